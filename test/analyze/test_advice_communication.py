@@ -41,8 +41,8 @@ def test_communication_without_computation_is_reported() -> None:
     [advice] = of(exchanging(), "exposed_communication")
     assert (advice.layer, advice.gain_ns) == ("Net.b", 64 * MS)
     assert advice.finding.startswith(
-        "For 64.000ms of the 100.000ms (64%) from its first work to its last cuda communicates and computes nothing; "
-        "in all it communicates for 64.000ms, most of it in all_reduce."
+        "Exposed communication takes 64.000ms of the 100.000ms (64%) between the first and the last work of cuda: it "
+        "communicates, and computes nothing. All communication takes 64.000ms, most of it in all_reduce."
     )
 
 
@@ -56,7 +56,8 @@ def test_a_slow_link_is_reported() -> None:
     [advice] = of(exchanging(), "slow_collectives")
     assert advice.layer == "Net.b" and advice.gain_ns is None
     assert advice.finding == (
-        "16 calls of all_reduce, 4.00 MB each, take 64.000ms with their waiting for other ranks: 1.05 GB/s or more."
+        "16 calls of all_reduce (4.00 MB on average) take 64.000ms, including waiting for other ranks: a bandwidth of "
+        "at least 1.05 GB/s."
     )
 
 
@@ -79,7 +80,7 @@ def test_waiting_for_other_ranks_is_not_reported_as_a_slow_link() -> None:
     waited = lockstep({0: [62 * MS], 1: [2 * MS]}, key)
     assert of(replace(run, lockstep={key: waited}), "slow_collectives") == []
     [advice] = of(replace(exchanging(ns=40 * MS), lockstep={key: lockstep({0: [22 * MS], 1: [18 * MS]}, key)}), rule)
-    assert "take 36.000ms without their waiting for other ranks: 1.86 GB/s." in advice.finding
+    assert "take 36.000ms, without waiting for other ranks: a bandwidth of 1.86 GB/s." in advice.finding
     of_eight = key._replace(group=everybody(8))  # six may be even later
     assert len(of(replace(run, lockstep={of_eight: waited}), "slow_collectives")) == 1
     alone = replace(waited, ranks=(0,), counts=(1,), ns=(62 * MS,), beside_ns=(0,))
@@ -92,7 +93,7 @@ def test_kernels_launched_before_the_recording_are_reported() -> None:
         row(1, op("aten::mm"), computing("gemm"), device="cuda:0", device_ns=68 * MS),
     ]
     [advice] = of(run_of(rows, **CUDA), "leftover_kernels")
-    assert advice.finding.startswith("32.000ms of cuda time (32%) is that of kernels whose launch was not recorded")
+    assert advice.finding.startswith("Kernels without a recorded launch take 32.000ms of cuda time (32%). ")
     assert "warm-up steps" in advice.remedy and advice.gain_ns is None
     few = run_of([*rows[1:], row(OUTSIDE, label(LAUNCH_NOT_RECORDED), computing("gemm"), device_ns=3 * MS)], **CUDA)
     assert of(few, "leftover_kernels") == of(run_of([], **CUDA), "leftover_kernels") == []

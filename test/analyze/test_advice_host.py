@@ -76,8 +76,8 @@ def test_copies_in_a_layer_are_reported() -> None:
     [advice] = of(run, "copies_in_layers")
     assert advice.layer == "Net.a"
     assert advice.finding == (
-        "It copies between the host and cuda 4 times in 2 calls, as aten::to: 6.000ms of the CPU's time, 4.000ms of "
-        "the device's."
+        "4 copies between CPU and cuda in 2 forward calls (all in aten::to) take 6.000ms of CPU time and 4.000ms of "
+        "device time."
     )
     assert advice.gain_ns == 6 * MS and advice.gain_bytes is None
     assert "register_buffer" in advice.remedy
@@ -108,7 +108,9 @@ def test_other_copies_are_not_reported(rows: list[Any], meta: dict[str, Any]) ->
 
 def test_copies_in_backward_count_for_their_layer() -> None:
     [advice] = of(on_cuda([*copies(1), *copies(1, phase=BACKWARD)]), "copies_in_layers")
-    assert advice.gain_ns == 12 * MS and "8 times, as aten::to" in advice.finding
+    assert advice.gain_ns == 12 * MS and advice.finding.startswith(
+        "8 copies between CPU and cuda (all in aten::to) take "
+    )
 
 
 @MARKED
@@ -135,9 +137,10 @@ def test_copies_and_waits_as_torch_records_them() -> None:
     _, run = attributed(raws)
     run = replace(run, metas=(replace(run.meta, wall_ns=10_000, busy_ns=(("cuda:0", 500),)),))
     [copy] = of(run, "copies_in_layers")
-    assert copy.gain_ns == 1_000 + 300 and "1 time" in copy.finding and "0.400us of the device's" in copy.finding
+    assert copy.gain_ns == 1_000 + 300 and copy.finding.startswith("1 copy between ")
+    assert copy.finding.endswith(" takes 1.300us of CPU time and 0.400us of device time.")
     [wait] = of(run, "waits_in_layers")
-    assert wait.gain_ns == 100 + 4_000 and "1 time" in wait.finding and "as aten::item" in wait.finding
+    assert wait.gain_ns == 100 + 4_000 and " 1 time in " in wait.finding and "(all in aten::item)" in wait.finding
 
 
 # Batches from pageable memory
@@ -158,8 +161,8 @@ def test_batches_from_pageable_memory_are_reported() -> None:
     [advice] = of(loop(copies(OUTSIDE)), "pageable_batches")
     assert advice.layer == "(outside)" and advice.gain_ns == 6 * MS
     assert advice.finding == (
-        "1 copies to cuda a step are from pageable memory, as aten::to: 6.000ms of the CPU's time, 4.000ms of the "
-        "device's, in 4 steps."
+        "4 copies from pageable memory to cuda in 4 steps (all in aten::to) take 6.000ms of CPU time and 4.000ms of "
+        "device time."
     )
     assert "pin_memory=True" in advice.remedy
 
@@ -193,23 +196,24 @@ def test_waits_in_a_layer_are_reported() -> None:
     [advice] = of(run, "waits_in_layers")
     assert advice.layer == "Net.b.0" and advice.gain_ns == 7 * MS
     assert advice.finding == (
-        "The CPU waits in it for cuda 8 times in 4 calls, as aten::item: 7.000ms, and then the device waits for work."
+        "The CPU synchronizes with cuda 8 times in 4 forward calls (all in aten::item). It waits 7.000ms, and then the "
+        "device waits for work."
     )
     assert of(run, "waits_outside") == [] == of(run, "copies_in_layers")
 
 
 def test_a_wait_has_the_op_and_the_line_that_caused_it() -> None:
     [advice] = of(on_cuda(items(1, op("aten::masked_select"))), "waits_in_layers")
-    assert "as aten::masked_select: " in advice.finding
+    assert "8 times (all in aten::masked_select). " in advice.finding
     traced = op("aten::is_nonzero", (2,), stack=("net.py(7): forward", "train.py(3): main"))
     [advice] = of(on_cuda(items(1, label("mine"), traced)), "waits_in_layers")
-    assert "as aten::is_nonzero at net.py(7): forward: " in advice.finding
+    assert "8 times (all in aten::is_nonzero at net.py(7): forward). " in advice.finding
 
 
 def test_a_synchronize_in_a_layer_is_reported() -> None:
     rows = [row(1, op("cudaDeviceSynchronize"), calls=3, cpu_ns=3 * MS)]
     [advice] = of(on_cuda(rows), "waits_in_layers")
-    assert advice.gain_ns == 3 * MS and "3 times, as cudaDeviceSynchronize" in advice.finding
+    assert advice.gain_ns == 3 * MS and " 3 times (all in cudaDeviceSynchronize). " in advice.finding
 
 
 def test_one_call_that_copies_and_waits_counts_once() -> None:
@@ -246,7 +250,7 @@ def test_without_a_device_there_are_no_waits() -> None:
 def test_waits_outside_all_layers_are_reported() -> None:
     [advice] = of(on_cuda(items(OUTSIDE), steps=8), "waits_outside")
     assert advice.layer == "(outside)" and advice.gain_ns == 7 * MS
-    assert "to see a value 8 times in 8 steps, as aten::item: 7.000ms" in advice.finding
+    assert " 8 times to read a value in 8 steps (all in aten::item). It waits 7.000ms" in advice.finding
     assert "detach()" in advice.remedy
 
 
@@ -307,8 +311,9 @@ def test_a_device_that_waits_for_launches_is_reported() -> None:
     [advice] = of(on_cuda(launches(), idle_ns=80 * MS), "launches_slower_than_the_device")
     assert advice.layer == "Net" and advice.gain_ns == 60 * MS  # the CPU's time; idle were 80
     assert advice.finding == (
-        "cuda is idle for 80% of the time: in the mean of 1000 kernels the CPU takes 60.000us to launch what runs for "
-        "20.000us. The profiler slows the CPU: without it the share is smaller."
+        "cuda is idle for 80% of the recorded time: the program is launch-bound. On average of 1,000 kernels, the CPU "
+        "takes 60.000us per kernel, and a kernel runs for 20.000us. The profiler slows down the CPU: without it, the "
+        "device is idle for less time."
     )
 
 
@@ -325,7 +330,7 @@ def test_other_causes_of_idle_time_do_not_count_as_slow_launches() -> None:
     run = replace(run, samples={SampleKey(0, FORWARD, 0, "cpu", "cpu_ns"): times})
     [advice] = of(run, "launches_slower_than_the_device")
     assert advice.gain_ns == (90 - 40 - 5) * MS
-    assert f"takes {(60 - 5) / 1000 * 1000:.3f}us to launch" in advice.finding
+    assert f"takes {(60 - 5) / 1000 * 1000:.3f}us per kernel, " in advice.finding
 
 
 @pytest.mark.parametrize(
@@ -353,3 +358,26 @@ def test_a_run_without_time_gives_no_finding() -> None:
     untimed = [row(1, *TO, kernel(HTOD), device="cuda:0"), row(1, *ITEM, op("cudaStreamSynchronize"))]
     assert {one.rule for one in advise(run_of(untimed, **CUDA)) if one.gain_ns is not None} == set()
     assert not any("cannot judge" in one.finding for one in advise(run_of(untimed, **CUDA)))
+
+
+def test_copies_of_several_layers_are_one_finding() -> None:
+    """Their sums, and the op that copies most often in all of them."""
+    moved = kernel("Memcpy HtoD (Pinned -> Device)")
+
+    def block(layer: int, calls: int, *ops: Any) -> list[tuple[Any, ...]]:
+        copy, runtime = (
+            row(layer, *ops, moved, device="cuda:0", calls=calls, device_ns=calls * MS),
+            op("cudaMemcpyAsync"),
+        )
+        return [copy, row(layer, *ops, runtime, calls=calls, cpu_ns=2 * calls * MS)]
+
+    rows = [*block(1, 2, op("aten::to")), *block(2, 3, op("aten::to")), *block(2, 4, op("aten::copy_"))]
+    run = called(on_cuda(rows), a=2, b=5)
+    blocks = [replace(run.layers[at], path=("Net", str(at)), kind="Block") for at in (1, 2)]
+    run = replace(run, layers=(run.layers[0], *blocks))
+    [advice] = of(run, "copies_in_layers")
+    assert (advice.layer, advice.layers, advice.gain_ns) == ("Net.*", ("Net.2", "Net.1"), 18 * MS)
+    assert advice.finding == (
+        "9 copies between CPU and cuda in 7 forward calls (most often in aten::to) take 18.000ms of CPU time and "
+        "9.000ms of device time. The largest gain is in Net.2: up to 14.000ms."
+    )

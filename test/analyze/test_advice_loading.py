@@ -59,7 +59,7 @@ def test_a_real_loop_without_workers_is_reported() -> None:
     [advice] = of(run)
     took = sum(row.cost.cpu_ns for row in run.rows if row.frames and "DataLoader" in row.frames[0].name)
     assert advice.layer == "(outside)" and advice.gain_ns == took >= 60 * MS
-    assert "It has no workers" in advice.finding and "num_workers=4" in advice.remedy
+    assert "The DataLoader has no workers" in advice.finding and "num_workers=4" in advice.remedy
 
 
 def test_a_real_loop_with_fast_batches_is_not_reported() -> None:
@@ -86,8 +86,8 @@ def with_steps(run: Run, *waited_ms: int) -> Run:
 def test_the_figures_of_a_loader_without_workers() -> None:
     [advice] = of(run_of(batches(), wall_ns=100 * MS))
     assert advice.finding == (
-        "The loop waits for its DataLoader 60.000ms (60% of the recorded time). It has no workers: the loop makes each "
-        "batch itself, 75% of that in no operator."
+        "The loop waits 60.000ms for data loading. The DataLoader has no workers, so the loop loads each batch itself. "
+        "75% of that time is in no operator."
     )
     assert advice.gain_ns == 60 * MS
 
@@ -95,8 +95,8 @@ def test_the_figures_of_a_loader_without_workers() -> None:
 def test_slow_workers_are_reported_without_their_start() -> None:
     """The first step waited 30 ms, the median one 10: 20 ms are the start of the workers."""
     [advice] = of(with_steps(run_of(batches(WORKERS), wall_ns=100 * MS), 30, 10, 10, 10))
-    assert advice.finding.endswith("15.000ms a step on average. It has workers, and they are too slow for it.")
-    assert advice.gain_ns == 40 * MS and advice.remedy.startswith("Give it more workers")
+    assert advice.finding.endswith("15.000ms per step on average. The DataLoader has workers, but they are too slow.")
+    assert advice.gain_ns == 40 * MS and advice.remedy.startswith("Use more workers")
 
 
 def test_workers_that_are_slow_only_at_the_start_are_not_reported() -> None:
@@ -110,7 +110,7 @@ def test_workers_without_steps() -> None:
 
 def test_a_loader_with_an_unknown_label_is_reported() -> None:
     [advice] = of(run_of(batches(label("enumerate(DataPipe)#Mapper")), wall_ns=100 * MS))
-    assert advice.finding == "The loop waits for its DataLoader 60.000ms (60% of the recorded time)."
+    assert advice.finding == "The loop waits 60.000ms for data loading."
 
 
 def test_the_label_may_be_inside_other_ranges() -> None:
@@ -120,8 +120,8 @@ def test_the_label_may_be_inside_other_ranges() -> None:
     run = with_steps(run_of([*inside, row(OUTSIDE, *outer, cpu_ns=20 * MS)], wall_ns=120 * MS), 30, 30)
     [advice] = of(run)
     assert advice.finding == (
-        "The loop waits for its DataLoader 60.000ms (50% of the recorded time), 30.000ms a step on average. It has no "
-        "workers: the loop makes each batch itself, 75% of that in no operator."
+        "The loop waits 60.000ms for data loading, 30.000ms per step on average. The DataLoader has no workers, so the "
+        "loop loads each batch itself. 75% of that time is in no operator."
     )
 
 
@@ -134,7 +134,7 @@ def test_the_call_that_ends_an_epoch_does_not_count_as_a_batch() -> None:
     [calls] = [row.calls for row in prof.run.rows if row.frames and row.frames[-1].name == ALONE.name]
     [advice] = of(prof.run)
     assert len(loader) == 3 and calls == 4
-    assert "each time" not in advice.finding and "a step" not in advice.finding
+    assert "per batch" not in advice.finding and "per step" not in advice.finding
 
 
 def test_waiting_costs_nothing_while_the_device_works() -> None:

@@ -53,7 +53,7 @@ def test_a_real_layer_that_saves_much_for_backward_is_reported() -> None:
     [advice] = of(profiled(model_with(Wide(kept=True))))
     assert advice.layer == "Sequential.4" and advice.gain_ns is None and advice.gain_bytes is not None
     assert 0 <= advice.gain_bytes - 4 * 64 * 256 * 64 * 4 < 64  # and the 2, a few bytes
-    assert "made here: 12.00 MB temporaries of backward, 4.00 MB activations of forward." in advice.finding
+    assert "was allocated here: 12.00 MB temporaries of backward, 4.00 MB activations of forward." in advice.finding
     assert "torch.chunk" in advice.remedy
 
 
@@ -66,7 +66,7 @@ def test_a_real_layer_with_large_temporaries_is_reported() -> None:
     [advice] = of(prof.run)
     assert advice.layer == "Sequential.4" and advice.gain_bytes is not None
     assert 0 <= advice.gain_bytes - 2 * 64 * 256 * 64 * 4 < 64  # and the 2, a few bytes
-    assert "made here: 8.00 MB temporaries of forward." in advice.finding and "torch.chunk" in advice.remedy
+    assert "was allocated here: 8.00 MB temporaries of forward." in advice.finding and "torch.chunk" in advice.remedy
 
 
 def test_a_real_model_of_equal_layers_is_not_reported() -> None:
@@ -100,14 +100,12 @@ def test_the_figures_of_a_layer_and_its_kinds() -> None:
     first, second = of(run)
     assert first.layer == "Net.a" and first.gain_bytes == 12 * MB
     assert first.finding == (
-        "When cpu holds most, 32.00 MB, 38% of that was made here: 8.00 MB activations of forward, 4.00 MB temporaries "
-        "of forward."
+        "38% of the peak of cpu (32.00 MB) was allocated here: 8.00 MB activations of forward, 4.00 MB temporaries of "
+        "forward."
     )
     assert "torch.utils.checkpoint" in first.remedy
     assert second.layer == "Net.b" and second.gain_bytes == 11 * MB
-    assert second.finding == (
-        "When cpu holds most, 32.00 MB, 34% of that was made here: 11.00 MB temporaries of backward."
-    )
+    assert second.finding == ("34% of the peak of cpu (32.00 MB) was allocated here: 11.00 MB temporaries of backward.")
 
 
 @pytest.mark.parametrize("nbytes, named", [(8, False), (200_000, False), (220_000, True)])
@@ -115,7 +113,7 @@ def test_small_parts_are_not_named(nbytes, named) -> None:
     """From 1 % of the 20 MB that the layer made."""
     large = Held(1, BACKWARD, "temporaries", 20 * MB, 1)
     [found] = of(held(large, Held(1, FORWARD, "activations", nbytes, 1)))
-    assert "made here: 20.00 MB temporaries of backward" in found.finding
+    assert "was allocated here: 20.00 MB temporaries of backward" in found.finding
     assert ("activations" in found.finding) == named and found.gain_bytes == 20 * MB + nbytes
 
 
@@ -149,11 +147,19 @@ def test_other_work_is_not_reported(make: Callable[[], Run]) -> None:
     assert of(make()) == []
 
 
-def test_each_rank_has_its_own_finding() -> None:
+def test_the_peaks_of_all_ranks_are_one_finding() -> None:
     run = held(Held(1, FORWARD, "activations", 20 * MB, 1))
     second = replace(run.memory[0], rank=1)
     both = replace(run, metas=(run.meta, replace(run.meta, rank=1)), memory=(run.memory[0], second))
-    assert [one.finding.split(" holds")[0] for one in of(both)] == ["When cpu of rank 0", "When cpu of rank 1"]
+    [advice] = of(both)
+    assert (advice.layer, advice.gain_bytes) == ("Net.a", 40 * MB)
+    assert advice.finding == (
+        "67% of the peaks of 2 devices (60.00 MB) was allocated here: 40.00 MB activations of forward."
+    )
+    alone = replace(both, memory=(run.memory[0], replace(second, held=())))
+    assert of(alone)[0].finding.startswith("67% of the peak of cpu of rank 0 (30.00 MB) was ")
+    unknown = replace(both, memory=(run.memory[0], replace(second, before=None)))
+    assert of(unknown)[0].finding.startswith("67% of the peaks of 2 devices (60.00 MB above the start) was ")
 
 
 def test_a_small_peak_is_not_reported() -> None:

@@ -73,8 +73,8 @@ def test_numpy_in_a_real_layer_is_reported() -> None:
     )
     assert advice.layer == "Sequential.1"
     assert advice.gain_ns == own > 15 * MS
-    assert "in its 3 calls" in advice.finding
-    assert "It takes tensors to NumPy (or to lists) 3 times." in advice.finding and "NumPy" in advice.remedy
+    assert " of 3 calls: this is Python between operators" in advice.finding
+    assert "Tensors are converted to NumPy or to lists 3 times." in advice.finding and "NumPy" in advice.remedy
 
 
 def test_real_layers_that_only_call_others_are_not_reported() -> None:
@@ -118,7 +118,7 @@ def test_the_figures_of_a_layer() -> None:
     """40 ms in all; 30 us for each of 4 calls, 100 operators and 50 calls below decide, but may go as well."""
     [advice] = of(layer(child=50))
     assert advice.layer == "Net.b" and advice.gain_ns == 40 * MS
-    assert advice.finding == "No operator runs for 40.000ms in its 4 calls: that is Python between them."
+    assert advice.finding == "No operator runs for 40.000ms of 4 calls: this is Python between operators."
     assert "NumPy" not in advice.remedy
 
 
@@ -158,7 +158,7 @@ def test_the_finding_names_the_line_that_was_sampled_most() -> None:
         wall_ns=100 * MS,
     )
     [advice] = of(replace(with_lines, samples=run.samples))
-    assert advice.finding.endswith("that is Python between them, most often at net.py:7 forward.")
+    assert advice.finding.endswith("this is Python between operators, most often at net.py:7 forward.")
 
 
 def test_the_gain_is_at_most_the_idle_time_of_the_device() -> None:
@@ -225,7 +225,7 @@ def test_python_in_a_real_loop_is_reported() -> None:
     [advice] = of(prof.run, "python_in_the_loop")
     gap = prof.run.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_gap_ns")].sum
     assert advice.layer == "(outside)" and advice.gain_ns == gap > 30 * MS
-    assert "of the 4 steps" in advice.finding
+    assert " of 4 steps (" in advice.finding
 
 
 def test_a_real_loop_with_little_python_is_not_reported() -> None:
@@ -264,7 +264,8 @@ def test_the_figures_of_a_loop() -> None:
     assert of(lasting(loop(15, 10, 10, 10), 20 * left + 20), "python_in_the_loop") == []
     assert advice.gain_ns == 45 * MS
     assert advice.finding == (
-        "No operator and no layer runs for 45.000ms of the 4 steps (11.250ms a step): that is the loop's own Python."
+        "No operator and no layer runs for 45.000ms of 4 steps (11.250ms per step): this is Python in the training "
+        "loop."
     )
 
 

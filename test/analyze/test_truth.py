@@ -43,7 +43,6 @@ from torchprof.run.words import (
     BETWEEN_OPS,
     FORWARD,
     NOT_SELECTED_NAME,
-    OUTSIDE,
     OUTSIDE_NAME,
     PHASES,
     RECOMPUTE,
@@ -69,10 +68,9 @@ def ops_of(prof: Profile, phase: str) -> Ops:
 
     An op inside a label counts with those of its name that are in none.
     """
-    names = {OUTSIDE: OUTSIDE_NAME, -2: NOT_SELECTED_NAME}
     found: Ops = {}
-    for index, ops in prof.run.ops(phase).items():
-        calls = found[names.get(index) or prof.run.layers[index].name] = {}
+    for path, ops in prof.run.ops(phase).items():
+        calls = found[".".join(path)] = {}
         for op in with_inside(ops):
             if op.name != BETWEEN_OPS:
                 calls[op.name] = calls.get(op.name, 0) + op.calls
@@ -237,7 +235,6 @@ def test_the_ops_of_a_layer_agree_with_torchs_list_of_its_calls(scene: str) -> N
     raw = prof.raw()
     assert raw is not None
     traces, lists = raw
-    index = {layer.path: number for number, layer in enumerate(prof.run.layers)}
     phases = [prof.run.ops(FORWARD), prof.run.ops(RECOMPUTE)]
     checked = 0
     for trace in traces:
@@ -257,7 +254,7 @@ def test_the_ops_of_a_layer_agree_with_torchs_list_of_its_calls(scene: str) -> N
             continue  # a recomputation that stopped early: its events are in our rows only
         ours: dict[str, tuple[float, int]] = {}
         for ops in phases:
-            for op in ops.get(index[trace.path], []):
+            for op in ops.get(trace.path, []):
                 if op.name != BETWEEN_OPS:
                     time, count = ours.get(op.name, (0.0, 0))
                     ours[op.name] = time + op.self.cpu_ns / 1000, count + op.calls
@@ -337,8 +334,7 @@ def averages_of(prof: Profile) -> dict[str, tuple[int, float]]:
 
 def ops_under(prof: Profile, layer: str, phase: str = FORWARD) -> list[Op]:
     """The ops and labels directly in a layer, by the name that the table gives it."""
-    names = [layer.name for layer in prof.run.layers]
-    return prof.run.ops(phase).get(OUTSIDE if layer == OUTSIDE_NAME else names.index(layer), [])
+    return prof.run.ops(phase).get(tuple(layer.split(".")), [])
 
 
 def labels_under(prof: Profile, layer: str, phase: str = FORWARD) -> dict[str, Op]:
@@ -1590,7 +1586,7 @@ def test_a_shared_module_belongs_where_it_is_called_also_when_selected(
         assert {path: len(found) for path, found in lists.items()} == {("SharedBranches", "b", "0"): 1}
         assert prof.run.no_layer("forward", selected=False).cpu_ns > 0
     if paths == ["a"]:
-        linears = {op.name: op.calls for ops in [prof.run.ops("forward")] for op in ops[1]}["aten::linear"]
+        linears = {op.name: op.calls for op in prof.run.ops("forward")["SharedBranches", "a"]}["aten::linear"]
         assert linears == 2, "what is not selected inside a selected layer is that layer's own work"
 
 

@@ -297,7 +297,7 @@ def collecting(ns: int, **meta: Any) -> list[Advice]:
 def test_findings_about_collections() -> None:
     [advice] = collecting(12 * MS)
     assert (advice.layer, advice.gain_ns) == ("(outside)", 12 * MS)
-    assert "3 times, for 12.000ms in all" in advice.finding and "gc.freeze()" in advice.remedy
+    assert "3 times, for 12.000ms in total" in advice.finding and "gc.freeze()" in advice.remedy
     assert collecting(MS - 1) == collecting(0) == []
 
 

@@ -416,7 +416,7 @@ def test_unknown_numbers_of_calls_are_not_shown_as_0() -> None:
     rows = [row(0, cpu_ns=900_000_000, calls=2), row(0, op("aten::mul"), cpu_ns=1, calls=2)]
     run = traced(rows, (unknown("step", kind="Step"),), wall_ns=900_000_001)
     [found] = [one for one in advise(run) if one.rule == "python_in_layers"]
-    assert found.finding == "No operator runs for 900.000ms: that is Python between them."
+    assert found.finding == "No operator runs for 900.000ms: this is Python between operators."
 
 
 def test_unknown_memory_before_the_start_is_not_shown_as_0() -> None:
@@ -428,11 +428,11 @@ def test_unknown_memory_before_the_start_is_not_shown_as_0() -> None:
         return traced([row(0, cpu_ns=10, calls=1)], layers, calls, (memory,))
 
     text = " ".join(held(None).report("advice").split())
-    assert "When cpu holds most, 25.00 MB above the start, 80% of that was made here" in text
-    assert "Could save at most 20.00 MB (80.0% of the peak above the start)." in text
+    assert "80% of the peak of cpu (25.00 MB above the start) was allocated here" in text
+    assert "Saves up to 20.00 MB of 25.00 MB at the peak above the start (80.0%)" in text
     text = " ".join(held((("parameters", 15 * MB),)).report("advice").split())
-    assert "When cpu holds most, 40.00 MB, 50% of that was made here" in text
-    assert "Could save at most 20.00 MB (50.0% of the peak)." in text
+    assert "50% of the peak of cpu (40.00 MB) was allocated here" in text
+    assert "Saves up to 20.00 MB of 40.00 MB at the peak (50.0%)" in text
 
 
 # Comparisons

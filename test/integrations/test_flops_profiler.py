@@ -1104,13 +1104,13 @@ def test_the_number_of_processes_comes_from_torch_distributed(
 
 
 class OnDevice(torchprof.Profile):
-    """Stores its arguments, and its run has 1 µs of device time in each row."""
+    """Notes the device that it was to record, and its run has 1 µs of device time in each row."""
 
-    made: dict[str, Any] = {}  # noqa: RUF012
+    asked: str | None = None
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        OnDevice.made = dict(options)
-        super().__init__(model, **{**options, "use_cuda": False})
+    def _device(self) -> str | None:
+        OnDevice.asked = super()._device()
+        return None
 
     @property
     def run(self) -> torchprof.Run:
@@ -1127,7 +1127,7 @@ def test_the_latency_is_the_device_time_if_it_was_recorded(
     class Elsewhere(nn.Parameter):
         """A parameter that claims to be on a CUDA device."""
 
-        is_cuda = True
+        device = torch.device("cuda")
 
     monkeypatch.setattr(torchprof, "Profile", OnDevice)
     model = Mlp()
@@ -1141,13 +1141,13 @@ def test_the_latency_is_the_device_time_if_it_was_recorded(
     prof.start_profile()
     model(x)
     prof.stop_profile()
-    assert OnDevice.made == {"with_flops": True, "use_cuda": True}
+    assert OnDevice.asked == "cuda"
     assert prof.get_total_duration() == pytest.approx(len(rows) * 1e-6)
     assert prof.get_total_functional_duration() == pytest.approx(len(inside) * 1e-6)
     assert 0 < len(inside) < len(rows)
     prof.end_profile()
     FlopsProfiler(Mlp()).start_profile()
-    assert OnDevice.made["use_cuda"] is False
+    assert OnDevice.asked is None
     OnDevice._open.__exit__(None, None, None)
 
 

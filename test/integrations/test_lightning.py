@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,13 +130,12 @@ def calls(run: torchprof.Run) -> dict[str, int]:
 def outside(run: torchprof.Run) -> dict[str, int]:
     """The number of calls of each range outside of layers, by name."""
     found = {}
-    for layer, ops in run.ops().items():
-        waiting = list(ops) if layer < 0 else []
-        while waiting:
-            op = waiting.pop()
-            if op.kind == "label":
-                found[op.name.partition("#")[0]] = op.calls
-            waiting.extend(op.inside)
+    waiting = list(run.ops().get(("(outside)",), []))
+    while waiting:
+        op = waiting.pop()
+        if op.kind == "label":
+            found[op.name.partition("#")[0]] = op.calls
+        waiting.extend(op.inside)
     return found
 
 
@@ -339,7 +337,7 @@ def test_two_models_and_two_optimizers_in_one_lightningmodule(pl: Any, trainer: 
     callback = callback_class(paths=["generator", "critic"])
     trainer(callback).fit(Gan(), loader())
     assert calls(callback.run) == {"": 0, "generator": 3, "critic": 6}
-    for op in callback.run.ops()[-1]:
+    for op in callback.run.ops()[("(outside)",)]:
         seen[op.name] = op.calls
     assert (seen["Optimizer.step#SGD.step"], seen["Optimizer.step#Adam.step"]) == (3, 3)
 
@@ -386,13 +384,14 @@ def test_bad_options_raise_before_training(callback_class: Any) -> None:
         callback_class("train")
 
 
-@pytest.mark.parametrize("options", [{}, {"use_cuda": False}], ids=["not said", "said"])
+@pytest.mark.parametrize("options", [{}, {"use_cuda": False}, {"device": "cpu"}], ids=["not said", "said", "named"])
 def test_the_default_device_is_that_of_the_model(options: dict[str, Any]) -> None:
-    class OnCuda(nn.Linear):
-        def parameters(self, recurse: bool = True) -> Any:
-            return iter([SimpleNamespace(is_cuda=True)])
+    class OnCuda(nn.Parameter):
+        device = torch.device("cuda")
 
-    for model, on_cuda in ((OnCuda(2, 2), True), (nn.Linear(2, 2), False)):
+    there = nn.Linear(2, 2)
+    there.weight = OnCuda(there.weight.detach())
+    for model, on_cuda in ((there, True), (nn.Linear(2, 2), False)):
         loop = LoopProfile("fit", always, None, None, options)
         loop.begin_step(model)
         model(torch.rand(1, 2))

@@ -123,7 +123,7 @@ def test_calls_of_one_layer_in_different_places_are_different_rows() -> None:
         ("Net.a", "Net: #mine", ""): 20,
         ("Net.a", "", ""): 30,
     }
-    (net, label, *_) = run.ops()[0][0], run.ops()[0][1]
+    (net, label, *_) = run.ops(FORWARD)["Net",]
     assert (net.name, label.name, label.total.cpu_ns) == ("(between ops)", "#mine", 40)
     a = run.tree().children[0]
     assert (a.calls, a.self.cpu_ns) == (2, 50)
@@ -144,7 +144,7 @@ def test_layers_and_nodes_inside_a_backward_node_have_it_around_them() -> None:
     assert (rows["Net.a", RECOMPUTE].within, rows["Net.a", RECOMPUTE].cost.cpu_ns) == (node, 40)
     inner = next(row for row in run.rows if row.frames == (Frame("op", "MulBackward"),))
     assert (inner.within, inner.phase, inner.cost.cpu_ns) == (node, BACKWARD, 30)
-    (op, _) = run.ops(BACKWARD)[OUTSIDE]
+    (op, _) = run.ops(BACKWARD)["(outside)",]
     assert (op.name, op.self.cpu_ns, op.total.cpu_ns) == ("OuterBackward", 30, 100)
 
 
@@ -167,7 +167,7 @@ def test_one_op_on_two_shapes_has_two_rows() -> None:
         (second,): (1, 10, SIGNATURES[2]),
         (second, copy): (1, 10, None),
     }
-    assert [(op.name, op.calls, op.total.cpu_ns) for op in run.ops()[0]][1:] == [("mul", 3, 31), ("copy", 2, 13)]
+    assert [(op.name, op.calls, op.total.cpu_ns) for op in run.ops()["Net",]][1:] == [("mul", 3, 31), ("copy", 2, 13)]
     plain = run_of(*(event._replace(signature=0) for event in events))
     assert [row.calls for row in plain.rows if row.frames] == [3, 2]
 
@@ -268,7 +268,7 @@ def test_sampled_lines_of_python_are_counted_and_take_no_time() -> None:
         (True, (line,)): (1, Cost()),
     }
     assert run.tree().calls == 1
-    assert {op.name: (op.calls, op.self.cpu_ns) for op in run.ops()[0]} == {
+    assert {op.name: (op.calls, op.self.cpu_ns) for op in run.ops()["Net",]} == {
         "(between ops)": (0, 80),
         "mul": (1, 10),
         "#mine": (1, 10),

@@ -5,9 +5,13 @@ interface PageData {
   title: string;
   version: string;
   headline: string;
+  questions: { time: string; why: string; fit: string; changed: string; waits: string; "": string };
+  legend: [sign: string, meaning: string][];
+  /** null in a comparison. */
+  largest: PageData.Largest | null;
   facts: [name: string, value: string][];
-  advice: [layer: string, finding: string, gain: string, remedy: string][];
-  moreAdvice: number;
+  findings: PageData.Finding[];
+  moreFindings: number;
   comparison?: PageData.Comparison;
   /** The recorded phases. The number of a phase is its index in `allPhases`. */
   phases: string[];
@@ -18,8 +22,12 @@ interface PageData {
   sources: PageData.Source[];
   areRanks: boolean;
   ranks: PageData.Ranks | null;
-  /** Sentences. */
+  /** Sentences on what makes all times uncertain. */
+  uncertain: string[];
+  /** The other warnings. */
   warnings: string[];
+  /** What the figures mean. */
+  notes: string[];
   layers: { parent: number[]; name: string[] };
   takes: PageData.Take[];
   columns: PageData.Column[];
@@ -52,6 +60,15 @@ declare namespace PageData {
   }
 
   /** The layers of one run, by node; null for layers that it does not have. */
+  /** `gain`, `finding` and `remedy` are sentences; names of code are between backticks. `layers`: paths. */
+  interface Finding {
+    gain: string;
+    place: string;
+    layers: string[];
+    finding: string;
+    remedy: string;
+  }
+
   interface Take {
     kind: (string | null)[];
     settings: (string | null)[];
@@ -65,6 +82,22 @@ declare namespace PageData {
     selected: (boolean | null)[];
     sharedWith: (string[] | null)[];
     traffic: (number | null)[];
+  }
+
+  interface Largest {
+    sentences: string[];
+    tables: { heading: string; unit: "ns" | "count"; rows: LargestPart[]; hidden: string }[];
+  }
+
+  /** `path`: the names from the top of the tree down to the layer. */
+  interface LargestPart {
+    share: number;
+    amount: number;
+    path: string[];
+    layer: string;
+    kind: string;
+    phase: string;
+    work: string;
   }
 
   interface AnyColumn {

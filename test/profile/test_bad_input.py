@@ -148,7 +148,7 @@ def test_the_same_device_given_twice_is_accepted(model) -> None:
     assert prof.run.meta.device == "cuda"
 
 
-@pytest.mark.parametrize("warmup", [-1, 1.5, "2", None, [1]], ids=repr)
+@pytest.mark.parametrize("warmup", [-1, 1.5, "2", None, [1], True], ids=repr)
 def test_invalid_warmups_raise(model, warmup) -> None:
     refused(lambda: enter(model, warmup=warmup), "warmup", repr(warmup), "0 or more")
 

@@ -850,7 +850,7 @@ PACKED = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.zeros(2, 4)])
         ((MODEL, X, (1, 0)), {}, "A batch size must be an integer of at least 1, not 0"),
         ((MODEL, X, (1, 2.0)), {}, "not 2.0"),
         ((MODEL, X, (True,)), {}, "not True"),
-        ((MODEL, X), {"warmup": -1}, "warmup must be a number of calls, 0 or more, not -1"),
+        ((MODEL, X), {"warmup": -1}, "warmup must be a number of calls of the model, 0 or more, not -1"),
         ((MODEL, X), {"repeat": 1}, r"repeat must be a number of calls, 2 or more \(one call has no spread\), not 1"),
         ((MODEL, X), {"repeat": 2.5}, "not 2.5"),
         ((MODEL, X), {"loss": torch.sum}, "add train=True"),
@@ -952,3 +952,11 @@ def test_the_example_runs(in_root: Path, capsys: pytest.CaptureFixture[str], mon
     assert "TinyTransformer, inference on" in out
     assert "TinyTransformer, training step with AdamW on" in out
     assert "in float32: 3.0 GFLOP/s in a product of matrices, 4.0 GB/s in a copy." in out
+
+
+def test_a_result_shows_itself_as_a_table() -> None:
+    """At Python's prompt and in a notebook."""
+    result = benchmark(torch.nn.Linear(2, 2), torch.rand(1, 2), (1, 3), warmup=0, repeat=2)
+    assert repr(result) == str(result)
+    html = result._repr_html_()
+    assert html.count("<tr>") == 1 + 2 and "<th>Batch size</th>" in html and str(result.machine) in html

@@ -98,7 +98,7 @@ def test_the_positional_order_is_the_old_one_and_what_is_new_is_keyword_only() -
     assert [(p.name, p.default) for p in old] == [
         ("model", inspect.Parameter.empty),
         ("enabled", True),
-        ("use_cuda", False),
+        ("use_cuda", None),  # as False, but for a model on a CUDA device: see test_device.py
         ("profile_memory", False),
         ("paths", None),
     ]

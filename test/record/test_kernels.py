@@ -113,7 +113,7 @@ def test_a_kernel_may_have_the_name_of_a_label() -> None:
 def test_device_time_counts_once_for_each_op_around_the_launch() -> None:
     """The op that launched has it as its self, those around it as their total; the runtime's call has none."""
     _, run = attributed(small_step())
-    ops = {op.name: (op.self.device_ns, op.total.device_ns) for op in run.ops(FORWARD)[0]}
+    ops = {op.name: (op.self.device_ns, op.total.device_ns) for op in run.ops(FORWARD)[run.layers[0].path]}
     assert ops["aten::linear"] == (0, 2000)
     assert ops["aten::addmm"] == (2000, 2000)
     assert ops["cudaLaunchKernel"] == (0, 0)
@@ -124,10 +124,10 @@ def test_device_time_counts_once_for_each_op_around_the_launch() -> None:
 def test_a_runtime_call_is_inside_its_op() -> None:
     """It carries the system's thread number; its time is taken from the op's, not added beside it."""
     _, run = attributed(small_step())
-    forward = {op.name: op.self.cpu_ns for op in run.ops(FORWARD)[0]}
+    forward = {op.name: op.self.cpu_ns for op in run.ops(FORWARD)[run.layers[0].path]}
     assert forward["cudaLaunchKernel"] == 50
     assert forward["aten::addmm"] == 600 - 50
-    backward = {op.name: op.self.cpu_ns for op in run.ops(BACKWARD)[0]}
+    backward = {op.name: op.self.cpu_ns for op in run.ops(BACKWARD)[run.layers[0].path]}
     assert backward["cudaLaunchKernel"] == 50
     assert backward["aten::mm"] == 200 - 50
     assert whole(run).cpu_ns == 90 + 900 + 100 + 40 + 500 + 80 + 200
@@ -479,7 +479,7 @@ def test_the_block_does_not_wait_between_layers() -> None:
     with Profile(model, use_cuda=True) as prof:
         model(x)
     waits = {"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"}
-    for ops in (ops for layer, ops in prof.run.ops(FORWARD).items() if layer != OUTSIDE):
+    for ops in (ops for path, ops in prof.run.ops(FORWARD).items() if path != ("(outside)",)):
         assert not waits & {op.name for op in ops}
 
 

@@ -38,6 +38,7 @@ from torchprof import Profile, Run, TorchprofError
 from torchprof.analyze.columns import CALLS, columns_of
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.operators import kernels, operators
+from torchprof.reports import QUESTIONS
 from torchprof.reports.entries import entries_of
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.layers import traffic_bytes
@@ -51,6 +52,7 @@ from torchprof.run.meta import Meta, Peak
 from torchprof.run.rows import Around, Rows
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, StreamTime, Timeline
+from torchprof.run.warnings import caveat
 from torchprof.run.words import (
     BACKWARD,
     FORWARD,
@@ -352,6 +354,9 @@ READ_SHEET = """(box) => {
   for (let more = box.querySelector(".more"); more && !more.hidden; ) more.click();
   return [...box.querySelectorAll("tbody tr")].map((row) => [...row.children].map((cell) => cell.textContent));
 }"""
+READ_SHEET_ROWS = (
+    "(box) => [...box.querySelectorAll('tbody tr')].map((row) => [...row.children].map((cell) => cell.textContent))"
+)
 READ_PANELS = """(every) => {
   const all = document.querySelector(".treetable");
   all.style.height = all.style.maxHeight = "100000px"; // only rows in sight are in the document
@@ -370,13 +375,13 @@ READ_PANELS = """(every) => {
         const panel = document.querySelector(".panel");
         const all = (selector, read) => Object.fromEntries([...panel.querySelectorAll(selector)].map(read));
         const sheets = {};
-        for (const heading of panel.querySelectorAll("h3")) {
+        for (const heading of panel.querySelectorAll("h4")) {
           let next = heading.nextElementSibling;
-          while (next && next.tagName !== "H3" && !next.querySelector(".sheet")) next = next.nextElementSibling;
-          if (next && next.tagName !== "H3") sheets[heading.textContent] = readSheet(next);
+          while (next && next.tagName !== "H4" && !next.querySelector(".sheet")) next = next.nextElementSibling;
+          if (next && next.tagName !== "H4") sheets[heading.textContent] = readSheet(next);
         }
         found.push({
-          width, phase, path: panel.querySelector("h2").textContent, text: panel.textContent, sheets,
+          width, phase, path: panel.querySelector("h3").textContent, text: panel.textContent, sheets,
           figures: all("td[data-key]", (cell) => [cell.dataset.key, cell.textContent]),
           facts: all("dt", (one) => [one.textContent, one.nextElementSibling.textContent]),
         });
@@ -584,9 +589,9 @@ def test_facts_of_a_layer(look: Callable[..., Page]) -> None:
     assert stem["parameters"] == "112 (float32)"
     assert stem["input"] == "[2, 3, 6, 6]" and stem["output"] == "[2, 4, 6, 6]"
     assert stem["mode"] == "training"
-    assert found["Net"]["parameters"].startswith("481, 0 its own")  # 112 + 8 + 296 + 20 + 45
+    assert found["Net"]["parameters"].startswith("481, 0 self")  # 112 + 8 + 296 + 20 + 45
     assert "input" not in found["Net.unused"]
-    assert facts(look(shared()))["Tied.left.inner"]["also at"] == "Tied.right.inner"
+    assert facts(look(shared()))["Tied.left.inner"]["shared with"] == "Tied.right.inner"
     assert facts(look(lazy()))["Lazy.never"]["parameters"].startswith(UNKNOWN)
 
 
@@ -738,11 +743,73 @@ def test_self_as_blocks(look: Callable[..., Page]) -> None:
     drawn = page.evaluate(READ_BLOCKS)
     own = {block["text"]: block["width"] / drawn["width"] for block in drawn["blocks"] if "own" in block["classes"]}
     assert own == {
-        "a itself": pytest.approx(0.1, abs=1e-3),
-        "b itself": pytest.approx(0.05, abs=1e-3),
+        "a (self)": pytest.approx(0.1, abs=1e-3),
+        "b (self)": pytest.approx(0.05, abs=1e-3),
         "": pytest.approx(0.01, abs=1e-3),
     }
     assert sum(own.values()) == pytest.approx((1000 + 500 + 100) / 10_000)
+
+
+# The answer first
+
+
+@pytest.mark.parametrize("name", ["training", "on_a_device", "counts_only", "never_called", "of_ranks", "two_models"])
+def test_the_largest_places_are_those_of_the_terminal(name: str, look: Callable[..., Page]) -> None:
+    run = RUNS[name]()
+    page = look(run)
+    tables = [
+        [re.split(r" *\| ", line) for line in section.splitlines()[2:] if " | " in line]
+        for section in run.report("top", limit=5).split("\n\n")
+        if section.lstrip().startswith("Share")
+    ]
+    shown = page.evaluate(f"[...document.querySelectorAll('.largest .sheet')].map({READ_SHEET_ROWS})")
+    expected = [[[cell.strip() for cell in row] for row in table] for table in tables if table]
+    assert shown == expected and shown
+    idle = [section for section in run.report("top").split("\n\n") if " idle for " in section]
+    assert page.locator(".largest > p:not(.hint)").all_inner_texts() == idle
+    assert (name == "on_a_device") is bool(idle)
+
+
+def test_a_click_on_a_large_place_selects_its_layer(look: Callable[..., Page]) -> None:
+    run = RUNS["on_a_device"]()
+    page = look(run)
+    places = page.locator(".largest tbody tr").all()
+    assert len(places) > 5
+    for place in places:
+        place.click()
+        assert chosen(page) == place.locator("td").nth(2).inner_text().split(",")[0]
+
+
+def test_headings_are_the_five_questions_in_their_order(look: Callable[..., Page]) -> None:
+    run, ranks = everything(), of_ranks()
+    headings = lambda page: page.locator("h2").all_inner_texts()  # noqa: E731
+    order = list(QUESTIONS.values())
+    for page in (look(run), look(ranks), look(RUNS["counts_only"]())):
+        shown = [text for text in headings(page) if page.get_by_role("heading", name=text, exact=True).is_visible()]
+        assert shown == [question for question in order if question in shown] and shown[0] == QUESTIONS["time"]
+    assert {QUESTIONS["why"], QUESTIONS["fit"]} < set(headings(look(run)))
+    assert headings(look(ranks))[-1] == QUESTIONS["waits"]
+    compared = look(torchprof.compare(run, run).report("html"))
+    assert headings(compared)[0] == QUESTIONS["changed"] and QUESTIONS["time"] not in headings(compared)
+    assert compared.locator(".largest").count() == 0
+
+
+def test_what_makes_times_uncertain_stands_below_the_headline_and_not_among_the_warnings(
+    look: Callable[..., Page],
+) -> None:
+    busy = caveat("machine_busy", delay_ns=5 * 10**8, wall_ns=10**9)
+    run = run_of([row(0, calls=2, cpu_ns=10)], warnings=(busy, *caveats("Another warning.")))
+    page = look(run)
+    assert page.locator("header > .warning").all_inner_texts() == [str(busy)]
+    assert page.locator(".warnings li").all_inner_texts() == ["Another warning."]
+    assert page.locator(".warnings summary").inner_text() == "Warnings"
+    both = look(run, beside={"other": run_of([row(0, calls=2, cpu_ns=10)])})
+    assert both.locator("header > .warning").all_inner_texts() == [f"this run: {busy}"]
+
+
+def test_one_legend_explains_all_signs(look: Callable[..., Page]) -> None:
+    page = look(uncounted())
+    assert page.locator(".signs b").all_inner_texts() == [UNKNOWN, AT_LEAST.strip(), OUTSIDE_NAME, "(between ops)"]
 
 
 # Devices
@@ -757,16 +824,16 @@ READ_BAR = """(bar) => [...bar.children].map(
 def test_time_of_a_device_by_hand(look: Callable[..., Page]) -> None:
     """The parts of the bar add up to the span: 10 us, of which 9 busy, 6 computing and 6 communicating."""
     page = look(replace(run_of([row(0, cpu_ns=10)]), device_times=(DEVICE,)))
-    assert page.locator("#devices h3").all_inner_texts() == ["cuda:0"]
+    assert page.locator("#devices h4").all_inner_texts() == ["cuda:0"]
     assert page.locator("#devices .device p").all_inner_texts() == [
-        "10.000us from its first work to its last; busy for 9.000us (90.0%). Communication: 6.000us, 3.500us (58.3%) "
-        "of it at the same time as computing, 2.500us (41.7%) exposed."
+        "Busy for 9.000us (90.0%) of the 10.000us from its first work to its last. "
+        "Communication: 6.000us, 3.500us (58.3%) overlapped with computing, 2.500us (41.7%) exposed."
     ]
     parts = {
         "computing 2.500us (25.0%)": 0.25,
-        "computing and communicating 3.500us (35.0%)": 0.35,
-        "communicating alone 2.500us (25.0%)": 0.25,
-        "copying alone 0.500us (5.0%)": 0.05,
+        "overlapped communication 3.500us (35.0%)": 0.35,
+        "exposed communication 2.500us (25.0%)": 0.25,
+        "copying only 0.500us (5.0%)": 0.05,
         "idle 1.000us (10.0%)": 0.1,
     }
     drawn = dict(page.evaluate(f"({READ_BAR})(document.querySelector('#devices .bar'))"))
@@ -784,17 +851,17 @@ def test_parts_of_a_device_of_zero_are_not_drawn(look: Callable[..., Page]) -> N
     page = look(replace(run_of([row(0, cpu_ns=10)]), device_times=(busy, nothing)))
     assert page.locator("#devices .legend").all_inner_texts() == ["computing 0.500us (100.0%)"]
     assert page.locator("#devices .device p").all_inner_texts() == [
-        "0.500us from its first work to its last; busy for 0.500us (100.0%).",
-        "0.000us from its first work to its last; busy for 0.000us.",
+        "Busy for 0.500us (100.0%) of the 0.500us from its first work to its last.",
+        "Busy for 0.000us of the 0.000us from its first work to its last.",
     ]
 
 
 def test_devices_of_ranks_and_of_other_runs(look: Callable[..., Page]) -> None:
     ranks = replace(of_ranks(), device_times=(DEVICE, replace(DEVICE, rank=3)))
-    assert look(ranks).locator("#devices h3").all_inner_texts() == ["cuda:0, rank 0", "cuda:0, rank 3"]
+    assert look(ranks).locator("#devices h4").all_inner_texts() == ["cuda:0, rank 0", "cuda:0, rank 3"]
     runs = [replace(run_of([row(0, cpu_ns=10)]), device_times=times) for times in ((DEVICE,), ())]
-    assert look(runs[0], beside={"other": runs[1]}).locator("#devices h3").all_inner_texts() == ["cuda:0, this run"]
-    assert look(runs[1], beside={"other": runs[0]}).locator("#devices h3").all_inner_texts() == ["cuda:0, other"]
+    assert look(runs[0], beside={"other": runs[1]}).locator("#devices h4").all_inner_texts() == ["cuda:0, this run"]
+    assert look(runs[1], beside={"other": runs[0]}).locator("#devices h4").all_inner_texts() == ["cuda:0, other"]
     assert look(runs[1]).locator("#devices").count() == 0
 
 
@@ -856,8 +923,8 @@ def test_upper_edge_of_memory_is_its_running_maximum(name: str, look: Callable[.
     page = look(run)
     check_upper_edge(page, run)
     (memory,) = run.memory
-    rose = f"Memory rose by {format_memory(memory.peak_bytes)} at most above what there was at the start"
-    assert f"{rose}, {format_time(memory.peak_ns)} after it." in page.inner_text("#memory")
+    peak = f"Peak: +{format_memory(memory.peak_bytes)} above the start, after {format_time(memory.peak_ns)}."
+    assert peak in page.inner_text("#memory")
     names = [layer.name for layer in run.layers]
     expected = [
         [
@@ -1010,8 +1077,8 @@ def test_roofline_by_hand(look: Callable[..., Page]) -> None:
     assert across[1] + decade == pytest.approx(across[10])
     points = chart["points"]
     assert set(points) == {
-        f"Net.a: 10.00 G FLOP/s, 10.00 FLOPs for each byte, {format_time(384)}",
-        f"Net.b.0: 1.00 G FLOP/s, 1.00 FLOPs for each byte, {format_time(96)}",
+        f"Net.a: 10.00 G FLOP/s, 10.00 FLOP/byte, {format_time(384)}",
+        f"Net.b.0: 1.00 G FLOP/s, 1.00 FLOP/byte, {format_time(96)}",
     }
     of = {title.split(":")[0]: place for title, place in points.items()}
     assert of["Net.a"] == [pytest.approx(across[10], abs=0.06), pytest.approx(up["10.00 G"], abs=0.06), 12]
@@ -1043,7 +1110,7 @@ def test_a_peak_that_is_not_finite_is_no_roof(look: Callable[..., Page]) -> None
 
 def chosen(page: Page) -> str:
     """The layer of the panel."""
-    return page.inner_text(".panel h2")
+    return page.inner_text(".panel h3")
 
 
 # Controls of the page
@@ -1072,7 +1139,10 @@ def test_click_zooms_and_crumbs_lead_back(look: Callable[..., Page]) -> None:
     drawn = page.evaluate(READ_BLOCKS)
     assert [block["width"] / drawn["width"] for block in drawn["blocks"]] == [1, pytest.approx(4400 / 4900, abs=1e-4)]
     page.mouse.move(0, 0)  # hovering changes the text
-    assert page.inner_text(".status") == f"Net.b: CPU time {format_time(4900)}, 49.0% of all, {format_time(500)} itself"
+    assert (
+        page.inner_text(".status")
+        == f"Net.b: CPU time {format_time(4900)}, 49.0% of the total, self {format_time(500)}"
+    )
     page.locator(".crumbs button").first.click()
     assert crumbs(page) == ["Net"] and blocks(page) == ["Net", "a", "b", "x", "y", "x"]
 
@@ -1081,7 +1151,8 @@ def test_hovering_shows_the_figures_of_a_block(look: Callable[..., Page]) -> Non
     page = look(tree_of(SMALL))
     page.locator(".icicle .block", has_text=re.compile("^y$")).hover()
     assert (
-        page.inner_text(".status") == f"Net.a.y: CPU time {format_time(1000)}, 10.0% of all, {format_time(1000)} itself"
+        page.inner_text(".status")
+        == f"Net.a.y: CPU time {format_time(1000)}, 10.0% of the total, self {format_time(1000)}"
     )
     page.locator("h1").hover()
     assert page.inner_text(".status").startswith("Net: ")
@@ -1176,11 +1247,11 @@ def test_sorting_has_three_states_and_keeps_siblings_together(look: Callable[...
 
 def test_flat_list_sorts_across_all_layers(look: Callable[..., Page]) -> None:
     page = look(tree_of(SMALL))
-    page.get_by_label("without the tree").check()
+    page.get_by_label("as a flat list").check()
     heading(page, "Self CPU total").click()
     assert lines(page) == ["Net.b.x", "Net.a.x", "Net.a", "Net.a.y", "Net.b", "Net"]
     assert {line["level"] for line in table(page, whole=False)} == {1}
-    page.get_by_label("without the tree").uncheck()
+    page.get_by_label("as a flat list").uncheck()
     heading(page, "Self CPU total").click()
     assert "Net.b.x" not in lines(page)
 
@@ -1188,7 +1259,7 @@ def test_flat_list_sorts_across_all_layers(look: Callable[..., Page]) -> None:
 def test_unknown_figures_sort_after_all_others(look: Callable[..., Page]) -> None:
     run = training()
     page = look(run)
-    page.get_by_label("without the tree").check()
+    page.get_by_label("as a flat list").check()
     heading(page, "CPU total").click()
     assert lines(page)[-1] == "Net.unused"
 
@@ -1339,9 +1410,9 @@ def test_spread_over_the_ranks(look: Callable[..., Page]) -> None:
     choice(page, "forward").click()
     sheets = {panel["path"]: panel["sheets"] for panel in panels(page, every=False) if panel["path"]}
     totals = [of_rank(of_ranks(), rank).tree(FORWARD).children[0].total.cpu_ns for rank in (0, 3)]
-    assert sheets["Net.a"]["Over the ranks"] == [[f"rank {rank}", format_time(ns)] for rank, ns in zip((0, 3), totals)]
+    assert sheets["Net.a"]["By rank"] == [[f"rank {rank}", format_time(ns)] for rank, ns in zip((0, 3), totals)]
     assert totals == [5 + 20_000, 3 * (5 + 20_000)]
-    assert sheets["Net.b.0"]["Over the ranks"] == [["rank 0", format_time(300_000)], ["rank 3", UNKNOWN]]
+    assert sheets["Net.b.0"]["By rank"] == [["rank 0", format_time(300_000)], ["rank 3", UNKNOWN]]
 
 
 def beside() -> tuple[Run, Run]:
@@ -1377,8 +1448,8 @@ def test_several_runs_on_one_page(look: Callable[..., Page]) -> None:
             column: UNKNOWN for column in found[missing] if column not in (CALLS, "Params")
         }
     sheets = {panel["path"]: panel["sheets"] for panel in panels(page, every=False) if panel["path"]}
-    assert sheets["Net.both"]["In each run"] == [["this run", format_time(1000)], ["other", format_time(4000)]]
-    assert sheets["Net.second"]["In each run"] == [["this run", UNKNOWN], ["other", format_time(800)]]
+    assert sheets["Net.both"]["By run"] == [["this run", format_time(1000)], ["other", format_time(4000)]]
+    assert sheets["Net.second"]["By run"] == [["this run", UNKNOWN], ["other", format_time(800)]]
 
 
 def test_the_description_of_a_layer_is_that_of_the_shown_run(look: Callable[..., Page]) -> None:
@@ -1416,7 +1487,7 @@ def test_selected_paths(look: Callable[..., Page]) -> None:
 
 
 def test_a_value_of_beside_that_is_no_run_is_refused() -> None:
-    with pytest.raises(TorchprofError, match="which is no Run"):
+    with pytest.raises(TorchprofError, match="not a Run"):
         tree_of(SMALL).report("html", beside={"other": "run.json"})
 
 
@@ -1628,7 +1699,7 @@ def test_hostile_names_stay_text(look: Callable[..., Page]) -> None:
     for name in HOSTILE:
         found = by_path[f"Net.{name}"]["facts"]
         assert found["class"] == (f"{name}({name})" if name else UNKNOWN)
-        assert found["also at"] == f"{name}.{name}"
+        assert found["shared with"] == f"{name}.{name}"
     header = page.text_content("header")
     assert header is not None and all(name in header for name in HOSTILE)
     for name in HOSTILE:
@@ -1720,7 +1791,7 @@ def framed(run: Run, attributes: str) -> str:
 def check_framed(page: Page) -> None:
     frame = page.frame_locator("iframe")
     frame.locator(".icicle .block", has_text=re.compile("^b$")).click()
-    assert frame.locator(".panel h2").inner_text() == "Net.b"
+    assert frame.locator(".panel h3").inner_text() == "Net.b"
     frame.get_by_role("button", name="Copy as CSV").click()
     frame.locator("#layers .found", has_text=re.compile("Copied|copy")).wait_for()
 
@@ -1827,6 +1898,7 @@ TEXTS = [
         "h1",
         "h2",
         "h3",
+        "h4",
         ".headline",
         "summary",
         "li",
@@ -1856,7 +1928,7 @@ TEXTS = [
         ".cell.name",
         ".line .kind",
     ),
-    *(".legend", ".advice", ".chart text"),
+    *(".legend", ".finding", ".chart text"),
 ]
 ON_BARS = [".line .number", ".sheet td.number", ".line .unit", ".sheet .unit"]
 
@@ -1876,7 +1948,7 @@ def read_contrasts(look: Callable[..., Page], selectors: Sequence[str], dark: bo
 @pytest.mark.parametrize("dark", LIGHT_AND_DARK)
 def test_texts_have_enough_contrast(dark: bool, look: Callable[..., Page]) -> None:
     found = read_contrasts(look, TEXTS, dark)
-    assert set(TEXTS) - set(found) <= {".advice"}
+    assert set(TEXTS) - set(found) <= {".finding"}
     assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
 
 
@@ -2079,7 +2151,7 @@ def test_figures_of_a_comparison_are_those_of_the_diff(look: Callable[..., Page]
     for panel in panels(page, every=False):
         if panel["path"] in expected and expected[panel["path"]].how == "renamed":
             assert (
-                "was renamed: it was Grown.body." in panel["text"] or "was renamed: it was Net.body." in panel["text"]
+                "was renamed. Before: Grown.body." in panel["text"] or "was renamed. Before: Net.body." in panel["text"]
             )
 
 
@@ -2144,8 +2216,8 @@ def test_a_layer_that_moved_is_at_both_places(look: Callable[..., Page]) -> None
                     page.locator(".status").inner_text().startswith(f"{path}: FLOPs {format_count(node.total.flops)},")
                 )
     texts = {panel["path"]: panel["text"] for panel in panels(page, every=False) if panel["path"]}
-    assert "This layer was moved: it was Parts.enc.big." in texts["Parts.dec.big"]
-    assert "This layer was here before: it is Parts.dec.big now." in texts["Parts.enc.big"]
+    assert "This layer was moved. Before: Parts.enc.big." in texts["Parts.dec.big"]
+    assert "This layer was moved. After: Parts.dec.big." in texts["Parts.enc.big"]
 
 
 def test_layers_called_on_different_shapes_are_not_in_the_roofline() -> None:
@@ -2242,7 +2314,7 @@ def test_ranks_are_compared(look: Callable[..., Page]) -> None:
     assert said.startswith("4 ranks. Rank 4 of 5 is missing in this run. Rank 1 is the slow one: its own work takes")
     assert said == job(4, world_size=5).report("ranks").split("\n\n")[0]
     assert [cells.split("\t") for cells in section.locator(".sheet tr").all_inner_texts()] == [
-        ["Rank", "Steps", "Own work a step", "Median", "Slowest", "Waiting a step", "Last to come"],
+        ["Rank", "Steps", "Own work a step", "Median", "Slowest", "Waiting a step", "Last to arrive"],
         ["1", "5", "60.000ms", "60.000ms", "5 of 5", "0.000us", "5 of 5"],
         ["0", "5", "31.000ms", "31.000ms", "0 of 5", "8.000us", "0 of 5"],
         ["2", "5", "31.000ms", "31.000ms", "0 of 5", "8.000us", "0 of 5"],
@@ -2273,7 +2345,7 @@ def test_the_map_of_ranks_follows_the_phase_and_leads_to_layers(look: Callable[.
     cell = page.locator(".heat tr", has_text="Net.a").locator("td").nth(2)
     assert cell.get_attribute("title") == "Net.a, rank 1: 20.000ms, 2.00× the median 10.000ms"
     page.locator(".heat").get_by_role("button", name="Net.a", exact=True).click()
-    assert page.inner_text(".panel h2") == "Net.a"
+    assert page.inner_text(".panel h3") == "Net.a"
 
 
 def test_many_ranks_are_summed_and_share_columns(look: Callable[..., Page]) -> None:
@@ -2284,10 +2356,10 @@ def test_many_ranks_are_summed_and_share_columns(look: Callable[..., Page]) -> N
     assert page.locator(".heat thead th").count() == 2 + 44
     first = heat_of(page)["Net.a"][1]
     assert first == "Net.a, rank 1: 60.000ms, 2.00× the median 30.000ms"
-    assert "A column is of up to 3 ranks" in page.inner_text("#ranks")
+    assert "One column for up to 3 ranks" in page.inner_text("#ranks")
     data = page_data([Take("this run", run)])
     assert data["rows"]["flops"] == [sum(1_000 + rank for rank in range(130))] * 2  # forward and backward
-    assert "Figures are sums over 130 ranks; " in page.inner_text("header")
+    assert "Figures are sums over 130 ranks. " in page.inner_text("header")
 
 
 def test_sums_of_ranks_keep_every_figure() -> None:

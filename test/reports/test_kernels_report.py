@@ -198,7 +198,7 @@ def test_full_names_on_request() -> None:
 @pytest.mark.parametrize(
     ("meta", "options", "words"),
     [
-        ({}, {}, ["recorded no device", "use_cuda=True"]),
+        ({}, {}, ["recorded no device", 'device="cuda"']),
         ({**CUDA, "measured": ("cpu_ns",)}, {}, ["CUDA was requested", "run.warnings"]),
         (CUDA, {"layer": "c"}, ["No module", "'c'"]),
         (CUDA, {"phase": "fore"}, ["no phase 'fore'"]),

@@ -32,7 +32,7 @@ from torchprof.reports.ranking import operator_name
 from torchprof.run.cost import Cost
 from torchprof.run.operators import Sums
 from torchprof.run.rows import Around
-from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES, Frame
+from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, RECOMPUTE = PHASES
@@ -386,12 +386,10 @@ def test_the_layers_of_an_operator_agree_with_the_operators_of_the_layers() -> N
     """The same figures as ``Run.ops``, which other tests check layer by layer."""
     run = recorded("GPT").run
     for phase in (FORWARD, BACKWARD):
-        names = {index: layer.name for index, layer in enumerate(run.layers)}
-        names |= {OUTSIDE: OUTSIDE_NAME, NOT_SELECTED: NOT_SELECTED_NAME}
         truth: dict[str, dict[str, Any]] = {}
-        for index, ops in run.ops(phase).items():
+        for path, ops in run.ops(phase).items():
             for one in ops:
-                truth.setdefault(one.name, {})[names[index]] = (one.calls, one.self, one.total)
+                truth.setdefault(one.name, {})[".".join(path)] = (one.calls, one.self, one.total)
         for name, layers in truth.items():
             found = layers_of_operator(run, name, phase=phase)
             assert {layer: (sums.calls, sums.self, sums.total) for layer, sums in found.items()} == layers

@@ -118,7 +118,18 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
         data_in(torchprof.compare(before, torchprof.flops(Mlp(), torch.rand(3, 4))).report("html")),
     ]
     reached = {place for data in pages for place in places(data)}
-    whole = ["advice", "calls", "peaks", "samples", "roofs", "within", "devices.streams", "ranks.work", "ranks.lines"]
+    whole = ["largest.tables.rows.path", "largest.sentences"]
+    whole += [
+        "findings.layers",
+        "calls",
+        "peaks",
+        "samples",
+        "roofs",
+        "within",
+        "devices.streams",
+        "ranks.work",
+        "ranks.lines",
+    ]
     whole += ["memory.course.heights", "memory.held", "memory.before", "comparison.scale", "comparison.whole"]
     whole += [
         "comparison.layerChanges",

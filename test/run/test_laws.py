@@ -27,7 +27,7 @@ from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Meta
-from torchprof.run.operators import Op
+from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.words import (
@@ -156,7 +156,7 @@ def spots_in(run: Run) -> Iterator[tuple[Spot, Op]]:
             yield from below(op.inside, layer, phase, (*labels, op.name))
 
     for phase in PHASES:
-        for layer, ops in run.ops(phase).items():
+        for layer, ops in operators_of_layers(run.rows, phase).items():
             yield from below(ops, layer, phase, ())
 
 

@@ -22,13 +22,14 @@ from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame
 
+Path = tuple[str, ...]
 Sum = tuple[int, Cost, Cost]  # calls, self, total
 
 
-def number_of(run: Run, one: Row) -> int:
+def path_of(one: Row) -> Path:
     if one.layer is not None:
-        return run.layers.index(one.layer)
-    return OUTSIDE if one.selected else NOT_SELECTED
+        return one.layer.path
+    return ("(outside)",) if one.selected else ("(not selected)",)
 
 
 def work_of(one: Row) -> tuple[Frame, ...]:
@@ -44,7 +45,7 @@ def is_sample(one: Row) -> bool:
     return bool(one.frames) and one.frames[-1].kind == "python"
 
 
-def places(layer: int, frames: Sequence[Frame]) -> Iterator[tuple[Any, ...]]:
+def places(layer: Path, frames: Sequence[Frame]) -> Iterator[tuple[Any, ...]]:
     """The keys of the ops on the way: layer, labels around the op in the layer, kind and name."""
     labels: tuple[str, ...] = ()
     for frame in frames:
@@ -53,24 +54,24 @@ def places(layer: int, frames: Sequence[Frame]) -> Iterator[tuple[Any, ...]]:
             labels = (*labels, frame.name)
 
 
-def ops_by_definition(run: Run, phase: str) -> dict[tuple[Any, ...], Sum]:
+def ops_by_definition(run: Run, phase: str | None) -> dict[tuple[Any, ...], Sum]:
     found: dict[tuple[Any, ...], Sum] = {}
     for one in run.rows:
         if is_sample(one):
             continue
-        here = one.phase == phase
+        here = phase in (None, one.phase)
         touched = []
         for around in one.within:
             # What runs in a label is in it in whatever phase; what runs in an op is in it in the phase of that op.
             frames = around.frames
-            if around.phase != phase:
+            if phase not in (None, around.phase):
                 frames = tuple(frame for frame in frames if here and frame.kind == "label")
-            for place in places(around.layer, frames):
+            for place in places(run.layers.path_of(around.layer), frames):
                 found.setdefault(place, (0, Cost(), Cost()))
                 if here or place[2] == "op":
                     touched.append(place)
         if here:
-            touched += places(number_of(run, one), work_of(one))
+            touched += places(path_of(one), work_of(one))
             calls, own, total = found.get(touched[-1], (0, Cost(), Cost()))
             found[touched[-1]] = calls + one.calls * is_call(one), own + one.cost, total
         for place in dict.fromkeys(touched):
@@ -79,14 +80,14 @@ def ops_by_definition(run: Run, phase: str) -> dict[tuple[Any, ...], Sum]:
     return found
 
 
-def flat(layer: int, ops: Sequence[Op], labels: tuple[str, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Sum]]:
+def flat(layer: Path, ops: Sequence[Op], labels: tuple[str, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Sum]]:
     for one in ops:
         yield (layer, labels, one.kind, one.name), (one.calls, one.self, one.total)
         yield from flat(layer, one.inside, (*labels, one.name))
 
 
 def check_ops(run: Run) -> None:
-    for phase in PHASES:
+    for phase in (*PHASES, None):
         found = [pair for layer, ops in run.ops(phase).items() for pair in flat(layer, ops)]
         assert dict(found) == ops_by_definition(run, phase) and len(dict(found)) == len(found)
 
@@ -96,7 +97,7 @@ def operators_by_definition(run: Run, phase: str | None, layers: set[int] | None
     for one in run.rows:
         if is_sample(one):
             continue
-        own_layer = number_of(run, one)
+        own_layer = -1 if one.layer is None else run.layers.index(one.layer)
         way_in = [
             (around.layer, one.phase if frame.kind == "label" else around.phase, frame)
             for around in one.within
@@ -213,8 +214,8 @@ def test_operators_are_in_the_order_of_first_use() -> None:
     lines = [row(1, op("b"), op("a")), row(0, op("c")), row(1, op("a")), row(1), row(0, op("b"))]
     assert [operator.name for operator in operators(run_of(lines))] == ["b", "a", "c", BETWEEN_OPS]
     assert {layer: [one.name for one in ops] for layer, ops in run_of(lines).ops().items()} == {
-        1: ["b", "a", BETWEEN_OPS],
-        0: ["c", "b"],
+        ("Net", "a"): ["b", "a", BETWEEN_OPS],
+        ("Net",): ["c", "b"],
     }
 
 

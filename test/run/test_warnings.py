@@ -26,6 +26,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "device_without_kernels": {"device": "MPS"},
     "no_device": {"device": "CUDA"},
     "device_not_recordable": {"device": "XPU"},
+    "moved_to_device": {"device": "CUDA", "kind": "cuda"},
     "nothing_after_steps": {"steps": 7},
     "nothing_after_warmup": {"warmup": 7, "calls": 6},
     "compiler_unknown": {"reason": "no attribute 'V'"},

@@ -121,7 +121,7 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
     if "device_ns" not in meta.requested:
         raise TorchprofError(
             "This run recorded no device, so it knows no kernels: where the model runs on a GPU, profile it with "
-            'Profile(model, use_cuda=True), or use_device="xpu" for another kind; for a trace, with '
+            'Profile(model, device="cuda"), or "xpu" or another kind; for a trace, with '
             "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
         )
     if "device_ns" not in meta.measured:

@@ -15,7 +15,7 @@ from torchprof.analyze.columns import measures_of_records
 from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import Bound, Measure
-from torchprof.run.operators import Op
+from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.ranks import of_ranks
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
@@ -25,10 +25,8 @@ from torchprof.run.words import (
     BETWEEN_OPS,
     FORWARD,
     LAUNCHED_BEFORE,
-    NOT_SELECTED,
-    NOT_SELECTED_NAME,
+    NO_LAYERS,
     OUTSIDE,
-    OUTSIDE_NAME,
     Frame,
     is_left_over,
 )
@@ -36,7 +34,6 @@ from torchprof.run.words import (
 Cell = str | int | None
 
 _INWARD = " > "  # separates names, from outer to inner
-_NO_LAYERS = {NOT_SELECTED: NOT_SELECTED_NAME, OUTSIDE: OUTSIDE_NAME}
 
 
 class Table(NamedTuple):
@@ -113,7 +110,8 @@ def operator_records(run: Run) -> Table:
     records: list[tuple[Cell, ...]] = []
     for one in of_ranks(run, [meta.rank for meta in run.metas]):
         for phase in run.phases():
-            for index, found in sorted(one.ops(phase).items(), key=lambda item: item[0] % (len(run.layers) + 2)):
+            found_ops = operators_of_layers(one.rows, phase)
+            for index, found in sorted(found_ops.items(), key=lambda item: item[0] % (len(run.layers) + 2)):
                 kind = one.layers[index].kind or None if index >= 0 else None
                 for op, labels in _flat(found):
                     own_time = op.name == BETWEEN_OPS
@@ -252,7 +250,7 @@ def _layers_in_phases(run: Run, phases: Sequence[str]) -> Iterator[_LayerInPhase
             for phase, node in zip(phases, nodes):
                 calls = node.calls if are_calls_known and phase != BACKWARD else None
                 yield _LayerInPhase(index[layer.path], phase, names, calls, of_layer, holds)
-    for number, name in _NO_LAYERS.items():
+    for number, name in NO_LAYERS.items():
         spent = {phase: run.no_layer(phase, selected=number == OUTSIDE) for phase in phases}
         if any(spent.values()):
             of_none = Figures(spent, spent)
@@ -291,7 +289,7 @@ def _flat(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
 
 def layer_name(run: Run, index: int) -> str:
     """The dotted path of a layer by its index; ``(outside)`` or ``(not selected)`` for a negative one."""
-    return run.layers[index].name if index >= 0 else _NO_LAYERS[index]
+    return ".".join(run.layers.path_of(index))
 
 
 def _surroundings(run: Run, within: Sequence[Around]) -> str | None:

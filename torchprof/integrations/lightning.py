@@ -54,7 +54,7 @@ class ProfileCallback(Callback):  # type: ignore[misc]  # its type is unknown wi
     validation begins in the middle of a cycle of recorded batches, the cycle ends; another begins after validation.
 
     ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are other arguments of Profile:
-    ``profile_memory``, ``with_flops``, ``paths``, …; the default device is the model's. With ``dirpath``, each rank
+    ``device``, ``profile_memory``, ``with_flops``, ``paths``, … With ``dirpath``, each rank
     saves its run in that folder, as ``<stage>-rank<rank>.json``.
 
     Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. If the stage

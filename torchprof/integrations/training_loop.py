@@ -22,10 +22,10 @@ class LoopProfile:
     A step lasts until the next step begins, so that it includes loading the next batch. It ends earlier at ``pause``,
     which the callback calls before work that is not recorded (validation).
 
-    ``name``: the loop's name. ``on_trace_ready`` and ``options``: arguments of ``Profile``; the default device is the
-    model's. ``recorded``: a schedule. With None, the first step is skipped, one is for warm-up, three are recorded, and
-    then the Profile ends: the rest of the loop runs without labels. With ``dirpath``, the run is saved in that folder
-    as ``<name>-rank<rank>.json``; the folder is created if it does not exist.
+    ``name``: the loop's name. ``on_trace_ready`` and ``options``: arguments of ``Profile``. ``recorded``: a schedule.
+    With None, the first step is skipped, one is for warm-up, three are recorded, and then the Profile ends: the rest of
+    the loop runs without labels. With ``dirpath``, the run is saved in that folder as ``<name>-rank<rank>.json``; the
+    folder is created if it does not exist.
 
     Raises TypeError for options that Profile does not have, TorchprofError for those that do not apply here.
     """
@@ -103,10 +103,9 @@ class LoopProfile:
             self._leave()
 
     def _enter(self, model: nn.Module, first: int) -> None:
-        options = {"use_cuda": any(parameter.is_cuda for parameter in model.parameters()), **self._options}
         self._step = first
         self._ended = self._paused = False
-        self._profile = Profile(model, schedule=self._action, on_trace_ready=self._on_trace_ready, **options)
+        self._profile = Profile(model, schedule=self._action, on_trace_ready=self._on_trace_ready, **self._options)
         self._profile.start()
         self._begun = self._open = True
 

@@ -42,7 +42,7 @@ class ProfileCallback(TrainerCallback):  # type: ignore[misc]  # its type is unk
     only after a batch.
 
     ``on_trace_ready`` is called with the Profile at the end of each cycle. ``options`` are other arguments of Profile:
-    ``profile_memory``, ``with_flops``, ``paths``, …; the default device is the model's. With ``dirpath``, each rank
+    ``device``, ``profile_memory``, ``with_flops``, ``paths``, … With ``dirpath``, each rank
     saves its run in that folder, as ``<stage>-rank<rank>.json``.
 
     Afterwards, ``run`` is the result and ``profile`` the Profile of the last time that the stage ran. Nothing is

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerAction
 
 from torchprof.errors import TorchprofError, suggest
 from torchprof.record.compiler import Provenance
+from torchprof.record.modules import walk_modules
 from torchprof.run.warnings import Caveat
 from torchprof.run.words import DIVISORS
 
+AUTO = "auto"
+"""The value of ``device`` for what the model is on."""
 _DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
 _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 """The actions that a schedule may return. torch has one more action, which is private."""
 
 
+def check_warmup(warmup: Any) -> None:
+    """Raise TorchprofError if this is no number of calls. A warm-up call is a call of the model's forward that comes
+    first and is not in the figures."""
+    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
+        raise TorchprofError(f"warmup must be a number of calls of the model, 0 or more, not {warmup!r:.80}.")
+
+
 def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
     """Raise TorchprofError if one of these has a wrong type, or if two of them contradict each other."""
-    if not isinstance(warmup, int) or warmup < 0:
-        raise TorchprofError(f"warmup must be a number of calls, 0 or more, not {warmup!r}.")
+    check_warmup(warmup)
     if schedule is not None and not callable(schedule):
         raise TorchprofError(
             f"schedule={schedule!r:.80} is not a schedule: use for example "
@@ -29,7 +39,8 @@ def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
         )
     if schedule is not None and warmup:
         raise TorchprofError(
-            "warmup= counts calls, schedule= counts steps: give only one of them (a schedule has its own warmup)."
+            "warmup= counts calls of the model, and schedule= counts steps: give only one. A schedule has "
+            "a warm-up of its own: torch.profiler.schedule(wait=0, warmup=1, active=3)."
         )
     if on_trace_ready is not None and not callable(on_trace_ready):
         raise TorchprofError(
@@ -50,19 +61,63 @@ def action_of(schedule: Callable[[int], ProfilerAction] | None, step: int) -> Pr
     return action
 
 
-def checked_device(use_cuda: bool, use_device: str | None) -> str | None:
-    """The kind of device to record in addition to the CPU; None for no device. Raises TorchprofError."""
-    if use_device is None:
-        return "cuda" if use_cuda else None
-    backend = torch._C._get_privateuse1_backend_name()
-    known = (*_DEVICES, *([backend] if backend != "privateuseone" else []))
-    if use_device not in known:
+def checked_device(
+    device: str | torch.device, use_cuda: bool | None, use_device: str | None, models: Iterable[nn.Module]
+) -> str | None:
+    """The kind of device to record in addition to the CPU; None for no device.
+
+    ``use_cuda`` and ``use_device`` are None if they were not given. Raises TorchprofError for an unknown device, and if
+    two of the three contradict each other.
+    """
+    known = _known_devices()
+    if use_device is not None and use_device not in known:
         raise TorchprofError(f"use_device={use_device!r} is not a kind of device. {suggest(str(use_device), known)}")
-    if use_cuda and use_device != "cuda":
-        raise TorchprofError(
-            f"use_cuda=True and use_device={use_device!r} contradict each other: give only one of them."
-        )
-    return use_device
+    if use_cuda and use_device not in (None, "cuda"):
+        raise TorchprofError(f"use_cuda=True and use_device={use_device!r} contradict each other: give only one.")
+    said = use_device or (None if use_cuda is None else "cuda" if use_cuda else "cpu")
+    kind = _kind_of(device, known)
+    if kind == AUTO:
+        kind = said or device_of(models)
+    elif said not in (None, kind):
+        older = f"use_cuda={bool(use_cuda)}" if use_device is None else f"use_device={use_device!r}"
+        raise TorchprofError(f"device={str(device)!r} and {older} contradict each other: leave {older} out.")
+    return None if kind == "cpu" else kind
+
+
+def _known_devices() -> tuple[str, ...]:
+    backend = torch._C._get_privateuse1_backend_name()
+    return (*_DEVICES, *([backend] if backend != "privateuseone" else []))
+
+
+def _kind_of(device: Any, known: Sequence[str]) -> str:
+    """The kind of the device that ``device`` names; "auto" for that."""
+    if isinstance(device, str) and device == AUTO:
+        return AUTO
+    try:
+        kind = torch.device(device).type if isinstance(device, (str, torch.device)) else ""
+    except RuntimeError:  # no device of torch
+        kind = ""
+    if kind not in ("cpu", *known):
+        given = repr(str(device)) if isinstance(device, torch.device) else repr(device)
+        choices = suggest(str(device).partition(":")[0], (AUTO, "cpu", *known))
+        raise TorchprofError(f"device={given} cannot be recorded. {choices}")
+    return kind
+
+
+def device_of(models: Iterable[nn.Module]) -> str:
+    """The kind of device that models are on: that of their first parameter or buffer on a device, else "cpu".
+
+    The meta device computes nothing, and kinds that torch's profiler does not know cannot be recorded: they do not
+    count.
+    """
+    known = _known_devices()
+    for model in models:
+        for _, _, module in walk_modules(model):
+            for tensor in (*module._parameters.values(), *module._buffers.values()):
+                kind: str = "cpu" if tensor is None else tensor.device.type
+                if kind in known:
+                    return kind
+    return "cpu"
 
 
 def checked_provenance(compile_layers: bool | str, notes: list[Caveat]) -> Provenance | None:

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.benchmark import timer
 
 from torchprof.errors import TorchprofError, some
+from torchprof.profile.arguments import check_warmup
 from torchprof.profile.batches import Batch, batches_of, ran_out_of_memory, tensors_in
 from torchprof.profile.latency import BenchmarkResult, Latency, this_machine
 from torchprof.profile.model_state import ModelState
@@ -43,7 +44,8 @@ def benchmark(
     ``inputs``: one batch, as a tensor, a tuple of arguments or a dict of keyword arguments. Dimension 0 of its first
     tensor is the batch. Every tensor whose dimension 0 has the same length is cut or repeated to the batch size; all
     other inputs are passed unchanged. ``inputs`` may also be a function that takes the batch size and returns a batch.
-    ``warmup`` calls come first and are not timed; then ``repeat`` calls are timed.
+    At each batch size, ``warmup`` calls of the model come first and are not timed; then ``repeat`` calls are timed.
+    With ``train=True``, a call is a whole training step.
 
     Inference is one call of the model in eval mode under ``torch.inference_mode()``; if the model fails there, under
     ``torch.no_grad()``. ``train=True`` times a training step instead: forward in train mode, ``loss(output)`` (without
@@ -96,8 +98,7 @@ def _check(model: Any, batch_sizes: Any, warmup: Any, repeat: Any, train: bool, 
     for size in batch_sizes:
         if not _is_count(size, 1):
             raise TorchprofError(f"A batch size must be an integer of at least 1, not {size!r:.80}.")
-    if not _is_count(warmup, 0):
-        raise TorchprofError(f"warmup must be a number of calls, 0 or more, not {warmup!r:.80}.")
+    check_warmup(warmup)
     if not _is_count(repeat, 2):
         raise TorchprofError(
             f"repeat must be a number of calls, 2 or more (one call has no spread), not {repeat!r:.80}."

@@ -18,7 +18,7 @@ from torchprof.run.samples import quantile
 
 @dataclass(frozen=True)
 class Latency:
-    """The latencies of single calls at one batch size, in seconds.
+    """The latencies of single calls at one ``batch_size``, in seconds.
 
     ``seconds``: one number for each call, in order. After an out-of-memory error it is empty, ``error`` is torch's
     message, and all figures are None.
@@ -68,7 +68,8 @@ class Latency:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine. ``cpus``: logical CPUs; ``threads``: used by torch; ``gpus``: the names of all visible GPUs."""
+    """The machine of a benchmark. ``cpu``: its name; ``cpus``: logical CPUs; ``threads``: used by torch; ``gpus``: the
+    names of all visible GPUs. ``torch``, ``python``: versions; ``system``: the operating system."""
 
     cpu: str
     cpus: int | None
@@ -90,10 +91,11 @@ class Machine:
         return ", ".join(parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BenchmarkResult:
     """The result of ``benchmark``; its ``str`` is a table. ``rows``: one ``Latency`` for each batch size.
 
+    ``warmup``, ``repeat``: the calls before, and the timed calls, at each batch size. ``machine``: where it ran.
     ``model``: class name. ``step``: "inference", "training step", or "training step with <optimizer's class>".
     ``device``: the devices of the model and its inputs. ``warnings``: sentences for the user.
     """
@@ -135,6 +137,15 @@ class BenchmarkResult:
     def __str__(self) -> str:
         table: str = output("benchmark_table")(self)
         return table
+
+    def __repr__(self) -> str:
+        """The table: it is what Python's prompt shows."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        html: str = output("html_of")(output("benchmark_table")(self))
+        return html
 
 
 def this_machine() -> Machine:

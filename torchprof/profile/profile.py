@@ -14,6 +14,7 @@ from os import PathLike
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
+import torch
 from torch import nn
 from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerAction
@@ -21,7 +22,7 @@ from torch.profiler import ProfilerAction
 from torchprof.encoding import encodable
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import Options
-from torchprof.profile.arguments import action_of, checked_device, checked_provenance, checked_schedule
+from torchprof.profile.arguments import AUTO, action_of, checked_device, checked_provenance, checked_schedule
 from torchprof.profile.calibration import label_ns
 from torchprof.profile.cycle import Setup
 from torchprof.profile.decorator import decorated
@@ -52,12 +53,15 @@ class Profile:
     """Profile a model, layer by layer, forward and backward, in a ``with`` block.
 
     ``model``: a module, or a list of modules that run together. ``enabled=False`` records nothing and costs nothing.
-    ``use_cuda`` records CUDA kernels; ``use_device`` names another kind of device ("xpu", "mps", …).
+    ``device``: the kind of device to record in addition to the CPU: "cuda", "xpu", "mps", …; "cpu" for none. "auto" is
+    what the model is on when the block begins: the kind of its first parameter or buffer on a device. All devices of
+    the kind are recorded, so that the index of "cuda:1" has no effect. ``use_cuda`` and ``use_device`` are older
+    spellings: True is "cuda", False is "cpu", and ``use_device`` names a kind.
     ``profile_memory`` records allocations. ``with_timeline`` keeps each allocation, and when each layer ran, in
     ``run.timeline``.
     ``paths`` selects modules, leaf or not: tuples of names or dotted strings, with or without the root; ``*`` matches
-    any one step. Work elsewhere is shown as ``(not selected)``. ``warmup``: this many calls of the model's own forward
-    (with several models: of any of them) come first and are not recorded.
+    any one step. Work elsewhere is shown as ``(not selected)``. ``warmup``: this many calls of the model (with several
+    models: of any of them) come first and are not recorded. Calls of its own forward count, wherever they come from.
     ``with_flops`` counts parameters, MACs and FLOPs from the input shapes of the operators (see docs/flops.md).
     ``record_shapes`` and ``with_stack`` record input shapes and source lines, for the ``ops`` report, ``key_averages``
     and ``raw``. ``compile_layers`` assigns the kernels of code that torch.compile compiles inside the block to their
@@ -87,10 +91,11 @@ class Profile:
         self,
         model: nn.Module | Sequence[nn.Module],
         enabled: bool = True,
-        use_cuda: bool = False,
+        use_cuda: bool | None = None,
         profile_memory: bool = False,
         paths: Iterable[Any] | None = None,
         *,
+        device: str | torch.device = AUTO,
         use_device: str | None = None,
         warmup: int = 0,
         with_flops: bool = False,
@@ -103,9 +108,10 @@ class Profile:
     ) -> None:
         self._model = model
         self.enabled = enabled
-        self.use_cuda = use_cuda
+        self._use_cuda = use_cuda
         self.profile_memory = profile_memory
         self.paths = paths
+        self.device = device
         self.use_device = use_device
         self.warmup = warmup
         self.with_flops = with_flops
@@ -184,7 +190,7 @@ class Profile:
 
     def _asked(self) -> Options:
         return Options(
-            device=checked_device(self.use_cuda, self.use_device),
+            device=self._device(),
             profile_memory=bool(self.profile_memory),
             with_flops=bool(self.with_flops),
             record_shapes=bool(self.record_shapes),
@@ -193,6 +199,15 @@ class Profile:
             compile_layers=self._provenance is not None,
             timed=self._timed,
         )
+
+    def _device(self) -> str | None:
+        """The kind of device to record; None for the CPU alone."""
+        return checked_device(self.device, self._use_cuda, self.use_device, self._models)
+
+    @property
+    def use_cuda(self) -> bool:
+        """The argument, which is False if it was not given. What is recorded, ``device`` decides, too."""
+        return bool(self._use_cuda)
 
     def _undo_enter(self) -> None:
         """Undo what entering the block did; the block will not run."""
@@ -251,6 +266,9 @@ class Profile:
         try:
             self._layers = self._plan.layers()
         finally:
+            device = self._device() if self._cycles.setup.asked.device is None else None
+            if device is not None:  # "auto" would choose it now
+                self._cycles.seen.notes.append(caveat("moved_to_device", device=device.upper(), kind=device))
             self._cycles.close(self._labels)
 
     def start(self) -> None:
@@ -388,6 +406,10 @@ class Profile:
     def _repr_html_(self) -> str:
         """What a notebook shows for a Profile: the table, as soon as there is one."""
         return self.run.report("notebook") if self._readable else f"<pre>{escape(_UNFINISHED)}</pre>"
+
+    def metrics(self, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
+        """The run as a flat dict of numbers; see ``Run.metrics``."""
+        return self.run.metrics(layers)
 
     def show(self, *, height: int = 640) -> None:
         """Show the page of the run in a notebook; see ``Run.show``."""

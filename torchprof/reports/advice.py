@@ -1,16 +1,17 @@
-"""The findings of the advice as text: numbered, the largest gain first."""
+"""Findings as text: numbered, the largest gain first. Each begins with its gain."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torchprof.analyze.advice import Advice, judge
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.reports import report
-from torchprof.reports.text import check_number, printable
+from torchprof.reports.text import check_number, printable, spaced
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.run import Run
+from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME
 
 _WIDTH = 100
 _RECORDS = {
@@ -20,10 +21,10 @@ _RECORDS = {
 }
 
 
-@report("advice", "findings: what costs for nothing, and what to change", answers="why")
+@report("advice", "findings: avoidable time and memory, with a recommendation each", answers="why")
 def advice(run: Run, *, limit: int | None = 20) -> str:
-    """What could be made faster or smaller: for each finding the layer's path, the evidence, the largest possible gain,
-    and what to change. Findings are sorted by gain, largest first; those of unknown gain are last.
+    """What could be made faster or smaller: for each finding the largest possible gain, the layer, the evidence, and
+    what to change. Findings are sorted by gain, largest first; those of unknown gain are last.
 
     If there are no findings, the report says so. At its end it names rules that failed, and what could be recorded to
     find more. ``limit``: the number of findings to show (None: all). docs/advice.md lists the rules.
@@ -34,17 +35,19 @@ def advice(run: Run, *, limit: int | None = 20) -> str:
     found, failed = judge(run)
     parts = findings(run, found[:limit])
     if not found:
-        parts.append("Nothing was found in this run that is worth a change.")
+        parts.append("No findings: no rule found a change that is worth it in this run.")
     elif limit is not None and limit < len(found):
         parts.append(f"{not_shown(len(found) - limit)}: limit=None shows all.")
     if failed:
         rules = ", ".join(f"{name} ({type(error).__name__}: {error})" for name, error in failed.items())
-        parts.append(textwrap.fill(printable(f"Failed, and found nothing: {rules}. Please report this."), _WIDTH))
+        parts.append(
+            textwrap.fill(printable(f"These rules failed and found nothing: {rules}. Please report this."), _WIDTH)
+        )
     missing = unrecorded(run)
     if missing:
         more = ", ".join(_RECORDS[name] for name in missing)
         parts.append(textwrap.fill(f"More can be found in a run recorded with {more}.", _WIDTH))
-    return "\n\n".join(parts)
+    return spaced(parts)
 
 
 def findings(run: Run, found: Sequence[Advice]) -> list[str]:
@@ -72,7 +75,7 @@ def unrecorded(run: Run) -> list[str]:
 
 def _paragraphs(number: int, advice: Advice, evidence: Evidence, digits: int) -> str:
     lead = f"{number:>{digits}}. "
-    sentences = (f"{advice.layer}: {advice.finding}", gain(advice, evidence), advice.remedy)
+    sentences = (f"{gain(advice, evidence)}{place(advice)}: {advice.finding}", advice.remedy)
     return "\n".join(
         textwrap.fill(
             printable(sentence),
@@ -87,13 +90,22 @@ def _paragraphs(number: int, advice: Advice, evidence: Evidence, digits: int) ->
 
 
 def gain(advice: Advice, evidence: Evidence) -> str:
-    """The largest possible gain of a finding, as a sentence."""
+    """The largest possible gain of a finding: "Saves up to 1.594s of 2.560s (62.3%)"."""
     gains = []
-    if advice.gain_ns is not None:
-        share = f" ({advice.gain_ns / evidence.recorded_ns:.1%} of the recorded time)" if evidence.recorded_ns else ""
-        gains.append(f"{format_time(advice.gain_ns)}{share}")
+    if advice.gain_ns or (advice.gain_ns is not None and advice.gain_bytes is None):
+        gains.append(_part(format_time, advice.gain_ns, evidence.recorded_ns, ""))
     if advice.gain_bytes is not None:
         above = "" if evidence.starts_known else " above the start"
-        share = f" ({advice.gain_bytes / evidence.peak_bytes:.1%} of the peak{above})" if evidence.peak_bytes else ""
-        gains.append(f"{format_memory(advice.gain_bytes)}{share}")
-    return f"Could save at most {' and '.join(gains)}." if gains else "How much this could save is not known."
+        gains.append(_part(format_memory, advice.gain_bytes, evidence.peak_bytes, f" at the peak{above}"))
+    return f"Saves up to {' and '.join(gains)}" if gains else "Gain unknown"
+
+
+def place(advice: Advice) -> str:
+    """Where a finding is: " in Net.layers.*.mlp (12 layers)"; "" for work of no layer."""
+    if advice.layer in ("", OUTSIDE_NAME, NOT_SELECTED_NAME):
+        return ""
+    return f" in {advice.layer}" + (f" ({len(advice.layers)} layers)" if len(advice.layers) > 1 else "")
+
+
+def _part(write: Callable[[float], str], value: int, whole: int, when: str) -> str:
+    return f"{write(value)} of {write(whole)}{when} ({value / whole:.1%})" if whole else write(value)

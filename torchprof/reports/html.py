@@ -15,9 +15,12 @@ from typing import Any
 from torchprof.analyze.advice import advise
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.errors import TorchprofError
-from torchprof.reports import render, report
-from torchprof.reports.advice import gain
+from torchprof.reports import QUESTIONS, report
+from torchprof.reports.advice import gain, place
+from torchprof.reports.headline import headline
+from torchprof.reports.notes import LEGEND
 from torchprof.reports.page.data import page_data
+from torchprof.reports.page.largest import largest_places
 from torchprof.reports.page.tree import Take
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.run import Run
@@ -28,6 +31,7 @@ _SCRIPTS = (
     "elements.js",
     "run.js",
     "sheet.js",
+    "largest.js",
     "icicle.js",
     "table.js",
     "layer.js",
@@ -38,13 +42,13 @@ _SCRIPTS = (
     "page.js",
 )
 _COMMENTS = re.compile(r"^[ \t]*(?://.*|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*)\n", re.MULTILINE)
-_ADVICE_SHOWN = 12
+_FINDINGS_SHOWN = 12
 
 
-@report("html", "a page to look at, in one file", suffix=".html")
+@report("html", "the page: an icicle chart of the layers, all tables, a roofline, memory over time", suffix=".html")
 def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
-    """A page with the headline, an icicle of the layers, tables of layers, ranks and operators, memory over time, and a
-    roofline.
+    """A page that answers the five questions: the headline, the largest places, an icicle chart and tables of layers,
+    operators and ranks, findings, a roofline, and memory over time.
 
     ``beside``: other runs by name; a control of the page switches between the runs. Layers with the same path are one
     layer. The page needs no network and no server, and works in any browser of 2023 or later.
@@ -52,24 +56,42 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
     Raises TorchprofError if a value of ``beside`` is no run.
     """
     if not isinstance(beside, (Mapping, NoneType)):
-        raise TorchprofError(f'beside= is {beside!r:.60}; it takes other runs by name: {{"with AMP": run}}.')
+        raise TorchprofError(f'beside= is {beside!r:.60}, not other runs by name. Write {{"with AMP": run}}.')
     for name, other in (beside or {}).items():
         if not isinstance(other, Run):
-            raise TorchprofError(f"beside={{{name!r}: …}} holds {other!r:.60}, which is no Run: read it with load().")
+            raise TorchprofError(
+                f"beside={{{name!r}: …}} is {other!r:.60}, not a Run. Read a file with torchprof.load()."
+            )
     takes = [Take("this run", run), *(Take(str(name), other) for name, other in (beside or {}).items())]
-    return page(", ".join(run.meta.model) or "torchprof", takes, {"headline": render("headline", run, {})}, run)
+    return page(
+        ", ".join(run.meta.model) or "torchprof",
+        takes,
+        {"headline": headline(run), "largest": largest_places(run)},
+        run,
+    )
 
 
 def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -> str:
-    """The page of one or several runs. ``more`` is added to the data; facts and advice are those of ``run``."""
+    """The page of one or several runs. ``more`` is added to the data; facts and findings are those of ``run``."""
     evidence = Evidence(run)
-    advice = advise(run)
+    findings = advise(run)
     document = {
         "title": title,
         "version": __version__,
+        "questions": QUESTIONS,
+        "legend": list(LEGEND.items()),
         "facts": _facts(run),
-        "advice": [[one.layer, one.finding, gain(one, evidence), one.remedy] for one in advice[:_ADVICE_SHOWN]],
-        "moreAdvice": max(len(advice) - _ADVICE_SHOWN, 0),
+        "findings": [
+            {
+                "gain": gain(one, evidence),
+                "place": place(one),
+                "layers": one.layers or [one.layer],
+                "finding": one.finding,
+                "remedy": one.remedy,
+            }
+            for one in findings[:_FINDINGS_SHOWN]
+        ],
+        "moreFindings": max(len(findings) - _FINDINGS_SHOWN, 0),
         **more,
         **page_data(takes),
     }
@@ -110,6 +132,6 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         *([("ranks", str(len(run.metas)))] if len(run.metas) > 1 else []),
         *meta.environment,
         *meta.switches,
-        ("recorded with", ", ".join(name for name, is_on in meta.flags if is_on) or "nothing more"),
+        ("options", ", ".join(name for name, is_on in meta.flags if is_on) or "none"),
         ("torchprof", dict(meta.versions).get("torchprof", UNKNOWN)),
     ]

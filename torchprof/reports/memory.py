@@ -10,7 +10,7 @@ from torchprof.reports.memory_layers import MemoryUse, columns_of_phases, draw_e
 from torchprof.reports.memory_over_time import picture
 from torchprof.reports.memory_peak import about_peak, name_of_device
 from torchprof.reports.notes import warnings_of
-from torchprof.reports.text import check_number
+from torchprof.reports.text import check_number, spaced, stacked
 from torchprof.run.run import Run
 from torchprof.run.words import PHASES
 
@@ -74,7 +74,7 @@ def memory(
     if not run.memory:
         parts.append(_why_no_peaks(run))
     notes = _notes(run)
-    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
+    return spaced([*parts, stacked(notes)])
 
 
 def _phases(run: Run, phase: str | None) -> list[str]:

@@ -7,10 +7,20 @@ from collections.abc import Collection, Iterator
 from torchprof.analyze.caveats import about_processors
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, PHASES
+from torchprof.run.words import BETWEEN_OPS, FORWARD, OUTSIDE_NAME, PHASES
+
+LEGEND = {
+    "–": "unknown: not measured, or not attributed to this place",
+    "≥": "lower bound: a part of it could not be counted",
+    OUTSIDE_NAME: "work outside of all layers",
+    BETWEEN_OPS: "no operator ran: Python, other libraries, or waiting",
+}
+"""The signs in place of figures and of names, in every table."""
 
 _WARNINGS_SHOWN = 10  # if there are several ranks: a job may have a thousand, with different figures in each warning
 _BUSY = "machine_busy"
+_ABOUT_TIMES = ("slow_start", _BUSY)
+"""The codes of the warnings about all times of a run. Views that begin with a headline show them directly below it."""
 
 
 def warnings_of(run: Run, without: Collection[str] = ()) -> list[str]:
@@ -31,6 +41,20 @@ def warnings_of(run: Run, without: Collection[str] = ()) -> list[str]:
             f"{hidden} more warnings of single ranks are hidden. run.of_rank(N) has those of rank N."
         ]
     return [*_about_missing_ranks(run), *warnings, *_about_busy_machines(run)]
+
+
+def about_times(run: Run) -> Iterator[str]:
+    """What makes all times of a run less certain than they look: a sentence each."""
+    calls = sum(run.rows.by_layer.get((root, PHASES.index(FORWARD)), (None, 0))[1] for root in run.layers.roots)
+    if "cpu_ns" in run.meta.measured and calls == 1:
+        yield "One call was recorded: it has no spread, and if it was the first, start-up work is in its times."
+    if len(run.metas) == 1:
+        yield from (str(warning) for warning in run.warnings if warning.code in _ABOUT_TIMES)
+
+
+def other_warnings_of(run: Run) -> list[str]:
+    """The warnings that are not in ``about_times``: all of them in a run of several ranks, whose figures differ."""
+    return warnings_of(run, without=_ABOUT_TIMES if len(run.metas) == 1 else ())
 
 
 def _about_missing_ranks(run: Run) -> Iterator[str]:

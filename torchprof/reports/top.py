@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -12,9 +12,10 @@ from torchprof.analyze.records import layer_name
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import check_number, draw, printable
-from torchprof.run.cost import format_count, format_time
+from torchprof.reports.text import check_number, draw, printable, spaced, stacked
+from torchprof.run.cost import ReportCell, format_count, format_share, format_time
 from torchprof.run.lockstep import range_in_words
+from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.words import (
     ANY_STEP,
@@ -75,46 +76,69 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     """
     check_number("limit", limit, "parts")
     notes = [*about_sums(run), *warnings_of(run)]
-    return "\n\n".join([*largest_parts(run, limit, tablefmt), *(["\n".join(notes)] if notes else [])])
+    return spaced([*largest_parts(run, limit, tablefmt), stacked(notes)])
 
 
 def largest_parts(run: Run, limit: int, tablefmt: str | None = None) -> list[str]:
     """The sections of the report "top", without the notes below it."""
+    sections = [*about_idle_devices(run)]
+    for field, heading in measures_of(run):
+        sections.append(_table(run, field, heading, limit, tablefmt))
+    return sections or ["Neither times nor FLOPs were measured."]
+
+
+def about_idle_devices(run: Run) -> Iterator[str]:
+    """For how long each device was idle, as sentences."""
+    if "device_ns" not in run.meta.measured:
+        return
+    busy = list(_busy_devices(run))
+    if not busy:
+        yield f"Nothing ran on {run.meta.device_heading}."
+    for one, name, ns in busy:
+        if one.wall_ns:
+            idle = max(0, one.wall_ns - ns)
+            which = f"{name} of rank {one.rank}" if len(run.metas) > 1 else name
+            yield f"{which} was idle for {format_time(idle)} of {format_time(one.wall_ns)} ({idle / one.wall_ns:.1%})."
+
+
+def _busy_devices(run: Run) -> Iterator[tuple[Meta, str, int]]:
+    return ((one, name, ns) for one in run.metas for name, ns in one.busy_ns if name != "cpu")
+
+
+def measures_of(run: Run) -> Iterator[tuple[str, str]]:
+    """The measures by which parts are the largest, the first one first: the field of ``Cost`` and its heading."""
     meta = run.meta
-    sections = []
-    if "device_ns" in meta.measured:
-        device = meta.device_heading
-        busy = [(one, name, ns) for one in run.metas for name, ns in one.busy_ns if name != "cpu"]
-        if not busy:
-            sections.append(f"Nothing ran on {device}.")
-        for one, name, ns in busy:
-            if one.wall_ns:
-                idle = max(0, one.wall_ns - ns)
-                which = f"{name} of rank {one.rank}" if len(run.metas) > 1 else name
-                share = f"{idle / one.wall_ns:.1%}"
-                sections.append(f"{which} was idle for {format_time(idle)} of {format_time(one.wall_ns)} ({share}).")
-        if busy:
-            sections.append(_table(run, "device_ns", f"{device} time", limit, tablefmt))
+    if "device_ns" in meta.measured and any(_busy_devices(run)):
+        yield "device_ns", f"{meta.device_heading} time"
     if "cpu_ns" in meta.measured:
-        sections.append(_table(run, "cpu_ns", "CPU time", limit, tablefmt))
+        yield "cpu_ns", "CPU time"
     elif "flops" in meta.measured:
-        heading = "Counted FLOPs" if any(run.rows.columns["uncounted"]) else "FLOPs"
-        sections.append(_table(run, "flops", heading, limit, tablefmt))
-    else:
-        sections.append("Neither times nor FLOPs were measured.")
-    return sections
+        yield "flops", "Counted FLOPs" if any(run.rows.columns["uncounted"]) else "FLOPs"
 
 
-def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None) -> str:
-    show = format_count if field == "flops" else format_time
+class LargestPart(NamedTuple):
+    """A row of the report: ``share`` is of the whole run. ``layer``: the index of its layer, or of the first of several
+    that are alike (negative: no layer). ``kind``: the class of the layer, and types of parameters that are unusual."""
+
+    share: float
+    amount: int
+    layer: int
+    name: str
+    kind: str
+    phase: str
+    work: str
+
+
+def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str]:
+    """The largest parts of a run in one measure, and a sentence on those that are hidden."""
     parts = parts_of(run, field)
     whole = sum(parts.values())
     rows = _alike_as_one(run, parts)
     rows.sort(key=lambda row: -sum(parts[part] for part in row))
     lines = source_lines(run)
-    table = []
+    found = []
     for row in rows[:limit]:
-        ns = sum(parts[part] for part in row)
+        amount = sum(parts[part] for part in row)
         where, work = row[0]
         kind = ""
         seen = sum((lines.get(part.where, Counter()) for part in row), Counter[str]())
@@ -125,14 +149,22 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None)
         if work == BETWEEN_OPS and seen:
             [(line, times)] = seen.most_common(1)
             work = f"{work}, at {line} ({times} of {sum(seen.values())} samples)"
-        table.append([f"{ns / whole:.1%}", show(ns), _name_of(run, row), kind, PHASES[where.phase], work])
-    notes = []
-    if any(row[0].work == BETWEEN_OPS for row in rows[:limit]):
-        notes.append(_NO_OPERATOR[field])
-    if hidden := rows[limit:]:
-        rest = sum(parts[part] for row in hidden for part in row)
-        notes.append(f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}.")
-    return "\n".join([draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt), *notes])
+        name = _name_of(run, row)
+        found.append(LargestPart(amount / whole, amount, where.layer, name, kind, PHASES[where.phase], work))
+    if not (hidden := rows[limit:]):
+        return found, ""
+    rest = sum(parts[part] for row in hidden for part in row)
+    return found, f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}."
+
+
+def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None) -> str:
+    found, about_hidden = largest_of(run, field, limit)
+    show = format_count if field == "flops" else format_time
+    table = [[format_share(one.share), show(one.amount), one.name, one.kind, one.phase, one.work] for one in found]
+    # A source line may follow "(between ops)".
+    about_gaps = _NO_OPERATOR[field] if any(one.work.startswith(BETWEEN_OPS) for one in found) else ""
+    drawn = draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt)
+    return stacked(filter(None, [drawn, about_gaps, about_hidden]))
 
 
 def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
@@ -161,8 +193,10 @@ def _name_of(run: Run, row: Sequence[WorkPart]) -> str:
     where = row[0].where
     if len(row) == 1:
         return where.name(run)
-    name = pattern_of([run.layers[part.where.layer].path for part in row])
-    return printable(f"{name} ({len(row)} layers){f', {where.label} (label)' if where.label else ''}")
+    layers = [run.layers[part.where.layer] for part in row]
+    name = pattern_of([layer.path for layer in layers])
+    text = printable(f"{name} ({len(row)} layers){f', {where.label} (label)' if where.label else ''}")
+    return ReportCell(text, name, ids={"layers": [layer.name for layer in layers]})
 
 
 def parts_of(run: Run, field: str) -> Counter[WorkPart]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from operator import add
 from typing import TypeVar
 
-from torchprof.run.words import OUTSIDE
+from torchprof.run.words import NO_LAYERS, OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,10 @@ class Layers(tuple[Layer, ...]):
     def index_of(self) -> dict[tuple[str, ...], int]:
         """The index of each layer by its path."""
         return {layer.path: index for index, layer in enumerate(self)}
+
+    def path_of(self, index: int) -> tuple[str, ...]:
+        """The path of a layer; for a negative index ``("(outside)",)`` or ``("(not selected)",)``."""
+        return self[index].path if index >= 0 else (NO_LAYERS[index],)
 
     @cached_property
     def parent(self) -> tuple[int, ...]:

@@ -9,8 +9,9 @@ from torchprof.run.warnings import Caveat
 
 
 class Peak(NamedTuple):
-    """The measured peak performance of a device: ``flops_per_s`` in a matrix product of ``dtype`` ("float32"),
-    ``bytes_per_s`` read and written in a copy. ``threads``: the number of CPU threads, 0 for other devices."""
+    """The measured peak performance of a ``device`` ("cuda:0", "cpu"): ``flops_per_s`` in a matrix product of ``dtype``
+    ("float32"), ``bytes_per_s`` read and written in a copy. ``threads``: the number of CPU threads, 0 for other
+    devices."""
 
     device: str
     dtype: str
@@ -48,6 +49,7 @@ class CompiledRegion(NamedTuple):
 class Meta:
     """How a rank was recorded.
 
+    - ``model``: the class names of the models. ``rank``: its number in the job, 0 without one.
     - ``world_size``: how many ranks the job has. ``job``: its name, if torchrun or Slurm gave it one. ``mesh``: the
       dimensions of its ``DeviceMesh``, if known.
     - ``device``: the kind of device that was requested (``cuda``, ``xpu``, ``mps``), None for the CPU alone.
@@ -64,6 +66,7 @@ class Meta:
     - ``environment``: (name, value) of the hardware and software, in words. ``switches``: (name, value) of the settings
       of torch that affect speed, as they were at the end.
     - ``regions``: the compiled regions that ran; frames of kind "region" have their names.
+    - ``versions``: (name, version) of torchprof, torch and Python. ``flags``: (name, value) of what was to be recorded.
     - ``machine``, ``script``: names that ``save(strip=True)`` leaves out.
     """
 

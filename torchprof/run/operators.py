@@ -121,8 +121,9 @@ def is_kernel(frames: Sequence[Frame]) -> bool:
 
 @dataclass
 class Op:
-    """An operator under a layer, in one phase. It runs directly in the layer, not in a child layer.
+    """An operator under a layer, in one phase or in all of them. It runs directly in the layer, not in a child layer.
 
+    ``name`` is torch's ("aten::mm") or that of the label; ``calls`` counts its calls, 0 for the time between ops.
     ``self`` excludes the ops inside it; ``total`` is that of its outermost occurrences, including layers that it calls.
     A kernel counts for the op that launched it. ``kind`` is op or one of ``RANGES``, for example label for a range of
     the user, region for code of torch.compile. ``inside`` are the ops and ranges directly in a range. The layer's own
@@ -137,9 +138,9 @@ class Op:
     inside: list[Op] = field(default_factory=list)
 
 
-def operators_of_layers(rows: Rows, phase: str) -> dict[int, list[Op]]:
-    """The operators and ranges of one phase under each layer, as ``Run.ops`` gives them."""
-    wanted = number_of_phase(phase)
+def operators_of_layers(rows: Rows, phase: str | None) -> dict[int, list[Op]]:
+    """``Run.ops``, by the index of the layer in place of its path."""
+    wanted = None if phase is None else number_of_phase(phase)
     made: list[Op] = []
     found: dict[int, dict[tuple[str, str], int]] = {}  # indices in ``made``, by layer, kind and name
     levels: dict[int, dict[tuple[str, str], int]] = {}  # the same for ops inside a range, by its index
@@ -166,7 +167,7 @@ def operators_of_layers(rows: Rows, phase: str) -> dict[int, list[Op]]:
         phase."""
         for around in within:
             names = _names(around.frames)
-            if around.phase != phase:
+            if phase is not None and around.phase != phase:
                 names = [name for name in names if here and name[0] == "label"]
             for number in ops_on_path(around.layer, names):
                 if here or made[number].kind not in RANGES:
@@ -175,7 +176,7 @@ def operators_of_layers(rows: Rows, phase: str) -> dict[int, list[Op]]:
     names = [_names(frames) or [("op", BETWEEN_OPS)] for frames in rows.frames]
 
     def way_of(key: RowKey) -> Way | None:
-        here, within = key.phase == wanted, rows.within[key.within]
+        here, within = wanted in (None, key.phase), rows.within[key.within]
         if not here and not within:
             return None
         outer = [*ops_around(here, within)]

@@ -113,6 +113,7 @@ class Around(NamedTuple):
 class Row(NamedTuple):
     """One line of the finest table: every other table is a group-by over rows.
 
+    - ``phase``: "forward", "backward" or "recompute". ``device``: "cpu", "cuda:0", …; ``rank``: the rank that ran it.
     - ``layer``: None for work of no layer. Then ``selected`` is False if it is work of layers that ``paths=`` did not
       select.
     - ``shared_by``: the layers, if the work served several at once; ``layer`` is their nearest common ancestor then.
@@ -143,7 +144,11 @@ NO_COST = Cost()
 
 @dataclass(frozen=True)
 class Rows(Sequence[Row]):
-    """Rows as columns of integers; indexing makes a ``Row`` of one line."""
+    """Rows as columns of integers; indexing makes a ``Row`` of one line.
+
+    ``columns`` has an array for each of ``Rows.COLUMNS``. Their numbers are indices in the tables ``layers`` (negative
+    for no layer), ``frames``, ``devices``, ``within`` and ``shared``; phases are indices in ``PHASES``.
+    """
 
     layers: tuple[Layer, ...] = field(repr=False)
     frames: tuple[tuple[Frame, ...], ...] = field(repr=False)

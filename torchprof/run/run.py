@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
@@ -15,7 +15,7 @@ from torchprof.run.lockstep import Lockstep, LockstepKey, ranks_in_words
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
 from torchprof.run.operators import Op, operators_of_layers
-from torchprof.run.outputs import output
+from torchprof.run.outputs import ReportText, output
 from torchprof.run.ranks import of_ranks
 from torchprof.run.rows import NO_COST, Rows
 from torchprof.run.samples import SampleKey, Spread
@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Node:
-    """A layer in the tree: ``total`` = ``self`` + the ``total`` of all children. Nothing is counted twice."""
+    """A layer in the tree of ``Run.tree``: ``total`` = ``self`` + the ``total`` of all ``children``.
+
+    ``layer`` says what it is, ``calls`` how often its forward was called. ``self`` is the cost of its own work,
+    ``total`` includes the layers below it. Nothing is counted twice.
+    """
 
     layer: Layer
     calls: int
@@ -58,7 +62,15 @@ class Node:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """One profiled run. Made by ``Profile`` or ``torchprof.load``; every report reads it and nothing else."""
+    """One profiled run. Made by ``Profile`` or ``torchprof.load``; every report reads it and nothing else.
+
+    - ``metas``: how each rank was recorded; ``meta`` is the first. ``layers``: all layers, parents before children.
+    - ``rows``: the costs, as the finest table; every other table is a sum over its rows.
+    - ``samples``: measures that do not add up, such as the time of each call, as distributions.
+    - ``memory``: the peak of each device. ``timeline``: allocations and spans, with ``with_timeline=True``.
+    - ``device_times``: how each device used its time. ``lockstep``: what ranks did at the same time.
+    - ``unfinished``: where a rank was, if its recording ended in the middle of a step.
+    """
 
     metas: tuple[Meta, ...]
     layers: Layers
@@ -186,13 +198,17 @@ class Run:
         taken = [at for at, chain in enumerate(columns["frames"]) if wanted[chain]] if any(wanted) else ()
         return Cost(*(sum(columns[name][at] for at in taken) for name in FIELDS))
 
-    def ops(self, phase: str = FORWARD) -> dict[int, list[Op]]:
-        """The operators and labels of a phase under each layer (by index in ``layers``), in the order of first call.
+    def ops(self, phase: str | None = None) -> dict[tuple[str, ...], list[Op]]:
+        """The operators and labels under each layer, by the layer's path, in the order of first call.
+
+        ``phase`` is as for ``tree``: None for the sum of all. Work of no layer has the path ``("(outside)",)``, work of
+        layers that are not selected ``("(not selected)",)``. A layer without operators in the phase has no entry.
 
         The layer's self is Σ self over its ops, including those inside its labels and ``(between ops)``. The total of a
         label is everything that ran in it in this phase, for any layer, even if the label was opened in another phase.
+        Raises TorchprofError for an unknown phase.
         """
-        return operators_of_layers(self.rows, phase)
+        return {self.layers.path_of(at): ops for at, ops in operators_of_layers(self.rows, phase).items()}
 
     def total_params(self) -> dict[tuple[str, ...], int | None]:
         """The parameters of each layer and all layers below it, by path; None if a lazy layer has not made them yet."""
@@ -204,13 +220,25 @@ class Run:
         seen = set(self.rows.columns["phase"])
         return tuple(phase for number, phase in enumerate(PHASES) if phase == FORWARD or number in seen)
 
-    def report(self, name: str | None = None, **options: Any) -> str:
+    def report(self, name: str | None = None, **options: Any) -> ReportText:
         """A report as text: ``run.report("tree", depth=2)``; without a name, the list of all reports.
 
-        Raises TorchprofError for an unknown name or option.
+        ``run.report("tree").data`` is the same for other programs. Raises TorchprofError for an unknown name or option.
         """
-        text: str = output("render")(name, self, options)
+        text: ReportText = output("render")(name, self, options)
         return text
+
+    def metrics(self, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:
+        """The run as a flat dict of numbers, for W&B, MLflow, Prometheus, TensorBoard: ``time/forward/cpu_ms``.
+
+        docs/metrics.md lists the names, and says how ranks are put together. A name ends in the unit. What is unknown
+        is left out. ``lower_bounds/count`` is how many of the numbers are lower bounds (``≥`` in tables).
+
+        ``layers`` adds the time and FLOPs of layers, each with all layers below it: a depth (0: the models), a path, or
+        a list of paths, as for ``Profile(paths=…)``. Raises TorchprofError for a path that matches nothing, and for a
+        negative depth.
+        """
+        return output("metrics")(self, layers)  # type: ignore[no-any-return]
 
     def _repr_html_(self) -> str:
         """The HTML that a notebook shows."""

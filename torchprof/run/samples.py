@@ -12,9 +12,10 @@ from typing import NamedTuple
 class Spread:
     """The distribution of a measure over the calls, for a measure that does not add up.
 
-    ``first`` is the value of the first call. ``sample`` has at most ``Spread.SIZE`` values: those with the smallest
-    ``hashes`` of their start times. So it does not depend on the order or grouping of the additions. Up to that size it
-    has all values. ``sample`` and ``hashes`` are sorted by value.
+    ``count`` values were added; ``sum``, ``min`` and ``max`` are of all of them, ``first`` is the value of the first
+    call. ``sample`` has at most ``Spread.SIZE`` values: those with the smallest ``hashes`` of their start times. So it
+    does not depend on the order or grouping of the additions. Up to that size it has all values. ``sample`` and
+    ``hashes`` are sorted by value.
     """
 
     count: int
@@ -83,7 +84,8 @@ def scrambled(number: int) -> int:
 
 
 class SampleKey(NamedTuple):
-    """The measure that a ``Spread`` is of. ``layer`` is an index, negative for no layer. ``measure`` is one of
+    """The measure that a ``Spread`` is of, on one ``rank`` and ``device``. ``layer`` is an index, negative for no
+    layer. ``measure`` is one of
 
     - ``cpu_ns``: the duration of a forward call, including child layers, without garbage collections;
     - ``peak_bytes``: the peak of memory inside a call, or a stretch of backward, above its start;

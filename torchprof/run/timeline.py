@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 
 class StreamTime(NamedTuple):
-    """The work of one stream of a device: the number of ``kernels`` (including copies and sets), how long any ran, and
-    how long any of a kind ran. Kernels of one stream may overlap, but rarely do."""
+    """The work of one ``stream`` of a device: the number of ``kernels`` (including copies and sets), how long any ran
+    (``busy_ns``), and how long any of a kind ran (``compute_ns``, ``communication_ns``, ``copy_ns``). Kernels of one
+    stream may overlap, but rarely do."""
 
     stream: int
     kernels: int
@@ -26,7 +27,7 @@ class DeviceTime:
 
     Each time is the length of a union of intervals: work on several streams at once counts once.
 
-    - ``busy_ns``: any work ran.
+    - ``busy_ns``: any work ran. ``streams``: the same for each stream.
     - ``communication_ns``: a collective or another transfer between ranks (see ``torchprof.measure.devices``).
     - ``copy_ns``: a copy or a set. ``compute_ns``: any other work.
     - ``overlap_ns``: it communicated and computed at the same time.

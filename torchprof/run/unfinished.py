@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Entered(NamedTuple):
-    """How often a layer (by its index, negative for none) called a collective in a phase."""
+    """How often (``times``) a layer (by its index, negative for none) called the collective ``name`` in a phase."""
 
     layer: int
     phase: str

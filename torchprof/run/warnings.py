@@ -191,6 +191,11 @@ _of_facts(
     "device_not_recordable",
     "{device} was requested, but this version of torch cannot record its kernels: its columns are unknown.",
 )
+_of_facts(
+    "moved_to_device",
+    "The model was moved to {device} inside the block: only the CPU was recorded. Move it before the block, or use "
+    'device="{kind}".',
+)
 _fixed("recording_lost", "The last recording is lost: an error occurred while torch's profiler was stopping.")
 _of_facts(
     "nothing_after_steps",
@@ -245,7 +250,7 @@ def calls_reached(layers: list[str], calls: int) -> str:
 def long_start(layers: list[str], start_ns: int, wall_ns: int) -> str:
     return (
         f"{format_time(start_ns)} of {format_time(wall_ns)} passed before the first model call: imports, data, making "
-        "the model. `--warmup-calls 1` leaves that out."
+        "the model. `--warmup 1` leaves that out."
     )
 
 

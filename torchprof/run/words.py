@@ -98,7 +98,7 @@ class Frame(NamedTuple):
 
     ``kind`` is op, label (of the user), collective, kernel, python (a source line), region (code of torch.compile,
     named by its compile id), kernels (a group of kernels of a compiled graph) or gc (Python's garbage collector).
-    ``signature`` has the inputs of an op; None if they were not recorded.
+    ``name`` is torch's, or that of the range. ``signature`` has the inputs of an op; None if they were not recorded.
     """
 
     kind: str
@@ -108,6 +108,7 @@ class Frame(NamedTuple):
 
 OUTSIDE_NAME = "(outside)"
 NOT_SELECTED_NAME = "(not selected)"
+NO_LAYERS = {NOT_SELECTED: NOT_SELECTED_NAME, OUTSIDE: OUTSIDE_NAME}
 
 
 BETWEEN_OPS = "(between ops)"

@@ -3,30 +3,39 @@ the file of its theme."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import NamedTuple
 
 from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.groups import pattern_of
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.run import Run
+from torchprof.run.words import NOT_SELECTED, OUTSIDE
 
 WORTH = 0.01
 """The share of the recorded time, or of the peak of memory, that all findings of a rule together must be able to save.
 Less is not worth a change of code, and is within noise."""
 
 PER_RULE = 3
-"""The most findings of one rule that are reported. The last of them says how many more there are."""
+"""The most findings of one rule on layers, unless their remedies differ: then one for each remedy. ``merged`` merges
+layers until there are no more."""
+
+
+_NO_LAYER = {OUTSIDE: "outside all layers", NOT_SELECTED: "in layers that were not selected"}
 
 
 class Advice(NamedTuple):
     """One finding: where it is, the evidence, the largest possible gain, and what to change.
 
-    ``layer``: a dotted path, "(outside)", or the name of the model. ``finding``: a sentence with the evidence and its
-    figures. ``remedy``: a sentence on what to change, with the code if that is short. ``gain_ns``: the most time that
-    this could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the most memory, of ``Evidence.peak_bytes``; None:
-    unknown. ``rule``: the name of the function that found it.
+    ``layer``: where it is. The dotted path of one layer; for several the pattern of their paths
+    ("Net.layers.*.mlp"), else their class, else the path of the layer that all of them are in; "(outside)"; or the
+    names of the models. ``finding``: sentences with the evidence and its figures. ``remedy``: what to change, with the
+    code in backticks. ``gain_ns``: the most time that this could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the
+    most memory, of ``Evidence.peak_bytes``; None: unknown. ``rule``: the name of the function that found it.
+    ``layers``: the dotted paths of all layers concerned, those with the largest gain first; empty for work of no layer,
+    and if no particular layers are concerned.
     """
 
     layer: str
@@ -35,6 +44,98 @@ class Advice(NamedTuple):
     gain_ns: int | None
     gain_bytes: int | None
     rule: str
+    layers: tuple[str, ...] = ()
+
+
+class Gain(NamedTuple):
+    """The most time and the most memory that a change of one layer could save; None: unknown."""
+
+    ns: int | None = None
+    nbytes: int | None = None
+
+
+class Merged(NamedTuple):
+    """The layers that share a finding.
+
+    ``name`` and ``layers`` are those of ``Advice``. ``numbers``: the numbers of the layers, those with the largest gain
+    first; negative numbers (work of no layer) are last. ``gain``: the sum of their gains; unknown gains add nothing.
+    ``largest``: the gain of the first layer.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    numbers: tuple[int, ...]
+    gain: Gain
+    largest: Gain
+
+    def advice(self, finding: str, remedy: str, rule: str) -> Advice:
+        """The finding for all of these layers. Of several it names the one with the largest gain."""
+        figures = [format_time(self.largest.ns)] if self.largest.ns else []
+        figures += [format_memory(self.largest.nbytes)] if self.largest.nbytes else []
+        if len(self.layers) > 1 and figures:
+            finding = f"{finding} The largest gain is in {self.layers[0]}: up to {' and '.join(figures)}."
+        what = "This" if len(self.numbers) == 1 else "A part of this"
+        elsewhere = [f" {what} is {_NO_LAYER[number]}." for number in sorted(self.numbers) if number < 0]
+        finding = "".join([finding, *elsewhere])
+        return Advice(self.name, finding, remedy, *self.gain, rule, self.layers)
+
+
+def merged(
+    evidence: Evidence, gains: Mapping[int, Gain], remedies: Mapping[int, Hashable] | None = None
+) -> list[Merged]:
+    """The layers in which a rule found the same, put together: in the order of their first one in ``gains``.
+
+    ``gains``: by the number of the layer (negative: no layer, which stays alone). ``remedies``: by the same number a
+    key of the remedy; layers with different remedies stay apart. Layers are merged if their paths have one pattern. If
+    more than ``PER_RULE`` groups are left, they are merged by class instead, and then all together.
+    """
+    layers, remedy_of = evidence.run.layers, remedies or {}
+    keys: tuple[Callable[[int], Hashable], ...] = (
+        lambda number: evidence.likeness[number],
+        lambda number: layers[number].kind or number,
+        lambda number: None,
+    )
+    groups: dict[Hashable, list[int]] = {}
+    for key_of in keys:
+        groups = {}
+        for number in gains:
+            key = remedy_of.get(number), key_of(number) if number >= 0 else number
+            groups.setdefault(key, []).append(number)
+        if len(groups) <= PER_RULE:
+            break
+    return [together(evidence, {number: gains[number] for number in numbers}) for numbers in groups.values()]
+
+
+def together(evidence: Evidence, gains: Mapping[int, Gain]) -> Merged:
+    """All of these layers, and the work of no layer, as one. ``gains`` as in ``merged``; there is one at least."""
+    numbers = sorted(gains, key=lambda number: (number >= 0, _share(gains[number], evidence)), reverse=True)
+    ns = [gain.ns for gain in gains.values() if gain.ns is not None]
+    nbytes = [gain.nbytes for gain in gains.values() if gain.nbytes is not None]
+    return Merged(
+        _name_of(evidence, [number for number in gains if number >= 0] or numbers[:1]),
+        tuple(evidence.name_of(number) for number in numbers if number >= 0),
+        tuple(numbers),
+        Gain(sum(ns) if ns else None, sum(nbytes) if nbytes else None),
+        gains[numbers[0]],
+    )
+
+
+def _name_of(evidence: Evidence, numbers: Sequence[int]) -> str:
+    """The name of these layers: the pattern of their paths, else their class, else the path that all of them are in."""
+    if len(numbers) == 1:
+        return evidence.name_of(numbers[0])
+    layers = [evidence.run.layers[number] for number in numbers]
+    if len({evidence.likeness[number] for number in numbers}) == 1:
+        return pattern_of([layer.path for layer in layers])
+    [kind, *others] = {layer.kind for layer in layers}
+    if kind and not others:
+        return kind
+    common: list[str] = []
+    for steps in zip(*(layer.path for layer in layers)):
+        if len(set(steps)) > 1:
+            break
+        common.append(steps[0])
+    return ".".join(common) or ", ".join(dict.fromkeys(layer.path[0] for layer in layers))
 
 
 Rule = Callable[[Evidence], Iterator[Advice]]
@@ -43,7 +144,7 @@ _rules: dict[str, Rule] = {}
 
 
 def rule(function: Rule) -> Rule:
-    """Register a rule: a function that yields its findings in the evidence of a run, one per layer.
+    """Register a rule: a function that yields its findings in the evidence of a run. Those on layers are ``merged``.
 
     Its docstring says what it looks for, its threshold with the reason, and what must have been recorded. Without that
     it yields nothing. It must not count the same nanosecond twice. ``judge`` drops findings whose gains sum to less
@@ -68,7 +169,7 @@ class Judgement(NamedTuple):
 
 
 def advise(run: Run) -> list[Advice]:
-    """The findings of all rules, the largest gain first, those with unknown gain last; at most ``PER_RULE`` per rule.
+    """The findings of all rules, the largest gain first, those with unknown gain last.
 
     A rule that fails finds nothing: ``judge`` returns its error.
     """
@@ -85,23 +186,15 @@ def judge(run: Run) -> Judgement:
             found += _reported(list(find(evidence)), evidence)
         except Exception as error:  # a run file may hold anything: an error in one rule must not lose the report
             failed[name] = error
-    return Judgement(sorted(found, key=lambda one: _share(one, evidence), reverse=True), failed)
+    return Judgement(sorted(found, key=lambda one: _share(_gain_of(one), evidence), reverse=True), failed)
 
 
 def _reported(advice: list[Advice], evidence: Evidence) -> list[Advice]:
     """The findings of one rule that are reported; those with a known gain only if they are worth it together."""
     advice = [_within_recorded_time(one, evidence) for one in advice]
-    unknown = [one for one in advice if one.gain_ns is None and one.gain_bytes is None]
-    known = [one for one in advice if one.gain_ns is not None or one.gain_bytes is not None]
-    if sum(_share(one, evidence) for one in known) < WORTH:
-        known = []
-    known.sort(key=lambda one: _share(one, evidence), reverse=True)
-    known += unknown
-    reported, rest = known[:PER_RULE], known[PER_RULE:]
-    if rest:
-        last = reported[-1]
-        reported[-1] = last._replace(finding=f"{last.finding} {_the_same(rest)}")
-    return reported
+    shares = [_share(_gain_of(one), evidence) for one in advice]
+    worth = sum(share for share in shares if share >= 0) >= WORTH
+    return [one for one, share in zip(advice, shares) if (worth and share > 0) or share < 0]
 
 
 def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:
@@ -112,17 +205,14 @@ def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:
     return advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
 
 
-def _the_same(rest: list[Advice]) -> str:
-    ns, nbytes = sum(one.gain_ns or 0 for one in rest), sum(one.gain_bytes or 0 for one in rest)
-    gains = [*([format_time(ns)] if ns else []), *([format_memory(nbytes)] if nbytes else [])]
-    worth = f" ({' and '.join(gains)} more at most)" if gains else ""
-    return f"The same was seen {len(rest)} more time{'s' * (len(rest) > 1)}{worth}."
+def _gain_of(advice: Advice) -> Gain:
+    return Gain(advice.gain_ns, advice.gain_bytes)
 
 
-def _share(advice: Advice, evidence: Evidence) -> float:
-    """The gain of a finding as a share of the time or of the memory, the larger one; -1 if both are unknown."""
-    if advice.gain_ns is None and advice.gain_bytes is None:
+def _share(gain: Gain, evidence: Evidence) -> float:
+    """A gain as a share of the time or of the memory, the larger one; -1 if both are unknown."""
+    if gain.ns is None and gain.nbytes is None:
         return -1.0
-    of_time = (advice.gain_ns or 0) / evidence.recorded_ns if evidence.recorded_ns else 0.0
-    of_memory = (advice.gain_bytes or 0) / evidence.peak_bytes if evidence.peak_bytes else 0.0
+    of_time = (gain.ns or 0) / evidence.recorded_ns if evidence.recorded_ns else 0.0
+    of_memory = (gain.nbytes or 0) / evidence.peak_bytes if evidence.peak_bytes else 0.0
     return max(of_time, of_memory)

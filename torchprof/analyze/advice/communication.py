@@ -49,12 +49,12 @@ def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
     communication = sum(time.communication_ns for time in times)
     yield Advice(
         evidence.name_of(most.layers.most_common(1)[0][0]),
-        f"For {format_time(exposed)} of the {format_time(span)} ({exposed / span:.0%}) from its first work to its last "
-        f"{evidence.device} communicates and computes nothing; in all it communicates for "
-        f"{format_time(communication)}, most of it in {name}. This includes waiting for other ranks.",
-        'See whether ranks wait for one that is slow (the report "ranks" of the runs of all). Exchange less often '
-        "(no_sync() while gradients are accumulated), less (gradients in half precision: DDP's "
-        "communication hooks), or earlier, beside computing (bucket_cap_mb of DDP, prefetching of FSDP).",
+        f"Exposed communication takes {format_time(exposed)} of the {format_time(span)} ({exposed / span:.0%}) between "
+        f"the first and the last work of {evidence.device}: it communicates, and computes nothing. All communication "
+        f"takes {format_time(communication)}, most of it in {name}. Waiting for other ranks is included.",
+        "Look for a straggler (the report `ranks` of the runs of all ranks). Communicate less often (`no_sync()` with "
+        "gradient accumulation), send less (half-precision gradients: DDP's communication hooks), or overlap "
+        "communication with computation (`bucket_cap_mb` of DDP, prefetching in FSDP).",
         exposed,
         None,
         "exposed_communication",
@@ -81,14 +81,15 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
         bandwidth = one.nbytes * 1e9 / ns
         if bandwidth >= _SLOW:
             continue
-        waits = "with their waiting for other ranks" if waiting is None else "without their waiting for other ranks"
-        bound = " or more" if waiting is None else ""
+        waits = "including" if waiting is None else "without"
+        bound = "at least " if waiting is None else ""
         yield Advice(
             evidence.name_of(one.layers.most_common(1)[0][0]),
-            f"{one.sized} calls of {name}, {format_memory(one.nbytes // one.sized)} each, take {format_time(ns)} "
-            f"{waits}: {format_count(bandwidth)}B/s{bound}.",
-            "See which way NCCL takes (NCCL_DEBUG=INFO): sockets in place of InfiniBand, NVLink or PCIe peer-to-peer "
-            'are slow. If ranks come late, the report "ranks" says which.',
+            f"{one.sized:,} call{'s' * (one.sized != 1)} of {name} ({format_memory(one.nbytes // one.sized)} on "
+            f"average) take{'s' * (one.sized == 1)} {format_time(ns)}, {waits} waiting for other ranks: a bandwidth of "
+            f"{bound}{format_count(bandwidth)}B/s.",
+            "Find out which transport NCCL uses (`NCCL_DEBUG=INFO`): sockets are slower than InfiniBand, NVLink and "
+            "PCIe peer-to-peer. If ranks arrive late, the report `ranks` names them.",
             None,
             None,
             "slow_collectives",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from torchprof.analyze.groups import likeness
 from torchprof.analyze.records import layer_name
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -85,6 +86,11 @@ class Evidence:
         """The compute capability of the CUDA device, such as (8, 0); () if unknown."""
         numbers = self.switches.get("compute_capability", "").split(".")
         return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else ()
+
+    @cached_property
+    def likeness(self) -> list[Hashable]:
+        """For each layer a key, equal for the same layer of every block."""
+        return likeness(self.run)
 
     @cached_property
     def _rows_of_chain(self) -> list[list[int]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from enum import Enum, auto
 from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice import Advice, Gain, Merged, merged, rule, together
 from torchprof.analyze.advice.evidence import Evidence, Holds, Took, inside, shape_of_input
 from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
 from torchprof.run.cost import format_time
@@ -43,11 +44,47 @@ _SUBSTANTIAL = 0.1
 _Shape = tuple[int, ...]
 
 
-class _OpsOf(NamedTuple):
-    """The sums of some ops that a layer calls directly, and their number in a forward call."""
+class _Attention(Enum):
+    """Why attention stores its scores."""
 
-    took: Took
-    a_call: float
+    NOT_FUSED = auto()  # torch found no fused kernel
+    RETURNS_WEIGHTS = auto()  # torch's MultiheadAttention, asked for weights
+    SEPARATE = auto()
+    MAYBE = auto()  # it may be something else
+
+
+_SEPARATE_OPS = "Attention runs as separate matrix products and softmax, for {}, and stores all scores."
+_USE_FUSED = "`torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=…)`."
+_TEXTS_OF_ATTENTION = {
+    _Attention.NOT_FUSED: (
+        "`scaled_dot_product_attention` uses no fused kernel. Its separate operators take {}.",
+        "Let torch report why: run it under `torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`. Common "
+        "causes are float64, a mask that requires grad, dropout on the CPU, and unsupported head sizes.",
+    ),
+    _Attention.RETURNS_WEIGHTS: (_SEPARATE_OPS, "Call it with `need_weights=False` if the weights are not used."),
+    _Attention.SEPARATE: (_SEPARATE_OPS, f"Use {_USE_FUSED}"),
+    _Attention.MAYBE: (
+        "Batched matrix products and softmax run as separate operators, for {}. If this is attention, it stores all "
+        "scores.",
+        f"If this is attention, use {_USE_FUSED}",
+    ),
+}
+"""The finding, with a place for the time, and the remedy."""
+
+
+class _Ops(NamedTuple):
+    """Ops that a layer calls directly: their number and time, the layer's forward calls, the time of their backward,
+    and the layer's own time between ops (``_between_ops``), None if another finding has it."""
+
+    number: int
+    ns: int
+    forward_calls: int
+    back_ns: int
+    between_ns: int | None
+
+    @property
+    def gain(self) -> Gain:
+        return Gain(self.ns + self.back_ns + (self.between_ns or 0))
 
 
 @rule
@@ -60,25 +97,17 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
     gain is at most all of their time, that of their backward, and on the CPU the layer's own time between ops (see
     ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out.
     """
-    found = _many_in_a_call(evidence, _is_elementwise, _MANY)
-    if not found:
+    took = _many_in_a_call(evidence, _is_elementwise, _MANY)
+    if not took:
         return
-    backward = evidence.took(_is_elementwise_node, phases=(BACKWARD,))
-    between, counted_elsewhere = _between_ops(evidence), {*layers_of_slow_python(evidence), *_tiny_ops(evidence)}
-    for number, (one, a_call) in found.items():
-        ns = evidence.time_of(one)
-        mean = ns / one.calls
-        kind = "small elementwise ops" if mean < _FEW_NS else "elementwise ops"
-        own = 0 if number in counted_elsewhere else between.get(number, 0)
-        back_ns = evidence.time_of(backward.get(number, Took()))
-        yield Advice(
-            evidence.name_of(number),
-            f"Calls {a_call:.0f} {kind} in a forward call, {format_time(mean)} each, {format_time(ns)} in all."
-            + _related_time(own, back_ns, evidence, number in counted_elsewhere),
-            "Fuse them: compile the layer (layer.compile() or torch.compile(model)), or use torch's own layer or "
-            "function for it (torch.nn.functional).",
-            ns + back_ns + own,
-            None,
+    found = _with_related_time(
+        evidence, took, _is_elementwise_node, {*layers_of_slow_python(evidence), *_tiny_ops(evidence)}
+    )
+    for group in merged(evidence, {number: one.gain for number, one in found.items()}):
+        yield group.advice(
+            _text_of_ops(evidence, [found[number] for number in group.numbers], "elementwise operators"),
+            "Fuse them: compile the layer (`layer.compile()` or `torch.compile(model)`), or use one function or layer "
+            "of torch for them (`torch.nn.functional`).",
             "many_elementwise_ops",
         )
 
@@ -93,24 +122,20 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
     at most all of their time, that of their backward, and on the CPU the layer's own time between ops (see
     ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out.
     """
-    found = _tiny_ops(evidence)
-    if not found:
+    took = _tiny_ops(evidence)
+    if not took:
         return
     elementwise = evidence.took(_is_elementwise, phases=(FORWARD, RECOMPUTE))
-    backward = evidence.took(_is_other_node, phases=(BACKWARD,))
-    between, counted_elsewhere = _between_ops(evidence), layers_of_slow_python(evidence)
-    for number, (one, a_call) in found.items():
-        ns = evidence.time_of(one)
-        kind = "ops that are not elementwise" if number in elementwise else "ops"
-        own = 0 if number in counted_elsewhere else between.get(number, 0)
-        back_ns = evidence.time_of(backward.get(number, Took()))
-        yield Advice(
-            evidence.name_of(number),
-            f"Calls {a_call:,.0f} {kind} in a forward call, {format_time(ns / one.calls)} each, {format_time(ns)} in "
-            f"all.{_related_time(own, back_ns, evidence, number in counted_elsewhere)}",
-            "Say it for all rows at once in place of a loop, or compile the layer with torch.compile.",
-            ns + back_ns + own,
-            None,
+    found = _with_related_time(evidence, took, _is_other_node, layers_of_slow_python(evidence))
+    for group in merged(evidence, {number: one.gain for number, one in found.items()}):
+        others = any(number in elementwise for number in group.numbers)
+        yield group.advice(
+            _text_of_ops(
+                evidence,
+                [found[number] for number in group.numbers],
+                f"operators{' (without elementwise ones)' if others else ''}",
+            ),
+            "Compute all rows at once instead of in a loop, or compile the layer with `torch.compile`.",
             "many_tiny_ops",
         )
 
@@ -141,29 +166,31 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     calls = _forward_calls(evidence)
     keeps = BACKWARD in evidence.run.phases()
     nothing, layers = Took(), evidence.run.layers
+    times: dict[int, int] = {}
+    gains: dict[int, Gain] = {}
+    kinds: dict[int, _Attention] = {}
     for number in sorted(products.keys() | math.keys()):
         if number in short or number < 0:
             continue
         own = [number, *(child for child in layers.children[number] if layers[child].kind == "Softmax")]
         softmax_calls = sum(forward_weights.get(one, nothing).calls for one in own)
-        parts = [*(took.get(number, nothing) for took in (math, products)), *(weights.get(one, nothing) for one in own)]
-        ns = sum(map(evidence.time_of, parts))
         if number in math:
-            what, remedy = _texts_of_math(ns)
+            kinds[number] = _Attention.NOT_FUSED
         elif softmax_calls and forward_products.get(number, nothing).calls >= 2 * softmax_calls:
             if not is_attention.get(number, True):
                 continue
-            what, remedy = _texts_of_separate_ops(ns, layers[number], number in is_attention)
+            kinds[number] = _kind_of_attention(layers[number], number in is_attention)
         else:
             continue
+        parts = [*(took.get(number, nothing) for took in (math, products)), *(weights.get(one, nothing) for one in own)]
+        times[number] = sum(map(evidence.time_of, parts))
         written = sum(results.get(one, nothing).allocated for one in own)
-        yield Advice(
-            evidence.name_of(number),
-            what,
-            remedy,
-            int(ns * _FUSED_ATTENTION),
-            written // max(calls.get(number, 1), 1) if keeps and written else None,
-            "attention_not_fused",
+        saved = written * len(evidence.run.metas) // max(calls.get(number, 1), 1) if keeps and written else None
+        gains[number] = Gain(int(times[number] * _FUSED_ATTENTION), saved)
+    for group in merged(evidence, gains, kinds):
+        said, remedy = _TEXTS_OF_ATTENTION[kinds[group.numbers[0]]]
+        yield group.advice(
+            said.format(format_time(sum(times[number] for number in group.numbers))), remedy, "attention_not_fused"
         )
 
 
@@ -192,47 +219,49 @@ def bias_before_batch_norm(evidence: Evidence) -> Iterator[Advice]:
         return
     took = evidence.took(_is_bias)
     inside_of = evidence.took(inside("aten::convolution", "aten::convolution_backward"))
-    unknown: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
-    for conv, norm, certain in biased:
-        ns = evidence.time_of(took[conv]) if conv in took else 0
-        if ns:
-            which, remedy = _texts_of_bias(layers[conv], layers[norm], certain)
-            yield Advice(
-                layers[conv].name,
-                f"Spends {format_time(ns)} on a bias{which}.",
-                remedy,
-                ns,
-                None,
-                "bias_before_batch_norm",
-            )
-        elif conv in inside_of:
-            unknown[certain].append((conv, norm))
-    for certain, pairs in unknown.items():
-        ns = sum(evidence.time_of(inside_of[conv]) for conv, _ in pairs)
-        if not ns or ns < _SUBSTANTIAL * evidence.recorded_ns:
-            continue
-        conv, norm = pairs[0]
-        which, remedy = _texts_of_bias(layers[conv], layers[norm], certain)
-        all_of_them = "The convolution took"
-        if len(pairs) > 1:
-            more = f"{len(pairs) - 1} more convolution{'s' * (len(pairs) > 2)}"
-            all_of_them = f"The same was seen of {more}; together they took"
-        yield Advice(
-            layers[conv].name,
-            f"Has a bias{which}. {all_of_them} {format_time(ns)}, of which the bias is a small part.",
-            remedy,
-            None,
-            None,
-            "bias_before_batch_norm",
-        )
+    times = {conv: evidence.time_of(took[conv]) if conv in took else 0 for conv, _, _ in biased}
+    norms = {conv: norm for conv, norm, _ in biased}
+    remedies = {conv: (certain, layers[conv].kind) for conv, _, certain in biased}
+    for group in merged(evidence, {conv: Gain(ns) for conv, ns in times.items() if ns}, remedies):
+        said = f"{_biases(group.numbers)} {format_time(group.gain.ns or 0)}."
+        yield _without_bias(evidence, group, norms, said, *remedies[group.numbers[0]])
+    for certain, kind in dict.fromkeys(remedies.values()):
+        convs = [conv for conv in norms if remedies[conv] == (certain, kind) and not times[conv] and conv in inside_of]
+        ns = sum(evidence.time_of(inside_of[conv]) for conv in convs)
+        if ns and ns >= _SUBSTANTIAL * evidence.recorded_ns:
+            several = "s" if len(convs) > 1 else ""
+            said = f"{_biases(convs)} a small part of the {format_time(ns)} of the convolution{several}."
+            group = together(evidence, dict.fromkeys(convs, Gain()))
+            yield _without_bias(evidence, group, norms, said, certain, kind)
 
 
-def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, _OpsOf]:
+def _biases(convs: Sequence[int]) -> str:
+    return "The bias takes" if len(convs) == 1 else f"The biases of {len(convs)} convolutions take"
+
+
+def _without_bias(
+    evidence: Evidence, group: Merged, norms: Mapping[int, int], said: str, certain: bool, kind: str
+) -> Advice:
+    """The finding on convolutions before batch norms. ``said``: the sentence on what their biases take."""
+    norm = evidence.name_of(norms[group.numbers[0]])
+    if len(group.numbers) > 1:
+        why = "The batch norm after each" if certain else "A batch norm in train mode is next to each"
+    else:
+        why = norm if certain else f"{norm}, a batch norm in train mode, is next to it"
+    if certain:
+        why += " subtracts it again with the mean."
+    else:
+        why += ": if the output goes there directly and nowhere else, the bias is subtracted again with the mean."
+    remedy = f"{'Use' if certain else 'If so, use'} `torch.nn.{kind}(…, bias=False)`."
+    return group.advice(f"{said} {why}", remedy, "bias_before_batch_norm")
+
+
+def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, Took]:
     """The layers that call at least ``number`` of the matching ops in each forward call, on average. Compiled layers
     are left out, and layers of unknown class: a range of a trace may hold a whole model."""
     calls = _forward_calls(evidence)
     return {
-        layer: _OpsOf(took, took.calls / calls[layer])
+        layer: took
         for layer, took in evidence.took(holds, phases=(FORWARD, RECOMPUTE)).items()
         if layer >= 0
         and calls.get(layer)
@@ -242,13 +271,50 @@ def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, 
     }
 
 
-def _tiny_ops(evidence: Evidence) -> dict[int, _OpsOf]:
+def _tiny_ops(evidence: Evidence) -> dict[int, Took]:
     """The layers that ``many_tiny_ops`` reports, by number."""
     return {
-        layer: ops
-        for layer, ops in _many_in_a_call(evidence, _is_other_op, _A_LOOP).items()
-        if evidence.time_of(ops.took) < _FEW_NS * ops.took.calls
+        layer: took
+        for layer, took in _many_in_a_call(evidence, _is_other_op, _A_LOOP).items()
+        if evidence.time_of(took) < _FEW_NS * took.calls
     }
+
+
+def _with_related_time(
+    evidence: Evidence, found: Mapping[int, Took], is_node: Holds, counted_elsewhere: Container[int]
+) -> dict[int, _Ops]:
+    """The ops of each layer with the time of their backward, and between them."""
+    calls, between = _forward_calls(evidence), _between_ops(evidence)
+    backward = evidence.took(is_node, phases=(BACKWARD,))
+    return {
+        layer: _Ops(
+            took.calls,
+            evidence.time_of(took),
+            calls[layer],
+            evidence.time_of(backward.get(layer, Took())),
+            None if layer in counted_elsewhere and between.get(layer) else between.get(layer, 0),
+        )
+        for layer, took in found.items()
+    }
+
+
+def _text_of_ops(evidence: Evidence, found: Sequence[_Ops], what: str) -> str:
+    """The sentences on the ops of several layers: their number and time, their backward, and the time between them."""
+    overhead = "dispatch" if evidence.device == "cpu" else "kernel launch"
+    number, ns = sum(one.number for one in found), sum(one.ns for one in found)
+    a_call = number / sum(one.forward_calls for one in found)
+    on_average = " on average" if len(found) > 1 else ""
+    said = f"A forward call runs {a_call:,.0f} {what}{on_average}. "
+    said += f"They take {format_time(ns)} in total, {format_time(ns / number)} each."
+    said += f" Operators this short are usually bound by {overhead} overhead." if ns < _FEW_NS * number else ""
+    back_ns = sum(one.back_ns for one in found)
+    said += f" Their backward takes {format_time(back_ns)}." if back_ns else ""
+    between_ns, elsewhere = sum(one.between_ns or 0 for one in found), [one.between_ns is None for one in found]
+    said += f" The time between operators is {format_time(between_ns)}." if between_ns else ""
+    if any(elsewhere):
+        of_layers = "" if all(elsewhere) else f" of {sum(elsewhere)} of these layers"
+        said += f" The time between operators{of_layers} is part of another finding."
+    return said
 
 
 def _between_ops(evidence: Evidence) -> dict[int, int]:
@@ -260,14 +326,6 @@ def _between_ops(evidence: Evidence) -> dict[int, int]:
     if evidence.device != "cpu":
         return {}
     return {layer: took.cpu_ns for layer, took in evidence.took(is_own_time, phases=(FORWARD, RECOMPUTE)).items()}
-
-
-def _related_time(own: int, back_ns: int, evidence: Evidence, counted_elsewhere: bool) -> str:
-    """The sentences on the time in the backward of some ops of a layer, and between them."""
-    said = f" Their backward takes {format_time(back_ns)}." if back_ns else ""
-    if counted_elsewhere and evidence.device == "cpu":
-        return f"{said} What the layer takes between them is counted in another finding."
-    return f"{said} The layer itself takes {format_time(own)} between its ops." if own else said
 
 
 def _forward_calls(evidence: Evidence) -> dict[int, int]:
@@ -361,26 +419,10 @@ def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> di
     }
 
 
-def _texts_of_math(ns: int) -> tuple[str, str]:
-    return (
-        f"scaled_dot_product_attention took no fused kernel, but its separate ops, for {format_time(ns)}.",
-        "See what forbids a fused one: float64, a mask that needs a gradient, dropout on the CPU, odd sizes of heads; "
-        "under torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION) torch says what.",
-    )
-
-
-def _texts_of_separate_ops(ns: int, layer: Layer, certain: bool) -> tuple[str, str]:
-    what = f"Writes out its attention: products and softmax as separate ops, for {format_time(ns)}."
+def _kind_of_attention(layer: Layer, certain: bool) -> _Attention:
     if layer.kind == "MultiheadAttention":
-        return what, "Call it with need_weights=False, where nobody reads the weights."
-    function = "torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=…)."
-    if certain:
-        return what, f"Write {function}"
-    return (
-        f"Calls batched products and softmax as separate ops, for {format_time(ns)}. If this is attention, it writes "
-        "out its scores.",
-        f"If this is attention, write {function}",
-    )
+        return _Attention.RETURNS_WEIGHTS
+    return _Attention.SEPARATE if certain else _Attention.MAYBE
 
 
 def _in_order(evidence: Evidence, conv: int, calls: Mapping[int, int]) -> bool:
@@ -388,18 +430,6 @@ def _in_order(evidence: Evidence, conv: int, calls: Mapping[int, int]) -> bool:
     layers = evidence.run.layers
     above = layers.parent[conv]
     return layers[above].kind == "Sequential" and calls.get(above) == calls.get(conv) and not layers[conv].shared_with
-
-
-def _texts_of_bias(conv: Layer, norm: Layer, certain: bool) -> tuple[str, str]:
-    """The words on a bias, and the remedy."""
-    remedy = f"rite torch.nn.{conv.kind}(…, bias=False)."
-    if certain:
-        return f" that {norm.name} subtracts again with the mean", f"W{remedy}"
-    return (
-        f", and beside it stands {norm.name} in train mode: if its output goes there directly, and nowhere else, that "
-        "subtracts the bias again",
-        f"If so, w{remedy}",
-    )
 
 
 def _has_bias(layer: Layer) -> bool:

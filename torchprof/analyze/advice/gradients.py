@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from itertools import takewhile
 from math import ceil
 
-from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice import Advice, Gain, merged, rule, together
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.host import forward_calls
 from torchprof.run.cost import format_memory, format_time
@@ -43,24 +43,15 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
             times[outermost] = times.get(outermost, 0) + evidence.time_of(took)
     if sum(times.values()) <= _SHARE * evidence.recorded_ns:
         return
-    for layer, ns in times.items():
-        passes = _calls(evidence, numbers[layers[layer].path[:1]])
-        rises = [
-            spread.max
-            for key, spread in evidence.samples("peak_bytes")
-            if key.layer == layer and key.phase == RECOMPUTE
-        ]
-        saved = ""
-        if rises:
-            nbytes = max(rises) * ceil(calls[layer] / max(passes, 1))
-            saved = f" That keeps {format_memory(nbytes)} of memory free, at most."
-        yield Advice(
-            layers[layer].name,
-            f"Its forward is computed again in backward ({calls[layer]} time{'s' * (calls[layer] != 1)}, "
-            f"{format_time(ns)}): activation checkpointing.{saved}",
-            "If there is memory to spare, checkpoint fewer layers, those that hold much and cost little.",
-            ns,
-            None,
+    saves = {layer: _saved_by_recomputing(evidence, layer, calls[layer]) for layer in times}
+    for group in merged(evidence, {layer: Gain(ns) for layer, ns in times.items()}):
+        again = sum(calls[layer] for layer in group.numbers)
+        known = [nbytes for layer in group.numbers if (nbytes := saves[layer]) is not None]
+        saved = f" It saves up to {format_memory(sum(known))}." if len(known) == len(group.numbers) else ""
+        yield group.advice(
+            f"Activation checkpointing runs forward again in backward {again:,} time{'s' * (again != 1)}, for "
+            f"{format_time(group.gain.ns or 0)} in total.{saved}",
+            "If memory is left, checkpoint fewer layers: only those that save much memory and take little time.",
             "recomputed_layers",
         )
 
@@ -105,18 +96,27 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     ns = sum(evidence.time_of(backward[layer]) for layer in front)
     if not frozen or ns <= _SHARE * evidence.recorded_ns:
         return
-    others = len(frozen) - 1
-    more = f" (and {others} more frozen layer{'s' * (others > 1)})" if others else ""
-    yield Advice(
-        layers[frozen[0]].name,
-        f"It is frozen, and nothing trainable in the model runs before it{more}, yet backward goes through it: "
-        f"{format_time(ns)}, layers without parameters among them included.",
-        "If nobody needs the gradient of the model's input, let the input not ask for one (requires_grad), or run the "
-        "frozen layers under torch.no_grad().",
-        ns,
-        None,
+    which = f"{len(frozen)} frozen layers" if len(frozen) > 1 else "a frozen layer"
+    others = len(front) - len(frozen)
+    between = f" and {others} layer{'s' * (others > 1)} without parameters" if others else ""
+    group = together(evidence, {layer: Gain(evidence.time_of(backward[layer])) for layer in front})
+    yield group.advice(
+        f"Backward runs through {which}{between}, for {format_time(ns)} in total. Nothing trainable in the model runs "
+        "before them.",
+        "If the gradient of the model's input is not needed, create the input with `requires_grad=False`, or run the "
+        "frozen layers under `torch.no_grad()`.",
         "frozen_layers_with_gradients",
     )
+
+
+def _saved_by_recomputing(evidence: Evidence, layer: int, calls: int) -> int | None:
+    """The most memory that checkpointing a layer saves: the peak of a recomputed call for each in one forward of its
+    model; None if memory was not recorded."""
+    rises = [
+        spread.max for key, spread in evidence.samples("peak_bytes") if key.layer == layer and key.phase == RECOMPUTE
+    ]
+    passes = _calls(evidence, evidence.run.layers.lineage(layer)[0])
+    return max(rises) * ceil(calls / max(passes, 1)) if rises else None
 
 
 def _trained(layers: Layers, called: Collection[int]) -> set[int]:

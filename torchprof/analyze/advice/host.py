@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice import Advice, Gain, Merged, merged, rule
 from torchprof.analyze.advice.evidence import Evidence, is_collection
 from torchprof.run.cost import format_time
 from torchprof.run.samples import SampleKey, Spread
@@ -38,16 +38,28 @@ class _Transfers:
     device_ns: int = 0
     ops: Counter[str] = field(default_factory=Counter)
 
-    @property
-    def times(self) -> str:
-        calls = max(self.copies, self.waits)  # reading a value is a copy and a wait, or both in one call
-        return f"{calls} time{'s' * (calls != 1)}"
+    def __add__(self, other: _Transfers) -> _Transfers:
+        return _Transfers(
+            self.copies + other.copies,
+            self.waits + other.waits,
+            self.cpu_ns + other.cpu_ns,
+            self.device_ns + other.device_ns,
+            self.ops + other.ops,
+        )
 
     @property
-    def op(self) -> str:
-        """The op that did it most often."""
-        [(op, _)] = self.ops.most_common(1)
-        return op
+    def calls(self) -> int:
+        return max(self.copies, self.waits)  # reading a value is a copy and a wait, or both in one call
+
+    @property
+    def most_often(self) -> str:
+        """The op that did it most often, as a part of a sentence."""
+        ops = self.ops.most_common()
+        return f" ({'most often' if len(ops) > 1 else 'all'} in {ops[0][0]})" if ops else ""
+
+    @property
+    def both_times(self) -> str:
+        return f"{format_time(self.cpu_ns)} of CPU time and {format_time(self.device_ns)} of device time"
 
 
 @rule
@@ -60,15 +72,12 @@ def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """
     found = {layer: seen for layer, seen in _copies(evidence).items() if layer >= 0}
     limit = idle_ns(evidence) + sum(seen.device_ns for seen in found.values())
-    for layer, seen, gain in _at_most(found, limit):
-        yield Advice(
-            evidence.name_of(layer),
-            f"It copies between the host and {evidence.device} {seen.times}{_in_calls(evidence, layer)}, as {seen.op}: "
-            f"{format_time(seen.cpu_ns)} of the CPU's time, {format_time(seen.device_ns)} of the device's.",
-            "Make tensors where they are used (device=x.device), keep constants with register_buffer, and take results "
-            "to the CPU after the step, not in forward.",
-            gain,
-            None,
+    for group, seen in _at_most(evidence, found, limit):
+        yield group.advice(
+            f"{_times(seen.copies, 'copy', 'copies')} between CPU and {evidence.device}{_in_calls(evidence, group)}"
+            f"{seen.most_often} take{'s' * (seen.copies == 1)} {seen.both_times}.",
+            "Create tensors on the device (`device=x.device`), store constants with `register_buffer`, and copy "
+            "results to the CPU after the step, not in forward.",
             "copies_in_layers",
         )
 
@@ -94,11 +103,10 @@ def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
         return
     yield Advice(
         evidence.name_of(OUTSIDE),
-        f"{seen.copies / steps:.3g} copies to {evidence.device} a step are from pageable memory, as {seen.op}: "
-        f"{format_time(seen.cpu_ns)} of the CPU's time, {format_time(seen.device_ns)} of the device's, in {steps} "
-        "steps.",
-        "Let the loader pin its batches (DataLoader(..., pin_memory=True)), and copy them with "
-        ".to(device, non_blocking=True): the CPU then goes on at once.",
+        f"{seen.copies:,} copies from pageable memory to {evidence.device} in {steps:,} steps{seen.most_often} take "
+        f"{seen.both_times}.",
+        "Pin batches (`DataLoader(…, pin_memory=True)`), and copy them with `.to(device, non_blocking=True)`: the CPU "
+        "then does not wait for the copy.",
         min(seen.cpu_ns, in_steps, idle_ns(evidence) + seen.device_ns),
         None,
         "pageable_batches",
@@ -115,15 +123,12 @@ def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
     of a device: on the CPU alone there is no such wait.
     """
     found = {layer: seen for layer, seen in _waits(evidence).items() if layer >= 0}
-    for layer, seen, gain in _at_most(found, idle_ns(evidence)):
-        yield Advice(
-            evidence.name_of(layer),
-            f"The CPU waits in it for {evidence.device} {seen.times}{_in_calls(evidence, layer)}, as {seen.op}: "
-            f"{format_time(seen.cpu_ns)}, and then the device waits for work.",
-            "Leave the value on the device: torch.where instead of if, a product with a mask instead of an index, and "
-            "sizes that Python knows without asking.",
-            gain,
-            None,
+    for group, seen in _at_most(evidence, found, idle_ns(evidence)):
+        yield group.advice(
+            f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')}{_in_calls(evidence, group)}"
+            f"{seen.most_often}. It waits {format_time(seen.cpu_ns)}, and then the device waits for work.",
+            "Keep values on the device: use `torch.where` instead of `if`, multiply by a mask instead of indexing with "
+            "it, and use sizes that do not depend on the values of a tensor.",
             "waits_in_layers",
         )
 
@@ -137,16 +142,13 @@ def waits_outside(evidence: Evidence) -> Iterator[Advice]:
     ``waits_in_layers``.
     """
     found = {layer: seen for layer, seen in _waits(evidence).items() if layer == OUTSIDE}
-    for layer, seen, gain in _at_most(found, idle_ns(evidence)):
+    for group, seen in _at_most(evidence, found, idle_ns(evidence)):
         steps = sum(meta.steps for meta in evidence.run.metas)
-        yield Advice(
-            evidence.name_of(layer),
-            f"Outside all layers the CPU waits for {evidence.device} to see a value {seen.times}"
-            f"{f' in {steps} steps' if steps else ''}, as {seen.op}: {format_time(seen.cpu_ns)}, and then the device "
-            "waits for work.",
-            "Keep it as a tensor (total += loss.detach()), and ask for its value once in many steps.",
-            gain,
-            None,
+        yield group.advice(
+            f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')} to read a value"
+            f"{f' in {steps:,} steps' if steps else ''}{seen.most_often}. It waits {format_time(seen.cpu_ns)}, and "
+            "then the device waits for work.",
+            "Keep the value as a tensor (`total += loss.detach()`), and read it once in many steps.",
             "waits_outside",
         )
 
@@ -184,11 +186,12 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     took_ns = sum(took.device_ns for took in on_device.values())
     yield Advice(
         launched_by.most_common(1)[0][0] if launched_by else evidence.name_of(OUTSIDE),
-        f"{evidence.device} is idle for {idle / wall:.0%} of the time: in the mean of {launches} kernels the CPU takes "
-        f"{format_time(launching / launches)} to launch what runs for {format_time(took_ns / launches)}. The profiler "
-        "slows the CPU: without it the share is smaller.",
-        'Launch less: torch.compile(model), with mode="reduce-overhead" for CUDA graphs; or give each launch more to '
-        "do, with a larger batch.",
+        f"{evidence.device} is idle for {idle / wall:.0%} of the recorded time: the program is launch-bound. On "
+        f"average of {launches:,} kernels, the CPU takes {format_time(launching / launches)} per kernel, and a kernel "
+        f"runs for {format_time(took_ns / launches)}. The profiler slows down the CPU: without it, the device is idle "
+        "for less time.",
+        'Launch fewer kernels: `torch.compile(model, mode="reduce-overhead")` uses CUDA graphs. Or use a larger batch, '
+        "so that each kernel does more.",
         gain,
         None,
         "launches_slower_than_the_device",
@@ -307,14 +310,21 @@ def _op_of(frames: Sequence[Frame]) -> str:
     return "no operator"
 
 
-def _in_calls(evidence: Evidence, layer: int) -> str:
-    calls = sum(spread.count for spread in forward_calls(evidence, layer))
-    return f" in {calls} call{'s' * (calls != 1)}" if calls else ""
+def _in_calls(evidence: Evidence, group: Merged) -> str:
+    """In how many forward calls of its layers; "" if that is unknown."""
+    calls = [sum(spread.count for spread in forward_calls(evidence, layer)) for layer in group.numbers]
+    return f" in {_times(sum(calls), 'forward call')}" if all(calls) else ""
 
 
-def _at_most(found: Mapping[int, _Transfers], limit: int) -> Iterator[tuple[int, _Transfers, int]]:
-    """Each layer, its transfers, and its part of the gain of all layers, which is at most ``limit``."""
+def _times(count: int, what: str, several: str = "") -> str:
+    return f"{count:,} {what if count == 1 else several or what + 's'}"
+
+
+def _at_most(evidence: Evidence, found: Mapping[int, _Transfers], limit: int) -> Iterator[tuple[Merged, _Transfers]]:
+    """The layers that share a finding, and their transfers. The gain of all layers is at most ``limit``."""
     whole = sum(seen.cpu_ns for seen in found.values())
-    for layer, seen in found.items():
-        if whole:
-            yield layer, seen, seen.cpu_ns * min(whole, limit) // whole
+    if not whole:
+        return
+    gains = {layer: Gain(one.cpu_ns * min(whole, limit) // whole) for layer, one in found.items()}
+    for group in merged(evidence, gains):
+        yield group, sum((found[layer] for layer in group.numbers), _Transfers())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_time
 from torchprof.run.words import Frame
@@ -22,14 +22,13 @@ def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
     Tensor cores need channels last, so cuDNN converts other layouts. The gain is the time of these kernels. On the CPU
     oneDNN reorders inside an op, where it is not recorded. Needs a device.
     """
-    for number, one in evidence.took(_is_conversion).items():
-        yield Advice(
-            evidence.name_of(number),
-            f"{one.calls} kernels, {format_time(one.device_ns)} in all, only turn the layout of tensors around "
-            "for convolutions that run channels last.",
-            "Keep them so: model = model.to(memory_format=torch.channels_last), and the same for the input.",
-            one.device_ns,
-            None,
+    found = evidence.took(_is_conversion)
+    for group in merged(evidence, {number: Gain(one.device_ns) for number, one in found.items()}):
+        calls = sum(found[number].calls for number in group.numbers)
+        yield group.advice(
+            f"{calls:,} kernel{'s convert' if calls != 1 else ' converts'} between NCHW and NHWC around convolutions, "
+            f"for {format_time(group.gain.ns or 0)} in total.",
+            "Use channels last: `model = model.to(memory_format=torch.channels_last)`, and the same for the input.",
             "channels_last_missed",
         )
 

@@ -47,21 +47,21 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     times = sum(labels.values())
     gain = whole
     in_steps = [spread for _, spread in evidence.samples("step_data_ns")]
-    seen = f"The loop waits for its DataLoader {format_time(whole)}"
-    seen += f" ({whole / evidence.recorded_ns:.0%} of the recorded time)" if evidence.recorded_ns else ""
+    seen = f"The loop waits {format_time(whole)} for data loading"
     if in_steps:
         steps = sum(spread.count for spread in in_steps)
-        seen += f", {format_time(sum(spread.sum for spread in in_steps) / steps)} a step on average"
+        seen += f", {format_time(sum(spread.sum for spread in in_steps) / steps)} per step on average"
     seen += "."
-    remedy = "Let other processes make the next batches meanwhile: DataLoader(..., num_workers=4)."
+    remedy = "Load batches in worker processes: `DataLoader(…, num_workers=4)`."
     if "MultiProcessing" in label:
         if not in_steps and times < _FEW:
             return
         gain -= sum(max(0, spread.first - round(spread.median)) for spread in in_steps)
-        seen += " It has workers, and they are too slow for it."
-        remedy = "Give it more workers (num_workers=), or give them less to do for a batch."
+        seen += " The DataLoader has workers, but they are too slow."
+        remedy = "Use more workers (`DataLoader(…, num_workers=…)`), or do less work per batch."
     elif "SingleProcess" in label:
-        seen += f" It has no workers: the loop makes each batch itself, {in_no_op / whole:.0%} of that in no operator."
+        seen += " The DataLoader has no workers, so the loop loads each batch itself."
+        seen += f" {in_no_op / whole:.0%} of that time is in no operator."
     if evidence.device != "cpu":
         gain = min(gain, idle_ns(evidence))
     if gain > _SHARE * evidence.recorded_ns:

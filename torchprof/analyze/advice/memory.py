@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 
-from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_memory
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED
@@ -28,39 +28,52 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
     """
     called = sum(key.phase == FORWARD for key, _ in evidence.samples("cpu_ns"))
     share = max(_SHARE, 2 / max(called, 1))
+    peaks: dict[str, int] = {}
+    incomplete: set[str] = set()
+    found: defaultdict[int, dict[str, Counter[tuple[str, str]]]] = defaultdict(dict)
     for memory in evidence.run.memory:
         whole = memory.peak_bytes + sum(size for _, size in memory.before or ())
-        above = "" if memory.before is not None else " above the start"
         device = memory.device if len(evidence.run.metas) == 1 else f"{memory.device} of rank {memory.rank}"
         by_layer: dict[int, Counter[tuple[str, str]]] = {}
         for held in memory.held:
             if held.nbytes > 0 and held.layer != NOT_SELECTED and held.kind in _KINDS:
                 by_layer.setdefault(held.layer, Counter())[held.kind, held.phase] += held.nbytes
         for layer, sums in by_layer.items():
-            nbytes = sum(sums.values())
-            if nbytes >= max(share * whole, _LEAST_BYTES):
-                parts = ", ".join(
-                    f"{format_memory(size)} {kind} of {phase}"
-                    for (kind, phase), size in sums.most_common()
-                    if size >= _SMALL * nbytes
-                )
-                yield Advice(
-                    evidence.name_of(layer),
-                    f"When {device} holds most, {format_memory(whole)}{above}, {nbytes / whole:.0%} of that was made "
-                    f"here: {parts}.",
-                    _remedy(evidence, sums.most_common(1)[0][0][0]),
-                    None,
-                    nbytes,
-                    "layer_that_makes_the_peak",
-                )
+            if sum(sums.values()) >= max(share * whole, _LEAST_BYTES):
+                peaks[device] = whole
+                incomplete |= {device} if memory.before is None else set()
+                found[layer][device] = sums
+    gains = {layer: Gain(nbytes=sum(map(Counter.total, by_device.values()))) for layer, by_device in found.items()}
+    remedies = {layer: _remedy(evidence, _largest_kind(by_device)) for layer, by_device in found.items()}
+    for group in merged(evidence, gains, remedies):
+        devices = dict.fromkeys(device for layer in group.numbers for device in found[layer])
+        sums = sum((one for layer in group.numbers for one in found[layer].values()), Counter[tuple[str, str]]())
+        whole, nbytes = sum(peaks[device] for device in devices), sums.total()
+        where = f"the peak of {next(iter(devices))}" if len(devices) == 1 else f"the peaks of {len(devices)} devices"
+        above = " above the start" if incomplete & devices.keys() else ""
+        parts = ", ".join(
+            f"{format_memory(size)} {kind} of {phase}"
+            for (kind, phase), size in sums.most_common()
+            if size >= _SMALL * nbytes
+        )
+        yield group.advice(
+            f"{nbytes / whole:.0%} of {where} ({format_memory(whole)}{above}) was allocated here: {parts}.",
+            remedies[group.numbers[0]],
+            "layer_that_makes_the_peak",
+        )
+
+
+def _largest_kind(by_device: Mapping[str, Counter[tuple[str, str]]]) -> str:
+    """Which kind of memory it is most, over all devices."""
+    return sum(by_device.values(), Counter[tuple[str, str]]()).most_common(1)[0][0][0]
 
 
 def _remedy(evidence: Evidence, kind: str) -> str:
     if kind == "temporaries":
-        return "Work in parts (torch.chunk), in place, or with an operator that needs no such intermediate result."
+        return "Compute in parts (`torch.chunk`), in place, or with an operator without this intermediate result."
     if BACKWARD in evidence.run.phases():
         return (
-            "Compute it again in backward (torch.utils.checkpoint), keep it in half precision (torch.autocast), or "
-            "work on a part of the batch at a time."
+            "Use activation checkpointing (`torch.utils.checkpoint`), half precision (`torch.autocast`), or smaller "
+            "micro-batches with gradient accumulation."
         )
-    return "Work on a part of the batch at a time, or return less."
+    return "Use smaller batches, or return fewer tensors."

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.advice.host import forward_calls
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP
@@ -20,31 +22,31 @@ def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
 
     If the run is inference, its results are random or depend on the rest of the batch, and the running statistics
     change. So it is reported however little time it takes. A dropout with p=0 and a norm without running statistics do
-    the same in both modes. One finding per model. The gain is unknown; the finding has the time of these layers.
+    the same in both modes. The gain is unknown; the finding has the time of these layers.
     """
     if _trains(evidence):
         return
     calls = evidence.took(lambda frames: not frames, phases=(FORWARD,))
-    by_model: dict[str, list[int]] = {}
-    for number, layer in enumerate(evidence.run.layers):
-        if layer.training and _depends_on_mode(layer) and number in calls and calls[number].calls:
-            by_model.setdefault(layer.path[0], []).append(number)
-    if not by_model:
+    found = [
+        number
+        for number, layer in enumerate(evidence.run.layers)
+        if layer.training and _depends_on_mode(layer) and number in calls and calls[number].calls
+    ]
+    if not found:
         return
     took = evidence.took(lambda frames: True, phases=(FORWARD,))
-    for model, numbers in by_model.items():
-        first = evidence.run.layers[numbers[0]]
-        ns = sum(evidence.time_of(took[number]) for number in numbers)
-        more = f" and {len(numbers) - 1} more layers were" if len(numbers) > 1 else " was"
-        yield Advice(
-            model,
-            f"No backward was recorded, but {first.name} ({first.kind}){more} called in train mode, "
-            f"for {format_time(ns)}.",
-            "If this is inference, call model.eval() first: otherwise its results are random or depend on the batch.",
-            None,
-            None,
-            "eval_forgotten",
-        )
+    first = evidence.run.layers[found[0]]
+    more = f" and {len(found) - 1} more layer{'s' * (len(found) > 2)} were" if len(found) > 1 else " was"
+    yield Advice(
+        ", ".join(dict.fromkeys(evidence.run.layers[number].path[0] for number in found)),
+        f"{first.name} ({first.kind}){more} called in train mode, for "
+        f"{format_time(sum(evidence.time_of(took[number]) for number in found))}, but no backward was recorded.",
+        "If this is inference, call `model.eval()` first: otherwise results are random or depend on the batch.",
+        None,
+        None,
+        "eval_forgotten",
+        tuple(evidence.run.layers[number].name for number in found),
+    )
 
 
 @rule
@@ -52,32 +54,32 @@ def gradients_never_used(evidence: Evidence) -> Iterator[Advice]:
     """Memory that forward calls saved for a backward that did not run: samples of ``kept_bytes`` in a run without
     backward and optimizer.
 
-    Under ``no_grad`` they are all 0. The gain is what all layers keep in an average call of their model. That memory
-    may be used after the recording, so the remedy is a condition. Needs memory.
+    Under ``no_grad`` they are all 0. The gain is what all layers keep in an average call of their model, on all ranks.
+    That memory may be used after the recording, so the remedy is a condition. Needs memory.
     """
     if _trains(evidence):
         return
-    kept: dict[str, int] = {}
-    largest: dict[str, tuple[int, int]] = {}
-    calls = {
-        evidence.run.layers[key.layer].path[0]: spread.count
-        for key, spread in evidence.samples("cpu_ns")
-        if key.layer >= 0 and key.phase == FORWARD and len(evidence.run.layers[key.layer].path) == 1
-    }
+    layers = evidence.run.layers
+    kept: Counter[int] = Counter()
+    by_model: defaultdict[int, set[int]] = defaultdict(set)
     for key, spread in evidence.samples("kept_bytes"):
         if key.layer >= 0 and spread.sum > 0:
-            model = evidence.run.layers[key.layer].path[0]
-            kept[model] = kept.get(model, 0) + spread.sum
-            largest[model] = max(largest.get(model, (0, 0)), (spread.sum, key.layer))
-    for model, nbytes in kept.items():
-        per_call = nbytes // max(calls.get(model, 1), 1)
-        yield Advice(
-            model,
-            f"Each call left {format_memory(per_call)} for backward, most of it in "
-            f"{evidence.name_of(largest[model][1])}, and no backward was recorded.",
-            "If this is inference, run it under torch.inference_mode() (or torch.no_grad()).",
-            None,
-            per_call,
+            by_model[layers.lineage(key.layer)[0]].add(key.layer)
+            kept[key.layer] += spread.sum
+    per_call, gains = {}, {}
+    for model, numbers in by_model.items():
+        calls = [spread.count for spread in forward_calls(evidence, model)]
+        per_call[model] = sum(kept[number] for number in numbers) // max(sum(calls), 1)
+        gains[model] = Gain(nbytes=per_call[model] * max(len(calls), 1))
+    for group in merged(evidence, gains):
+        nbytes = sum(per_call[model] for model in group.numbers)
+        of_each = f" of each of {len(group.numbers)} models" if len(group.numbers) > 1 else ""
+        on_rank = f" on each of {len(evidence.run.metas)} ranks" if len(evidence.run.metas) > 1 else ""
+        most = max((number for model in group.numbers for number in by_model[model]), key=kept.__getitem__)
+        yield group.advice(
+            f"A forward call{of_each} leaves {format_memory(nbytes)} saved for backward on average{on_rank}, most "
+            f"of it in {evidence.name_of(most)}, but no backward was recorded.",
+            "If this is inference, run it under `torch.inference_mode()` or `torch.no_grad()`.",
             "gradients_never_used",
         )
 
@@ -92,8 +94,9 @@ def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
     if evidence.switches.get("detect_anomaly") == "True":
         yield Advice(
             ", ".join(evidence.run.meta.model),
-            "Anomaly detection was on: each op of forward stores its stack, each of backward is checked for NaN.",
-            "Unless you look for a NaN, remove torch.autograd.set_detect_anomaly(True), and measure again.",
+            "Anomaly detection was on: each forward operator stores its stack, and each backward operator is checked "
+            "for NaN. All times include that.",
+            "Remove `torch.autograd.set_detect_anomaly(True)` unless you are looking for a NaN, and measure again.",
             None,
             None,
             "anomaly_detection_on",
@@ -110,9 +113,10 @@ def deterministic_algorithms_on(evidence: Evidence) -> Iterator[Advice]:
     if evidence.switches.get("deterministic_algorithms") == "True":
         yield Advice(
             ", ".join(evidence.run.meta.model),
-            "Deterministic algorithms were on: some ops take slower kernels, and memory from torch.empty is filled.",
-            "Unless results must repeat to the bit, remove torch.use_deterministic_algorithms(True); or keep it with "
-            "torch.utils.deterministic.fill_uninitialized_memory = False.",
+            "Deterministic algorithms were on: some operators use slower kernels, and memory from `torch.empty` is "
+            "filled.",
+            "Remove `torch.use_deterministic_algorithms(True)` unless results must be bitwise reproducible. If they "
+            "must, set `torch.utils.deterministic.fill_uninitialized_memory = False`.",
             None,
             None,
             "deterministic_algorithms_on",

@@ -78,12 +78,12 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
         if each < _TENSORS * stepped.steps or (place == "cpu" and name == "SGD" and stepped.op_ns > _SMALL_NS * number):
             continue
         ns = max(stepped.cpu_ns, stepped.device_ns)
-        remedy = f"Write torch.optim.{name}(…, fused=True): one kernel for all tensors."
+        remedy = f"Use `torch.optim.{name}(…, fused=True)`: one kernel for all tensors."
         if not fused:
-            remedy = f"Write torch.optim.{name}(…, foreach=True): one kernel for many tensors."
+            remedy = f"Use `torch.optim.{name}(…, foreach=True)`: one kernel for many tensors."
         yield Advice(
             OUTSIDE_NAME,
-            f"A step of {name} calls {number // stepped.steps} ops, tensor by tensor, and takes "
+            f"{name} updates tensors one by one. A step runs {number // stepped.steps:,} operators and takes "
             f"{format_time(ns / stepped.steps)} on average.",
             remedy,
             int(ns * _SAVED),
@@ -121,9 +121,9 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     name = label.removeprefix(ZERO_GRAD).partition(".")[0]
     yield Advice(
         OUTSIDE_NAME,
-        f"zero_grad of {name} wrote zeros into gradients ({writes:,} write{'s' * (writes != 1)}), and backward added "
+        f"`zero_grad` of {name} fills gradients with zeros ({writes:,} write{'s' * (writes != 1)}), and backward adds "
         "to them.",
-        "Let them go instead: zero_grad(set_to_none=True), torch's default.",
+        "Use `zero_grad(set_to_none=True)`, the default: it frees the gradients, and backward writes new ones.",
         ns,
         sum(before) or None,
         "gradients_zeroed",

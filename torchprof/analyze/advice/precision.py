@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from torchprof.analyze.advice import WORTH, Advice, rule
+from torchprof.analyze.advice import WORTH, Advice, Gain, merged, rule, together
 from torchprof.analyze.advice.evidence import Evidence, shape_of_input
 from torchprof.analyze.advice.fusion import is_elementwise
 from torchprof.run.cost import format_memory, format_time
@@ -39,6 +39,8 @@ _CONVOLUTIONS = frozenset(
 _FLOAT32_KERNEL = re.compile(r"sgemm|scudnn|simt|f32f32_f32f32")
 _TF32_KERNEL = re.compile(r"tf32|s1688")
 _HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Half")
+
+_SIZES_SHOWN = 5
 
 _TENSOR_CORES = 7 / 8
 """The largest gain from tensor cores, because they are at most eight times as fast as the other cores: A100 156 to 19.5
@@ -73,18 +75,18 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
         took = {number: one for number, one in evidence.took(lambda frames: True).items() if number in all_double}
     else:
         return
-    for number, one in took.items():
-        ns, size = evidence.time_of(one), held.get(number, 0)
-        if not ns:
-            continue
-        holding = f", and holds {format_memory(size)} of float64 parameters" if size else ""
-        yield Advice(
-            evidence.name_of(number),
-            f"Spends {format_time(ns)} on float64 numbers{holding}.",
-            "Unless the result needs it, compute in float32: model.float() for parameters, x.float() for inputs "
-            "(arrays of NumPy are float64 by default).",
-            ns,
-            size // 2 if size else None,
+    gains = {
+        number: Gain(ns, held[number] // 2 if held.get(number) else None)
+        for number, one in took.items()
+        if (ns := evidence.time_of(one))
+    }
+    for group in merged(evidence, gains):
+        size = sum(held.get(number, 0) for number in group.numbers)
+        holding = f", and {format_memory(size)} of parameters are float64" if size else ""
+        yield group.advice(
+            f"Computing in float64 takes {format_time(group.gain.ns or 0)}{holding}.",
+            "Use float32 unless results need float64: `model.float()` for parameters, `x.float()` for inputs (NumPy "
+            "arrays are float64 by default).",
             "double_precision",
         )
 
@@ -114,15 +116,16 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
         return
     for number, one in evidence.took(lambda frames: any(map(_is_half_product, frames)), phases=(BACKWARD,)).items():
         ns[number] += one.device_ns
-    for number, odd in sizes.items():
-        yield Advice(
-            evidence.name_of(number),
-            f"Spends {format_time(ns[number])} on half-precision products of size "
-            f"{', '.join(map(str, sorted(odd)))}, which is no multiple of 8.",
-            "Pad to a multiple of 8: features, classes and vocabulary of the layer, or the sequences "
-            "(pad_to_multiple_of=8 of a tokenizer).",
-            int(ns[number] * _TENSOR_CORES),
-            None,
+    for group in merged(evidence, {number: Gain(int(ns[number] * _TENSOR_CORES)) for number in sizes}):
+        odd = sorted(set().union(*(sizes[number] for number in group.numbers)))
+        more = f" and {len(odd) - _SIZES_SHOWN} more" if len(odd) > _SIZES_SHOWN else ""
+        are = "sizes that are not multiples of 8" if len(odd) > 1 else "a size that is not a multiple of 8"
+        yield group.advice(
+            f"Half-precision matrix products and convolutions with {are} take "
+            f"{format_time(sum(ns[number] for number in group.numbers))}: "
+            f"{', '.join(map(str, odd[:_SIZES_SHOWN]))}{more}.",
+            "Pad features, classes, vocabulary or sequences to a multiple of 8 (`pad_to_multiple_of=8` in a "
+            "tokenizer).",
             "misaligned_half_precision",
         )
 
@@ -138,21 +141,18 @@ def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
     by_layer = _could_be_tf32(evidence)
     if not by_layer:
         return
-    ns, number = sum(by_layer.values()), max(by_layer, key=by_layer.__getitem__)
+    group = together(evidence, {number: Gain(int(ns * _TENSOR_CORES)) for number, ns in by_layer.items()})
     remedies = [
         'torch.set_float32_matmul_precision("high")'
         if evidence.switches.get("float32_matmul_precision") == "highest"
         else "",
         "torch.backends.cudnn.allow_tf32 = True" if evidence.switches.get("cudnn_tf32") == "False" else "",
     ]
-    yield Advice(
-        ", ".join(evidence.run.meta.model),
-        f"Spends {format_time(ns)} on float32 products without tensor cores, most of it in "
-        f"{evidence.name_of(number)} ({format_time(by_layer[number])}): TF32 is switched off.",
-        f"Where 10 bits of mantissa are enough for factors, write {' and '.join(filter(None, remedies))} at the "
-        "beginning; torch.autocast saves more.",
-        int(ns * _TENSOR_CORES),
-        None,
+    yield group.advice(
+        f"float32 matrix products and convolutions without tensor cores take {format_time(sum(by_layer.values()))}: "
+        "TF32 is off.",
+        f"Set {' and '.join(f'`{remedy}`' for remedy in remedies if remedy)} at the start if inputs with 10 bits of "
+        "mantissa are enough. `torch.autocast` saves more.",
         "tf32_not_used",
     )
 
@@ -181,17 +181,15 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
     ns = sum(by_layer.values())
     if not ns or ns * 2 < whole or any(True for _ in evidence.rows(_is_half_work)):
         return
-    number = max(by_layer, key=by_layer.__getitem__)
     has_tf32 = evidence.compute_capability >= (8, 0)
-    yield Advice(
-        ", ".join(evidence.run.meta.model),
-        f"Spends {ns / whole:.0%} of the CUDA time ({format_time(ns)}) on products in float32, most of it in "
-        f"{evidence.name_of(number)} ({format_time(by_layer[number])}), and nothing runs in half precision.",
-        'Run forward and loss under torch.autocast("cuda", dtype=torch.bfloat16).'
+    saved = 1 / 2 if has_tf32 else _TENSOR_CORES
+    group = together(evidence, {number: Gain(int(one * saved)) for number, one in by_layer.items()})
+    yield group.advice(
+        f"float32 matrix products and convolutions take {ns / whole:.0%} of the CUDA time ({format_time(ns)}), and "
+        "nothing runs in half precision.",
+        'Run forward and loss under `torch.autocast("cuda", dtype=torch.bfloat16)`.'
         if has_tf32
-        else 'Run forward and loss under torch.autocast("cuda", dtype=torch.float16), with a torch.amp.GradScaler.',
-        ns // 2 if has_tf32 else int(ns * _TENSOR_CORES),
-        None,
+        else 'Run forward and loss under `torch.autocast("cuda", dtype=torch.float16)`, with `torch.amp.GradScaler`.',
         "autocast_not_used",
     )
 

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.evidence import Evidence, is_collection
 from torchprof.analyze.advice.host import beyond_median_ns, forward_calls, idle_ns
 from torchprof.run.cost import format_time
@@ -71,17 +71,21 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     lines = _lines(evidence) if found else {}
     whole = sum(slow.own_ns for slow in found.values())
     limit = idle_ns(evidence) if evidence.device != "cpu" else whole
-    for layer, (calls, ns) in found.items():
-        line = f", most often at {lines[layer].most_common(1)[0][0]}" if layer in lines else ""
-        leaves = arrays[layer].calls if layer in arrays else 0
-        in_calls = f" in its {calls} call{'s' * (calls != 1)}" if calls else ""
-        yield Advice(
-            evidence.name_of(layer),
-            f"No operator runs for {format_time(ns)}{in_calls}: that is Python between them{line}."
-            + (f" It takes tensors to NumPy (or to lists) {leaves} time{'s' * (leaves != 1)}." if leaves else ""),
-            "Say it in tensor operations instead" + (" of NumPy." if leaves else " of a loop in Python."),
-            ns * min(whole, limit) // whole,
-            None,
+    gains = {layer: Gain(slow.own_ns * min(whole, limit) // whole) for layer, slow in found.items()}
+    for group in merged(evidence, gains, {layer: layer in arrays for layer in found}):
+        ns, calls = (
+            sum(column) for column in zip(*((found[layer].own_ns, found[layer].calls) for layer in group.numbers))
+        )
+        at = sum((lines[layer] for layer in group.numbers if layer in lines), Counter[str]()).most_common(1)
+        line = f", most often at {at[0][0]}" if at else ""
+        in_calls = f" of {calls:,} call{'s' * (calls != 1)}" if all(found[one].calls for one in group.numbers) else ""
+        leaves = sum(arrays[layer].calls for layer in group.numbers if layer in arrays)
+        converted = (
+            f" Tensors are converted to NumPy or to lists {leaves:,} time{'s' * (leaves != 1)}." if leaves else ""
+        )
+        yield group.advice(
+            f"No operator runs for {format_time(ns)}{in_calls}: this is Python between operators{line}.{converted}",
+            f"Replace {'NumPy' if leaves else 'the Python loop'} with tensor operations.",
             "python_in_layers",
         )
 
@@ -114,9 +118,9 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     limit = idle_ns(evidence) if evidence.device != "cpu" else whole
     yield Advice(
         evidence.name_of(OUTSIDE),
-        f"No operator and no layer runs for {format_time(whole)} of the {steps} steps ({format_time(whole / steps)} a "
-        "step): that is the loop's own Python.",
-        "Do it less often (logging), in the workers of a DataLoader (making batches), or in tensor operations (NumPy).",
+        f"No operator and no layer runs for {format_time(whole)} of {steps:,} steps ({format_time(whole / steps)} per "
+        "step): this is Python in the training loop.",
+        "Log less often, load batches in the workers of a `DataLoader`, and replace NumPy with tensor operations.",
         min(whole, limit),
         None,
         "python_in_the_loop",
@@ -133,13 +137,13 @@ def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
     took = evidence.took(is_collection, phases=(FORWARD,)).get(OUTSIDE)
     if took is None or not took.cpu_ns:
         return
-    times = "once" if took.calls == 1 else f"{took.calls} times"
+    times = "once" if took.calls == 1 else f"{took.calls:,} times"
     yield Advice(
         evidence.name_of(OUTSIDE),
-        f"Python's garbage collector looked through old objects {times}, for {format_time(took.cpu_ns)} in all.",
-        "Call gc.collect() and gc.freeze() once when model and data are there, so that it passes these by; or "
-        "gc.disable() before the loop, and gc.collect() where a pause does no harm, as between epochs. Remove calls of "
-        "gc.collect() inside the loop.",
+        f"Python's garbage collector searched the old objects {times}, for {format_time(took.cpu_ns)} in total.",
+        "Call `gc.collect()` and `gc.freeze()` once the model and the data exist, so that they are not searched again. "
+        "Or call `gc.disable()` before the loop, and `gc.collect()` where a pause does no harm, such as between "
+        "epochs. Remove `gc.collect()` from the loop.",
         min(took.cpu_ns, idle_ns(evidence)) if evidence.device != "cpu" else took.cpu_ns,
         None,
         "garbage_collection",

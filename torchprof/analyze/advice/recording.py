@@ -27,10 +27,10 @@ def leftover_kernels(evidence: Evidence) -> Iterator[Advice]:
         return
     yield Advice(
         evidence.name_of(OUTSIDE),
-        f"{format_time(ns)} of {evidence.device} time ({ns / whole:.0%}) is that of kernels whose launch was not "
-        "recorded: no layer has them.",
-        "Let the profiler begin before they are launched: record more steps, with warm-up steps before them "
-        "(torch.profiler.schedule(wait=1, warmup=1, active=3)), or call torch.cuda.synchronize() before it begins.",
+        f"Kernels without a recorded launch take {format_time(ns)} of {evidence.device} time ({ns / whole:.0%}). They "
+        "cannot be attributed to a layer.",
+        "Start the profiler before these kernels are launched: record more steps after warm-up steps "
+        "(`torch.profiler.schedule(wait=1, warmup=1, active=3)`), or call `torch.cuda.synchronize()` before it starts.",
         None,
         None,
         "leftover_kernels",

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import CallsColumn, Column, CostColumn, ParamsColumn, PeakColumn
 from torchprof.analyze.compare.noise import Noise
-from torchprof.run.cost import Bound, Figure, Measure, Unit, format_count, format_memory, format_time
+from torchprof.run.cost import Bound, Figure, Measure, ReportCell, Unit, format_count, format_memory, format_time
 from torchprof.run.layers import Layer
-from torchprof.run.outputs import output
+from torchprof.run.outputs import ReportText, output
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
@@ -21,7 +21,7 @@ SLOWER, FASTER, WITHIN_NOISE, UNDECIDED = "slower", "faster", "within noise", "u
 
 _NAMED = 3  # the most layers that are named as the cause of a difference
 
-FORMATS: Mapping[Unit, Callable[[float], str]] = {
+FORMATS: Mapping[Unit, Callable[[float], ReportCell]] = {
     Unit.TIME: format_time,
     Unit.BYTES: lambda value: format_memory(round(value)),
     Unit.COUNT: format_count,
@@ -30,7 +30,8 @@ FORMATS: Mapping[Unit, Callable[[float], str]] = {
 
 
 class Quantity(NamedTuple):
-    """A quantity that is compared for every layer. ``key`` and ``heading`` are those of the tree's columns.
+    """A quantity that is compared for every layer, in one ``phase``, in this ``unit``. ``key`` and ``heading`` are
+    those of the tree's columns.
 
     ``what``: a ``Measure`` of costs, "calls", "params" or "peak". ``device``, for a peak: "cpu", or "device" for any
     other device. ``is_self``: of the layer without its children.
@@ -48,7 +49,7 @@ class Quantity(NamedTuple):
     def is_time(self) -> bool:
         return self.unit is Unit.TIME
 
-    def text(self, value: float) -> str:
+    def text(self, value: float) -> ReportCell:
         """A value of this quantity as text, with its unit."""
         return FORMATS[self.unit](value)
 
@@ -90,7 +91,8 @@ class Change(NamedTuple):
 class Pair:
     """One layer in both runs, or in one of them, or the work of no layer (``before`` and ``after`` are None).
 
-    ``path``: the path after, or before for a removed layer; ``name`` is its last part. ``how``: "same", "moved",
+    ``path``: the path after, or before for a removed layer; ``name`` is its last part. ``children``: the pairs of the
+    layers below. ``how``: "same", "moved",
     "renamed", "added" or "removed". In a subtree that was moved or renamed only the top layer is marked so; in one that
     was added or removed every layer is. ``changes``: every quantity of the diff by key; the work of no layer has only
     the measures of costs. ``differs``: what changed in the layer itself, as (what, before, after).
@@ -137,7 +139,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Diff:
-    """Two runs compared. Made by ``torchprof.compare``; the reports of a diff read it.
+    """Two runs compared, ``before`` and ``after``. Made by ``torchprof.compare``; the reports of a diff read it.
 
     ``pairs``: the models, with the layers below them in their order after (a removed layer is below its parent before),
     then the work of layers that were not selected, and the work outside all layers. ``quantities``: what is compared,
@@ -232,9 +234,13 @@ class Diff:
                 found.append((one, change))
         return found
 
-    def report(self, name: str = "table", **options: Any) -> str:
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the report "table"."""
+        return self.report("table")._repr_html_()
+
+    def report(self, name: str = "table", **options: Any) -> ReportText:
         """A report as text: "table", "markdown", "json". Raises TorchprofError for an unknown name or option."""
-        text: str = output("render")(name, self, options, of="diff")
+        text: ReportText = output("render")(name, self, options, of="diff")
         return text
 
     def export(self, path: str | PathLike[str], **options: Any) -> None:

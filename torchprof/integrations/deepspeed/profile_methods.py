@@ -14,7 +14,7 @@ from torchprof.integrations.deepspeed.arguments import check_model, check_whole,
 from torchprof.integrations.deepspeed.page import Page
 from torchprof.integrations.deepspeed.recorded import Recorded
 from torchprof.integrations.figures import known_sum
-from torchprof.integrations.modules import modules_of, parameter_sizes
+from torchprof.integrations.modules import parameter_sizes
 
 
 class ProfileMethods:
@@ -97,13 +97,7 @@ class ProfileMethods:
             profile.__exit__(None, None, None)
 
     def _begin(self) -> None:
-        tensors = (
-            tensor
-            for module in modules_of(self.model)
-            for tensor in (*module._parameters.values(), *module._buffers.values())
-        )
-        on_cuda = any(tensor is not None and tensor.is_cuda for tensor in tensors)
-        profile = Profile(self.model, with_flops=True, use_cuda=on_cuda)
+        profile = Profile(self.model, with_flops=True)
         profile.__enter__()
         self._profile = profile
 

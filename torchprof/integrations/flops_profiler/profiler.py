@@ -54,8 +54,7 @@ class FlopsProfiler:
         """
         ignored = _checked_ignored(ignore_list, self.model)
         self.end_profile()
-        on_cuda = any(param.is_cuda for param in self.model.parameters())
-        block = torchprof.Profile(self.model, with_flops=True, use_cuda=on_cuda)
+        block = torchprof.Profile(self.model, with_flops=True)
         block.__enter__()
         self._block, self._ignored, self.started = block, ignored, True
 

@@ -29,6 +29,7 @@ def diff_html(diff: Diff) -> str:
     tree = Tree.of(takes)
     more = {
         "headline": diff_headline(diff),
+        "largest": None,
         "comparison": {
             "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
             "per": diff.unit,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 from typing import Any
 
-from torchprof.reports.notes import about_flops, warnings_of
+from torchprof.reports.notes import about_flops, about_times, other_warnings_of
 from torchprof.reports.page.cells import cells
 from torchprof.reports.page.columns import column_data, columns_shown, measure_data, measures_shown
 from torchprof.reports.page.layers import layer_data
@@ -40,7 +40,13 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
     take. A node is a layer of the tree; the nodes after the last layer are ``(outside)``, ``(not selected)`` and work
     launched before the recording, which is in no total.
     """
-    warnings = [sentence for take in takes for sentence in _warnings(take, takes)]
+    uncertain: list[str] = []
+    warnings: list[str] = []
+    notes: list[str] = []
+    for take in takes:
+        uncertain += _named(take, takes, about_times(take.run))
+        warnings += _named(take, takes, other_warnings_of(take.run))
+        notes += _named(take, takes, about_flops(take.run))
     of_job = takes[0].run if len(takes) == 1 and len(takes[0].run.metas) > 1 else None
     if any(len(take.run.metas) > _MOST_RANKS for take in takes):
         takes = [take._replace(run=sum_of_ranks(take.run)) for take in takes]
@@ -62,7 +68,9 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
         "sources": sources.data(),
         "areRanks": sources.are_ranks,
         "ranks": None if of_job is None else compared_ranks(of_job, tree.nodes[0]),
+        "uncertain": uncertain,
         "warnings": warnings,
+        "notes": notes,
         "layers": {"parent": tree.parents, "name": tree.names},
         "takes": [layer_data(take.run, tree, at) for at, take in enumerate(takes)],
         "columns": [column_data(column, where) for column, where in columns],
@@ -144,11 +152,9 @@ def _each_rank_and_all(run: Run, ranks: bool) -> list[Run]:
     return [*of_ranks(run, [meta.rank for meta in run.metas]), run]
 
 
-def _warnings(take: Take, takes: Sequence[Take]) -> list[str]:
-    return [
-        sentence if len(takes) == 1 else f"{take.name}: {sentence}"
-        for sentence in [*about_flops(take.run), *warnings_of(take.run)]
-    ]
+def _named(take: Take, takes: Sequence[Take], sentences: Iterable[str]) -> list[str]:
+    """Sentences on a take, with its name if there are several."""
+    return [sentence if len(takes) == 1 else f"{take.name}: {sentence}" for sentence in sentences]
 
 
 def _spread(spread: Spread) -> list[Any]:

@@ -1,6 +1,6 @@
 // The time of each device: a bar of its parts (computing, communicating, copying, idle), and a table of its streams.
 
-const DEVICE_PARTS = ["computing", "computing and communicating", "communicating alone", "copying alone", "idle"];
+const DEVICE_PARTS = ["computing", "overlapped communication", "exposed communication", "copying only", "idle"];
 
 /** @param {Run} run @param {PageData.Device} device */
 function deviceSection(run, device) {
@@ -8,10 +8,10 @@ function deviceSection(run, device) {
   const { spanNs, busyNs, communicationNs, parts } = device;
   /** @param {number} ns @param {number} whole */
   const withShare = (ns, whole) => formatTime(ns) + (whole > 0 ? ` (${formatShare(ns / whole)})` : "");
-  const sentences = [`${formatTime(spanNs)} from its first work to its last; busy for ${withShare(busyNs, spanNs)}.`];
+  const sentences = [`Busy for ${withShare(busyNs, spanNs)} of the ${formatTime(spanNs)} from its first work to its last.`];
   if (communicationNs > 0) {
     const [, overlap, exposed] = parts;
-    sentences.push(`Communication: ${formatTime(communicationNs)}, ${withShare(overlap, communicationNs)} of it at the same time as computing, ${withShare(exposed, communicationNs)} exposed.`);
+    sentences.push(`Communication: ${formatTime(communicationNs)}, ${withShare(overlap, communicationNs)} overlapped with computing, ${withShare(exposed, communicationNs)} exposed.`);
   }
   const drawn = parts.map((ns, part) => ({ ns, part, text: `${DEVICE_PARTS[part]} ${withShare(ns, spanNs)}` })).filter(({ ns }) => ns > 0);
   const bar = element("div", { class: "bar", role: "img", "aria-label": drawn.map(({ text }) => text).join(", ") },
@@ -29,7 +29,7 @@ function deviceSection(run, device) {
     time("Copying", 5),
   ];
   return element("div", { class: "device" },
-    element("h3", {}, sources.length > 1 ? `${device.device}, ${sources[device.source].name}` : device.device),
+    element("h4", {}, sources.length > 1 ? `${device.device}, ${sources[device.source].name}` : device.device),
     element("p", {}, sentences.join(" ")),
     element("figure", {}, bar, element("figcaption", {}, ...legend)),
     sheet(columns, device.streams, { sortedBy: 2 }));

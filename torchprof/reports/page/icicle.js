@@ -99,12 +99,12 @@ class Icicle {
     this.box.style.height = `${Math.min(rows * this.rowHeight, BOX_HEIGHT)}px`;
     this.box.style.setProperty("--row", `${this.rowHeight}px`);
     this.box.replaceChildren(...blocks.map((block) => this.#block(block, { width, hottest, own, selected, isMatch, change })));
-    if (!blocks.length) this.box.append(element("p", { class: "empty" }, "Nothing of this was recorded here."));
+    if (!blocks.length) this.box.append(element("p", { class: "empty" }, "Nothing was recorded for this choice."));
   }
 
   /** @param {Block} block @param {Omit<IcicleDrawing, "root" | "widths" | "showOwn"> & { width: number, hottest: number }} drawing */
   #block({ node, left, part, row, hidden, isRest, isOwn }, { width, hottest, own, selected, isMatch, change }) {
-    const name = isRest ? `${hidden} smaller` : isOwn ? `${this.run.name(node)} itself` : this.run.name(node);
+    const name = isRest ? `${hidden} smaller` : isOwn ? `${this.run.name(node)} (self)` : this.run.name(node);
     const classes = ["block"];
     if (isRest) classes.push("rest");
     if (isOwn) classes.push("own");

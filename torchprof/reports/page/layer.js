@@ -19,9 +19,9 @@ class LayerPanel {
   draw({ node, phases, source, measure }) {
     const { run } = this;
     /** @type {Element[]} */
-    const parts = [element("h2", {}, run.path(node))];
+    const parts = [element("h3", {}, run.path(node))];
     if (run.isLayer(node)) parts.push(...this.#facts(node, source));
-    parts.push(...this.#advice(node));
+    parts.push(...this.#findings(node));
     const { comparison } = run.data;
     parts.push(...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)));
     parts.push(...this.#operators(node, phases, source, measure));
@@ -36,11 +36,11 @@ class LayerPanel {
   #facts(node, source) {
     const { run } = this;
     const layers = run.take(source);
-    if (layers.kind[node] === null) return [element("p", {}, "This run does not have the layer.")];
+    if (layers.kind[node] === null) return [element("p", {}, "This run does not have this layer.")];
     const facts = [["class", layers.settings[node] ? `${layers.kind[node]}(${layers.settings[node]})` : layers.kind[node] || UNKNOWN]];
     const params = run.params[source < 0 ? 0 : run.data.sources[source].take][node];
     const own = layers.params[node];
-    const text = params === null ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} its own` : "");
+    const text = params === null ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} self` : "");
     facts.push(["parameters", layers.dtypes[node] ? `${text} (${layers.dtypes[node]})` : text]);
     const ofCall = layers.shapesVary[node] ? ", first call" : "";
     const [inputs, outputs] = [layers.inputs[node] ?? [], layers.outputs[node] ?? []];
@@ -48,15 +48,15 @@ class LayerPanel {
     if (outputs.length) facts.push([`output${ofCall}`, formatShapes(outputs)]);
     facts.push(["mode", layers.training[node] === null ? UNKNOWN : layers.training[node] ? "training" : "evaluation"]);
     const others = layers.sharedWith[node] ?? [];
-    if (others.length) facts.push(["also at", others.join(", ")]);
+    if (others.length) facts.push(["shared with", others.join(", ")]);
     return [element("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]))];
   }
 
   /** @param {number} node */
-  #advice(node) {
+  #findings(node) {
     const path = this.run.path(node);
-    const found = this.run.data.advice.filter(([layer]) => layer === path);
-    return found.map(([, ...sentences]) => element("p", { class: "advice" }, sentences.join(" ")));
+    const found = this.run.data.findings.filter(({ layers }) => layers.includes(path));
+    return found.map((finding) => element("p", { class: "finding" }, ...textOfFinding(finding)));
   }
 
   /** @param {number} node @param {number} source */
@@ -77,7 +77,7 @@ class LayerPanel {
     }
     const parts = phases.flatMap((phase) => [`${allPhases.indexOf(phase)} total`, `${allPhases.indexOf(phase)} self`]);
     const used = parts.filter((part) => [...lines.values()].some((line) => line.has(part)));
-    const headings = used.map((part) => element("th", { scope: "col" }, part.endsWith("self") ? "itself" : allPhases[Number(part[0])]));
+    const headings = used.map((part) => element("th", { scope: "col" }, part.endsWith("self") ? "self" : allPhases[Number(part[0])]));
     const body = [...lines].map(([title, line]) =>
       element("tr", {}, element("th", { scope: "row" }, title), ...used.map((part) => {
         const column = line.get(part);
@@ -116,8 +116,8 @@ class LayerPanel {
     /** @type {HTMLElement[]} */
     const parts = [];
     if (["added", "removed"].includes(pair.how)) parts.push(element("p", {}, `This layer was ${pair.how}.`));
-    if (["moved", "renamed"].includes(pair.how)) parts.push(element("p", {}, `This layer was ${pair.how}: it was ${pair.was}.`));
-    if (pair.how === "moved away") parts.push(element("p", {}, `This layer was here before: it is ${pair.is} now.`));
+    if (["moved", "renamed"].includes(pair.how)) parts.push(element("p", {}, `This layer was ${pair.how}. Before: ${pair.was}.`));
+    if (pair.how === "moved away") parts.push(element("p", {}, `This layer was moved. After: ${pair.is}.`));
     for (const [what, before, after] of pair.differs) parts.push(element("p", {}, `${what}: ${before} before, ${after} after`));
     /** @type {ChangePart[]} */
     const shown = ["before", "after", "ratio", "verdict"];
@@ -140,7 +140,7 @@ class LayerPanel {
     const { run } = this;
     const rows = run.operators(node, phases, source);
     if (!rows.length) return [];
-    return [element("h3", {}, "Operators"), operatorSheet(run, rows, measure ? [measure] : [], measure, source, 10)];
+    return [element("h4", {}, "Operators"), operatorSheet(run, rows, measure ? [measure] : [], measure, source, 10)];
   }
 
   /** @param {number} node @param {number[]} phases @param {number} source */
@@ -154,7 +154,7 @@ class LayerPanel {
       { heading: "Time", value: (row) => row.ns, text: (row) => formatTime(row.ns), share: (row) => row.ns / whole },
       { heading: "Calls", value: (row) => row.calls, text: (row) => String(row.calls) },
     ];
-    return [element("h3", {}, "Kernels"), sheet(columns, rows, { sortedBy: 1, shown: 8 })];
+    return [element("h4", {}, "Kernels"), sheet(columns, rows, { sortedBy: 1, shown: 8 })];
   }
 
   /** @param {number} node @param {number[]} phases @param {number} source */
@@ -166,7 +166,7 @@ class LayerPanel {
       { heading: "Source line", isText: true, value: (row) => row.name, text: (row) => row.name },
       { heading: "Samples", value: (row) => row.calls, text: (row) => String(row.calls) },
     ];
-    return [element("h3", {}, "Where Python was between operators"), sheet(columns, rows, { sortedBy: 1, shown: 5 })];
+    return [element("h4", {}, "Source lines between operators"), sheet(columns, rows, { sortedBy: 1, shown: 5 })];
   }
 
   // The distribution of the durations of calls and of steps.
@@ -185,7 +185,7 @@ class LayerPanel {
     return samples.flatMap(([of, , phase, measure, count, , least, median, , most, first, points]) => {
       const title = [titles[measure], ...(measure === "cpu_ns" ? [] : [run.data.allPhases[phase]]), ...(source < 0 && run.data.sources.length > 1 ? [run.data.sources[of].name] : [])];
       const text = `${count} times, ${formatTime(least)} to ${formatTime(most)}, median ${formatTime(median)}, first ${formatTime(first)}`;
-      return [element("h3", {}, title.join(", ")), element("p", { class: "calls" }, text), ...(measure === "cpu_ns" ? this.#overTime(node, of) : []), curve(points)];
+      return [element("h4", {}, title.join(", ")), element("p", { class: "calls" }, text), ...(measure === "cpu_ns" ? this.#overTime(node, of) : []), curve(points)];
     });
   }
 
@@ -229,7 +229,7 @@ class LayerPanel {
       { heading: measure.heading, value: (row) => row.value, text: (row) => formatFigure(row.figure, measure.unit), share: (row) => (row.value ?? 0) / most },
     ];
     const text = `${format(known[0])} to ${format(most)}, median ${format(Math.round(median))}`;
-    return [element("h3", {}, run.data.areRanks ? "Over the ranks" : "In each run"), element("p", { class: "calls" }, text), sheet(columns, rows, { shown: 16 })];
+    return [element("h4", {}, run.data.areRanks ? "By rank" : "By run"), element("p", { class: "calls" }, text), sheet(columns, rows, { shown: 16 })];
   }
 }
 

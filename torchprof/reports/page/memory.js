@@ -5,23 +5,23 @@ function memorySection(run, memory, onlayer) {
   const { kinds, sources, allPhases } = run.data;
   const where = sources.length > 1 ? `${memory.device}, ${sources[memory.source].name}` : memory.device;
   /** @type {HTMLElement[]} */
-  const parts = [element("h3", {}, where)];
-  const peak = `Memory rose by ${formatBytes(memory.peakBytes)} at most above what there was at the start`;
-  parts.push(element("p", {}, memory.peakBytes > 0 ? `${peak}, ${formatTime(memory.peakNs)} after it.` : "Memory never rose above what there was at the start."));
+  const parts = [element("h4", {}, where)];
+  const peak = `Peak: +${formatBytes(memory.peakBytes)} above the start`;
+  parts.push(element("p", {}, memory.peakBytes > 0 ? `${peak}, after ${formatTime(memory.peakNs)}.` : `${peak}.`));
   const before = (memory.before || []).filter(([, nbytes]) => nbytes > 0);
-  if (before.length) parts.push(element("p", {}, `There at the start, of the model: ${before.map(([kind, nbytes]) => `${kind} ${formatBytes(nbytes)}`).join(", ")}.`));
+  if (before.length) parts.push(element("p", {}, `Live at the start, of the model: ${before.map(([kind, nbytes]) => `${kind} ${formatBytes(nbytes)}`).join(", ")}.`));
   if (memory.course) {
     parts.push(memoryChart(memory, memory.course, [...kinds, "unknown"]));
-    if (memory.dropped) parts.push(element("p", { class: "warning" }, `The last ${memory.dropped} allocations and frees are not in the picture.`));
+    if (memory.dropped) parts.push(element("p", { class: "warning" }, `The chart does not show the last ${memory.dropped} allocations and frees.`));
   } else {
-    const hint = sources.length > 1 ? "Of several ranks or runs only one may have its memory over time here: see the page of this one alone." : "Recorded with Profile(..., profile_memory=True, with_timeline=True), memory over time is drawn here.";
+    const hint = sources.length > 1 ? "Memory over time was not recorded, or is only on the page of this rank or run alone." : "To see memory over time, record with Profile(..., profile_memory=True, with_timeline=True).";
     parts.push(element("p", { class: "hint" }, hint));
   }
   if (memory.held.length) {
     const rows = memory.held.map(([node, phase, kind, nbytes, blocks]) => ({ node, phase, kind, nbytes, blocks }));
     /** @type {SheetColumn<typeof rows[number]>[]} */
     const columns = [
-      { heading: "Alive at the peak, allocated for", isText: true, value: (row) => run.path(row.node), text: (row) => run.path(row.node) },
+      { heading: "Live at the peak, by layer", isText: true, value: (row) => run.path(row.node), text: (row) => run.path(row.node) },
       { heading: "Phase", isText: true, value: (row) => row.phase, text: (row) => allPhases[row.phase] },
       { heading: "Kind", isText: true, value: (row) => row.kind, text: (row) => row.kind },
       { heading: "Size", value: (row) => row.nbytes, text: (row) => formatBytes(row.nbytes), share: (row) => row.nbytes / memory.peakBytes },

@@ -4,10 +4,11 @@
 const data = JSON.parse(document.getElementById("data")?.textContent ?? "");
 
 class Page {
-  crumbs = element("nav", { class: "crumbs", "aria-label": "Layers above" });
+  crumbs = element("nav", { class: "crumbs", "aria-label": "Parent layers" });
   status = element("p", { class: "status" });
   operatorBox = element("div");
-  rooflineBox = element("div");
+  rooflineBox = element("section", { id: "roofline" });
+  why = element("section", { id: "why" }, element("h2", {}, data.questions.why), ...this.#findings(), this.rooflineBox);
   ranksBox = element("div");
   searchBox = element("input", { type: "search", placeholder: "Search layers ( / )", "aria-label": "Search layers", oninput: () => this.#find() });
   found = element("span", { class: "found", role: "status" });
@@ -35,9 +36,9 @@ class Page {
     this.showOwn = false;
     this.#followTheme();
     const tableBox = element("div");
-    this.icicle = new Icicle(element("div", { class: "icicle", tabindex: "0", role: "group", "aria-label": "Layers, as wide as their part of the whole" }), run, this);
+    this.icicle = new Icicle(element("div", { class: "icicle", tabindex: "0", role: "group", "aria-label": "Icicle chart of the layers: the width is the share of the total" }), run, this);
     this.table = new TreeTable(tableBox, run, this);
-    this.panel = new LayerPanel(element("aside", { class: "panel", "aria-label": "The chosen layer" }), run);
+    this.panel = new LayerPanel(element("aside", { class: "panel", "aria-label": "The selected layer" }), run);
     this.#build(tableBox);
     this.draw();
   }
@@ -56,16 +57,19 @@ class Page {
     document.body.append(
       this.#header(),
       element("main", {},
+        element("h2", {}, data.comparison ? data.questions.changed : data.questions.time),
+        ...this.#answer(),
+        signs(data.legend),
         this.controls,
         element("section", { class: "split" },
           element("div", {}, this.crumbs, this.icicle.box, this.status, ...this.#legend()),
           this.panel.box),
-        ...(data.ranks ? [element("section", { id: "ranks" }, element("h2", {}, "Ranks"), ranksSummary(data.ranks), this.ranksBox)] : []),
-        element("section", { id: "layers" }, element("h2", {}, "Layers"), this.#tableTools(), tableBox),
-        element("section", { id: "operators" }, element("h2", {}, "Operators"), this.operatorBox),
+        element("section", { id: "layers" }, element("h3", {}, "Layers"), this.#tableTools(), tableBox),
+        element("section", { id: "operators" }, element("h3", {}, "Operators"), this.operatorBox),
         ...this.#devices(),
+        this.why,
         ...this.#memory(),
-        element("section", { id: "roofline" }, this.rooflineBox)),
+        ...this.#ranks()),
       element("footer", {}, `Made by torchprof ${data.version}. Everything on this page is in this file.`));
     document.addEventListener("keydown", (event) => this.#key(event));
     let waiting = 0;
@@ -83,25 +87,39 @@ class Page {
       element("div", { class: "title" }, element("h1", {}, data.title), element("button", { type: "button", class: "theme", title: "Light or dark", "aria-label": "Light or dark", onclick: () => this.#switchTheme() }, "◐")),
       element("p", { class: "headline" }, ...withCode(data.headline)),
     ];
+    if (!data.comparison) {
+      parts.push(...data.uncertain.map((sentence) => element("p", { class: "warning" }, sentence)));
+      parts.push(...data.notes.map((sentence) => element("p", { class: "hint" }, sentence)));
+    }
     if (data.ranks) parts.push(element("p", { class: "hint" }, whatRanksAre(data.ranks, data.sources)));
-    if (data.comparison && data.comparison.whole.length) parts.push(element("p", {}, data.comparison.whole.join(" ")));
-    if (data.advice.length) {
-      const items = data.advice.map(([layer, ...sentences]) => element("li", {}, element("b", {}, layer), ` ${sentences.join(" ")}`));
-      parts.push(element("details", { class: "advices", open: items.length <= 3 }, element("summary", {}, this.#adviceTitle(items.length)), element("ul", {}, ...items)));
-    }
-    if (data.comparison && data.comparison.layerChanges.length) {
-      const items = data.comparison.layerChanges.map(([what, lines]) => element("li", {}, element("b", {}, what), ` ${lines.join(" · ")}`));
-      parts.push(element("details", { open: items.length <= 4 }, element("summary", {}, "What became of the layers"), element("ul", {}, ...items)));
-    }
-    if (warnings.length) parts.push(element("details", { class: "warnings", open: warnings.length <= 3 }, element("summary", {}, "How far to believe these figures"), element("ul", {}, ...warnings.map((sentence) => element("li", {}, sentence)))));
-    parts.push(element("details", { class: "about" }, element("summary", {}, "What it ran on"), element("dl", { class: "facts" }, ...facts)));
+    if (warnings.length) parts.push(element("details", { class: "warnings", open: warnings.length <= 3 }, element("summary", {}, "Warnings"), element("ul", {}, ...warnings.map((sentence) => element("li", {}, sentence)))));
+    parts.push(element("details", { class: "about" }, element("summary", {}, "Environment"), element("dl", { class: "facts" }, ...facts)));
     return element("header", {}, ...parts);
   }
 
+  // What comes first: the largest places of a run, or what changed from one run to another.
+  #answer() {
+    /** @type {HTMLElement[]} */
+    const parts = [];
+    if (data.largest) parts.push(largestPlaces(this.run, data.largest, (node) => this.show(node)));
+    if (data.comparison && data.comparison.whole.length) parts.push(element("p", {}, data.comparison.whole.join(" ")));
+    if (data.comparison && data.comparison.layerChanges.length) {
+      const items = data.comparison.layerChanges.map(([what, lines]) => element("li", {}, element("b", {}, what), ` ${lines.join(" · ")}`));
+      parts.push(element("details", { open: items.length <= 4 }, element("summary", {}, "Layers that changed"), element("ul", {}, ...items)));
+    }
+    return parts;
+  }
+
+  #findings() {
+    if (!data.findings.length) return [];
+    const items = data.findings.map((finding) => element("li", {}, ...textOfFinding(finding)));
+    return [element("details", { class: "findings", open: items.length <= 3 }, element("summary", {}, this.#findingsTitle(items.length)), element("ul", {}, ...items))];
+  }
+
   /** @param {number} count */
-  #adviceTitle(count) {
-    const more = data.moreAdvice ? `, and ${data.moreAdvice} more in run.report("advice")` : "";
-    return (count === 1 ? "1 piece of advice" : `${count} pieces of advice`) + (data.comparison ? " on the run after" : "") + more;
+  #findingsTitle(count) {
+    const more = data.moreFindings ? `, ${data.moreFindings} more in run.report("advice")` : "";
+    return (count === 1 ? "1 finding" : `${count} findings`) + (data.comparison ? " in the run after" : "") + more;
   }
 
   // Light or dark as the system is, also when the system changes.
@@ -132,7 +150,7 @@ class Page {
   // In a comparison: what the colors mean.
   #legend() {
     if (!data.comparison) return [];
-    const names = [["less", "less than before"], ["same", "the same, or within the noise"], ["more", "more than before"], ["unknown", "not known"]];
+    const names = [["less", "less than before"], ["same", "the same, or within noise"], ["more", "more than before"], ["unknown", "unknown"]];
     return [element("p", {}, ...names.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name)))];
   }
 
@@ -167,7 +185,7 @@ class Page {
     return element("div", { class: "controls" },
       element("button", { type: "button", onclick: () => this.table.openAll(true) }, "Open all"),
       element("button", { type: "button", onclick: () => this.table.openAll(false) }, "Close all"),
-      element("label", {}, flat, " without the tree"),
+      element("label", {}, flat, " as a flat list"),
       element("button", { type: "button", class: "copy", onclick: () => this.#copy(copied) }, "Copy as CSV"),
       copied);
   }
@@ -182,19 +200,24 @@ class Page {
     area.select();
     const done = document.execCommand("copy");
     area.remove();
-    copied.textContent = done ? `Copied: ${this.table.lines.length} rows.` : "This browser lets no page copy: use run.export(\"table.csv\").";
+    copied.textContent = done ? `Copied: ${this.table.lines.length} rows.` : "This browser does not let the page copy. Use run.export(\"table.csv\").";
   }
 
   #devices() {
     if (!data.devices.length) return [];
-    const hint = element("p", { class: "hint" }, "Copies and sets count as copying alone where the device neither computes nor communicates beside them.");
-    return [element("section", { id: "devices" }, element("h2", {}, "Devices"), ...data.devices.map((one) => deviceSection(this.run, one)), hint)];
+    const hint = element("p", { class: "hint" }, "Copying only: copies (memcpy) and fills (memset) while the device neither computes nor communicates.");
+    return [element("section", { id: "devices" }, element("h3", {}, "Devices"), ...data.devices.map((one) => deviceSection(this.run, one)), hint)];
   }
 
   #memory() {
     const found = data.memory.filter((one) => one.peakBytes > 0 || one.held.length || one.course);
     if (!found.length) return [];
-    return [element("section", { id: "memory" }, element("h2", {}, "Memory"), ...found.map((one) => memorySection(this.run, one, (node) => this.show(node))))];
+    return [element("section", { id: "memory" }, element("h2", {}, data.questions.fit), element("h3", {}, "Memory"), ...found.map((one) => memorySection(this.run, one, (node) => this.show(node))))];
+  }
+
+  #ranks() {
+    if (!data.ranks) return [];
+    return [element("section", { id: "ranks" }, element("h2", {}, data.questions.waits), element("h3", {}, "Ranks"), ranksSummary(data.ranks), this.ranksBox)];
   }
 
   /** @returns {((node: number) => boolean) | null} */
@@ -304,7 +327,8 @@ class Page {
 
   #drawRoofline() {
     const made = rooflineSection(this.run, this.source, (node) => this.show(node));
-    this.rooflineBox.replaceChildren(...(made ? [element("h2", {}, "Achieved and possible speed"), made] : []));
+    this.rooflineBox.replaceChildren(...(made ? [element("h3", {}, "Roofline"), made] : []));
+    this.why.hidden = !made && !data.findings.length;
   }
 
   // Compares all ranks, whichever rank is chosen.
@@ -332,8 +356,8 @@ class Page {
       this.status.textContent = `${run.path(shown)}: not selected`;
       return;
     }
-    const share = totals[run.all] > 0 ? `, ${formatShare(totals[shown] / totals[run.all])} of all` : "";
-    const text = formatFigure(total, measure.unit) + (total.bound === BOUND.UNKNOWN ? "" : `${share}, ${formatFigure(own, measure.unit)} itself`);
+    const share = totals[run.all] > 0 ? `, ${formatShare(totals[shown] / totals[run.all])} of the total` : "";
+    const text = formatFigure(total, measure.unit) + (total.bound === BOUND.UNKNOWN ? "" : `${share}, self ${formatFigure(own, measure.unit)}`);
     this.status.textContent = `${run.path(shown)}: ${measure.heading} ${text}`;
   }
 

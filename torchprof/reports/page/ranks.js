@@ -8,7 +8,7 @@ const DEEPEST = Math.log2(1.5); // the ratio to the median from which on the col
 /** @param {PageData.Ranks} ranks @param {PageData.Source[]} sources */
 function whatRanksAre({ ranks }, sources) {
   const chosen = sources.length > 1 ? ", unless one is chosen" : "";
-  return `Figures are sums over ${ranks.length} ranks${chosen}; parameters are those of one. Under Ranks they are compared.`;
+  return `Figures are sums over ${ranks.length} ranks${chosen}. Parameters are those of one rank.`;
 }
 
 /** @param {PageData.Ranks} compared */
@@ -33,7 +33,7 @@ function ranksSummary({ ranks, lines, sentences, unit }) {
   if (rows.some((row) => row.waiting !== null || row.waitsLonger)) {
     /** @param {typeof rows[number]} row */
     const text = (row) => (row.waiting !== null && row.waitsLonger ? AT_LEAST : "") + time(row.waiting);
-    columns.push({ heading: `Waiting${unit}`, value: (row) => row.waiting, text, share: (row) => (row.waiting ?? 0) / most("waiting") }, often("Last to come", "last"));
+    columns.push({ heading: `Waiting${unit}`, value: (row) => row.waiting, text, share: (row) => (row.waiting ?? 0) / most("waiting") }, often("Last to arrive", "last"));
   }
   return element("div", {}, element("p", {}, sentences.join(" ")), sheet(columns, rows, { sortedBy: 2, shown: 8 }));
 }
@@ -58,7 +58,7 @@ function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
   };
   const rows = [...layers].map(([node, values]) => ({ node, values, aboveMean: aboveMean(values) }));
   const shown = rows.sort((one, other) => other.aboveMean - one.aboveMean).slice(0, MOST_LAYERS).sort((one, other) => one.node - other.node);
-  if (!shown.length) return element("p", { class: "hint" }, "How long ranks worked in single layers was not recorded.");
+  if (!shown.length) return element("p", { class: "hint" }, "Times of single layers were not recorded by rank.");
   const together = Math.ceil(ranks.length / MOST_COLUMNS);
   /** @type {[first: number, end: number][]} */
   const columns = [];
@@ -78,11 +78,11 @@ function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
   });
   const head = element("tr", {}, element("th", { scope: "col" }, "Layer"), element("th", { scope: "col" }, "Median"), ...headings);
   const table = element("table", { class: isWritten ? "heat written" : "heat" }, element("thead", {}, head), element("tbody", {}, ...body));
-  const legend = [["less", "less than the median"], ["same", "the median"], ["more", "more than the median, deepest from 1.5 times on"]];
-  if (shown.some(({ values }) => values.includes(null))) legend.push(["unknown", "does not have the layer"]);
+  const legend = [["less", "less than the median"], ["same", "the median"], ["more", "more than the median; full color from 1.5×"]];
+  if (shown.some(({ values }) => values.includes(null))) legend.push(["unknown", "layer not on this rank"]);
   const names = phases.map((phase) => run.data.allPhases[phase]).join(" and ");
-  const each = together > 1 ? `A column is of up to ${together} ranks, and shows the one with the most` : "Each column is a rank";
-  const text = `${each}: own work${unit}, ${names}, over the median of the ranks, in the layers in which they differ most.`;
+  const each = together > 1 ? `One column for up to ${together} ranks: the one with the most` : "One column per rank:";
+  const text = `${each} own work${unit}, ${names}, relative to the median of the ranks. Layers that differ most.`;
   return element("figure", {},
     element("figcaption", {}, text),
     element("div", { class: "scrolling" }, table),

@@ -23,8 +23,8 @@ function rooflineSection(run, source, onlayer) {
   const roofs = run.data.roofs.filter(([name]) => (device === null) !== (name === "cpu"));
   /** @type {HTMLElement[]} */
   const parts = [element("figure", {}, rooflineChart(run, points, roofs, onlayer))];
-  const text = "In forward. Right: many FLOPs for a byte, limited by arithmetic. Left: limited by memory. Bytes are the least that a call has to move: its parameters, inputs and outputs, each once. The larger a point, the more time.";
-  parts.push(element("p", { class: "hint" }, roofs.length ? text : `${text} What this machine can do at most was not measured: call torchprof.peak() before, and its roof is drawn here.`));
+  const text = "Forward only. Left of the ridge: memory-bound. Right of it: compute-bound. Bytes are the minimum of a call: parameters, inputs and outputs, each once. Larger points took more time.";
+  parts.push(element("p", { class: "hint" }, roofs.length ? text : `${text} The roof (the peak of this machine) was not measured: call torchprof.peak() before the profile.`));
   return element("div", {}, ...parts);
 }
 
@@ -41,7 +41,7 @@ function rooflineChart(run, points, roofs, onlayer) {
   const x = (value) => left + ((Math.log10(value) - x0) / (x1 - x0)) * (width - left - 10);
   /** @param {number} value */
   const y = (value) => height - below - ((Math.log10(value) - y0) / (y1 - y0)) * (height - below - 10);
-  const svg = drawing("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart roofline", role: "img", "aria-label": "roofline" });
+  const svg = drawing("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart roofline", role: "img", "aria-label": "Roofline" });
   for (let power = y0; power <= y1; power++) {
     svg.append(drawing("line", { x1: left, x2: width - 10, y1: y(10 ** power), y2: y(10 ** power), class: "grid" }));
     svg.append(drawing("text", { x: left - 6, y: y(10 ** power) + 4, "text-anchor": "end" }, formatCount(10 ** power)));
@@ -50,7 +50,7 @@ function rooflineChart(run, points, roofs, onlayer) {
     svg.append(drawing("line", { x1: x(10 ** power), x2: x(10 ** power), y1: 10, y2: height - below, class: "grid" }));
     svg.append(drawing("text", { x: x(10 ** power), y: height - below + 14, "text-anchor": "middle" }, String(Number((10 ** power).toPrecision(1)))));
   }
-  svg.append(drawing("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" }, "FLOPs for each byte"));
+  svg.append(drawing("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" }, "Arithmetic intensity (FLOP/byte)"));
   svg.append(drawing("text", { x: 12, y: height / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${height / 2})` }, "FLOP/s"));
   for (const [device, dtype, , flops, bytes] of roofs) {
     const knee = flops / bytes;
@@ -65,7 +65,7 @@ function rooflineChart(run, points, roofs, onlayer) {
   const labels = [...svg.querySelectorAll("text.roof")];
   for (const { node, perByte, perSecond, ns } of [...points].sort((one, other) => other.ns - one.ns)) {
     const size = 3 + 9 * Math.sqrt(ns / most);
-    const title = `${run.path(node)}: ${formatCount(perSecond)} FLOP/s, ${fixed(perByte, 2)} FLOPs for each byte, ${formatTime(ns)}`;
+    const title = `${run.path(node)}: ${formatCount(perSecond)} FLOP/s, ${fixed(perByte, 2)} FLOP/byte, ${formatTime(ns)}`;
     const point = drawing("circle", { cx: x(perByte).toFixed(1), cy: y(perSecond).toFixed(1), r: size.toFixed(1), "data-node": node, tabindex: "0" }, drawing("title", {}, title));
     point.addEventListener("click", () => onlayer(node));
     point.addEventListener("keydown", (event) => { if (event.key === "Enter") onlayer(node); });
