@@ -43,7 +43,6 @@ NOT_YET: set[str] = {
     "torchprof/reports/rank_sentences.py",
     "torchprof/reports/rank_tables.py",
     "torchprof/reports/top.py",
-    "torchprof/run/merge.py",
 }
 
 

@@ -129,7 +129,7 @@ def checked_provenance(compile_layers: bool | str, notes: list[Caveat]) -> Prove
     if compile_layers not in (False, True, *DIVISORS):
         raise TorchprofError(
             f"compile_layers={compile_layers!r:.80} must be True, False, "
-            f"{' and '.join(map(repr, DIVISORS))}: these two say by what a kernel of several layers is divided."
+            f"{' or '.join(map(repr, DIVISORS))}. The last two divide the time of a kernel of several layers by these."
         )
     if not compile_layers:
         return None

@@ -306,8 +306,8 @@ class _Merged:
         for meta in metas:
             if meta.rank in self._metas:
                 raise TorchprofError(
-                    f"Two of the runs are of rank {meta.rank}. Where they are of one process, one after the other, "
-                    "merge(runs, add_cycles=True) adds them up; processes that are no job are all of rank 0, and "
+                    f"Two of the runs are of rank {meta.rank}. If they are of one process, one after the other, "
+                    "merge(runs, add_cycles=True) adds them up. Processes that are not one job all have rank 0, and "
                     "cannot be merged."
                 )
             shared = tuple(self._warnings.setdefault(sharing_key(warning), warning) for warning in meta.warnings)
