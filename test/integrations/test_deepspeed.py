@@ -1005,7 +1005,7 @@ def test_unknown_units_and_values_that_are_not_numbers_raise() -> None:
     for convert in (macs_to_string, flops_to_string, params_to_string, duration_to_string, number_to_string):
         with pytest.raises(TorchprofError, match=r"'furlong'.*Choose from '\w+'"):
             convert(5, "furlong")
-        with pytest.raises(TorchprofError, match="'5' is no number"):
+        with pytest.raises(TorchprofError, match="'5' is not a number"):
             convert("5")  # type: ignore[arg-type]
     with pytest.raises(TorchprofError, match="Did you mean 'KMac'"):
         macs_to_string(5, "KMAC")
@@ -1276,10 +1276,10 @@ def test_the_error_for_a_bad_file_says_what_is_wrong(tmp_path: Path) -> None:
         from_config(tmp_path / "missing.json")
     broken = tmp_path / "broken.json"
     broken.write_text('{"flops_profiler": ', encoding="utf-8")
-    with pytest.raises(TorchprofError, match=r"broken\.json' is no JSON: .*line 1"):
+    with pytest.raises(TorchprofError, match=r"broken\.json' is not JSON: .*line 1"):
         from_config(broken)
     broken.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TorchprofError, match=r"broken\.json' is no JSON"):
+    with pytest.raises(TorchprofError, match=r"broken\.json' is not JSON"):
         from_config(broken)
     broken.write_text("[1]", encoding="utf-8")
     with pytest.raises(TorchprofError, match=r"not \[1\]"):

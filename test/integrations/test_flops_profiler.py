@@ -801,7 +801,7 @@ def test_the_input_has_the_dtype_and_device_of_the_model() -> None:
         ({"input_shape": (2, 4), "output_file": 7}, "output_file is the name of a file"),
         ({"input_shape": (2, 4), "ignore_modules": nn.ReLU}, "list of classes"),
         ({"input_shape": (2, 4), "ignore_modules": ["ReLU"]}, "neither a class"),
-        ({"input_shape": (2, 4), "ignore_modules": [nn.ReLU()]}, "is no module of the model"),
+        ({"input_shape": (2, 4), "ignore_modules": [nn.ReLU()]}, "is not a module of the model"),
     ],
 )
 def test_bad_arguments_raise(options: dict[str, Any], what: str) -> None:

@@ -296,7 +296,7 @@ def test_in_ipython_in_a_terminal_the_error_says_what_to_do(tmp_path: Any) -> No
     code = f"import torchprof; torchprof.load({str(tmp_path / 'run.json')!r}).show()"
     command = [sys.executable, "-m", "IPython", "--quick", "--colors=NoColor", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert "show() is for notebooks, and this is none." in done.stdout + done.stderr
+    assert "show() works only in notebooks." in done.stdout + done.stderr
 
 
 def test_without_ipython_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,6 @@ def show_page(page: str, height: int) -> None:
     except ImportError as error:
         raise TorchprofError(f"show() is for notebooks, and needs IPython: pip install ipython. {elsewhere}") from error
     if shell is None or "text/html" not in shell.display_formatter.active_types:
-        raise TorchprofError(f"show() is for notebooks, and this is none. {elsewhere}")
+        raise TorchprofError(f"show() works only in notebooks. {elsewhere}")
     frame = f'<iframe sandbox="allow-scripts" allow="clipboard-write" srcdoc="{escape(page)}"'
     shown.display(shown.HTML(f'<div>{frame} style="width: 100%; height: {height}px; border: 0"></iframe></div>'))

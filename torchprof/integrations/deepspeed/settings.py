@@ -158,7 +158,7 @@ def _loaded(config: Any) -> Mapping[str, Any]:
         except OSError as error:
             raise TorchprofError(f"The configuration {path!r} cannot be read: {error.strerror or error}.") from error
         except ValueError as error:  # not JSON, or not text
-            raise TorchprofError(f"The configuration {path!r} is no JSON: {error}.") from error
+            raise TorchprofError(f"The configuration {path!r} is not JSON: {error}.") from error
     if not isinstance(config, Mapping):
         raise TorchprofError(
             f"A configuration is a dict, or the path of a JSON file that holds an object, not {config!r:.80}. Write "

@@ -163,7 +163,7 @@ def _checked_ignored(ignore: Any, model: nn.Module) -> tuple[Any, ...]:
     for one in ignored:
         if isinstance(one, nn.Module):
             if not is_one_of(one, model.modules()):
-                raise torchprof.TorchprofError(f"{one!r:.80}, which is to be ignored, is no module of the model.")
+                raise torchprof.TorchprofError(f"{one!r:.80}, which is to be ignored, is not a module of the model.")
         elif not isinstance(one, type):
             raise torchprof.TorchprofError(
                 f"{one!r:.80} cannot be ignored: it is neither a class of modules nor a module."
