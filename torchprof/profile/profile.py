@@ -108,7 +108,7 @@ class Profile:
     ) -> None:
         self._model = model
         self.enabled = enabled
-        self._use_cuda = use_cuda
+        self.use_cuda = bool(use_cuda)
         self.profile_memory = profile_memory
         self.paths = paths
         self.device = device
@@ -122,6 +122,7 @@ class Profile:
         self.schedule = schedule
         self.on_trace_ready = on_trace_ready
 
+        self._refuses_cuda = use_cuda is not None and not use_cuda
         self.entered = False
         self.exited = False
         self.traces: tuple[Trace, ...] = ()
@@ -202,12 +203,8 @@ class Profile:
 
     def _device(self) -> str | None:
         """The kind of device to record; None for the CPU alone."""
-        return checked_device(self.device, self._use_cuda, self.use_device, self._models)
-
-    @property
-    def use_cuda(self) -> bool:
-        """The argument, which is False if it was not given. What is recorded, ``device`` decides, too."""
-        return bool(self._use_cuda)
+        use_cuda = True if self.use_cuda else False if self._refuses_cuda else None
+        return checked_device(self.device, use_cuda, self.use_device, self._models)
 
     def _undo_enter(self) -> None:
         """Undo what entering the block did; the block will not run."""
