@@ -55,8 +55,9 @@ class Profile:
     ``model``: a module, or a list of modules that run together. ``enabled=False`` records nothing and costs nothing.
     ``device``: the kind of device to record in addition to the CPU: "cuda", "xpu", "mps", …; "cpu" for none. "auto" is
     what the model is on when the block begins: the kind of its first parameter or buffer on a device. All devices of
-    the kind are recorded, so that the index of "cuda:1" has no effect. ``use_cuda`` and ``use_device`` are older
-    spellings: True is "cuda", False is "cpu", and ``use_device`` names a kind.
+    the kind are recorded, so that the index of "cuda:1" has no effect. Name the device if the parameters are there
+    only during a call (offloading), and if there are none. ``use_cuda`` and ``use_device`` are older spellings: True is
+    "cuda", False is "cpu", and ``use_device`` names a kind.
     ``profile_memory`` records allocations. ``with_timeline`` keeps each allocation, and when each layer ran, in
     ``run.timeline``.
     ``paths`` selects modules, leaf or not: tuples of names or dotted strings, with or without the root; ``*`` matches
