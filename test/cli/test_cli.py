@@ -22,7 +22,6 @@ from build.hand_made_ranks import run_of_ranks
 from build.places import ROOT
 
 import torchprof
-from torchprof.analyze.compare.diff import Diff
 from torchprof.cli import main, parser
 from torchprof.reports import QUESTIONS, known
 from torchprof.reports.overview import terminal_width
@@ -872,60 +871,33 @@ def test_trace_prints_memory_over_time(capsys: pytest.CaptureFixture[str]) -> No
 # Data
 
 
-class WithData(str):
-    """The text of a report with its data."""
-
-    data: Any = None
-
-
-@pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The options of each report that a command asked for; its data is its name and these options."""
-    asked: dict[str, Any] = {}
-
-    def report(of: Any, name: str, **options: Any) -> str:
-        text = WithData("text")
-        asked[name] = options
-        text.data = {"report": name, **options, "layers": ["Net–a", None]}
-        return text
-
-    monkeypatch.setattr(Run, "report", report)
-    monkeypatch.setattr(Diff, "report", report)
-    return asked
-
-
-def test_json_is_the_data_of_the_chosen_report_and_all_of_stdout(
-    net: Path, data: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_of([row(0, cpu_ns=100)]).save("run.json")
+def test_json_is_the_data_of_the_chosen_report_and_all_of_stdout(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (
         ["profile", "net.py:Net", "--input", "3,8"],
         ["flops", "net.py:Net", "--input", "3,8"],
-        ["show", "run.json"],
+        ["show", "again.json"],
         ["trace", str(TRACE)],
-        ["merge", "run.json"],
+        ["merge", "again.json"],
     ):
-        for options, expected in (
-            ([], {"report": "overview"}),
-            (["--report", "ops", "--top", "3"], {"report": "ops", "row_limit": 3}),
-            (["--depth", "1"], {"report": "tree", "depth": 1}),
-            (["--summary"], {"report": "summary"}),
+        for options, name, expected in (
+            ([], "overview", {}),
+            (["--report", "ops", "--top", "3"], "ops", {"row_limit": 3}),
+            (["--depth", "1"], "tree", {"depth": 1}),
+            (["--summary"], "summary", {}),
         ):
-            assert main([*command, *options, "--json", "-o", "table.md"]) == 0
+            assert main([*command, *options, "--json", "-o", "run.json"]) == 0
             out, err = capsys.readouterr()
-            assert json.loads(out) == {**expected, "layers": ["Net–a", None]} and out.isascii()
-            assert err == "Written: table.md.\n"
+            assert out.isascii() and json.loads(out) == torchprof.load("run.json").report(name, **expected).data
+            assert err == "Written: run.json.\n"
+        Path("run.json").rename("again.json")
 
 
-def test_json_of_a_comparison_and_its_exit_code(
-    net: Path, data: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_of_a_comparison_and_its_exit_code(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_of([row(0, cpu_ns=100)]).save("run.json")
     limits = ["--fail-if", "calls > 0", "--fail-if", "calls > 10k"]
     assert main(["compare", "run.json", "run.json", "--top", "3", "--json", *limits]) == 1
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert (found["report"], found["top"]) == ("table", 3)
+    assert json.loads(out) == torchprof.compare("run.json", "run.json").report("table", top=3).data
     assert err.startswith("Limit exceeded: ")
 
 
@@ -933,7 +905,7 @@ def test_json_of_what_has_no_data(net: Path, capsys: pytest.CaptureFixture[str])
     run_of([row(0, cpu_ns=100)]).save("run.json")
     assert main(["show", "run.json", "--report", "html", "--json"]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and "The report 'html' has no data" in err
+    assert out == "" and "The report 'html' is a file format" in err
     assert main(["run", "--json", "net.py"]) == 2
     assert "torchprof run has no --json: stdout belongs to the script." in capsys.readouterr().err
 

@@ -257,7 +257,7 @@ def test_the_second_run_of_a_failing_script_is_reported(tmp_path: Path) -> None:
     done = run(tmp_path, "--python", script(tmp_path, "model(x)\nraise ValueError('no')"))
     assert done.returncode == 1
     last = "\n".join(sections(done.stdout)["Python's functions outside torch, in a second run"])
-    assert "This run left with exit code 1." in last and "ValueError: no" in last
+    assert "This run ended with exit code 1." in last and "ValueError: no" in last
 
 
 def test_a_module_runs_with_its_arguments(tmp_path: Path) -> None:
@@ -439,7 +439,7 @@ sys.exit(5)
     [
         (["--max-calls", "0", "script.py"], "max_calls is a number of calls, 1 or more, not 0."),
         (["--warmup-calls", "-1", "script.py"], "'-1' is not a whole number from 0 on; examples: 20, 10k"),
-        (["-o", "nowhere/run.json", "script.py"], "there is no such folder to write to"),
+        (["-o", "nowhere/run.json", "script.py"], "its folder does not exist"),
         (["--memry", "script.py"], "--memry"),
         ([], "script.py"),
         (["missing.py"], "can't open file"),

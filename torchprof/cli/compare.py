@@ -71,7 +71,7 @@ def execute(arguments: argparse.Namespace) -> int:
     table = diff.report("table", **{name: getattr(arguments, name) for name in names})
     outcomes = check(diff, limits)
     if arguments.json:
-        print_json("table", table)
+        print_json(table)
     else:
         print(table, *([""] if outcomes else []), sep="\n")
     for outcome in outcomes:

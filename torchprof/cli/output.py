@@ -18,6 +18,7 @@ from torchprof.errors import TorchprofError, some
 from torchprof.reports import options_of
 from torchprof.reports.overview import first_lines, other_notes, short_tree, terminal_width
 from torchprof.reports.top import largest_parts
+from torchprof.run.outputs import ReportText
 from torchprof.run.warnings import Caveat
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Call
     """
     name, options = _chosen(arguments)
     if arguments.json:
-        name = name or "overview"
-        print_json(name, run.report(name, **options))
+        print_json(run.report(name or "overview", **options))
         return
     if not name:
         otherwise()
@@ -65,12 +65,9 @@ def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Call
     print(run.report(name, **options))
 
 
-def print_json(name: str, report: str) -> None:
-    """Print the data of a report in one line. Raises TorchprofError for a report that is only text."""
-    data = getattr(report, "data", None)
-    if data is None:
-        raise TorchprofError(f"The report {name!r} has no data: leave out --json, or write a file with -o.")
-    print(json.dumps(data))
+def print_json(report: ReportText) -> None:
+    """Print the data of a report in one line. Raises TorchprofError for a report that is a file format."""
+    print(json.dumps(report.data))
 
 
 def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
