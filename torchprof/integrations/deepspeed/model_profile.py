@@ -78,8 +78,8 @@ def _ones(model: nn.Module, input_res: Any) -> _Inputs:
     sizes = list(input_res) if isinstance(input_res, (tuple, list)) else []
     if not sizes or not all(is_whole(size) and size > 0 for size in sizes):
         raise TorchprofError(
-            f"input_res={input_res!r:.80} are not the sizes of one example: write a tuple of numbers from 1 on, without "
-            "the batch, (3, 224, 224). For inputs of another kind give an input_constructor that makes them."
+            f"input_res={input_res!r:.80} are not the sizes of one example: write a tuple of numbers from 1 on, "
+            "without the batch, (3, 224, 224). For inputs of another kind give an input_constructor that makes them."
         )
     floating = (param for param in parameters_of(model) if param.is_floating_point() or param.is_complex())
     like = next(floating, None)
