@@ -391,6 +391,7 @@ def test_argparse_reports_other_bad_input(arguments: list[str], capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        ([], "a command is missing: torchprof --help shows them"),
         (["shwo", "run.json"], "there is no command 'shwo'. Did you mean 'show'?"),
         (["show", "run.json", "--reprot", "top"], "there is no option --reprot. Did you mean '--report'?"),
         (["show", "run.json", "--reprot=top"], "there is no option --reprot. Did you mean '--report'?"),

@@ -73,6 +73,8 @@ class MainParser(Parser):
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The parsed arguments. Bad input ends the process with exit code 2, as ``argparse`` does."""
         command = next((word for word in words if not word.startswith("-")), None)
+        if not words:
+            self.error("a command is missing: torchprof --help shows them")
         if command is not None and command not in self.commands.choices:
             self.error(f"there is no command {command!r}. {suggest(command, self.commands.choices, every=True)}")
         found, unknown = self.parse_known_args(words)
