@@ -371,7 +371,7 @@ class OneMode(nn.Linear):
         (lambda: torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Dropout()).eval())), ()),
         (lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.Dropout())), ()),
         (lambda: torch.compile(nn.Linear(4, 4), backend="eager"), ()),
-        (lambda: OneMode(4, 4), ("The model cannot be switched to eval mode, and ran as it is.",)),
+        (lambda: OneMode(4, 4), ("The model could not be switched to eval mode: it ran as it is.",)),
     ],
     ids=["script", "frozen", "fx", "compile", "one mode"],
 )
@@ -725,7 +725,7 @@ def test_parameters_that_inference_writes_to_are_named() -> None:
 
     model = Drifting()
     assert benchmark(model, torch.ones(1, 2), (1,), warmup=0, repeat=2).warnings == (
-        "In eval mode, too, the model writes to its parameters, which are not put back: mean.",
+        "The model writes to its parameters in eval mode. They were not restored: mean.",
     )
     model = Drifting()
     assert not benchmark(model, torch.ones(1, 2), (1,), warmup=0, repeat=2, train=True).warnings
@@ -860,7 +860,7 @@ PACKED = nn.utils.rnn.pack_sequence([torch.ones(3, 4), torch.zeros(2, 4)])
         ((MODEL, X), {"train": True, "optimizer": torch.optim.SGD}, r"Make one first: SGD\(model.parameters\(\)\)"),
         ((MODEL, X), {"train": True, "loss": lambda output: 3.0}, "loss returned 3.0; backward needs a tensor"),
         ((MODEL, X), {"train": True, "loss": torch.detach}, "loss returned tensor"),
-        ((nn.Identity(), X), {"train": True}, "No output of the model has a gradient"),
+        ((nn.Identity(), X), {"train": True}, "Backward needs an output with a gradient"),
         ((MODEL, None), {}, "inputs is a tensor, a tuple of arguments, .* no NoneType"),
         ((MODEL, PACKED), {}, "returns one of these, no PackedSequence"),
         ((MODEL, lambda size: "text"), {}, "inputs is a tensor, .* no str"),

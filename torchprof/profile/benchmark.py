@@ -100,7 +100,7 @@ def _check(model: Any, batch_sizes: Any, warmup: Any, repeat: Any, train: bool, 
     if not _is_count(repeat, 2):
         raise TorchprofError(f"repeat is a number of calls, 2 or more (one has no spread), not {repeat!r:.80}.")
     if not train and (loss is not None or optimizer is not None):
-        raise TorchprofError("loss and optimizer belong to a training step: add train=True, or leave them out.")
+        raise TorchprofError("loss and optimizer belong to a training step: add train=True, or omit them.")
     if loss is not None and not callable(loss):
         raise TorchprofError(f"loss is a function of the model's output, not {loss!r:.80}.")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
@@ -195,7 +195,7 @@ class _Timing:
                 self.model.train(self.train)
             except NotImplementedError:  # a module of torch.export has a single mode
                 mode = "train" if self.train else "eval"
-                warning = f"The model cannot be switched to {mode} mode, and ran as it is."
+                warning = f"The model could not be switched to {mode} mode: it ran as it is."
                 self.warnings += [] if warning in self.warnings else [warning]
 
     def _step(self, batch: Batch) -> None:
@@ -236,8 +236,8 @@ def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
     sums = [tensor.sum() for tensor in tensors_in(output) if tensor.requires_grad]
     if not sums:
         raise TorchprofError(
-            "No output of the model has a gradient for backward to start from. Give loss=, a function of the output, "
-            "and see that some parameter has requires_grad."
+            "Backward needs an output with a gradient. Pass loss=, a function of the output, and check that some "
+            "parameter has requires_grad."
         )
     return sum(sums[1:], sums[0])
 
@@ -249,7 +249,7 @@ def _first_line(error: Exception) -> str:
 def _written_parameters_warning(written: Iterable[str]) -> Iterator[str]:
     names = list(written)
     if names:
-        yield f"In eval mode, too, the model writes to its parameters, which are not put back: {some(names)}."
+        yield f"The model writes to its parameters in eval mode. They were not restored: {some(names)}."
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def gather(
                 f"call gather between init_process_group and destroy_process_group. Or: {_INSTEAD}"
             )
         if group is not None or dst != 0:
-            raise TorchprofError(f"There is no process group: leave out group={group!r:.60} and dst={dst!r}.")
+            raise TorchprofError(f"There is no process group: omit group={group!r:.60} and dst={dst!r}.")
         sigterm.later_s = _GRACE_S
         return run
     rank = distributed.get_rank()
@@ -71,7 +71,7 @@ def gather(
     if rank not in ranks:
         return None
     if isinstance(dst, bool) or dst not in ranks:
-        raise TorchprofError(f"dst={dst!r} is no rank of the group, whose ranks in the job are {_rank_list(ranks)}.")
+        raise TorchprofError(f"dst={dst!r} is not a rank of the group, whose ranks are {_rank_list(ranks)}.")
     name = (distributed.distributed_c10d._get_default_group() if group is None else group).group_name
     store = _store(f"torchprof/gather/{name}/{dst}/{_gathers[name, dst]}")
     _gathers[name, dst] += 1
@@ -116,7 +116,7 @@ def exchange(
 def _seconds(timeout: float | timedelta) -> float:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
-        raise TorchprofError(f"timeout={timeout!r} is no time to wait: give seconds, 0 or more, or a timedelta.")
+        raise TorchprofError(f"timeout={timeout!r} is not a time: give seconds, 0 or more, or a timedelta.")
     return seconds
 
 
@@ -127,7 +127,7 @@ def _ranks_of(group: Any) -> list[int]:
         return []
     if group is not None and not isinstance(group, distributed.ProcessGroup):
         raise TorchprofError(
-            f"group={group!r:.60} is no process group: torch.distributed.new_group(ranks) makes one, and "
+            f"group={group!r:.60} is not a process group: torch.distributed.new_group(ranks) makes one, and "
             'mesh.get_group("dp") gives that of a dimension of a DeviceMesh.'
         )
     return sorted(distributed.get_process_group_ranks(group))
@@ -164,14 +164,14 @@ class _Table:
         pieces = range(0, len(data), _PIECE_BYTES)
         try:
             if self._store.check(["closed"]):
-                warnings.warn(f"The run of rank {rank} came too late to be gathered. {_INSTEAD}", stacklevel=5)
+                warnings.warn(f"The run of rank {rank} was sent too late. {_INSTEAD}", stacklevel=5)
                 return
             for number, start in enumerate(pieces):
                 self._store.set(f"{rank}/{number}", data[start : start + _PIECE_BYTES])
             self._store.set(f"{rank}/pieces", str(len(pieces)))
         except RuntimeError as error:
             why = str(error).partition("\n")[0]
-            warnings.warn(f"The run of rank {rank} was not gathered: the job's store is gone ({why}).", stacklevel=5)
+            warnings.warn(f"The run of rank {rank} was not gathered: the job's store is closed ({why}).", stacklevel=5)
 
     def take(self, ranks: Iterable[int]) -> Iterator[Run]:
         """Yield the runs of these ranks as they arrive, until all have arrived or the time is over.
@@ -188,7 +188,7 @@ class _Table:
                     yield run_of(data, f"the run of rank {rank}")
             missing = [rank for rank in missing if rank not in there]
             if is_last_look and missing:
-                message = f"{ranks_in_words(missing).capitalize()} gave no run to gather in time."
+                message = f"{ranks_in_words(missing).capitalize()} sent no run in time."
                 warnings.warn(message, stacklevel=2)
                 self._sigterm.expected = True  # probably a rank has died, and torchrun will soon notice
             if is_last_look or not missing:
