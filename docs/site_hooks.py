@@ -40,6 +40,10 @@ def _help() -> str:
     sections = [f"```text\n{whole.format_help()}```"]
     for action in whole._actions:
         if isinstance(action, argparse._SubParsersAction):
+            names: dict[Any, list[str]] = {}  # of each command: `trace` and `merge` are other names of `show`
             for name, command in action.choices.items():
-                sections.append(f"## torchprof {name}\n\n```text\n{command.format_help()}```")
+                names.setdefault(command.get_default("execute"), []).append(name)
+            for name, *others in names.values():
+                same = f"\n\nThe same: {', '.join(f'`torchprof {other}`' for other in others)}." if others else ""
+                sections.append(f"### torchprof {name}\n\n```text\n{action.choices[name].format_help()}```{same}")
     return "\n\n".join(sections)

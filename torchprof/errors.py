@@ -13,23 +13,23 @@ class TorchprofError(RuntimeError):
 
 
 def suggest(given: str, choices: Iterable[str], limit: int = 3, *, every: bool = False) -> str:
-    """A sentence with the valid choices: up to 8 are all listed.
+    """Sentences with the valid choices that are most similar to what was given, if there are any, and with all of them.
 
-    Of more than 8, the most similar ones are listed; if none is similar, the first 20. With ``every``, all choices are
-    listed after the most similar ones.
+    Up to 8 choices are all listed, after the most similar one. Of more, the ``limit`` most similar ones are listed;
+    if none is similar, the first 20. With ``every``, all are listed after the similar ones, sorted.
     """
     known = list(choices)
     if not known:
         return "There is none."
-    near = difflib.get_close_matches(given, known, n=limit, cutoff=0.5)
+    are_few = len(known) <= 8 and not every
+    near = difflib.get_close_matches(given, known, n=1 if are_few else limit, cutoff=0.5)
     meant = "Did you mean " + " or ".join(repr(choice) for choice in near) + "?"
-    if every:
-        listed = "Choose from " + ", ".join(repr(choice) for choice in sorted(known)) + "."
-        return f"{meant} {listed}" if near else listed
-    if near and len(known) > 8:
+    if near and (len(near) == len(known) or not (are_few or every)):
         return meant
-    more = f" and {len(known) - 20} more" if len(known) > 20 else ""
-    return "Choose from " + ", ".join(repr(choice) for choice in known[:20]) + more + "."
+    shown = sorted(known) if every else known[:20]
+    more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
+    listed = "Choose from " + ", ".join(repr(choice) for choice in shown) + more + "."
+    return f"{meant} {listed}" if near else listed
 
 
 def some(names: Sequence[str], limit: int = 3) -> str:

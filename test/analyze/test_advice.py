@@ -27,7 +27,8 @@ from torchprof.analyze.advice.evidence import Evidence, inside
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import format_time
 from torchprof.run.memory import Memory
-from torchprof.run.words import BACKWARD, OUTSIDE
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE
 
 CUDA: dict[str, Any] = {
     "device": "cuda",
@@ -237,6 +238,24 @@ def test_layers_of_several_models_have_the_names_of_the_models() -> None:
     run = blocks("Net.a", "Other.b", "Net.c", kinds=["A", "B", "A"])
     assert together(Evidence(run), dict.fromkeys(range(3), Gain(1))).name == "Net, Other"
     assert together(Evidence(run), {0: Gain(1), 2: Gain(1)}).name == "A"
+
+
+def test_a_finding_on_layers_and_on_work_of_no_layer_says_so() -> None:
+    """The largest gain is one of a layer, also if the work of no layer is more."""
+    run = blocks("Net", "Net.a", kinds=["Net", "A"])
+    group = together(Evidence(run), {OUTSIDE: Gain(9000), 1: Gain(1000), 0: Gain(2000), NOT_SELECTED: Gain(50)})
+    assert (group.name, group.layers, group.gain.ns) == ("Net", ("Net", "Net.a"), 12_050)
+    assert group.advice("Is slow.", "", "mine").finding == (
+        "Is slow. The largest gain is in Net: up to 2.000us. A part of this is in layers that were not selected. "
+        "A part of this is outside all layers."
+    )
+    nowhere = together(Evidence(run), {OUTSIDE: Gain(9), NOT_SELECTED: Gain(50)})
+    assert (nowhere.name, nowhere.layers, nowhere.gain.ns) == ("(not selected)", (), 59)
+
+
+def test_a_finding_that_saves_nothing_is_not_reported(monkeypatch) -> None:
+    finds(monkeypatch, one=[gain(50_000, "a"), gain(0, "b"), gain(None, "c")])
+    assert [one.layer for one in advise(microseconds(100))] == ["a", "c"]
 
 
 @pytest.mark.parametrize("ns, count", [(99, 0), (100, 1)])
@@ -1380,6 +1399,22 @@ def test_activations_without_a_backward_are_reported() -> None:
     assert found.layer == "Sequential" and found.gain_ns is None
     assert found.gain_bytes == 32 * 64 * 4 + 32 * 8 * 4  # what ReLU kept (the first product goes), and the result
     assert "most of it in Sequential.1" in found.finding and "inference_mode" in found.remedy
+
+
+def test_activations_on_several_ranks_are_those_of_a_call_and_the_gain_is_of_all_ranks() -> None:
+    """Two calls on each of two ranks leave 100 B each: a call leaves 100 B, and at the peaks there are 200 B."""
+    run = run_of([row(0, cpu_ns=100)])
+    samples = {
+        SampleKey(number, "forward", rank, "cpu", measure): Spread.of([(0, value), (1, value)])
+        for rank in (0, 1)
+        for number, measure, value in ((0, "cpu_ns", 9), (1, "kept_bytes", 70), (2, "kept_bytes", 30))
+    }
+    (found,) = of(replace(run, metas=(run.meta, replace(run.meta, rank=1)), samples=samples), "gradients_never_used")
+    assert (found.layer, found.gain_bytes) == ("Net", 200)
+    assert found.finding == (
+        "A forward call leaves 100 B saved for backward on average on each of 2 ranks, most of it in Net.a, but no "
+        "backward was recorded."
+    )
 
 
 def test_activations_that_are_used_or_not_kept_are_not_reported() -> None:

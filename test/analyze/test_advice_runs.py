@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import torchprof
 from torchprof import Run
-from torchprof.analyze.advice import judge
+from torchprof.analyze.advice import judge, rules
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.memory import Held, Memory
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime
@@ -199,3 +200,26 @@ def test_no_rule_fails_on_a_random_run(run: Run) -> None:
     assert failed == {}
     recorded = sum(meta.wall_ns for meta in run.metas)
     assert all(one.gain_ns is None or 0 <= one.gain_ns <= recorded for one in found)
+
+
+@examples(150)
+@given(runs())
+def test_merging_keeps_the_gains_of_every_rule(run: Run) -> None:
+    """Whether layers are merged by pattern alone, or all of them together, the gains of a rule have the same sum."""
+
+    def gains(most: int) -> dict[str, tuple[int, int, list[str]]]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torchprof.analyze.advice, "PER_RULE", most)
+            found = {name: list(find(Evidence(run))) for name, find in rules().items()}
+        return {
+            name: (
+                sum(one.gain_ns or 0 for one in advice),
+                sum(one.gain_bytes or 0 for one in advice),
+                sorted(layer for one in advice for layer in one.layers),
+            )
+            for name, advice in found.items()
+        }
+
+    apart, merged = gains(10**9), gains(0)
+    assert merged == apart == gains(3)
+    assert all(len(layers) == len(set(layers)) for _, _, layers in merged.values())

@@ -7,11 +7,14 @@ import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from build.hand_made import row, run_of
@@ -19,8 +22,8 @@ from build.hand_made_ranks import run_of_ranks
 from build.places import ROOT
 
 import torchprof
-from torchprof.cli import main
-from torchprof.reports import known
+from torchprof.cli import main, parser
+from torchprof.reports import QUESTIONS, known
 from torchprof.reports.overview import terminal_width
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.run import Run
@@ -46,6 +49,12 @@ class Net(nn.Module):
             raise ValueError("not today")
         y = self.body(x)
         return {"y": y if ids is None else y + self.embed(ids).sum(1), "training": self.training}
+
+
+    def twice(self, x, more=0):
+        for _ in range(2 + more):
+            x = self.body(x)
+        return x
 
 
 class Frozen(Net):
@@ -184,7 +193,9 @@ def test_a_file_that_cannot_be_written_is_reported_and_the_others_are_written(
     assert main(["profile", "net.py:Taking", "--input", "3,8", *files]) == 2
     said = capsys.readouterr()
     assert said.err == (
-        "Written: run.json.\nNot written: taken.json: Is a directory. Another place: -o FILE.\nWritten: table.md.\n"
+        "Written: run.json.\n"
+        "Not written: taken.json: Is a directory. Choose another place: -o FILE.\n"
+        "Written: table.md.\n"
     )
     assert said.out.startswith(torchprof.load("run.json").report("headline"))
     assert torchprof.load("run.json").report("markdown") == (net / "table.md").read_text(encoding="utf-8")
@@ -199,10 +210,10 @@ def test_all_names_of_files_are_checked_before_anything_runs(net: Path, capsys: 
         lines = capsys.readouterr().err.splitlines()
         assert lines[0].startswith("torchprof: -o 'run.out' does not say by its ending")
         assert lines[1:] == [
-            "-o no/run.json: there is no such folder to write to.",
-            "-o taken.json: that is a folder.",
-            f"-o {net}/./a.md: it is the same file as -o a.md.",
-            f"-o a.md: it is the same file as -o {net}/./a.md.",
+            "-o no/run.json: its folder does not exist.",
+            "-o taken.json: this is a folder, not a file.",
+            f"-o {net}/./a.md: the same file as -o a.md.",
+            f"-o a.md: the same file as -o {net}/./a.md.",
         ]
     assert {path.name for path in net.iterdir()} == {"net.py", "taken.json"}
 
@@ -211,7 +222,7 @@ def test_all_names_of_files_are_checked_before_anything_runs(net: Path, capsys: 
 def test_a_file_without_write_permission_is_found_before_the_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (net / "run.json").touch(mode=0o400)
     assert main(["profile", "net.py:broken", "-o", "run.json"]) == 2
-    assert "-o run.json: there is no permission to write it." in capsys.readouterr().err
+    assert "-o run.json: no permission to write it." in capsys.readouterr().err
 
 
 # Ctrl-C
@@ -220,7 +231,7 @@ def test_a_file_without_write_permission_is_found_before_the_run(net: Path, caps
 @pytest.mark.parametrize(
     ("spec", "shown", "said"),
     [
-        ("net.py:Stopped", True, "interrupted (Ctrl-C): shown is what ran until then."),
+        ("net.py:Stopped", True, "interrupted (Ctrl-C): the report shows what ran until then."),
         ("net.py:StoppedAtOnce", False, "interrupted (Ctrl-C): nothing was recorded yet."),
         ("net.py:stopped", False, "interrupted (Ctrl-C)."),
     ],
@@ -250,19 +261,25 @@ def test_output_has_only_characters_that_the_stream_can_encode(net: Path, encodi
     commands = (
         ["profile", "net.py:Net", "--input", "3,8", "--depth", "1", "-o", "run.json", "-o", "table.txt"],
         ["show", "run.json"],
+        ["flops", "net.py:Net", "--input", "3,8", "--depth", "1"],
+        ["compare", "run.json", "run.json", "--fail-if", "calls > 0"],
+        ["profile", "net.py:≥", "--input", "3,8"],
+        ["sh…w"],
         ["--help"],
+        ["profile", "--help"],
     )
     for command in commands:
         done = subprocess.run(
             [sys.executable, "-m", "torchprof", *command],
-            env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "0"},
             capture_output=True,
             check=False,
             timeout=300,
         )
-        assert done.returncode == 0, done.stderr
-        text = done.stdout.decode(encoding)
-        assert command == ["--help"] or ("\n|-- embed" in text and "\n`-- body" in text)
+        code = {"compare": 1, "sh…w": 2}.get(command[0], 2 if "net.py:≥" in command else 0)
+        text, errors = done.stdout.decode(encoding), done.stderr.decode(encoding)
+        assert done.returncode == code and "Traceback" not in errors, errors
+        assert command[0] not in ("profile", "show", "flops") or code or "|-- embed" in text or "--help" in command
     assert "\n├── embed" in (net / "table.txt").read_text(encoding="utf-8")
 
 
@@ -328,15 +345,15 @@ def test_a_model_that_fails_still_shows_what_was_recorded(net: Path, capsys: pyt
     [
         (["net.py:Net", "--input", "eight"], ["'eight'", "1,3,224,224"]),
         (["net.py:Net", "--input", "ids=int64:1,8:5..5"], ["5..5", "empty"]),
-        (["net.py:Net", "--input", "int99:1,8"], ["int99", "float32"]),
+        (["net.py:Net", "--input", "int99:1,8"], ["int99", "Did you mean 'int"]),
         (["net.py:Net", "--input", "int64:1,8:5.2..5.4"], ["int64:1,8:5.2..5.4", "cannot be made"]),
         (["net.py:Net", "--kwargs", "{width: 4}"], ["--kwargs", "JSON"]),
         (["net.py:Net", "--kwargs", "[4]"], ["--kwargs", "object"]),
         (["net.py:Net", "--kwargs", '{"depth": 4}'], ["net.py:Net", "depth"]),
         (["net.py:FromConfig", "--kwargs", '{"config": {"depth": 4}}'], ["net.py:FromConfig", "depth"]),
-        (["net.py:made", "--kwargs", '{"width": 4}'], ["--kwargs", "already"]),
+        (["net.py:made", "--kwargs", '{"width": 4}'], ["leave out --kwargs", "a module"]),
         (["net.py:Nett"], ["'Nett'", "'Net'"]),
-        (["net.py"], ["net.py", "file.py:callable"]),
+        (["net.py"], ["net.py", "file.py:Net"]),
         (["nett.py:Net"], ["nett.py"]),
         (["no_such_package:Net"], ["no_such_package", "ModuleNotFoundError"]),
         (["net.py:number"], ["7"]),
@@ -368,7 +385,58 @@ def test_argparse_reports_other_bad_input(arguments: list[str], capsys: pytest.C
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage: torchprof" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("usage: torchprof")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["shwo", "run.json"], "there is no command 'shwo'. Did you mean 'show'?"),
+        (["show", "run.json", "--reprot", "top"], "there is no option --reprot. Did you mean '--report'?"),
+        (["show", "run.json", "--reprot=top"], "there is no option --reprot. Did you mean '--report'?"),
+        (["profile", "net.py:Net", "--inptu", "1,8"], "there is no option --inptu. Did you mean '--input'?"),
+        (["run", "--memry", "train.py"], "there is no option --memry. Did you mean '--memory'?"),
+        (["compare", "a.json", "b.json", "c.json"], "too many arguments: c.json"),
+        (["profile", "net.py:Net", "--steps", "some"], "'some' is not a whole number from 0 on; examples: 20, 10k"),
+    ],
+)
+def test_similar_names_of_commands_and_options_are_suggested(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    err = capsys.readouterr().err
+    assert caught.value.code == 2 and said in err
+    assert len(err.splitlines()) <= 4, "the message is not below a page of options"
+
+
+def test_help_is_ordered_by_questions_and_has_all_commands_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert caught.value.code == 0
+    questions = [question for key, question in QUESTIONS.items() if key]
+    assert [line for line in out.splitlines() if line in questions] == questions
+    assert all(re.search(rf"torchprof {command}\b", out) for command in parser().commands.choices)
+    words = set(re.findall(r"[\w-]+", out))
+    assert {name for name, one in known().items() if one.answers} <= words
+    assert all(f"\n  {code} " in out for code in (0, 1, 2, 130))
+    assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("command", parser().commands.choices)
+def test_each_command_has_a_short_usage_and_examples_that_parse(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = parser().commands.choices[command].format_help()
+    usage, _, rest = text.partition("\n\n")
+    assert usage.startswith(f"usage: torchprof {command} ") and len(usage.splitlines()) <= 2
+    examples = rest.partition("\nexamples:\n")[2].replace("\\\n", " ")
+    lines = [line.strip() for line in examples.splitlines() if line.startswith("  torch")]
+    assert lines
+    for line in lines:
+        words = shlex.split(line.partition(" > ~")[0])
+        assert parser().parse(words[words.index("torchprof") + 1 :]).execute
 
 
 def test_cuda_without_a_cuda_device_is_an_error(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,6 +446,78 @@ def test_cuda_without_a_cuda_device_is_an_error(net: Path, capsys: pytest.Captur
         pytest.skip("there is a CUDA device here")
     assert main(["profile", "net.py:Net", "--input", "1,8", "--cuda"]) == 2
     assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_the_model_and_its_inputs_get_the_dtype(net: Path) -> None:
+    for name, dtype in (
+        ("bf16", "bfloat16"),
+        ("float64", "float64"),
+        ("half", "float16"),
+        ("torch.float32", "float32"),
+    ):
+        inputs = ["--input", "3,8", "--input", "ids=int64:3,2:0..9", "-o", "run.json"]
+        assert main(["profile", "net.py:Net", *inputs, "--dtype", name]) == 0
+        run = torchprof.load("run.json")
+        assert {name for layer in run.layers for name, _ in layer.dtype_bytes} == {dtype}
+        assert main(["flops", "net.py:Net", *inputs, "--dtype", name]) == 0
+        assert {name for layer in torchprof.load("run.json").layers for name, _ in layer.dtype_bytes} == {dtype}
+
+
+def test_another_method_is_called_with_inputs_and_other_arguments(net: Path) -> None:
+    call = ["--input", "3,8", "--method", "twice", "--call-kwargs", '{"more": 4}', "-o", "run.json"]
+    assert main(["profile", "net.py:Net", *call, "--steps", "2"]) == 0
+    assert torchprof.load("run.json").tree("forward").children[1].calls == 2 * (2 + 4)
+    assert main(["flops", "net.py:Net", *call]) == 0
+    run = torchprof.load("run.json")
+    assert run.tree("forward").children[1].calls == 2 + 4
+    assert run.tree("forward").total.macs == (2 + 4) * 3 * 8 * 8
+
+
+@pytest.mark.parametrize("command", ["profile", "flops"])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--method", "twise"], "Net has no such method. Choose from 'forward', 'twice'."),
+        (["--call-kwargs", "more=4"], "--call-kwargs is not JSON"),
+        (
+            ["--call-kwargs", "[4]"],
+            "--call-kwargs is [4], not a JSON object. Write an object: '{\"max_new_tokens\": 8}'.",
+        ),
+        (["--input", "x=3,8", "--call-kwargs", '{"x": 4}'], "x is given twice: in --input and in --call-kwargs."),
+        (["--dtype", "bfloat32"], "'bfloat32' is not a dtype for a model. Did you mean 'float32' or "),
+        (["--input", "flaot32:3,8"], "torch has no dtype 'flaot32'. Did you mean 'float32'"),
+    ],
+)
+def test_a_wrong_call_is_explained(
+    net: Path, capsys: pytest.CaptureFixture[str], command: str, options: list[str], said: str
+) -> None:
+    try:
+        code: object = main([command, "net.py:Net", *options])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2 and said in capsys.readouterr().err
+
+
+def test_the_device_is_where_the_model_is(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On this machine that is the CPU; without data there is nothing to profile."""
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--device", "auto", "-o", "auto.json"]) == 0
+    assert main(["profile", "net.py:Net", "--input", "3,8", "--device", "cpu", "-o", "cpu.json"]) == 0
+    for file in ("auto.json", "cpu.json"):
+        assert "cpu_ns" in torchprof.load(file).meta.measured and not torchprof.load(file).device_times
+    capsys.readouterr()
+    for device, said in (
+        ("cdua", "torch knows no such device. Did you mean 'cuda' or 'cpu'?"),
+        ("meta", "the meta device, which computes nothing: use torchprof flops"),
+    ):
+        assert main(["profile", "net.py:Net", "--input", "3,8", "--device", device]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_numbers_have_the_units_of_counts(net: Path) -> None:
+    assert (
+        main(["profile", "net.py:Net", "--input", "3,8", "--steps", "0.002k", "--warmup", "0k", "-o", "run.json"]) == 0
+    )
+    assert torchprof.load("run.json").meta.steps == 2
 
 
 def test_show_of_a_file_that_is_not_a_run_is_an_error(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -431,10 +571,10 @@ def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture
             ["--report", "ops", "--depth", "0", "--op", "x"],
             "--report ops has no --depth, --op. It has --sort-by, --top, ",
         ),
-        (["--report", "layers"], "--report layers: of which operator? --op aten::linear, say"),
+        (["--report", "layers"], "--report layers needs an operator: --op aten::linear."),
         (["--report", "headline", "--top", "3"], "--report headline has no --top. It has no options."),
-        (["--op", "x", "--phase", "forward"], "--op, --phase: only for one of the reports: say which with --report."),
-        (["--report", "top", "--summary"], "take one of them"),
+        (["--op", "x", "--phase", "forward"], "--op, --phase: options of a report. Say which report with --report."),
+        (["--report", "top", "--summary"], "exclude each other"),
         (["--report", "kernels"], "recorded no device"),
     ):
         assert main(["show", "run.json", *options]) == 2
@@ -592,7 +732,7 @@ def test_show_of_a_run_without_times_has_no_section_about_them(net: Path, capsys
     capsys.readouterr()
     assert main(["show", "flops.json"]) == 0
     shown = capsys.readouterr().out
-    assert "The operators, by themselves" in shown and "Between the operators" not in shown
+    assert "The operators" in shown and "Between the operators" not in shown
 
 
 def test_show_can_select_one_rank(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
@@ -726,3 +866,83 @@ def test_trace_reports_errors_before_it_prints_anything(capsys: pytest.CaptureFi
 def test_trace_prints_memory_over_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(TRACE), "--report", "memory"]) == 0
     assert "with_timeline" not in capsys.readouterr().out
+
+
+# Data
+
+
+def test_json_is_the_data_of_the_chosen_report_and_all_of_stdout(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (
+        ["profile", "net.py:Net", "--input", "3,8"],
+        ["flops", "net.py:Net", "--input", "3,8"],
+        ["show", "again.json"],
+        ["trace", str(TRACE)],
+        ["merge", "again.json"],
+    ):
+        for options, name, expected in (
+            ([], "overview", {}),
+            (["--report", "ops", "--top", "3"], "ops", {"row_limit": 3}),
+            (["--depth", "1"], "tree", {"depth": 1}),
+            (["--summary"], "summary", {}),
+        ):
+            assert main([*command, *options, "--json", "-o", "run.json"]) == 0
+            out, err = capsys.readouterr()
+            assert out.isascii() and json.loads(out) == torchprof.load("run.json").report(name, **expected).data
+            assert err == "Written: run.json.\n"
+        Path("run.json").rename("again.json")
+
+
+def test_json_of_a_comparison_and_its_exit_code(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_of([row(0, cpu_ns=100)]).save("run.json")
+    limits = ["--fail-if", "calls > 0", "--fail-if", "calls > 10k"]
+    assert main(["compare", "run.json", "run.json", "--top", "3", "--json", *limits]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out) == torchprof.compare("run.json", "run.json").report("table", top=3).data
+    assert err.startswith("Limit exceeded: ")
+
+
+def test_json_of_what_has_no_data(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_of([row(0, cpu_ns=100)]).save("run.json")
+    assert main(["show", "run.json", "--report", "html", "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "The report 'html' is a file format" in err
+    assert main(["run", "--json", "net.py"]) == 2
+    assert "torchprof run has no --json: stdout belongs to the script." in capsys.readouterr().err
+
+
+# Completion
+
+
+def test_completion_without_its_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert 'pip install "torchprof[completion]"' in capsys.readouterr().err
+    assert main(["completion", "bsh"]) == 2
+    assert "There is no completion for 'bsh'. Did you mean 'bash'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_reports_phases_and_files(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of what shtab is given; it draws the script of the shell."""
+    given: dict[str, Any] = {}
+
+    def complete(whole: Any, shell: str) -> str:
+        given.update(whole.commands.choices, shell=shell)
+        return "the script"
+
+    files = {shell: "files"}
+    fake = SimpleNamespace(SUPPORTED_SHELLS=[shell], FILE=files, complete=complete)
+    monkeypatch.setitem(sys.modules, "shtab", fake)
+    assert main(["completion", shell]) == 0
+    assert capsys.readouterr().out == "the script\n" and given.pop("shell") == shell
+    assert [*given] == [*parser().commands.choices]
+    show = {action.dest: action for action in given["show"]._actions}
+    assert show["report"].choices == sorted(known()) and FORWARD in show["phase"].choices
+    assert show["files"].complete == show["output"].complete == files
+    fake.SUPPORTED_SHELLS.clear()
+    assert main(["completion", shell]) == 2
+    assert "pip install --upgrade shtab" in capsys.readouterr().err

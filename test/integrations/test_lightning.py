@@ -378,7 +378,7 @@ def test_bad_options_raise_before_training(callback_class: Any) -> None:
         callback_class(profile_memmory=True)
     with pytest.raises(TorchprofError, match=r"warmup= counts calls.*use schedule="):
         callback_class(warmup=2)
-    with pytest.raises(TorchprofError, match=r"schedule=3 is no schedule"):
+    with pytest.raises(TorchprofError, match=r"schedule=3 is not a schedule"):
         callback_class(schedule=3)
     with pytest.raises(TorchprofError, match=r"stage='train'.*'fit', 'validate', 'test', 'predict'"):
         callback_class("train")

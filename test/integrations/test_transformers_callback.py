@@ -314,7 +314,7 @@ def test_bad_options_raise_before_training() -> None:
         ProfileCallback(profile_memmory=True)
     with pytest.raises(TorchprofError, match=r"warmup= counts calls.*use schedule="):
         ProfileCallback(warmup=2)
-    with pytest.raises(TorchprofError, match=r"schedule=3 is no schedule"):
+    with pytest.raises(TorchprofError, match=r"schedule=3 is not a schedule"):
         ProfileCallback(schedule=3)  # type: ignore[arg-type]
     with pytest.raises(TorchprofError, match=r"stage='fit'.*'train' or 'evaluate'"):
         ProfileCallback("fit")

@@ -952,3 +952,11 @@ def test_the_example_runs(in_root: Path, capsys: pytest.CaptureFixture[str], mon
     assert "TinyTransformer, inference on" in out
     assert "TinyTransformer, training step with AdamW on" in out
     assert "in float32: 3.0 GFLOP/s in a product of matrices, 4.0 GB/s in a copy." in out
+
+
+def test_a_result_shows_itself_as_a_table() -> None:
+    """At Python's prompt and in a notebook."""
+    result = benchmark(torch.nn.Linear(2, 2), torch.rand(1, 2), (1, 3), warmup=0, repeat=2)
+    assert repr(result) == str(result)
+    html = result._repr_html_()
+    assert html.count("<tr>") == 1 + 2 and "<th>Batch size</th>" in html and str(result.machine) in html

@@ -347,7 +347,7 @@ def test_step_outside_the_block_raises() -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"schedule": 5}, "schedule=5 is no schedule: use torch.profiler.schedule"),
+        ({"schedule": 5}, "schedule=5 is not a schedule: use torch.profiler.schedule"),
         ({"schedule": lambda step: 2}, r"schedule\(0\) gave 2, where one of ProfilerAction.NONE"),
         ({"schedule": lambda step: None}, r"schedule\(0\) gave None"),
         ({"schedule": lambda step: NONE, "warmup": 2}, "leave one out"),

@@ -246,7 +246,10 @@ def test_the_repr_of_a_report_is_its_text(shell: Any) -> None:
     text = run.report("tree")
     assert "\n" in text and repr(text) == text and type(str(text)) is str
     data, _ = shell.display_formatter.format(text)
-    assert data == {"text/plain": str(text)}
+    assert data == {"text/plain": str(text), "text/html": text._repr_html_()}
+    assert data["text/html"].count("<tr>") == 1 + len(text.data["tables"][0]["rows"])
+    csv, _ = shell.display_formatter.format(run.report("csv"))
+    assert [*csv] == ["text/plain"]
     assert pickle.loads(pickle.dumps(text)) == text and json.loads(json.dumps(text)) == text
     assert repr(compare(run, run).report("table")).startswith("Net: ")
 

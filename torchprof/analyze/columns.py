@@ -11,7 +11,18 @@ from dataclasses import dataclass, field, replace
 
 from torchprof.analyze.figures import Figures, measured_by_all
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import MEASURES, Bound, Figure, Measure, Unit, as_key, format_count
+from torchprof.run.cost import (
+    MEASURES,
+    Bound,
+    Figure,
+    Measure,
+    ReportCell,
+    Unit,
+    as_key,
+    format_count,
+    format_number,
+    format_rate,
+)
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
@@ -66,7 +77,7 @@ class Column:
         """The figure of a row: exact, a lower bound, unknown or blank."""
         raise NotImplementedError
 
-    def write(self, value: float) -> str:
+    def write(self, value: float) -> ReportCell:
         """A figure as text, with its unit."""
         return format_count(value)
 
@@ -119,13 +130,16 @@ class CostColumn(SelfOrTotalColumn):
     def figure(self, figures: Figures) -> Figure:
         return figures.measure(self.measure, self.phase, self.is_self, self.measured)
 
-    def write(self, value: float) -> str:
+    def write(self, value: float) -> ReportCell:
         return self.measure.text(value)
 
     def text(self, figures: Figures, whole: float | None) -> str:
         figure = self.figure(figures)
         has_share = self.unit is Unit.TIME and figure.bound is Bound.EXACT and not figures.left_over
-        return figure.text(self.write) + (f" ({figure.value / whole:.1%})" if whole and has_share else "")
+        text = figure.text(self.write)
+        if whole and has_share and isinstance(text, ReportCell):
+            return text.written(f"{text} ({figure.value / whole:.1%})")
+        return text
 
 
 @dataclass(frozen=True)
@@ -145,6 +159,9 @@ class RateColumn(Column):
     def figure(self, figures: Figures) -> Figure:
         return figures.rate(self.phase, self.on_device, self.measured)
 
+    def write(self, value: float) -> ReportCell:
+        return format_rate(value)
+
 
 @dataclass(frozen=True)
 class CallsColumn(Column):
@@ -160,8 +177,8 @@ class CallsColumn(Column):
     def figure(self, figures: Figures) -> Figure:
         return figures.number_of_calls()
 
-    def write(self, value: float) -> str:
-        return str(value)
+    def write(self, value: float) -> ReportCell:
+        return format_number(int(value))
 
 
 @dataclass(frozen=True)

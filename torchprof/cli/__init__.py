@@ -1,8 +1,8 @@
-"""The command line: ``torchprof profile``, ``run``, ``flops``, ``trace``, ``merge``, ``show`` and ``compare``.
+"""The command line: ``torchprof profile``, ``run``, ``flops``, ``show`` and ``compare``.
 
 Each command has a file with two functions: ``add_to`` adds its parser, ``execute`` runs it and returns the exit code.
-No other package prints or exits. Only the commands that run a model import torch; ``merge``, ``show`` and ``compare``
-do not.
+No other package prints or exits. Only the commands that run a model import torch; ``show`` of saved
+runs and ``compare`` do not.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from difflib import get_close_matches
 from pathlib import Path
 
 import torchprof
-from torchprof.cli import compare, flops, profile, run, show
+from torchprof.cli import compare, completion, flops, profile, run, show
 from torchprof.cli.output import INTERRUPTED
+from torchprof.cli.parser import MainParser
 from torchprof.encoding import no_encoding_errors
 from torchprof.errors import TorchprofError
 
-_COMMANDS = (profile, run, flops, compare, show)  # in the order of --help
+_COMMANDS = (profile, run, flops, show, compare, completion)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     written. 130: Ctrl-C. ``torchprof run`` does not return: it ends the process as its script ended.
     """
     with no_encoding_errors(sys.stdout, sys.stderr):
-        arguments = parser().parse_args(argv)
+        arguments = parser().parse(sys.argv[1:] if argv is None else argv)
     try:
         if arguments.execute is run.execute:  # the script must see stdout and stderr unchanged
             run.execute(arguments)
@@ -44,15 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="torchprof",
-        description="Which layer? Time, memory and calls of a PyTorch model, layer by layer, forward and backward.",
-    )
+def parser() -> MainParser:
+    parser = MainParser(prog="torchprof")
     parser.add_argument("--version", action="version", version=f"torchprof {torchprof.__version__}")
-    commands = parser.add_subparsers(required=True, dest="subcommand", metavar="COMMAND")
     for command in _COMMANDS:
-        command.add_to(commands)
+        command.add_to(parser.commands)
     return parser
 
 

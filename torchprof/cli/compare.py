@@ -7,22 +7,28 @@ import sys
 from typing import TYPE_CHECKING
 
 import torchprof
-from torchprof.cli.options import add_options, add_output_option, check_output, non_negative_int
-from torchprof.cli.output import write_files
+from torchprof.cli.options import add_json_option, add_options, add_output_option, check_output, whole_number
+from torchprof.cli.output import print_json, write_files
 
 if TYPE_CHECKING:
     from torchprof.cli.options import Commands
 
 _EPILOG = """\
-A LIMIT is [LAYERS: ]MEASURE > AMOUNT. Without LAYERS the models are meant; * in a path stands for any one step.
-  --fail-if "cpu_total > +10%"              relative to BEFORE; a difference within noise does not fail
-  --fail-if "flops > 4.2G"                  absolute, for one forward call of the model
-  --fail-if "features.*: cpu_peak > 1.5GB"  for each of these layers
-  --fail-if "step > +10%"                   how long a step lasted; "(outside): cpu_total > +20%" is loss, optimizer, …
+A LIMIT is [LAYERS: ]MEASURE > AMOUNT. Without LAYERS it is on the models; * in a path is any one step.
+  "cpu_total > +10%"              relative to BEFORE; a difference within noise does not fail
+  "flops > 4.2G"                  absolute, for one forward call of the model
+  "features.*: cpu_peak > 1.5GB"  for each of these layers
+  "step > 120ms"                  the time of a step
+  "(outside): cpu_total > +20%"   the work outside of all layers: loss, optimizer, …
 Measures: cpu_total, self_cpu_total, cuda_total, cpu_mem, backward_cpu_total, flops, macs, params, calls, peak, step, …
+Units: ns, us, ms, s; B, KB, MB, GB, TB (by 1024); K, M, G, T, P for FLOPs and calls (by 1000).
 
-The exit code is 0; 1 where a limit is exceeded, which the last lines say on stderr; 2 for bad input, and for limits on
-what is not known or not there.
+The exit code is 1 if a limit is exceeded: the last lines on stderr name it. It is 2 for a limit that cannot be checked.
+
+examples:
+  torchprof compare before.json after.json
+  torchprof compare before.json after.json --sort-by flops --top 5
+  torchprof compare before.json after.json --fail-if "step > +10%" --fail-if "peak > 24GB" -o diff.md
 """
 
 
@@ -30,23 +36,26 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "compare",
         help="say what changed between two saved runs",
-        description="Compare two saved runs layer by layer, those that changed most first; needs no torch.",
+        usage="torchprof compare BEFORE.json AFTER.json [options]",
+        description="Compare two saved runs layer by layer, the largest changes first. This needs no torch.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("before", metavar="BEFORE.json")
     parser.add_argument("after", metavar="AFTER.json")
-    parser.add_argument(
-        "--fail-if", action="append", default=[], metavar="LIMIT", help="exit with 1 where this holds, again for each"
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--fail-if", action="append", default=[], metavar="LIMIT", help="exit with 1 if this holds; once for each limit"
     )
-    add_output_option(parser, "write the comparison to a file, again for each: diff.md, diff.json, diff.html")
     table = parser.add_argument_group("the table")
     add_options(table, "--depth")
     table.add_argument("--sort-by", metavar="QUANTITY", help="what to show and order by: flops, cpu_peak, calls, …")
     table.add_argument(
-        "--top", type=non_negative_int, default=20, metavar="N", help="only the N that changed most (default 20)"
+        "--top", type=whole_number, default=20, metavar="N", help="only the N that changed most (default 20)"
     )
     add_options(table, "--tablefmt")
+    output = add_output_option(parser, "write the comparison to a file, once for each: diff.md, diff.json, diff.html")
+    add_json_option(output)
     parser.set_defaults(execute=execute)
 
 
@@ -59,12 +68,14 @@ def execute(arguments: argparse.Namespace) -> int:
     diff = torchprof.compare(arguments.before, arguments.after)
     code = write_files(diff.export, arguments)
     names = ("depth", "sort_by", "top", "tablefmt")
-    print(diff.report("table", **{name: getattr(arguments, name) for name in names}))
+    table = diff.report("table", **{name: getattr(arguments, name) for name in names})
     outcomes = check(diff, limits)
-    if outcomes:
-        print()
+    if arguments.json:
+        print_json(table)
+    else:
+        print(table, *([""] if outcomes else []), sep="\n")
     for outcome in outcomes:
-        if not outcome.failures:
+        if not outcome.failures and not arguments.json:
             print("\n".join([f"Limit kept: {printable(outcome.limit.text)}", *map(printable, outcome.remarks)]))
     failures = [failure for outcome in outcomes for failure in outcome.failures]
     sys.stdout.flush()

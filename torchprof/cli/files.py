@@ -56,7 +56,7 @@ def read(files: Files, arguments: argparse.Namespace) -> torchprof.Run:
     """Make one run of all the files. Raises TorchprofError, also for options that the files do not need."""
     model = _model(arguments)
     if model is not None and not files.traces:
-        raise TorchprofError("--model is for traces: a saved run has its model, and no trace was given.")
+        raise TorchprofError("--model is for traces: a saved run has its model already.")
 
     def runs() -> Iterator[torchprof.Run]:
         yield from _saved_runs(files.saved, arguments.add_cycles)
@@ -79,7 +79,7 @@ def _model(arguments: argparse.Namespace) -> torch.nn.Module | None:
 def _saved_runs(files: Sequence[str], add_cycles: bool) -> Iterator[torchprof.Run]:
     """Load the saved runs, one at a time. Raises TorchprofError for a second file of a rank without add_cycles."""
     file_of: dict[int, str] = {}
-    for _, file in zip(progress("run", len(files)), files):
+    for _, file in zip(progress("run", len(files)) if len(files) > 1 else range(1), files):
         run = torchprof.load(file)
         for meta in run.metas:
             if meta.rank in file_of and not add_cycles:

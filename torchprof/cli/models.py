@@ -1,14 +1,15 @@
-"""SPEC and INPUT of the command line: make the model that SPEC names, and the random tensors that INPUT describes."""
+"""SPEC and INPUT of the command line: make the model that SPEC names, and call it with random tensors."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import json
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,7 @@ from torchprof.errors import TorchprofError, suggest
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 
 _INPUT = re.compile(
@@ -25,10 +27,55 @@ _INPUT = re.compile(
 )
 
 
-def make_inputs(inputs: Sequence[_Input], device: torch.device) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Make the positional and the keyword arguments of the model."""
-    args = [one.make(device) for one in inputs if one.name is None]
-    return args, {one.name: one.make(device) for one in inputs if one.name is not None}
+class ModelCall(NamedTuple):
+    """How the command line calls the model: a method and its arguments. ``text``: the arguments as the user wrote
+    them."""
+
+    method: str
+    inputs: list[_Input]
+    kwargs: dict[str, Any]
+    dtype: str | None
+    text: str
+
+    def of(self, model: nn.Module) -> Callable[..., Any]:
+        """The method. Raises TorchprofError if the model does not have it."""
+        method: Any = model if self.method == "forward" else getattr(model, self.method, None)
+        if not callable(method):
+            from torch import nn
+
+            names = [name for name in dir(type(model)) if name not in dir(nn.Module) and not name.startswith("_")]
+            raise TorchprofError(
+                f"--method {self.method}: {type(model).__name__} has no such method. "
+                f"{suggest(self.method, ['forward', *names])}"
+            )
+        return method  # type: ignore[no-any-return]
+
+    def arguments(self, device: torch.device) -> tuple[list[torch.Tensor], dict[str, Any]]:
+        """The positional and the keyword arguments, with tensors on that device."""
+        args = [one.make(device, self.dtype) for one in self.inputs if one.name is None]
+        named = {one.name: one.make(device, self.dtype) for one in self.inputs if one.name is not None}
+        return args, {**named, **self.kwargs}
+
+
+def call_of(arguments: argparse.Namespace) -> ModelCall:
+    """Parse ``--method``, ``--input`` and ``--call-kwargs``. Raises TorchprofError; does not import torch."""
+    inputs = [parse_input(text) for text in arguments.input]
+    kwargs = _json_object("--call-kwargs", arguments.call_kwargs, '{"max_new_tokens": 8}')
+    for name in (one.name for one in inputs):
+        if name in kwargs:
+            raise TorchprofError(f"{name} is given twice: in --input and in --call-kwargs.")
+    text = " ".join([*arguments.input, *([arguments.call_kwargs] if kwargs else [])])
+    return ModelCall(arguments.method, inputs, kwargs, arguments.dtype, text)
+
+
+def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise TorchprofError(f"{option} is not JSON ({error}). Write an object: '{example}'.") from error
+    if not isinstance(found, dict):
+        raise TorchprofError(f"{option} is {text}, not a JSON object. Write an object: '{example}'.")
+    return found
 
 
 def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
@@ -38,27 +85,22 @@ def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
     """
     from torch import nn
 
-    try:
-        kwargs = json.loads(kwargs_text)
-    except ValueError as error:
-        raise TorchprofError(f"--kwargs is no JSON ({error}). Write an object: '{{\"width\": 64}}'.") from error
-    if not isinstance(kwargs, dict):
-        raise TorchprofError(f"--kwargs is {kwargs_text}; it has to be a JSON object: '{{\"width\": 64}}'.")
+    kwargs = _json_object("--kwargs", kwargs_text, '{"width": 64}')
     made = _find(spec)
     if not isinstance(made, nn.Module):
         if not callable(made):
-            raise TorchprofError(f"{spec} is {made!r:.60}: neither a module nor something that makes one.")
+            raise TorchprofError(f"{spec} is {made!r:.60}: it is not a module and cannot be called to make one.")
         try:
             if hasattr(made, "config_class") and isinstance(kwargs.get("config", {}), dict):
                 # Hugging Face models take a config object.
                 kwargs["config"] = made.config_class(**kwargs.get("config", {}))
             made = made(**kwargs)
         except Exception as error:
-            raise TorchprofError(f"{spec} could not be made: {type(error).__name__}: {error}") from error
+            raise TorchprofError(f"{spec} failed when it was called: {type(error).__name__}: {error}") from error
     elif kwargs:
-        raise TorchprofError(f"{spec} is a module already: --kwargs has nothing to go to.")
+        raise TorchprofError(f"{spec} is a module, not a function that makes one: leave out --kwargs.")
     if not isinstance(made, nn.Module):
-        raise TorchprofError(f"{spec} made {made!r:.60}, which is no torch.nn.Module.")
+        raise TorchprofError(f"{spec} made {made!r:.60}, which is not a torch.nn.Module.")
     return made
 
 
@@ -66,7 +108,7 @@ def _find(spec: str) -> Any:
     """Import the object that ``package.module:name`` or ``file.py:name`` names."""
     place, colon, name = spec.rpartition(":")
     if not colon or not place or not name:
-        raise TorchprofError(f"{spec!r} names no model: write package.module:callable or file.py:callable.")
+        raise TorchprofError(f"{spec!r} names no model: write file.py:Net or package.module:Net.")
     try:
         if place.endswith(".py"):
             path = Path(place).resolve()
@@ -95,22 +137,26 @@ def _find(spec: str) -> Any:
 class _Input(NamedTuple):
     """The description of a random tensor: its shape, dtype and range of values, from ``low`` to ``high`` (exclusive).
 
-    ``name``: the keyword argument; None for a positional argument. ``text``: the text that the user wrote.
+    ``name``: the keyword argument; None for a positional argument. ``dtype``: None if the user wrote none. ``text``:
+    the text that the user wrote.
     """
 
     text: str
     name: str | None
-    dtype: str
+    dtype: str | None
     shape: tuple[int, ...]
     low: float | None
     high: float | None
 
-    def make(self, device: torch.device) -> torch.Tensor:
+    def make(self, device: torch.device, otherwise: str | None) -> torch.Tensor:
+        """``otherwise``: the dtype if the description has none."""
         import torch
 
-        dtype = getattr(torch, self.dtype, None)
+        name = self.dtype or otherwise or "float32"
+        dtype = getattr(torch, name, None)
         if not isinstance(dtype, torch.dtype):
-            raise TorchprofError(f"--input {self.text}: torch has no dtype {self.dtype!r}; int64 or float32, say.")
+            known = sorted(one for one, value in vars(torch).items() if isinstance(value, torch.dtype))
+            raise TorchprofError(f"--input {self.text}: torch has no dtype {name!r}. {suggest(name, known)}")
         try:
             if dtype.is_floating_point or dtype.is_complex:
                 low, high = self.low or 0.0, 1.0 if self.high is None else self.high
@@ -126,13 +172,14 @@ def parse_input(text: str) -> _Input:
     match = _INPUT.fullmatch(text)
     if match is None:
         raise TorchprofError(
-            f"--input {text!r} reads as [NAME=][DTYPE:]SHAPE[:LOW..HIGH]: 1,3,224,224 or ids=int64:1,128:0..30522."
+            f"--input {text!r} does not have the form [NAME=][DTYPE:]SHAPE[:LOW..HIGH]. Examples: 1,3,224,224 or "
+            "ids=int64:1,128:0..30522. What is not a tensor goes to --call-kwargs."
         )
     low, high = (None if match[end] is None else float(match[end]) for end in ("low", "high"))
     if low is not None and high is not None and low >= high:
         raise TorchprofError(f"--input {text!r}: the range {match['low']}..{match['high']} is empty.")
     shape = tuple(map(int, match["shape"].split(",")))
-    return _Input(text, match["name"], match["dtype"] or "float32", shape, low, high)
+    return _Input(text, match["name"], match["dtype"], shape, low, high)
 
 
 def sum_of(output: Any) -> torch.Tensor:
@@ -151,5 +198,5 @@ def sum_of(output: Any) -> torch.Tensor:
         elif isinstance(value, (tuple, list)):
             waiting.extend(value)
     if total is None:
-        raise TorchprofError("--backward: no output of the model has a gradient.")
+        raise TorchprofError("--backward: no output of the model requires a gradient.")
     return total

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchprof.errors import TorchprofError
+from torchprof.analyze.amounts import parse_amount
+from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import format_of, options_of
+from torchprof.run.cost import Unit
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -23,58 +25,99 @@ _TOP_IN_REPORTS = ("top", "row_limit", "limit")  # the names that reports use fo
 _BY_SHAPE_IN_REPORTS = "group_by_input_shape"
 
 
-def non_negative_int(text: str) -> int:
-    """The argparse type of an option that takes an integer of 0 or more."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
-    return int(text)
+def whole_number(text: str) -> int:
+    """The argparse type of an option that takes a whole number from 0 on: ``20``, ``10k``, ``1.5M``."""
+    amount = parse_amount(text, Unit.COUNT)
+    if amount is None or amount.denominator != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on; examples: 20, 10k")
+    return int(amount)
 
 
 _SHARED: dict[str, dict[str, Any]] = {
+    "--warmup": {
+        "type": whole_number,
+        "metavar": "N",
+        "help": "calls of the model that come first and are not recorded (default %(default)s)",
+    },
     "--memory": {"action": "store_true", "help": "record allocations"},
     "--flops": {"action": "store_true", "help": "count parameters, MACs and FLOPs"},
-    "--shapes": {"action": "store_true", "help": "record shapes and types: more advice, ops by shape"},
-    "--depth": {"type": non_negative_int, "metavar": "N", "help": "hide the layers below this depth; totals stay"},
+    "--shapes": {"action": "store_true", "help": "record shapes and types: more findings, ops by shape"},
+    "--depth": {"type": whole_number, "metavar": "N", "help": "hide the layers below this depth; totals stay"},
     "--hot": {"action": "store_true", "help": "order siblings by their total, and mark the hottest path"},
     "--tablefmt": {"metavar": "FORMAT", "help": "any of tabulate's formats: github, html, …"},
 }
 
 
-def add_options(parser: argparse._ActionsContainer, *names: str) -> None:
-    """Add some of the shared options to a parser or a group, in the given order."""
+def add_options(parser: argparse._ActionsContainer, *names: str, **more: Any) -> None:
+    """Add some of the shared options to a parser or a group, in the given order. ``more``: as of ``add_argument``."""
     for name in names:
-        parser.add_argument(name, **_SHARED[name])
+        parser.add_argument(name, **_SHARED[name], **more)
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The model to run, its inputs and its mode."""
-    parser.add_argument("spec", metavar="SPEC", help="package.module:callable or file.py:callable")
-    parser.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments for the callable, a JSON object")
-    parser.add_argument("--input", action="append", default=[], metavar="INPUT", help="an input, once for each")
-    parser.add_argument("--backward", action="store_true", help="also run backward, from the sum of the outputs")
-    parser.add_argument("--train", action="store_true", help="model.train() instead of model.eval()")
+def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The model to run, how it is called, and its mode. Returns their group."""
+    parser.add_argument("spec", metavar="SPEC", help="what makes the model: file.py:Net or package.module:Net")
+    model = parser.add_argument_group("the model and its call")
+    model.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments that make the model: a JSON object")
+    model.add_argument("--input", action="append", default=[], metavar="INPUT", help="a tensor, once for each")
+    model.add_argument(
+        "--method", default="forward", metavar="NAME", help="what to call: generate, … (default forward)"
+    )
+    model.add_argument(
+        "--call-kwargs", default="{}", metavar="JSON", help="arguments of the call other than tensors: a JSON object"
+    )
+    model.add_argument("--backward", action="store_true", help="also run backward, from the sum of the outputs")
+    model.add_argument("--train", action="store_true", help="model.train() instead of model.eval()")
+    model.add_argument(
+        "--dtype", type=dtype_name, metavar="DTYPE", help=f"of the model and of floating inputs: {', '.join(_DTYPES)}"
+    )
+    return model
+
+
+_DTYPES = {
+    "float32": ("fp32", "float"),
+    "float16": ("fp16", "half"),
+    "bfloat16": ("bf16",),
+    "float64": ("fp64", "double"),
+}
+"""The dtypes of ``--dtype``, with other names."""
+
+
+def dtype_name(text: str) -> str:
+    """The argparse type of ``--dtype``: the name that torch has for it."""
+    names = {name: dtype for dtype, others in _DTYPES.items() for name in (dtype, *others)}
+    try:
+        return names[text.removeprefix("torch.")]
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype for a model. {suggest(text, names)}") from None
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """The choice of one report, and the options that only reports have."""
-    one = parser.add_argument_group("one report", "--depth, --sort-by, --top, --tablefmt: for those that have them")
-    one.add_argument("--report", metavar="NAME", help="top, ops, layers, kernels, memory, steps, device, between, …")
-    one.add_argument("--op", metavar="OP", help="layers: which operator, as aten::linear")
-    one.add_argument("--layer", metavar="PATH", help="ops, kernels: in these layers alone: features.0, layer.*")
-    one.add_argument("--phase", metavar="PHASE", help="ops, layers, kernels, memory: forward, backward or recompute")
+    one = parser.add_argument_group(
+        "one report", "--depth, --sort-by, --top and --tablefmt work here, too, if the report has them"
+    )
+    one.add_argument("--report", metavar="NAME", help="top, ops, memory, … (torchprof --help lists all)")
+    one.add_argument("--op", metavar="OP", help="layers: which operator: aten::linear")
+    one.add_argument("--layer", metavar="PATH", help="ops, kernels: only in these layers: features.0, layer.*")
+    one.add_argument("--phase", metavar="PHASE", help="only in this phase: forward, backward or recompute")
     one.add_argument("--by-shape", action="store_true", help="ops: a row for each shape of the inputs")
     one.add_argument("--full-names", action="store_true", help="kernels: names in full")
 
 
-_RUN_FILES = (
-    "write the run to a file, again for each: run.json (to show and compare), report.html, table.csv, … "
-    "(gzipped where it ends in .gz)"
-)
+_RUN_FILES = "write a file, once for each: run.json (to show and compare), report.html, table.csv, run.json.gz, …"
 
 
-def add_output_option(parser: argparse.ArgumentParser, description: str = _RUN_FILES) -> None:
-    """``-o``: files to write."""
-    parser.add_argument("-o", "--output", action="append", default=[], metavar="FILE", help=description)
+def add_output_option(parser: argparse.ArgumentParser, description: str = _RUN_FILES) -> argparse._ArgumentGroup:
+    """``-o``: files to write. Returns the group of the output."""
+    output = parser.add_argument_group("output")
+    output.add_argument("-o", "--output", action="append", default=[], metavar="FILE", help=description)
+    return output
+
+
+def add_json_option(output: argparse._ArgumentGroup) -> None:
+    """``--json``: data instead of text."""
+    output.add_argument("--json", action="store_true", help="print the report as JSON instead of text")
 
 
 def add_table_options(parser: argparse.ArgumentParser) -> None:
@@ -83,12 +126,10 @@ def add_table_options(parser: argparse.ArgumentParser) -> None:
     add_options(table, "--depth")
     table.add_argument("--show-events", action="store_true", help="list the operators of each layer")
     table.add_argument("--sort-by", metavar="COLUMN", help="order siblings: cpu_total, self_cpu_mem, calls, …")
-    table.add_argument(
-        "--top", type=non_negative_int, metavar="N", help="only the N largest layers, with those above them"
-    )
-    table.add_argument("--percent", action="store_true", help="write the share beside each time")
+    table.add_argument("--top", type=whole_number, metavar="N", help="only the N largest layers, with those above them")
+    table.add_argument("--percent", action="store_true", help="add shares in percent")
     add_options(table, "--hot", "--tablefmt")
-    table.add_argument("--summary", action="store_true", help="shapes and the model's figures instead of the tree")
+    table.add_argument("--summary", action="store_true", help="shapes and parameters instead of the tree")
 
 
 def given_options(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
@@ -109,11 +150,11 @@ def check_report(arguments: argparse.Namespace) -> None:
     """
     given = given_options(arguments, _REPORT_OPTIONS)
     if arguments.report and arguments.summary:
-        raise TorchprofError("--report and --summary: take one of them; the summary is --report summary, too.")
+        raise TorchprofError("--report and --summary exclude each other. The summary is also --report summary.")
     if arguments.report:
         report_options(arguments)
     elif given:
-        raise TorchprofError(f"{in_words(given)}: only for one of the reports: say which with --report.")
+        raise TorchprofError(f"{in_words(given)}: options of a report. Say which report with --report.")
 
 
 def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -131,7 +172,7 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
         choice = f"It has {in_words(known)}." if known else "It has no options."
         raise TorchprofError(f"--report {name} has no {in_words(refused)}. {choice}")
     if "op" in accepted and "op" not in given:
-        raise TorchprofError(f"--report {name}: of which operator? --op aten::linear, say; --report ops lists all.")
+        raise TorchprofError(f"--report {name} needs an operator: --op aten::linear. --report ops lists all.")
     return {name_in_report[option]: value for option, value in given.items()}
 
 
@@ -149,7 +190,7 @@ def check_output(arguments: argparse.Namespace, of: str = "run") -> None:
     problems = []
     for file in arguments.output:
         path = Path(file).resolve()
-        problem = f"-o {file}: it is the same file as -o {known[path]}." if path in known else _problem_with(file, of)
+        problem = f"-o {file}: the same file as -o {known[path]}." if path in known else _problem_with(file, of)
         known[path] = file
         problems += [problem] if problem else []
     if problems:
@@ -160,15 +201,15 @@ def _problem_with(file: str, of: str) -> str:
     """Why a file cannot be written; "" if it probably can."""
     path = Path(file).absolute()
     if path.is_dir():
-        return f"-o {file}: that is a folder."
+        return f"-o {file}: this is a folder, not a file."
     try:
         format_of(file, of=of)
     except TorchprofError as error:
         return f"-o {error}"
     if not path.parent.is_dir():
-        return f"-o {file}: there is no such folder to write to."
+        return f"-o {file}: its folder does not exist."
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        return f"-o {file}: there is no permission to write it."
+        return f"-o {file}: no permission to write it."
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from torchprof.errors import TorchprofError, some
 from torchprof.reports import options_of
 from torchprof.reports.overview import first_lines, other_notes, short_tree, terminal_width
 from torchprof.reports.top import largest_parts
+from torchprof.run.outputs import ReportText
 from torchprof.run.warnings import Caveat
 
 if TYPE_CHECKING:
@@ -34,14 +36,6 @@ _FINDINGS_SHOWN = 3
 _OPTION_THAT_RECORDS = {"record_shapes": "--shapes (shapes and types)", "profile_memory": "--memory (memory)"}
 
 
-def silence_kineto() -> None:
-    """Keep torch 2.13's profiler from writing two lines to stderr in each session. A value set by the user stays.
-
-    Call this before torch is imported: torch reads the variable at that time.
-    """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
-
 def in_color(stream: TextIO) -> bool:
     """Whether to write colors to a stream: it is a terminal with colors, and ``NO_COLOR`` is unset or empty.
 
@@ -54,8 +48,14 @@ def in_color(stream: TextIO) -> bool:
 
 
 def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Callable[[], None]) -> None:
-    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``."""
+    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``.
+
+    With ``--json`` the data of the report is printed, of the overview if none was chosen.
+    """
     name, options = _chosen(arguments)
+    if arguments.json:
+        print_json(run.report(name or "overview", **options))
+        return
     if not name:
         otherwise()
         return
@@ -63,6 +63,11 @@ def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Call
     for_terminal = {"color": in_color(sys.stdout), "width": terminal_width(), "whole": _whole(run)}
     options |= {option: value for option, value in for_terminal.items() if option in accepted}
     print(run.report(name, **options))
+
+
+def print_json(report: ReportText) -> None:
+    """Print the data of a report in one line. Raises TorchprofError for a report that is a file format."""
+    print(json.dumps(report.data))
 
 
 def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -77,7 +82,7 @@ def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     if arguments.summary:
         refused = [name for name in given if name not in ("depth", "tablefmt")]
         if refused:
-            raise TorchprofError(f"The summary has no {in_words(refused)}: leave that out, or leave --summary out.")
+            raise TorchprofError(f"The summary has no {in_words(refused)}: leave out these options or --summary.")
         return "summary", given
     return "tree" if given else "", given
 
@@ -142,7 +147,7 @@ def sections_of(
     if run.memory:
         yield section("Memory", run.report("memory", depth=depth))
     if arguments.subcommand != "run" and _has_several_calls(run):
-        yield section("One forward call, on the CPU's clock", run.report("calls", depth=depth))
+        yield section("One forward call, CPU time", run.report("calls", depth=depth))
     if environment:
         yield section("Recorded on", "\n".join(f"  {name:<8} {value}" for name, value in environment))
 
@@ -179,7 +184,7 @@ def _operators(run: torchprof.Run) -> Iterator[str]:
         yield section("The kernels", run.report("kernels", row_limit=_OPERATORS_SHOWN))
         return
     if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
-        yield section("The operators, by themselves", run.report("ops", row_limit=_OPERATORS_SHOWN))
+        yield section("The operators", run.report("ops", row_limit=_OPERATORS_SHOWN))
     if "cpu_ns" in run.meta.measured:
         yield section("Between the operators", run.report("between", limit=_GAPS_SHOWN))
 
@@ -224,7 +229,7 @@ def write_file(export: Callable[[Path], None], path: Path, name: str) -> str:
     try:
         export(path)
     except OSError as error:
-        return f"Not written: {name}: {error.strerror or error}. Another place: -o FILE."
+        return f"Not written: {name}: {error.strerror or error}. Choose another place: -o FILE."
     except TorchprofError as error:
         return f"Not written: {name}: {error}"
     return ""
@@ -233,10 +238,12 @@ def write_file(export: Callable[[Path], None], path: Path, name: str) -> str:
 # While a model runs
 
 
-def print_failure(arguments: argparse.Namespace, failure: Exception) -> int:
-    """Print the error that the model raised. Returns the exit code for it."""
-    given = " ".join(arguments.input) or "no input (--input)"
-    print(f"torchprof: the model failed on {given}: {type(failure).__name__}: {failure}", file=sys.stderr)
+def print_failure(given: str, failure: Exception) -> int:
+    """Print the error that the model raised when it was called with ``given``. Returns the exit code for it."""
+    print(
+        f"torchprof: the model failed on {given or 'no input (--input)'}: {type(failure).__name__}: {failure}",
+        file=sys.stderr,
+    )
     return 1
 
 

@@ -9,8 +9,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torchprof
-from torchprof.cli.models import make_inputs, make_model, parse_input, sum_of
+from torchprof.cli.models import ModelCall, call_of, make_model, sum_of
 from torchprof.cli.options import (
+    add_json_option,
     add_model_options,
     add_options,
     add_output_option,
@@ -18,8 +19,8 @@ from torchprof.cli.options import (
     add_table_options,
     check_output,
     check_report,
-    non_negative_int,
     wants_timeline,
+    whole_number,
 )
 from torchprof.cli.output import (
     INTERRUPTED,
@@ -27,10 +28,9 @@ from torchprof.cli.output import (
     print_overview,
     print_run,
     progress,
-    silence_kineto,
     write_files,
 )
-from torchprof.errors import TorchprofError
+from torchprof.errors import TorchprofError, suggest
 
 if TYPE_CHECKING:
     import torch
@@ -38,18 +38,19 @@ if TYPE_CHECKING:
     from torchprof.cli.options import Commands
 
 _EPILOG = """\
-SPEC names what makes the model: package.module:callable or file.py:callable, a class, a function or a module.
+SPEC names what makes the model: a class or a function, or the model itself.
 
-An input is [NAME=][DTYPE:]SHAPE[:LOW..HIGH], as in
-  1,3,224,224                    a float32 tensor of random numbers from 0 to 1, passed by position
+INPUT is [NAME=][DTYPE:]SHAPE[:LOW..HIGH]: a tensor of random numbers, once for each input of the model.
+  1,3,224,224                    floating numbers from 0 to 1, passed by position
   ids=int64:1,128:0..30522       whole numbers from 0 to 30521, passed as ids=
+Arguments of the call that are not tensors go to --call-kwargs.
 
-Examples:
+examples:
   torchprof profile torchvision.models:alexnet --input 1,3,224,224 --memory
   torchprof profile net.py:Net --kwargs '{"width": 64}' --input 8,64 --backward --train --steps 20 -o run.json
-  torchprof profile transformers:BertModel --kwargs '{"config": {"num_hidden_layers": 2}}' \\
-      --input input_ids=int64:1,128:0..30522
-  torchprof show run.json --depth 2
+  torchprof profile net.py:Net --input 8,64 --device cuda --dtype bf16 --report ops
+  torchprof profile transformers:GPT2LMHeadModel --kwargs '{"config": {"n_layer": 2}}' \\
+      --input input_ids=int64:1,16:0..50257 --method generate --call-kwargs '{"max_new_tokens": 8}'
 """
 
 
@@ -57,30 +58,38 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "profile",
         help="profile a model on random inputs",
-        description="Make a model, run it on random inputs, and print what each layer cost.",
+        usage="torchprof profile SPEC --input INPUT [options]",
+        description="Make a model, call it with random inputs, and print what each layer cost.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_model_options(parser)
-    parser.add_argument("--cuda", action="store_true", help="run on the GPU and record its kernels")
-    add_options(parser, "--memory", "--flops", "--shapes")
-    parser.add_argument(
-        "--warmup", type=non_negative_int, default=1, metavar="N", help="steps before, not recorded (default 1)"
+    model = add_model_options(parser)
+    model.add_argument(
+        "--device", default="auto", metavar="DEVICE", help="cpu, cuda, cuda:1, … (default auto: where the model is)"
     )
-    parser.add_argument("--steps", type=non_negative_int, default=1, metavar="N", help="recorded steps (default 1)")
-    parser.add_argument("--paths", nargs="+", metavar="PATH", help="profile only these layers: features.0, layer.*")
-    add_output_option(parser)
+    model.add_argument("--cuda", dest="device", action="store_const", const="cuda", help="the same as --device cuda")
+    recorded = parser.add_argument_group("what is recorded")
+    recorded.add_argument("--steps", type=whole_number, default=1, metavar="N", help="recorded calls (default 1)")
+    add_options(recorded, "--warmup", default=1)
+    add_options(recorded, "--memory", "--flops", "--shapes")
+    recorded.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers: features.0, layer.*")
     add_report_options(parser)
     add_table_options(parser)
+    add_json_option(add_output_option(parser))
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    silence_kineto()
-    model, step = _model_and_step(arguments)
+    call = call_of(arguments)
+    if not arguments.steps:
+        raise TorchprofError("--steps is at least 1.")
+    check_output(arguments)
+    check_report(arguments)
+    model, device = _model_on_device(arguments)
+    step = _step(model, device, call, arguments.backward)
     prof = torchprof.Profile(
         model,
-        use_cuda=arguments.cuda,
+        use_device=None if device.type == "cpu" else device.type,
         profile_memory=arguments.memory,
         paths=arguments.paths,
         record_shapes=arguments.shapes,
@@ -105,35 +114,61 @@ def execute(arguments: argparse.Namespace) -> int:
         print_run(prof.run, arguments, lambda: print_overview(prof.run))
         sys.stdout.flush()
     if isinstance(failure, KeyboardInterrupt):
-        what = "shown is what ran until then" if prof.exited else "nothing was recorded yet"
+        what = "the report shows what ran until then" if prof.exited else "nothing was recorded yet"
         print(f"torchprof: interrupted (Ctrl-C): {what}.", file=sys.stderr)
         return INTERRUPTED
-    return code if failure is None else print_failure(arguments, failure)
+    return code if failure is None else print_failure(call.text, failure)
 
 
-def _model_and_step(arguments: argparse.Namespace) -> tuple[torch.nn.Module, Callable[[], None]]:
-    """The model, and a function that runs one step of it. All arguments are checked before torch is imported."""
-    inputs = [parse_input(text) for text in arguments.input]
-    if not arguments.steps:
-        raise TorchprofError("--steps is at least 1.")
-    check_output(arguments)
-    check_report(arguments)
+def _model_on_device(arguments: argparse.Namespace) -> tuple[torch.nn.Module, torch.device]:
+    """The model, in its mode, dtype and place, and the device on which it is."""
     import torch
 
-    if arguments.cuda and not torch.cuda.is_available():
-        raise TorchprofError("--cuda: torch finds no CUDA device here. Leave it out to profile on the CPU.")
+    asked = None if arguments.device == "auto" else _checked(arguments.device)
     torch.manual_seed(0)
     model = make_model(arguments.spec, arguments.kwargs)
     model.train(arguments.train)
-    device = torch.device("cuda" if arguments.cuda else "cpu")
-    model.to(device)
-    args, kwargs = make_inputs(inputs, device)
+    model.to(device=asked, dtype=arguments.dtype and getattr(torch, arguments.dtype))
+    tensors = [*model.parameters(), *model.buffers()]
+    device = asked or (tensors[0].device if tensors else torch.device("cpu"))
+    if device.type == "meta":
+        raise TorchprofError(f"{arguments.spec} is on the meta device, which computes nothing: use torchprof flops.")
+    return model, device
+
+
+def _checked(name: str) -> torch.device:
+    """The device of ``--device``. Raises TorchprofError if torch does not know it, or finds none."""
+    import torch
+
+    kind = name.partition(":")[0]
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        choice = suggest(kind, ["auto", "cpu", "cuda", "xpu", "mps"], every=True)
+        raise TorchprofError(f"--device {name}: torch knows no such device. {choice}") from error
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        numbered = " of that number" if ":" in name else ""
+        raise TorchprofError(
+            f"--device {name}: torch finds no {kind.upper()} device{numbered} here. Without --device, the model stays "
+            "where it is made."
+        ) from error
+    return device
+
+
+def _step(model: torch.nn.Module, device: torch.device, call: ModelCall, backward: bool) -> Callable[[], None]:
+    """A function that calls the model once, with backward if wanted."""
+    import torch
+
+    method = call.of(model)
+    args, kwargs = call.arguments(device)
 
     def step() -> None:
-        with nullcontext() if arguments.backward else torch.no_grad():
-            output = model(*args, **kwargs)
-        if arguments.backward:
+        with nullcontext() if backward else torch.no_grad():
+            output = method(*args, **kwargs)
+        if backward:
             sum_of(output).backward()
             model.zero_grad(set_to_none=True)
 
-    return model, step
+    return step

@@ -16,10 +16,10 @@ from torchprof.cli.options import (
     add_options,
     add_output_option,
     check_output,
-    non_negative_int,
     wants_timeline,
+    whole_number,
 )
-from torchprof.cli.output import in_color, section, sections_of, silence_kineto, write_file
+from torchprof.cli.output import in_color, section, sections_of, write_file
 from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of
@@ -30,15 +30,18 @@ if TYPE_CHECKING:
     from torchprof.profile.script import Ending, Script
 
 _EPILOG = """\
-CUDA kernels are recorded where torch finds a CUDA device. The run is saved beside the report, in SCRIPT.torchprof.json
-unless -o names another file. The exit code is the script's own, and a script that fails, or is interrupted with Ctrl-C
-or SIGTERM, has the report of what ran until then. With --python the script runs twice: Python's own profiler and
-torch's would distort each other. Under torchrun each rank writes files, where {rank} in a name is its number, and the
-first prints the report of its own.
+The script runs as under Python, with its own arguments. Options of torchprof come before its name. CUDA kernels are
+recorded if torch finds a CUDA device. The run is saved in SCRIPT.torchprof.json, or where -o says.
 
-Examples:
+torchprof ends as the script ends: with its exit code, or by the signal that ended it. If the script fails, or is ended
+by Ctrl-C or SIGTERM, the report shows what ran until then.
+
+Under torchrun each rank writes files, with its number for {rank} in their names, and rank 0 prints its report.
+With --python the script runs twice, since Python's profiler and torch's would distort each other.
+
+examples:
   torchprof run train.py --epochs 1
-  torchprof run --warmup-calls 10 --max-calls 50 --memory -m package.train
+  torchprof run --warmup 10 --max-calls 50 --memory -m package.train
   torchrun --nproc-per-node 2 -m torchprof run -o 'rank{rank}.json' train.py
 """
 _RANK = "{rank}"
@@ -49,34 +52,36 @@ _BUILT_IN_OF_TORCH = re.compile(r"\btorch\b|torch\._C")
 def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "run",
-        help="profile a whole script, unmodified",
-        description="Run a script as Python would, find the models that it calls, and print where its time went.",
+        help="profile a whole script, unchanged",
+        description="Run a script as Python would, find the models that it calls, and print where the time went.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="torchprof run [options] script.py [args ...]\n       torchprof run [options] -m module [args ...]",
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
-    parser.add_argument(
-        "--warmup-calls", type=non_negative_int, default=0, metavar="N", help="calls of models before, not recorded"
+    recorded = parser.add_argument_group("what is recorded")
+    add_options(recorded, "--warmup", default=0)
+    # The former name of --warmup.
+    recorded.add_argument("--warmup-calls", dest="warmup", type=whole_number, help=argparse.SUPPRESS)
+    recorded.add_argument(
+        "--max-calls", type=whole_number, metavar="N", help="calls of the model to record (default: all)"
     )
-    parser.add_argument(
-        "--max-calls", type=non_negative_int, metavar="N", help="record so many calls of models, then no more"
+    add_options(recorded, "--memory", "--flops", "--shapes")
+    recorded.add_argument(
+        "--compile-layers", action="store_true", help="assign the kernels of torch.compile to their layers"
     )
-    add_options(parser, "--memory", "--flops", "--shapes")
-    parser.add_argument(
-        "--compile-layers", action="store_true", help="give what torch.compile makes back to its layers"
-    )
-    parser.add_argument("--python", action="store_true", help="run it once more under cProfile, for Python's functions")
-    add_options(parser, "--depth", "--hot")
-    add_output_option(parser)
-    parser.add_argument("script", metavar="script.py", help="the script, or the module")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
+    recorded.add_argument("--python", action="store_true", help="run it again under cProfile, for Python's functions")
+    table = parser.add_argument_group("the table")
+    add_options(table, "--depth", "--hot")
+    output = add_output_option(parser)
+    output.add_argument("--json", action="store_true", help=argparse.SUPPRESS)  # to say what to do instead
+    parser.add_argument("script", metavar="script.py", help="the script, or with -m the module")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="the arguments of the script")
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> NoReturn:
     """Run the script, write the files, print the report, and end the process as the script ended."""
-    silence_kineto()  # before the script, which may import torch
     rank, world_size = _rank_and_world_size()
     files = _files(arguments, rank, world_size)
     # A copy of stdout, since the script may close or replace its own.
@@ -96,7 +101,7 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
         record_shapes=arguments.shapes,
         with_timeline=wants_timeline(arguments),
         compile_layers=arguments.compile_layers,
-        warmup_calls=arguments.warmup_calls,
+        warmup_calls=arguments.warmup,
         max_calls=arguments.max_calls,
     )
     failures: dict[str, str] = {}  # by file, why it was not written; "" if it was
@@ -113,8 +118,13 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
 
 def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[str, Path]:
     """The files to write, by the user's names; absolute, since the script may change the working directory."""
+    if arguments.json:
+        raise TorchprofError(
+            "torchprof run has no --json: stdout belongs to the script. Run it, then print the data of the saved run: "
+            "torchprof show FILE --json."
+        )
     if arguments.python and world_size > 1:
-        raise TorchprofError("--python runs the script twice, and a rank of a job cannot run alone: leave it out.")
+        raise TorchprofError("--python runs the script twice, which a rank of a job cannot do: leave it out.")
     name = arguments.script.rpartition(".")[2] if arguments.is_module else Path(arguments.script).resolve().stem
     has_output = bool(arguments.output)
     arguments.output = _outputs_of(rank, world_size, arguments.output, name)
@@ -165,9 +175,7 @@ def _outputs_of(rank: int, world_size: int, given: Sequence[str], name: str) -> 
         return [f"{name}.rank{rank}.torchprof.json" if world_size > 1 else f"{name}.torchprof.json"]
     for file in given:
         if world_size > 1 and _RANK not in file:
-            raise TorchprofError(
-                f"-o {file}: all {world_size} ranks of the job would write this file. Put {_RANK} into its name."
-            )
+            raise TorchprofError(f"-o {file}: all {world_size} ranks would write this file. Put {_RANK} into its name.")
     return [file.replace(_RANK, str(rank)) for file in given]
 
 
@@ -176,7 +184,7 @@ def _written(file: str, world_size: int) -> str:
     if format_of(file) != "json":
         return f"Written: {file}."
     if world_size > 1:
-        return f"Written: {file}; each other rank writes its own. To compare them: torchprof show FILE …"
+        return f"Written: {file}. Each other rank writes its own. To compare them: torchprof show FILE …"
     return f"Written: {file}. To see more of it: torchprof show {file}"
 
 
@@ -192,7 +200,7 @@ def _sections(
     yield f"\ntorchprof: {arguments.script} {ending.outcome}. Recorded: {run.meta.wall_ns / 1e9:.2f} s.\n"
     yield from sections_of(run, arguments, color, command=_command_that_shows(files))
     if arguments.python:
-        yield section("Python's functions outside torch, of a second run under cProfile", _python_table(script, ending))
+        yield section("Python's functions outside torch, in a second run", _python_table(script, ending))
 
 
 def _command_that_shows(files: Mapping[str, Path]) -> str:
@@ -211,11 +219,11 @@ def _python_table(script: Script, ending: Ending) -> str:
     if ending.signal is not None:
         return "Not run: the first run was interrupted."
     if sys.stderr.isatty():
-        print("torchprof: running it once more under cProfile ...", file=sys.stderr, flush=True)
+        print("torchprof: running the script again under cProfile ...", file=sys.stderr, flush=True)
     done = profile_python(script)
-    failed = f"This run left with exit code {done.code}. {done.errors}".rstrip() if done.code else ""
+    failed = f"This run ended with exit code {done.code}. {done.errors}".rstrip() if done.code else ""
     if not done.functions:
-        return f"It left nothing to show. {failed}".rstrip()
+        return f"It recorded no function. {failed}".rstrip()
     in_torch = str(Path(torch.__file__).parent) + os.sep
     table = [
         [

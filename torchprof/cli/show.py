@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from torchprof.cli.files import files_of, read
 from torchprof.cli.options import (
+    add_json_option,
     add_output_option,
     add_report_options,
     add_table_options,
     check_output,
     check_report,
-    non_negative_int,
+    whole_number,
 )
 from torchprof.cli.output import print_all, print_run, write_files
 from torchprof.errors import TorchprofError
@@ -47,23 +48,23 @@ def add_to(commands: Commands) -> None:
             name,
             help="the same as show" if name in _SAME else "show saved runs and traces, several as one",
             usage=f"torchprof {name} FILE [FILE ...] [options]",
-            description="Show saved runs and traces of torch.profiler; several are one run. Saved runs need no torch.",
+            description="Show saved runs and traces of torch.profiler; several make one run. Saved runs need no torch.",
             epilog=_EPILOG,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        parser.add_argument("files", nargs="+", metavar="FILE", help="saved runs, traces, folders of them")
+        parser.add_argument("files", nargs="+", metavar="FILE", help="saved runs, traces, or folders of them")
         add_report_options(parser)
         add_table_options(parser)
-        add_output_option(parser)
+        add_json_option(add_output_option(parser))
         several = parser.add_argument_group("several ranks or cycles")
-        several.add_argument("--rank", type=non_negative_int, metavar="N", help="only this rank")
+        several.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
         several.add_argument("--add-cycles", action="store_true", help="add up saved runs of one rank, in this order")
         traces = parser.add_argument_group("traces")
         traces.add_argument("--model", metavar="SPEC", help="the model: file.py:Net or package.module:Net")
         traces.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments that make the model")
         traces.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers: features.0, layer.*")
         traces.add_argument(
-            "--jobs", type=non_negative_int, metavar="N", help="read with N processes (default: one per CPU)"
+            "--jobs", type=whole_number, metavar="N", help="read with N processes (default: one per CPU)"
         )
         parser.set_defaults(execute=execute)
 

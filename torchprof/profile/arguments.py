@@ -34,7 +34,7 @@ def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
     check_warmup(warmup)
     if schedule is not None and not callable(schedule):
         raise TorchprofError(
-            f"schedule={schedule!r:.80} is no schedule: use torch.profiler.schedule(wait=1, warmup=1, active=3), say."
+            f"schedule={schedule!r:.80} is not a schedule: use torch.profiler.schedule(wait=1, warmup=1, active=3), say."
         )
     if schedule is not None and warmup:
         raise TorchprofError(

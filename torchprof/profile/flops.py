@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +46,11 @@ def flops(model: nn.Module, *args: Any, **kwargs: Any) -> Run:
     parameters and TorchScript, and if the forward needs the values of tensors (``if x.sum() > 0``). Such a model can be
     profiled on data, with ``torchprof.Profile(model, with_flops=True)``. Other errors of the model pass through.
     """
+    return flops_of_call(model, "forward", args, kwargs)
+
+
+def flops_of_call(model: nn.Module, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Run:
+    """``flops`` of a call of one of the model's methods; "forward" means the model itself."""
     if not isinstance(model, nn.Module):
         raise TorchprofError(f"flops needs a torch.nn.Module and the arguments to call it with, not {model!r:.80}.")
     twin = _without_data(model)
@@ -53,12 +58,12 @@ def flops(model: nn.Module, *args: Any, **kwargs: Any) -> Run:
     failure = None
     with _Untimed(twin, device="cpu", with_flops=True) as prof, torch.device("meta"):
         try:
-            result = twin(*args, **kwargs)
+            result = (twin if method == "forward" else getattr(twin, method))(*args, **kwargs)
         except (RuntimeError, NotImplementedError) as error:
             if not _SAYS_META.search(str(error)):
                 raise
             raise TorchprofError(
-                f"The forward of {type(twin).__name__} does not run on the meta device, where tensors have no values: "
+                f"The {method} of {type(twin).__name__} does not run on the meta device, where tensors have no values: "
                 f"{_first_line(error)} {_ON_DATA}"
             ) from error
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]

@@ -91,7 +91,7 @@ class Machine:
         return ", ".join(parts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BenchmarkResult:
     """The result of ``benchmark``; its ``str`` is a table. ``rows``: one ``Latency`` for each batch size.
 
@@ -137,6 +137,15 @@ class BenchmarkResult:
     def __str__(self) -> str:
         table: str = output("benchmark_table")(self)
         return table
+
+    def __repr__(self) -> str:
+        """The table: it is what Python's prompt shows."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        html: str = output("html_of")(output("benchmark_table")(self))
+        return html
 
 
 def this_machine() -> Machine:

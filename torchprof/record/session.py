@@ -34,6 +34,10 @@ _STARTS = (
 )
 """The functions with which torch's profiler sessions begin. Older versions lack some of them."""
 
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_LOGS_SESSIONS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+"""Whether this version of torch writes the start and the stop of each session to stderr ("USDT:")."""
+
 _WAY_OUT = (
     "torch runs one profiler session in a process at a time. End it before the `with torchprof.Profile(...)` block, or "
     "take one of the two away: torchprof's own figures come with torch's `prof.key_averages()` and `prof.raw()`."
@@ -101,9 +105,21 @@ class Session(Recording):
         """Do work that the first recorded step should not pay for. Call ``refuse_if_profiled`` before, and ``start`` or
         ``discard`` after."""
         self._guard.on()
-        self._profiler._prepare_trace()
+        self._prepare_trace()
         self._prepared = True
         Session._waiting.add(self)
+
+    def _prepare_trace(self) -> None:
+        """Prepare torch's session. The first one of the process reads how much its library logs: torch 2.13 would write
+        two lines to stderr in each session. A level that the user has set stays."""
+        is_quiet = _LOG_LEVEL in os.environ or not _LOGS_SESSIONS
+        if not is_quiet:
+            os.environ[_LOG_LEVEL] = "99"
+        try:
+            self._profiler._prepare_trace()
+        finally:
+            if not is_quiet:
+                del os.environ[_LOG_LEVEL]
 
     def discard(self) -> None:
         """End a prepared session. torch can only end a started one, so this starts and stops it."""
@@ -118,7 +134,7 @@ class Session(Recording):
             self._guard.on()
         try:
             if not self._prepared:
-                self._profiler._prepare_trace()
+                self._prepare_trace()
             self._profiler._start_trace()
             # The first event of a session allocates its buffers: it should be ours, not one of the first layer.
             with record(STEP_MARK if step_begins else STARTED):

@@ -12,6 +12,7 @@ from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
 from torchprof.errors import TorchprofError, suggest
+from torchprof.run.outputs import ReportText
 
 QUESTIONS = {
     "time": "Where does the time go?",
@@ -32,15 +33,6 @@ class Report(NamedTuple):
     answers: str
     shows: str
     suffix: str | None
-
-
-class Text(str):
-    """The text of a report. Notebooks and Python's prompt show the ``repr`` of a value, so its ``repr`` is the text."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 _FIRST = "overview"
@@ -85,19 +77,20 @@ def list_of_reports(of: str = "run") -> str:
     return "\n\n".join(sections)
 
 
-def render(name: str | None, value: object, options: Mapping[str, Any], *, of: str = "run") -> str:
+def render(name: str | None, value: object, options: Mapping[str, Any], *, of: str = "run") -> ReportText:
     """The text of the report of that name, the list of all reports without a name. Raises TorchprofError for an unknown
     name or option."""
     if name is None:
         if options:
             raise TorchprofError(f"Options are of one report: which one? {suggest('', known(of), every=True)}")
-        return Text(list_of_reports(of))
+        return ReportText(list_of_reports(of), "reports")
     accepted = options_of(name, of=of)
     for option in options:
         if option not in accepted:
             choice = suggest(option, accepted) if accepted else "It has none."
             raise TorchprofError(f"The report {name!r} has no option {option!r}. {choice}")
-    return Text(known(of)[name].write(value, **options))
+    found = known(of)[name]
+    return ReportText(found.write(value, **options), name, is_file_format=not found.answers)
 
 
 def options_of(name: str, *, of: str = "run") -> list[str]:

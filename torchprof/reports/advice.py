@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from torchprof.analyze.advice import Advice, judge
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.reports import report
-from torchprof.reports.text import check_number, printable
+from torchprof.reports.text import check_number, printable, spaced
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME
@@ -47,7 +47,7 @@ def advice(run: Run, *, limit: int | None = 20) -> str:
     if missing:
         more = ", ".join(_RECORDS[name] for name in missing)
         parts.append(textwrap.fill(f"More can be found in a run recorded with {more}.", _WIDTH))
-    return "\n\n".join(parts)
+    return spaced(parts)
 
 
 def findings(run: Run, found: Sequence[Advice]) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchprof.reports.text import draw
-from torchprof.run.cost import UNKNOWN, format_count, format_time
+from torchprof.reports.text import draw, stacked
+from torchprof.run.cost import UNKNOWN, format_number, format_rate, format_time
 
 if TYPE_CHECKING:
     from torchprof.profile.latency import BenchmarkResult, Latency
@@ -21,19 +21,19 @@ def benchmark_table(result: BenchmarkResult) -> str:
         *(f"Batch size {row.batch_size} did not fit in memory: {row.error}" for row in result.rows if row.error),
         *result.warnings,
     ]
-    return "\n".join([draw(headings, [_cells(row) for row in result.rows]), "", *notes])
+    return stacked([draw(headings, [_cells(row) for row in result.rows]), "", *notes])
 
 
 def _cells(row: Latency) -> list[str]:
     mean, std, rate = row.mean, row.std, row.samples_per_s
     if mean is None:
-        return [str(row.batch_size), "out of memory", *[UNKNOWN] * 5]
+        return [format_number(row.batch_size), "out of memory", *[UNKNOWN] * 5]
     spread = UNKNOWN if std is None else _time(std)
     return [
-        str(row.batch_size),
-        f"{_time(mean)} ± {spread}",
+        format_number(row.batch_size),
+        format_time(mean * 1e9).written(f"{_time(mean)} ± {spread}"),
         *(_time(value) for value in (row.median, row.p95, row.min, row.max)),
-        UNKNOWN if rate is None else format_count(rate),
+        UNKNOWN if rate is None else format_rate(rate),
     ]
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 from torchprof.reports import report
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import check_number, draw
+from torchprof.reports.text import check_number, draw, stacked
 from torchprof.reports.top import parts_of, source_lines
-from torchprof.run.cost import UNKNOWN, format_time
+from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, PHASES
 
@@ -39,14 +39,15 @@ def between(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt
                 where.name(run),
                 PHASES[where.phase],
                 format_time(ns),
-                f"{ns / whole:.1%}",
-                str(samples) if seen else UNKNOWN,
+                format_share(ns / whole),
+                format_number(samples) if seen else UNKNOWN,
             ]
         )
         for line, times in here.most_common(lines):
             part = ns * times / samples
-            table.append([f"  {line}", "", "~" + format_time(part), f"{part / whole:.1%}", str(times)])
+            about = format_time(part).written(f"~{format_time(part)}")
+            table.append([ReportCell(f"  {line}", line), "", about, format_share(part / whole), format_number(times)])
     text = draw(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table, tablefmt)
     hidden = 0 if limit is None else max(len(parts) - limit, 0)
     more = [f"Layers with less are hidden: {hidden}."] if hidden else []
-    return "\n".join([text, *more, *about_sums(run), *warnings_of(run)])
+    return stacked([text, *more, *about_sums(run), *warnings_of(run)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchprof.analyze.columns import CALLS
 from torchprof.reports import report
 from torchprof.reports.text import draw, printable
-from torchprof.run.cost import format_time
+from torchprof.run.cost import ReportCell, format_number, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
@@ -31,12 +31,16 @@ def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) ->
             table.append(
                 [
                     printable(run.layers[key.layer].name),
-                    str(spread.count),
+                    format_number(spread.count),
                     format_time(spread.first),
                     format_time(spread.median),
-                    f"{format_time(spread.quantile(0.05))} to {format_time(spread.quantile(0.95))}",
+                    _range(spread.quantile(0.05), spread.quantile(0.95)),
                     format_time(spread.min),
                     format_time(spread.max),
                 ]
             )
     return draw(headings, table, tablefmt) if table else "No call of a layer was recorded in this run."
+
+
+def _range(low: float, high: float) -> ReportCell:
+    return ReportCell(f"{format_time(low)} to {format_time(high)}", high, "ns", ids={"p5": low, "p95": high})

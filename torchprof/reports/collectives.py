@@ -10,9 +10,18 @@ from typing import NamedTuple, TypeVar
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import draw, printable
+from torchprof.reports.text import draw, printable, spaced, stacked
 from torchprof.run.collectives import Collective, collective_of, shows_collective
-from torchprof.run.cost import UNKNOWN, format_count, format_memory, format_time
+from torchprof.run.cost import (
+    UNKNOWN,
+    ReportCell,
+    as_lower_bound,
+    format_count,
+    format_memory,
+    format_number,
+    format_share,
+    format_time,
+)
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
@@ -71,24 +80,26 @@ class _Sum:
     def bytes_text(self) -> str:
         if not self.sized:
             return UNKNOWN
-        return _at_least(self.counted < self.calls) + format_memory(self.nbytes)
+        return _bounded(format_memory(self.nbytes), self.counted < self.calls)
 
     @property
     def bandwidth_text(self) -> str:
         if not self.ns or not self.nbytes or self.timed < self.calls:
             return UNKNOWN
-        return f"{_at_least(True)}{format_count(self.nbytes * 1e9 / self.ns)}B/s"
+        rate = self.nbytes * 1e9 / self.ns
+        return as_lower_bound(ReportCell(f"{format_count(rate)}B/s", rate, "bytes per second"))
 
     def texts(self, whole_ns: int) -> list[str]:
         """The cells of calls, time, average and share of a whole."""
         if not self.timed:
-            return [str(self.calls), *[UNKNOWN] * 3]
-        time = _at_least(self.timed < self.calls) + format_time(self.ns)
-        return [str(self.calls), time, format_time(self.ns / self.timed), f"{self.ns / (whole_ns or 1):.1%}"]
+            return [format_number(self.calls), *[UNKNOWN] * 3]
+        time = _bounded(format_time(self.ns), self.timed < self.calls)
+        share = format_share(self.ns / (whole_ns or 1))
+        return [format_number(self.calls), time, format_time(self.ns / self.timed), share]
 
 
-def _at_least(is_bound: bool) -> str:
-    return "≥ " if is_bound else ""
+def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
+    return as_lower_bound(cell) if is_bound else cell
 
 
 @report("collectives", "what ranks exchange: bytes, bandwidth, by layer", answers="waits")
@@ -108,7 +119,7 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
     uses = list(_uses(run))
     warnings = [*about_sums(run), *warnings_of(run)]
     if not uses:
-        return "\n".join(["This run recorded no communication between ranks.", *warnings])
+        return stacked(["This run recorded no communication between ranks.", *warnings])
     names = {False: run.meta.device_heading, True: "CPU"}
     wholes = {on_host: sum(use.ns or 0 for use in uses if use.on_host is on_host) for on_host in names}
     present = [names[on_host] for on_host in sorted({use.on_host for use in uses})]
@@ -139,7 +150,7 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
         notes.append(f"{UNKNOWN} under {time}: no kernel of it was recorded, only its range on the CPU.")
     if any(use.ns is None and use.on_host for use in uses):
         notes.append(f"{UNKNOWN} under {time}: the run does not say how long it took.")
-    return "\n\n".join([what, where, *(["\n".join([*notes, *warnings])] if notes or warnings else [])])
+    return spaced([what, where, stacked([*notes, *warnings])])
 
 
 def _uses(run: Run) -> Iterator[_Use]:
@@ -181,7 +192,7 @@ def _what(use: _Use) -> tuple[str, ...]:
     return (
         printable(collective.name),
         printable(group) or UNKNOWN,
-        UNKNOWN if collective.size is None else str(collective.size),
+        UNKNOWN if collective.size is None else format_number(collective.size),
         printable(collective.dtype) or UNKNOWN,
         *(UNKNOWN if size is None else format_memory(size) for size in (collective.bytes_in, collective.bytes_out)),
     )

@@ -10,8 +10,8 @@ from torchprof.analyze.records import layer_name
 from torchprof.errors import some
 from torchprof.reports import report
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import draw, printable
-from torchprof.run.cost import UNKNOWN, Cost, format_time
+from torchprof.reports.text import draw, printable, stacked
+from torchprof.run.cost import UNKNOWN, Cost, format_number, format_time
 from torchprof.run.meta import CompiledRegion
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
@@ -37,7 +37,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
     notes = [*_breaks(run, found), *_times(run, found), *about_sums(run)]
     notes += [*map(printable, warnings_of(run, without=["graph_breaks"]))]  # the table has their reasons
     if not uses:
-        return "\n".join(["No code of torch.compile ran during the recording.", *notes])
+        return stacked(["No code of torch.compile ran during the recording.", *notes])
     phases = [phase for phase in (FORWARD, RECOMPUTE, BACKWARD) if any(phase in use.phases for use in uses)]
     parts = ["overhead", "graph", *(["kernels"] if "device_ns" in run.meta.requested else []), "beside"]
     headings = ["Region", "Module", "Code", "Calls", "Guards"]
@@ -49,7 +49,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
             use.name,
             layer_name(run, use.layer),
             UNKNOWN if use.known is None else _place(use.known),
-            str(use.calls),
+            format_number(use.calls),
         ]
         cells.append(format_time(guards.cpu_ns))
         for phase in phases:
@@ -57,7 +57,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
             cells += [texts.get(part, "") for part in parts]
         table.append([*map(printable, cells)])
     text = draw(headings, table, tablefmt)
-    return "\n".join([text, *([""] if notes else []), *notes])
+    return stacked([text, *([""] if notes else []), *notes])
 
 
 def _texts(run: Run, part: PhaseOfRegion) -> dict[str, str]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.notes import warnings_of
-from torchprof.reports.text import draw, printable
-from torchprof.run.cost import format_time
+from torchprof.reports.text import draw, printable, spaced, stacked
+from torchprof.run.cost import format_number, format_share, format_time
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.timeline import DeviceTime
@@ -36,12 +36,12 @@ def device(run: Run, *, tablefmt: str | None = None) -> str:
         table = [_row(str(one.stream), one.kernels, one[2:], time.span_ns) for one in time.streams]
         whole = (time.busy_ns, time.compute_ns, time.communication_ns, time.copy_ns)
         table.append(_row("(all)", sum(one.kernels for one in time.streams), whole, time.span_ns))
-        texts += [name, draw(_HEADINGS, table, tablefmt), "\n".join(_sentences(time, metas[time.rank]))]
+        texts += [name, draw(_HEADINGS, table, tablefmt), stacked(_sentences(time, metas[time.rank]))]
     if not texts:
         wall = run.meta.wall_ns
         texts.append(f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}.")
     warnings = warnings_of(run)
-    return "\n\n".join([*texts, *(["\n".join(warnings)] if warnings else [])])
+    return spaced([*texts, stacked(warnings)])
 
 
 def _refuse_unknown(run: Run) -> None:
@@ -64,11 +64,11 @@ def _refuse_unknown(run: Run) -> None:
 
 def _row(stream: str, kernels: int, times: tuple[int, ...], span: int) -> list[str]:
     busy, *kinds = times
-    return [stream, str(kernels), format_time(busy), _share(busy, span), *map(format_time, kinds)]
+    return [stream, format_number(kernels), format_time(busy), _share(busy, span), *map(format_time, kinds)]
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else ""
+    return format_share(part / whole) if whole else ""
 
 
 def _with_share(part: int, whole: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.reports.text import printable, rows_hidden
-from torchprof.run.cost import Cost
+from torchprof.run.cost import Cost, ReportCell
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.run import Run
@@ -81,16 +81,16 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
     lines: list[Entry] = []
     lines_of: dict[tuple[str, ...], Entry] = {}
     for path, figures in figures_of_layers(run, phases).items():
-        line = lines_of[path] = Entry(printable(path[-1]), figures, path=path)
+        line = lines_of[path] = Entry(ReportCell(printable(path[-1]), ".".join(path)), figures, path=path)
         if figures.total:
-            line.ops = _op_lines({phase: ops[phase].get(index[path], []) for phase in ops}, show_events)
+            line.ops = _op_lines({phase: ops[phase].get(index[path], []) for phase in ops}, ".".join(path), show_events)
         (lines if len(path) == 1 else lines_of[path[:-1]].children).append(line)
     for name, key in ((NOT_SELECTED_NAME, NOT_SELECTED), (OUTSIDE_NAME, OUTSIDE)):
         costs = {phase: run.no_layer(phase, selected=key == OUTSIDE) for phase in phases}
         if any(costs.values()):
             line = Entry(name, Figures(costs, costs), is_layer=False)
             found = {phase: [op for op in ops[phase].get(key, []) if op.name != LAUNCHED_BEFORE] for phase in ops}
-            line.ops = _op_lines(found, show_events, key == OUTSIDE)
+            line.ops = _op_lines(found, name, show_events, key == OUTSIDE)
             lines.append(line)
     if run.left_over:
         costs = {FORWARD: run.left_over}
@@ -98,9 +98,10 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
     return lines
 
 
-def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = False) -> list[Entry]:
+def _op_lines(ops: dict[str, list[Op]], layer: str, show_events: bool, in_no_layer: bool = False) -> list[Entry]:
     """The rows of the user's labels, of compiled regions and their kernels, and with ``show_events`` of operators. A
-    label has one row for all phases, and so has a region; an operator has one for each phase."""
+    label has one row for all phases, and so has a region; an operator has one for each phase. ``layer``: the path of
+    the layer in which they ran, or ``(outside)``."""
     lines = []
     labels: dict[tuple[str, str], tuple[Entry, dict[str, Op]]] = {}  # its row, and its figures by phase
     for phase, found in ops.items():
@@ -110,7 +111,8 @@ def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = F
                     name = range_in_words(op.kind, op.name)
                     if op.kind == "label" and phase != FORWARD:
                         name = f"{op.name} (label, {phase})"
-                    lines.append(Entry(printable(name), Figures(), is_layer=False))
+                    row = ReportCell(printable(name), op.name, ids={"layer": layer, "kind": op.kind})
+                    lines.append(Entry(row, Figures(), is_layer=False))
                     labels[op.kind, op.name] = lines[-1], {}
                 labels[op.kind, op.name][1][phase] = op
             elif show_events:
@@ -118,13 +120,14 @@ def _op_lines(ops: dict[str, list[Op]], show_events: bool, in_no_layer: bool = F
                 figures = Figures({phase: op.self}, {phase: op.total}, -1 if own_time else op.calls)
                 figures.timeless = own_time and in_no_layer
                 name = printable(op.name) + (f" ({phase})" if phase != FORWARD else "")
-                lines.append(Entry(name, figures, is_layer=False))
+                row = ReportCell(name, op.name, ids={"layer": layer, "kind": op.kind, "phase": phase})
+                lines.append(Entry(row, figures, is_layer=False))
     for line, parts in labels.values():
         line.figures.own = {phase: own_of_range(op) for phase, op in parts.items()}
         line.figures.total = {phase: op.total for phase, op in parts.items()}
         if not any(op.kind == "kernels" for op in parts.values()):  # a group of kernels has no calls
             line.figures.calls = next((op.calls for op in parts.values() if op.calls), 0)
-        line.ops = _op_lines({phase: op.inside for phase, op in parts.items()}, show_events)
+        line.ops = _op_lines({phase: op.inside for phase, op in parts.items()}, layer, show_events)
     return lines
 
 

@@ -20,7 +20,7 @@ from torchprof.reports.ranking import (
     shares_of,
 )
 from torchprof.reports.text import printable
-from torchprof.run.cost import Bound, Cost
+from torchprof.run.cost import Bound, Cost, format_number
 from torchprof.run.run import Run
 
 _SPREAD = ("Smallest", "Median", "Largest", "Largest layer")
@@ -48,7 +48,9 @@ def types(
     Raises TorchprofError for an unknown phase, column or format, and for a negative number.
     """
     groups = by_class(run)
-    texts = [{"Type": [printable(one.kind)], "Layers": [str(len(one.members))]} for one in groups]
+    texts: list[dict[str, Sequence[str]]] = [
+        {"Type": [printable(one.kind)], "Layers": [format_number(len(one.members))]} for one in groups
+    ]
     return _table(run, groups, texts, sort_by, row_limit, phase, tablefmt)
 
 
@@ -68,8 +70,8 @@ def patterns(
     column that sorts the table, and which layer is the largest. Options and errors are those of "types".
     """
     groups = by_pattern(run)
-    texts = [
-        {"Pattern": [printable(one.name)], "Type": [printable(one.kind)], "Layers": [str(len(one.members))]}
+    texts: list[dict[str, Sequence[str]]] = [
+        {"Pattern": [printable(one.name)], "Type": [printable(one.kind)], "Layers": [format_number(len(one.members))]}
         for one in groups
     ]
     return _table(run, groups, texts, sort_by, row_limit, phase, tablefmt, spread=True)
@@ -114,7 +116,7 @@ def _table(
     )
 
 
-def _spread(members: Mapping[tuple[str, ...], TableLine], order: Column) -> dict[str, list[str]]:
+def _spread(members: Mapping[tuple[str, ...], TableLine], order: Column) -> dict[str, Sequence[str]]:
     """What the members of a group have in one column; blank for a single one."""
     figures = {path: order.figure(line) for path, line in members.items()}
     exact = {path: figure.value for path, figure in figures.items() if figure.bound is Bound.EXACT}

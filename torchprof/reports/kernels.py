@@ -9,6 +9,7 @@ from typing import Any
 from torchprof.analyze.operators import Kernel, kernels
 from torchprof.reports import report
 from torchprof.reports.ranking import about_wholes, figure_columns, line_of, ranked, shares_of, shortened
+from torchprof.reports.text import stacked
 from torchprof.run.cost import Cost, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, OUTSIDE_NAME
@@ -80,7 +81,7 @@ def kernels_report(
         row_limit=row_limit,
         tablefmt=tablefmt,
     )
-    return "\n".join([*_devices(run), "", table])
+    return stacked([*_devices(run), "", table])
 
 
 def short_kernel_name(name: str) -> str:

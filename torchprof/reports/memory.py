@@ -10,7 +10,7 @@ from torchprof.reports.memory_layers import MemoryUse, columns_of_phases, draw_e
 from torchprof.reports.memory_over_time import picture
 from torchprof.reports.memory_peak import about_peak, name_of_device
 from torchprof.reports.notes import warnings_of
-from torchprof.reports.text import check_number
+from torchprof.reports.text import check_number, spaced, stacked
 from torchprof.run.run import Run
 from torchprof.run.words import PHASES
 
@@ -37,7 +37,7 @@ def memory(
     - *Peak*: the peak inside one call above its start, layers below included, the largest over the calls; in backward,
       inside one uninterrupted interval of the layer's work;
     - *Activations*: the bytes of the outputs of one call; marked "first" if later calls may have had other shapes;
-    - *Kept for backward*: the bytes that one forward call, with the calls inside it, saved for backward, the mean over
+    - *Saved for backward*: the bytes that one forward call, with the calls inside it, saved for backward, the mean over
       the calls.
 
     These columns are for forward; backward and recompute have columns of their own after them, if they occurred.
@@ -74,7 +74,7 @@ def memory(
     if not run.memory:
         parts.append(_why_no_peaks(run))
     notes = _notes(run)
-    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
+    return spaced([*parts, stacked(notes)])
 
 
 def _phases(run: Run, phase: str | None) -> list[str]:

@@ -12,7 +12,7 @@ from torchprof.analyze.figures import Figures
 from torchprof.analyze.varying import varying_calls
 from torchprof.reports.entries import Entry
 from torchprof.reports.text import branches, draw
-from torchprof.run.cost import UNKNOWN, Cost, Measure, Unit, format_memory
+from torchprof.run.cost import UNKNOWN, Cost, Measure, ReportCell, Unit, format_memory
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
@@ -65,7 +65,8 @@ class ActivationsColumn(Column):
             return ""
         if figures.returned is None:
             return UNKNOWN
-        return f"first {format_memory(figures.returned)}" if figures.varies else format_memory(figures.returned)
+        size = format_memory(figures.returned)
+        return size.written(f"first {size}") if figures.varies else size
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
     for root in range(len(run.roots)):
         for node in run.tree(None, root).walk():
             path, index = node.layer.path, number[node.layer.path]
-            lines[path] = Entry(path[-1], Figures())
+            lines[path] = Entry(ReportCell(path[-1], ".".join(path)), Figures())
             if len(path) > 1:
                 lines[path[:-1]].children.append(lines[path])
                 if index not in calls and path[:-1] in number:

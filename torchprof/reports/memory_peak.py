@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchprof.reports.hangs import name_of_layer
 from torchprof.reports.text import draw
-from torchprof.run.cost import UNKNOWN, format_memory, format_time
+from torchprof.run.cost import UNKNOWN, format_memory, format_number, format_share, format_time
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, NOT_SELECTED
@@ -69,8 +69,8 @@ def _by_kind(memory: Memory, tablefmt: str | None) -> str:
         is_known = kind in _MODELS_OWN and memory.before is not None
         there = format_memory(before.get(kind, 0)) if is_known else "" if kind == _FREED_SINCE else UNKNOWN
         share = "" if kind == _FREED_SINCE else _share(nbytes, memory)
-        rows.append([kind, format_memory(nbytes), share, str(blocks or ""), there])
-    rows.append(["all", format_memory(memory.peak_bytes), "" if _FREED_SINCE in sums else "100.0%", "", ""])
+        rows.append([kind, format_memory(nbytes), share, format_number(blocks) if blocks else "", there])
+    rows.append(["all", format_memory(memory.peak_bytes), "" if _FREED_SINCE in sums else format_share(1), "", ""])
     return draw(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows, tablefmt)
 
 
@@ -87,17 +87,17 @@ def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt:
             entry[1] += held.blocks
     largest = sorted(sums.items(), key=lambda one: (-one[1][0], one[0]))
     rows = [
-        [name_of_layer(run, layer), phase, kind, format_memory(nbytes), _share(nbytes, memory), str(blocks)]
+        [name_of_layer(run, layer), phase, kind, format_memory(nbytes), _share(nbytes, memory), format_number(blocks)]
         for (layer, phase, kind), (nbytes, blocks) in largest[:shown]
     ]
     if len(largest) > shown:
         nbytes, blocks = (sum(entry[at] for _, entry in largest[shown:]) for at in (0, 1))
         others = f"({len(largest) - shown} more)"
-        rows.append([others, "", "", format_memory(nbytes), _share(nbytes, memory), str(blocks)])
+        rows.append([others, "", "", format_memory(nbytes), _share(nbytes, memory), format_number(blocks)])
     return draw(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows, tablefmt)
 
 
 def _share(nbytes: int, memory: Memory) -> str:
     """The share of all memory that was allocated since the start and live at the peak."""
     whole = sum(held.nbytes for held in memory.held if held.nbytes > 0)
-    return f"{nbytes / whole:.1%}" if whole else ""
+    return format_share(nbytes / whole) if whole else ""

@@ -8,7 +8,7 @@ from importlib import import_module
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.entries import fitting_depth
-from torchprof.reports.text import check_number, printable
+from torchprof.reports.text import ReportTable, check_number, printable, tables_and_sentences
 from torchprof.reports.tree import table_of
 from torchprof.run.run import Run
 
@@ -75,6 +75,21 @@ def notebook(run: Run, *, depth: int | None = None) -> str:
         f'<div class="torchprof">\n<style>{_STYLE}</style>\n<div><table>\n<thead><tr>{headings}</tr></thead>\n'
         f"<tbody>\n{''.join(rows)}</tbody>\n</table></div>\n{below}</div>"
     )
+
+
+def html_of(text: str) -> str:
+    """The text of a report as HTML: its tables, and paragraphs for all other text."""
+    parts = []
+    for part in tables_and_sentences(text):
+        if isinstance(part, ReportTable):
+            headings = "".join(f"<th>{_text(heading)}</th>" for heading in part.headings)
+            rows = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>\n" for row in part.rows)
+            parts.append(f"<div><table>\n<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n")
+        elif "\n" in part:  # lines that belong together, such as a picture
+            parts.append(f"<pre>{escape(part)}</pre>\n")
+        else:
+            parts.append(f"<p>{_text(part)}</p>\n")
+    return f'<div class="torchprof">\n<style>{_STYLE}</style>\n{"".join(parts)}</div>'
 
 
 def _text(text: str) -> str:

@@ -19,7 +19,7 @@ from torchprof.reports.ranking import (
     shares_of,
 )
 from torchprof.reports.text import check_number
-from torchprof.run.cost import Cost
+from torchprof.run.cost import Cost, ReportCell
 from torchprof.run.operators import Sums
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE
@@ -83,8 +83,8 @@ def ops(
 
 
 def _line(operator: Operator, sums: Sums) -> TableLine:
-    texts = {
-        "Operator": [operator_name(operator)],
+    texts: dict[str, Sequence[str]] = {
+        "Operator": [ReportCell(operator_name(operator), operator.name, ids={"kind": operator.kind})],
         "Input Shapes": [_shapes(operator.shapes)],
         "Source Lines": operator.stack,
     }

@@ -14,9 +14,9 @@ from torchprof.reports.headline import headline
 from torchprof.reports.notes import about_flops, about_sums, about_times, other_warnings_of
 from torchprof.reports.outline import outline
 from torchprof.reports.ranking import shortened
-from torchprof.reports.text import branches, check_number, draw, heat, painted, printable
+from torchprof.reports.text import branches, check_number, draw, heat, painted, printable, spaced, stacked
 from torchprof.reports.top import largest_parts
-from torchprof.run.cost import Bound, Unit
+from torchprof.run.cost import Bound, ReportCell, Unit, Value
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 
@@ -52,7 +52,7 @@ def overview(
     if run.layers:
         sections.append(short_tree(run, rows, width, whole, color=color))
     notes = [*about_flops(run), *other_notes(run)]
-    return "\n\n".join([*sections, *(["\n".join(notes)] if notes else [])])
+    return spaced([*sections, stacked(notes)])
 
 
 def printed(run: Run, whole: str = 'run.report("tree") shows all.') -> str:
@@ -71,7 +71,7 @@ class _EachColumn(Column):
 
 def first_lines(run: Run) -> str:
     """The headline, and what makes all times less certain than they look."""
-    return "\n".join([headline(run), *map(printable, about_times(run))])
+    return stacked([headline(run), *map(printable, about_times(run))])
 
 
 def other_notes(run: Run) -> list[str]:
@@ -106,7 +106,7 @@ def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bo
             table[column.heading] = [*map(_painted, cells[column], shares)]
     left_out = [column.heading for column in columns if column not in shown]
     about_hidden = _about_hidden(entries, every, left_out, [each.heading] if each in shown else [], whole)
-    return "\n".join([draw([*table], [*zip(*table.values())]), *about_hidden])
+    return stacked([draw([*table], [*zip(*table.values())]), *about_hidden])
 
 
 def _about_hidden(
@@ -150,7 +150,13 @@ def _with_class(text: str, entry: Entry, kinds: Mapping[tuple[str, ...], str]) -
     if entry.parts and entry.path:
         kind = f"{len(entry.parts)} × {kind}" if kind else f"{len(entry.parts)} layers"
     below = f" (+{entry.hidden})" if entry.hidden and entry.path else ""
-    return f"{text}{_CLASS if kind else ''}{kind}{below}"
+    name = f"{text}{_CLASS if kind else ''}{kind}{below}"
+    if not entry.path:
+        return text.written(name) if isinstance(text, ReportCell) else name
+    ids: dict[str, Value | list[str]] = {"type": kinds.get(entry.path, "")}
+    if entry.parts:
+        ids["layers"] = [".".join(part.path) for part in entry.parts]
+    return ReportCell(name, ".".join((*entry.path[:-1], entry.name)), ids=ids)
 
 
 def _of_each(entry: Entry, by: Column) -> str:
@@ -163,7 +169,8 @@ def _of_each(entry: Entry, by: Column) -> str:
     values = [figure.value for figure in figures]
     least, middle, most = (by.write(value) for value in (min(values), median(values), max(values)))
     unit = most.lstrip("0123456789.")
-    return f"{middle} ({least.removesuffix(unit) if least.lstrip('0123456789.') == unit else least}–{most})"
+    shortest = least.removesuffix(unit) if least.lstrip("0123456789.") == unit else least
+    return middle.written(f"{middle} ({shortest}–{most})")
 
 
 def _width(cells: Sequence[str]) -> int:

@@ -10,8 +10,17 @@ from torchprof.analyze.columns import Column, column_called
 from torchprof.analyze.ranks.balance import Balance
 from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.reports.rank_sentences import name_of, often, unit_of
-from torchprof.reports.text import draw, printable
-from torchprof.run.cost import AT_LEAST, UNKNOWN, format_count, format_memory, format_time
+from torchprof.reports.text import draw, printable, stacked
+from torchprof.run.cost import (
+    AT_LEAST,
+    UNKNOWN,
+    ReportCell,
+    as_lower_bound,
+    format_count,
+    format_memory,
+    format_number,
+    format_time,
+)
 from torchprof.run.lockstep import GroupOfRanks, Lockstep, ranks_in_words
 from torchprof.run.run import Run
 
@@ -64,7 +73,7 @@ def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | 
     if hidden:
         notes.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
     notes += _notes_of_ranks(run, balance)
-    return "\n".join([draw([column.heading for column in columns], table, tablefmt), *notes])
+    return stacked([draw([column.heading for column in columns], table, tablefmt), *notes])
 
 
 def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
@@ -88,9 +97,9 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     def positions_in(dim: str) -> _RankColumn:
         return texts(printable(dim), lambda one: positions[one.rank].get(dim, UNKNOWN))
 
-    yield _RankColumn("Rank", lambda one: str(one.rank), lambda statistic: f"({statistic.name})")
+    yield _RankColumn("Rank", lambda one: format_number(one.rank), lambda statistic: f"({statistic.name})")
     yield from map(positions_in, dict.fromkeys(dim.name for meta in run.metas for dim in meta.mesh))
-    yield texts("Steps", lambda one: str(one.steps))
+    yield texts("Steps", lambda one: format_number(one.steps))
     yield figures(f"Own work{unit_of(run)}", lambda one: one.work_ns, _time)
     if has_steps:
         yield figures("Median", lambda one: one.typical_ns, _time)
@@ -182,7 +191,7 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
         of_work("Median", lambda work: work.median, format_time),
         of_work("Max", lambda work: work.max, format_time),
         of_work("Max/mean", lambda work: work.imbalance, _ratio),
-        text_column("Slowest rank", lambda one: of_slowest(one, lambda work: str(work.highest))),
+        text_column("Slowest rank", lambda one: of_slowest(one, lambda work: format_number(work.highest))),
         text_column("How often", lambda one: of_slowest(one, lambda _: often(one.slowest))),
         *imbalance(_OF_FLOPS, lambda one: one.flops, {"flops"}),
         *imbalance("Peak max/mean", lambda one: one.peak, {"cpu_allocated", "device_allocated"}),
@@ -226,7 +235,7 @@ def table_of_layers(
         notes.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} largest {which}.")
     if any(column.column.heading == _OF_FLOPS for column in columns) and any(one.more_flops for one in balance.layers):
         notes.append("FLOPs are lower bounds: some operators have no formula.")
-    return "\n".join([draw([column.column.heading for column in columns], table, tablefmt), *notes])
+    return stacked([draw([column.column.heading for column in columns], table, tablefmt), *notes])
 
 
 def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str | None) -> str:
@@ -238,13 +247,13 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
     def cells(one: OneCollective) -> list[str]:
         last = [UNKNOWN] * 2
         if one.last is not None and len(one.ranks) > 1:
-            last = [str(one.last.highest) if one.last.max else "", often(Times(one.last.max, one.of))]
+            last = [format_number(one.last.highest) if one.last.max else "", often(Times(one.last.max, one.of))]
         return [
             name_of(run, one.layer),
             one.phase,
             printable(one.name),
             *_group(one.group),
-            str(one.calls),
+            format_number(one.calls),
             _waiting(one.waiting, one.wait_longer),
             _waits_most(one.waiting),
             *last,
@@ -274,14 +283,14 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
         notes.append(
             f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
         )
-    return "\n".join([draw(headings, [cells(one) for one in listed[:limit]], tablefmt), *notes])
+    return stacked([draw(headings, [cells(one) for one in listed[:limit]], tablefmt), *notes])
 
 
 def _group(group: GroupOfRanks | None) -> list[str]:
     """Two cells of a group: its description or name; its ranks or their number."""
     if group is None:
         return [UNKNOWN] * 2
-    size = UNKNOWN if group.size is None else str(group.size)
+    size = UNKNOWN if group.size is None else format_number(group.size)
     return [printable(group.description or group.name) or UNKNOWN, printable(group.ranks) or size]
 
 
@@ -296,7 +305,7 @@ def _waiting(waiting: OverRanks | None, is_bound: bool) -> str:
 def _waits_most(waiting: OverRanks | None) -> str:
     if waiting is None:
         return UNKNOWN
-    return str(waiting.highest) if waiting.max else ""
+    return format_number(waiting.highest) if waiting.max else ""
 
 
 def _time(ns: float | None) -> str:
@@ -307,8 +316,8 @@ def _bytes(nbytes: float | None) -> str:
     return UNKNOWN if nbytes is None else format_memory(round(nbytes))
 
 
-def _ratio(value: float) -> str:
-    return f"{value:.2f}"
+def _ratio(value: float) -> ReportCell:
+    return ReportCell(f"{value:.2f}", value, "ratio")
 
 
 def _counted(count: float | None, has_more: bool) -> str:
@@ -318,4 +327,4 @@ def _counted(count: float | None, has_more: bool) -> str:
 
 
 def _at_least(text: str, is_bound: bool) -> str:
-    return f"{AT_LEAST} {text}" if is_bound and text != UNKNOWN else text
+    return as_lower_bound(text) if is_bound and isinstance(text, ReportCell) else text

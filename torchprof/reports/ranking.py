@@ -9,8 +9,8 @@ from torchprof.analyze.columns import CallsColumn, Column, CostColumn, column_ca
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.operators import Operator
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import check_number, draw, printable, rows_hidden
-from torchprof.run.cost import Bound, Cost, Figure, Unit, format_time
+from torchprof.reports.text import Continued, check_number, draw, printable, rows_hidden, stacked
+from torchprof.run.cost import Bound, Cost, Figure, ReportCell, Unit, format_time
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.operators import Sums
 from torchprof.run.run import Run
@@ -76,7 +76,7 @@ class AverageColumn(Column):
             return Figure(0, Bound.BLANK)
         return Figure(self.of(figures), Bound.EXACT if self.measured else Bound.UNKNOWN)
 
-    def write(self, value: float) -> str:
+    def write(self, value: float) -> ReportCell:
         return format_time(value)
 
 
@@ -182,7 +182,7 @@ def ranked(
     text = draw([column.heading for column in every], table, tablefmt)
     hidden = [_hidden(len(lines), len(shown), order)] if len(shown) < len(lines) else []
     below = [*notes, *hidden, *about_sums(run), *warnings_of(run)]
-    return "\n".join([text, *([""] if below else []), *below])
+    return stacked([text, *([""] if below else []), *below])
 
 
 def _hidden(all_lines: int, shown: int, order: Column) -> str:
@@ -197,8 +197,9 @@ def _rows(line: TableLine, columns: Sequence[Column], wholes: Mapping[Column, fl
         list(line.texts[column.heading]) if isinstance(column, TextColumn) else [column.text(line, wholes.get(column))]
         for column in columns
     ]
-    for number in range(max(1, *map(len, cells))):
-        yield [cell[number] if number < len(cell) else "" for cell in cells]
+    yield [ReportCell(cell[0], "\n".join(cell)) if len(cell) > 1 else cell[0] if cell else "" for cell in cells]
+    for number in range(1, max(1, *map(len, cells))):
+        yield Continued(cell[number] if number < len(cell) else "" for cell in cells)
 
 
 def _our_name(name: str, columns: Sequence[Column], run: Run) -> str:

@@ -7,7 +7,7 @@ from torchprof.reports import report
 from torchprof.reports.notes import warnings_of
 from torchprof.reports.rank_sentences import sentences
 from torchprof.reports.rank_tables import table_of_collectives, table_of_layers, table_of_ranks
-from torchprof.reports.text import check_number, printable
+from torchprof.reports.text import check_number, joined, printable, spaced, stacked
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 
@@ -44,14 +44,14 @@ def ranks(
     balance = balance_of(run)
     limit = _LINES if top is None else top
     sections = [
-        " ".join(sentences(run, balance)),
+        joined(sentences(run, balance), " "),
         table_of_ranks(run, balance, top, tablefmt),
         table_of_layers(run, balance, sort_by, depth, limit, tablefmt),
     ]
     if balance.collectives:
         sections.append(table_of_collectives(run, balance, limit, tablefmt))
     warnings = warnings_of(run)[1 if run.missing_ranks else 0 :]  # the sentences name missing ranks already
-    return "\n\n".join([*sections, *(["\n".join(map(printable, warnings))] if warnings else [])])
+    return spaced([*sections, stacked(map(printable, warnings))])
 
 
 def _of_one_rank(run: Run) -> str:

@@ -9,8 +9,8 @@ from operator import attrgetter, itemgetter
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.notes import warnings_of
-from torchprof.reports.text import branches, check_number, draw
-from torchprof.run.cost import UNKNOWN, format_time
+from torchprof.reports.text import branches, check_number, draw, spaced, stacked
+from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share, format_time
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -50,7 +50,7 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
             texts.append(draw(headings, table, tablefmt))
         notes += _outside_of_steps(loop)
     notes += warnings_of(run)
-    return "\n\n".join([*texts, *(["\n".join(notes)] if notes else [])])
+    return spaced([*texts, stacked(notes)])
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,12 @@ def _distribution(spread: Spread | None) -> list[str]:
 def _duration(loop: _Loop) -> tuple[list[str], list[list[str]]]:
     """The table of the duration of a step: headings and rows."""
     whole = loop.whole
-    row = [str(whole.count), str(loop.meta.cycles), format_time(whole.sum / whole.count), *_distribution(whole)]
+    row = [
+        format_number(whole.count),
+        format_number(loop.meta.cycles),
+        format_time(whole.sum / whole.count),
+        *_distribution(whole),
+    ]
     headings = ["Steps", "Cycles", "Mean", "Median", "P95", "IQR", "Min", "Max"]
     return headings, [[*row, format_time(whole.min), format_time(whole.max)]]
 
@@ -125,7 +130,7 @@ def _parts(loop: _Loop) -> tuple[list[str], list[list[str]]]:
 
     def add(name: str, spread: Spread | None, layer: int, phase: str, measure: str | None, sign: int = 1) -> None:
         total = sign * spread.sum if spread else 0
-        row = [name, format_time(total / count), f"{total / loop.whole.sum:.1%}"]
+        row = [name, format_time(total / count), format_share(total / loop.whole.sum)]
         row += _distribution(spread) if sign > 0 else [""] * 3
         for device in loop.accelerators:
             on_device = loop.of(layer, phase, measure, device.name) if measure else None
@@ -220,7 +225,7 @@ def _lines(loop: _Loop) -> list[_Line]:
         spreads = [loop.of_layer(number, phase, device) for phase in loop.phases for device in devices]
         total = sum(spread.sum for spread in spreads if spread is not None)
         blank = selected is not None and layer.path not in selected
-        line = lines[layer.path] = _Line(layer.path[-1], number, total, total, blank)
+        line = lines[layer.path] = _Line(ReportCell(layer.path[-1], layer.name), number, total, total, blank)
         if len(layer.path) > 1:
             above = lines[layer.path[:-1]]
             above.children.append(line)

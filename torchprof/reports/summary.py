@@ -10,8 +10,18 @@ from torchprof.analyze.utilization import dtype_of_most_macs, peak_of
 from torchprof.analyze.varying import varying_calls, varying_work
 from torchprof.reports import report
 from torchprof.reports.notes import warnings_of
-from torchprof.reports.text import branches, check_number, draw, printable
-from torchprof.run.cost import MEASURES, UNKNOWN, Figure, format_count, format_memory, format_time
+from torchprof.reports.text import branches, check_number, draw, printable, spaced, stacked
+from torchprof.run.cost import (
+    MEASURES,
+    UNKNOWN,
+    Figure,
+    ReportCell,
+    format_count,
+    format_memory,
+    format_number,
+    format_share,
+    format_time,
+)
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.meta import Peak
@@ -60,7 +70,7 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
         sections = [_table(run, models, figures, *varying, depth, tablefmt)]
         sections += [_about_model(run, model, figures[model.layer.path], varying[1]) for model in models]
         notes = [*_about_shapes(run, *varying), *_about_missing(run), *notes]
-    return "\n\n".join([*sections, *(["\n".join(notes)] if notes else [])])
+    return spaced([*sections, stacked(notes)])
 
 
 def _table(
@@ -82,7 +92,7 @@ def _table(
         layer = node.layer
         return [
             layer.kind,
-            str(len(layer.path) - 1),
+            format_number(len(layer.path) - 1),
             _shapes(layer.input_shapes, calls_vary[layer.path]),
             _shapes(layer.output_shapes, calls_vary[layer.path]),
             _known(params[layer.path], format_count),
@@ -92,7 +102,9 @@ def _table(
     table = [
         [text, *cells(node, model.calls)]
         for model in models
-        for text, node in branches([model], lambda one: printable(one.layer.path[-1]), below)
+        for text, node in branches(
+            [model], lambda one: ReportCell(printable(one.layer.path[-1]), one.layer.name), below
+        )
     ]
     return draw(["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"], table, tablefmt)
 
@@ -181,7 +193,7 @@ def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Ite
     achieved = figures.rate(FORWARD, on_device, measured)
     yield "FLOP/s (mean)", achieved.text(format_count) or UNKNOWN
     peak = peak_of(run.meta, dtype_of_most_macs(run, root.layer.path[0]))
-    yield "MFU (% of peak)", (peak and achieved.text(lambda per_s: _share(per_s, peak))) or UNKNOWN
+    yield "MFU (% of peak)", (peak and achieved.text(lambda per_s: _share_of_peak(per_s, peak))) or UNKNOWN
 
 
 def _activations(run: Run, root: Node) -> int | None:
@@ -226,7 +238,7 @@ def _count(run: Run, figures: Figures, field: str, calls: int, varies: bool | No
     """The cell of MACs or FLOPs for one forward call of the model; blank for layers that were not selected."""
     value, bound = figures.measure(_COUNTED[field], phase, measured=field in run.meta.measured and calls > 0)
     text = Figure(value / max(calls, 1), bound).text(format_count)
-    return f"mean {text}" if varies is not False and value and text not in ("", UNKNOWN) else text
+    return text.written(f"mean {text}") if varies is not False and value and isinstance(text, ReportCell) else text
 
 
 def _shapes(shapes: tuple[tuple[int, ...], ...], vary: bool | None) -> str:
@@ -237,12 +249,11 @@ def _shapes(shapes: tuple[tuple[int, ...], ...], vary: bool | None) -> str:
     return text if vary is False else f"first {text}"
 
 
-def _share(achieved: float, peak: Peak) -> str:
+def _share_of_peak(achieved: float, peak: Peak) -> ReportCell:
     threads = f", {peak.threads} thread{'s' if peak.threads > 1 else ''}" if peak.threads else ""
-    return (
-        f"{achieved / peak.flops_per_s:.1%} of {format_count(peak.flops_per_s)} FLOP/s "
-        f"({peak.dtype} product on {peak.device}{threads})"
-    )
+    share = format_share(achieved / peak.flops_per_s)
+    of = f"{format_count(peak.flops_per_s)} FLOP/s ({peak.dtype} product on {peak.device}{threads})"
+    return share.written(f"{share} of {of}")
 
 
 def _peaks(run: Run) -> list[tuple[str, int]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
 
 from torchprof.errors import TorchprofError, suggest
+from torchprof.run.cost import ReportCell
 
 _Branch = TypeVar("_Branch")
 
@@ -37,7 +38,13 @@ def heat(share: float) -> str:
 
 def painted(text: str, color: str) -> str:
     """Text in a color, which is an SGR code."""
-    return f"\033[{color}m{text}\033[0m"
+    colored = f"\033[{color}m{text}\033[0m"
+    return text.written(colored) if isinstance(text, ReportCell) else colored
+
+
+def with_suffix(text: str, suffix: str) -> str:
+    """A text, which may be a cell, with more text behind it."""
+    return text.written(text + suffix) if isinstance(text, ReportCell) else text + suffix
 
 
 def check_number(name: str, number: object, of: str) -> None:
@@ -46,18 +53,73 @@ def check_number(name: str, number: object, of: str) -> None:
         raise TorchprofError(f"{name} is a number of {of}, not {number!r}.")
 
 
-def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str | None = None) -> str:
+class ReportTable(str):
+    """The text of a table, with its headings and the cells of its rows. A cell that is a figure or an id is a
+    ``ReportCell``."""
+
+    __slots__ = ("headings", "rows")
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Continued(list[str]):
+    """A row of a table that continues the texts of the row above: that one stands for both in data."""
+
+
+class Joined(str):
+    """A text with the parts that it was joined from: sentences, tables, and other joined texts."""
+
+    __slots__ = ("parts",)
+
+    parts: Sequence[str]
+
+
+def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str | None = None) -> ReportTable:
     """A table as text, in torchprof's own look or in any of tabulate's formats. Keeps indentation.
 
     Raises TorchprofError for an unknown format.
     """
-    if tablefmt is not None:
-        if tablefmt not in tabulate_formats:
-            raise TorchprofError(f"tabulate has no format {tablefmt!r}. {suggest(str(tablefmt), tabulate_formats)}")
-        return str(tabulate(table, headings, tablefmt, disable_numparse=True, preserve_whitespace=True))
-    # Headings are passed as a row: tabulate makes columns with headings two characters wider than their content.
-    rows = [headings, SEPARATING_LINE, *table]
-    return str(tabulate(rows, tablefmt=LOOK, disable_numparse=True, preserve_whitespace=True))
+    if tablefmt is None:
+        # Headings are passed as a row: tabulate makes columns with headings two characters wider than their content.
+        rows = [headings, SEPARATING_LINE, *table]
+        text = tabulate(rows, tablefmt=LOOK, disable_numparse=True, preserve_whitespace=True)
+    elif tablefmt in tabulate_formats:
+        text = tabulate(table, headings, tablefmt, disable_numparse=True, preserve_whitespace=True)
+    else:
+        raise TorchprofError(f"tabulate has no format {tablefmt!r}. {suggest(str(tablefmt), tabulate_formats)}")
+    drawn = ReportTable(text)
+    drawn.headings, drawn.rows = headings, table
+    return drawn
+
+
+def joined(parts: Iterable[str], separator: str) -> Joined:
+    """``separator.join(parts)``, with the parts."""
+    parts = [*parts]
+    text = Joined(separator.join(parts))
+    text.parts = parts
+    return text
+
+
+def stacked(parts: Iterable[str]) -> Joined:
+    """The parts below each other."""
+    return joined(parts, "\n")
+
+
+def spaced(parts: Iterable[str]) -> Joined:
+    """The parts with an empty line between them; empty parts are left out."""
+    return joined(filter(None, parts), "\n\n")
+
+
+def tables_and_sentences(text: str) -> Iterator[ReportTable | str]:
+    """The innermost parts of a text, in its order. Empty ones are left out."""
+    waiting = [text]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Joined):
+            waiting.extend(reversed(part.parts))
+        elif part:
+            yield part
 
 
 def printable(name: str) -> str:
@@ -81,7 +143,8 @@ def branches(
     waiting = [(root, "", "", 0) for root in reversed(roots)]
     while waiting:
         item, own, lines, level = waiting.pop()
-        yield own + name(item), item
+        of_item = name(item)
+        yield of_item.written(own + of_item) if isinstance(of_item, ReportCell) else own + of_item, item
         children = below(item, level)
         for number in range(len(children) - 1, -1, -1):
             last = number == len(children) - 1

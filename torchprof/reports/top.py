@@ -12,8 +12,8 @@ from torchprof.analyze.records import layer_name
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import check_number, draw, printable
-from torchprof.run.cost import format_count, format_time
+from torchprof.reports.text import check_number, draw, printable, spaced, stacked
+from torchprof.run.cost import ReportCell, format_count, format_share, format_time
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
@@ -76,7 +76,7 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     """
     check_number("limit", limit, "parts")
     notes = [*about_sums(run), *warnings_of(run)]
-    return "\n\n".join([*largest_parts(run, limit, tablefmt), *(["\n".join(notes)] if notes else [])])
+    return spaced([*largest_parts(run, limit, tablefmt), stacked(notes)])
 
 
 def largest_parts(run: Run, limit: int, tablefmt: str | None = None) -> list[str]:
@@ -160,11 +160,11 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
 def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None) -> str:
     found, about_hidden = largest_of(run, field, limit)
     show = format_count if field == "flops" else format_time
-    table = [[f"{one.share:.1%}", show(one.amount), one.name, one.kind, one.phase, one.work] for one in found]
+    table = [[format_share(one.share), show(one.amount), one.name, one.kind, one.phase, one.work] for one in found]
     # A source line may follow "(between ops)".
     about_gaps = _NO_OPERATOR[field] if any(one.work.startswith(BETWEEN_OPS) for one in found) else ""
     drawn = draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt)
-    return "\n".join(filter(None, [drawn, about_gaps, about_hidden]))
+    return stacked(filter(None, [drawn, about_gaps, about_hidden]))
 
 
 def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
@@ -193,8 +193,10 @@ def _name_of(run: Run, row: Sequence[WorkPart]) -> str:
     where = row[0].where
     if len(row) == 1:
         return where.name(run)
-    name = pattern_of([run.layers[part.where.layer].path for part in row])
-    return printable(f"{name} ({len(row)} layers){f', {where.label} (label)' if where.label else ''}")
+    layers = [run.layers[part.where.layer] for part in row]
+    name = pattern_of([layer.path for layer in layers])
+    text = printable(f"{name} ({len(row)} layers){f', {where.label} (label)' if where.label else ''}")
+    return ReportCell(text, name, ids={"layers": [layer.name for layer in layers]})
 
 
 def parts_of(run: Run, field: str) -> Counter[WorkPart]:

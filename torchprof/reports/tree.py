@@ -10,7 +10,7 @@ from torchprof.analyze.columns import Column, column_called, columns_of, default
 from torchprof.reports import report
 from torchprof.reports.entries import Entry, all_entries, entries_of, keep_top, mark_path, sort_entries, what_is_hidden
 from torchprof.reports.notes import about_flops, about_sums, warnings_of
-from torchprof.reports.text import branches, check_number, draw, heat, painted, printable
+from torchprof.reports.text import branches, check_number, draw, heat, painted, printable, stacked, with_suffix
 from torchprof.run.run import Run
 
 HOT = "◄"  # after the names of layers on the hottest path
@@ -67,7 +67,7 @@ def tree(
     color = color and tablefmt is None
 
     def cells(text: str, entry: Entry) -> Iterator[str]:
-        name = f"{text} {HOT}" if entry.hot else text
+        name = with_suffix(text, f" {HOT}") if entry.hot else text
         yield painted(name, _BOLD) if color and entry.hot else name
         for column in table.columns:
             whole = table.wholes[column]
@@ -80,7 +80,7 @@ def tree(
         [[*cells(text, entry)] for text, entry in table.rows],
         tablefmt,
     )
-    return "\n".join([text, *([""] if table.notes else []), *table.notes])
+    return stacked([text, *([""] if table.notes else []), *table.notes])
 
 
 def table_of(

@@ -7,11 +7,14 @@ files read that declaration.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
 from typing import NamedTuple
+
+Value = str | int | float | None
+"""What a cell of a table stands for."""
 
 
 class Unit(Enum):
@@ -31,6 +34,42 @@ class Bound(Enum):
     BLANK = "blank"  # does not apply; shown as an empty cell
 
 
+class ReportCell(str):
+    """The text of a figure or of an id, as a table shows it, with what it stands for.
+
+    - ``value``: the number in ``unit``, or the id as files write it: the path of a layer. None: unknown.
+    - ``unit``: "ns", "bytes", "count", "per second", "share" (a fraction of 1), "ratio"; "" for text.
+    - ``at_least``: the number is a lower bound.
+    - ``ids``: more ids of the row, by name, such as the layer that an operator ran in.
+    """
+
+    __slots__ = ("at_least", "ids", "unit", "value")
+
+    value: Value
+    unit: str
+    at_least: bool
+    ids: Mapping[str, Value | list[str]]
+
+    def __new__(
+        cls,
+        text: str,
+        value: Value = None,
+        unit: str = "",
+        at_least: bool = False,
+        ids: Mapping[str, Value | list[str]] | None = None,
+    ) -> ReportCell:
+        cell = super().__new__(cls, text)
+        cell.value = value
+        cell.unit = unit
+        cell.at_least = at_least
+        cell.ids = ids or {}
+        return cell
+
+    def written(self, text: str) -> ReportCell:
+        """The same with another text."""
+        return ReportCell(text, self.value, self.unit, self.at_least, self.ids)
+
+
 class Figure(NamedTuple):
     """A number and its ``Bound``. ``value`` has no meaning if the bound is UNKNOWN or BLANK."""
 
@@ -47,15 +86,21 @@ class Figure(NamedTuple):
         """Whether there is a number to show."""
         return self.bound in (Bound.EXACT, Bound.AT_LEAST)
 
-    def text(self, write: Callable[[float], str]) -> str:
+    def text(self, write: Callable[[float], ReportCell]) -> str:
         """The text of a table cell; ``write`` formats the value with its unit."""
         if not self.is_known:
             return UNKNOWN if self.bound is Bound.UNKNOWN else ""
-        return f"{AT_LEAST} {write(self.value)}" if self.bound is Bound.AT_LEAST else write(self.value)
+        cell = write(self.value)
+        return as_lower_bound(cell) if self.bound is Bound.AT_LEAST else cell
 
 
 UNKNOWN = "–"
 AT_LEAST = "≥"
+
+
+def as_lower_bound(cell: ReportCell) -> ReportCell:
+    """The same figure as a lower bound."""
+    return ReportCell(f"{AT_LEAST} {cell}", cell.value, cell.unit, True, cell.ids)
 
 
 @dataclass(frozen=True)
@@ -134,7 +179,7 @@ class Measure:
         """Whether the cost has work that this measure could not count."""
         return self.lower_bound_if is not None and bool(getattr(cost, self.lower_bound_if))
 
-    def text(self, value: float) -> str:
+    def text(self, value: float) -> ReportCell:
         return _FORMATS[self.unit](value)
 
 
@@ -160,32 +205,49 @@ def as_key(heading: str) -> str:
     return heading.lower().replace(" ", "_")
 
 
-def format_time(ns: float) -> str:
+def format_time(ns: float) -> ReportCell:
     """Nanoseconds in the format of torch's tables: ``49.693us``, ``1.808ms``, ``2.500s``."""
     if abs(ns) >= 1e9:
-        return f"{ns / 1e9:.3f}s"
-    if abs(ns) >= 1e6:
-        return f"{ns / 1e6:.3f}ms"
-    return f"{ns / 1e3:.3f}us"
+        text = f"{ns / 1e9:.3f}s"
+    elif abs(ns) >= 1e6:
+        text = f"{ns / 1e6:.3f}ms"
+    else:
+        text = f"{ns / 1e3:.3f}us"
+    return ReportCell(text, ns, "ns")
 
 
-def format_memory(nbytes: float) -> str:
+def format_memory(nbytes: float) -> ReportCell:
     """Bytes in the format of torch's tables, in units of 1024: ``16 B``, ``756.50 KB``, ``3.71 MB``."""
     for unit, size in (("GB", 1024**3), ("MB", 1024**2), ("KB", 1024)):
         if abs(nbytes) >= size:
-            return f"{nbytes / size:.2f} {unit}"
-    return f"{nbytes} B"
+            return ReportCell(f"{nbytes / size:.2f} {unit}", nbytes, "bytes")
+    return ReportCell(f"{nbytes} B", nbytes, "bytes")
 
 
-def format_count(number: float) -> str:
+def format_count(number: float) -> ReportCell:
     """A count in units of 1000: ``512``, ``61.71 K``, ``11.17 G``."""
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
         if abs(number) >= size * 0.999995:  # what would round to 1000.00 of the smaller unit has this one
-            return f"{number / size:.2f} {unit}"
-    return f"{number:.0f}" if number == round(number) else f"{number:.2f}"
+            return ReportCell(f"{number / size:.2f} {unit}", number, "count")
+    return ReportCell(f"{number:.0f}" if number == round(number) else f"{number:.2f}", number, "count")
 
 
-_FORMATS: dict[Unit, Callable[[float], str]] = {
+def format_rate(per_s: float) -> ReportCell:
+    """A count per second, written as a count."""
+    return ReportCell(format_count(per_s), per_s, "per second")
+
+
+def format_share(share: float) -> ReportCell:
+    """A fraction of 1 in percent: ``12.5%``."""
+    return ReportCell(f"{share:.1%}", share, "share")
+
+
+def format_number(number: int) -> ReportCell:
+    """A whole number with all its digits: calls, ranks, steps."""
+    return ReportCell(str(number), number, "count")
+
+
+_FORMATS: dict[Unit, Callable[[float], ReportCell]] = {
     Unit.TIME: format_time,
     Unit.BYTES: format_memory,
     Unit.COUNT: format_count,

@@ -1,4 +1,4 @@
-"""The functions of ``reports`` and ``analyze`` that methods of ``Run`` call, by name.
+"""The functions of ``reports`` and ``analyze`` that methods of ``Run`` call, by name; and the text that they return.
 
 They are imported when they are first called, so ``run`` imports none of the packages that read it.
 """
@@ -9,10 +9,14 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from torchprof.errors import TorchprofError
+
 _FILES = {
     "benchmark_table": "torchprof.reports.benchmark",
+    "data_of": "torchprof.reports.data",
     "dataframe": "torchprof.analyze.dataframe",
     "export": "torchprof.reports",
+    "html_of": "torchprof.reports.notebook",
     "metrics": "torchprof.analyze.metrics",
     "printed": "torchprof.reports.overview",
     "render": "torchprof.reports",
@@ -24,3 +28,40 @@ _FILES = {
 def output(name: str) -> Callable[..., Any]:
     """The function of that name."""
     return getattr(import_module(_FILES[name]), name)  # type: ignore[no-any-return]
+
+
+class ReportText(str):
+    """The text of a report: a ``str`` that also has the report's ``data``.
+
+    Python's prompt shows the ``repr`` of a value, so its ``repr`` is the text. A notebook shows its tables.
+    """
+
+    __slots__ = ("_content", "_is_file_format", "_name")
+
+    _name: str
+    _content: str
+    _is_file_format: bool
+
+    def __new__(cls, content: str, name: str = "", is_file_format: bool = False) -> ReportText:
+        text = super().__new__(cls, content)
+        text._name, text._content, text._is_file_format = name, content, is_file_format
+        return text
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The report for other programs, as values that JSON can store: its ``tables`` and ``sentences``.
+
+        docs/exports.md describes them. Raises TorchprofError for a report that is a file format, such as "csv".
+        """
+        if self._is_file_format:
+            raise TorchprofError(
+                f"The report {self._name!r} is a file format: its text is for other programs, and it has no other data."
+            )
+        return output("data_of")(self._name, self._content)  # type: ignore[no-any-return]
+
+    def _repr_html_(self) -> str | None:
+        """The HTML that a notebook shows; None for a file format, of which it shows the text."""
+        return None if self._is_file_format else output("html_of")(self._content)

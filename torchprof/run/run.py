@@ -15,7 +15,7 @@ from torchprof.run.lockstep import Lockstep, LockstepKey, ranks_in_words
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
 from torchprof.run.operators import Op, operators_of_layers
-from torchprof.run.outputs import output
+from torchprof.run.outputs import ReportText, output
 from torchprof.run.ranks import of_ranks
 from torchprof.run.rows import NO_COST, Rows
 from torchprof.run.samples import SampleKey, Spread
@@ -222,12 +222,12 @@ class Run:
         seen = set(self.rows.columns["phase"])
         return tuple(phase for number, phase in enumerate(PHASES) if phase == FORWARD or number in seen)
 
-    def report(self, name: str | None = None, **options: Any) -> str:
+    def report(self, name: str | None = None, **options: Any) -> ReportText:
         """A report as text: ``run.report("tree", depth=2)``; without a name, the list of all reports.
 
-        Raises TorchprofError for an unknown name or option.
+        ``run.report("tree").data`` is the same for other programs. Raises TorchprofError for an unknown name or option.
         """
-        text: str = output("render")(name, self, options)
+        text: ReportText = output("render")(name, self, options)
         return text
 
     def metrics(self, layers: int | str | Iterable[str | tuple[str, ...]] | None = None) -> dict[str, int | float]:

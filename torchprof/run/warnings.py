@@ -250,7 +250,7 @@ def calls_reached(layers: list[str], calls: int) -> str:
 def long_start(layers: list[str], start_ns: int, wall_ns: int) -> str:
     return (
         f"{format_time(start_ns)} of {format_time(wall_ns)} passed before the first model call: imports, data, making "
-        "the model. `--warmup-calls 1` leaves that out."
+        "the model. `--warmup 1` leaves that out."
     )
 
 

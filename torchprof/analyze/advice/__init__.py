@@ -12,7 +12,7 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.groups import pattern_of
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.run import Run
-from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME
+from torchprof.run.words import NOT_SELECTED, OUTSIDE
 
 WORTH = 0.01
 """The share of the recorded time, or of the peak of memory, that all findings of a rule together must be able to save.
@@ -23,10 +23,7 @@ PER_RULE = 3
 layers until there are no more."""
 
 
-_NO_LAYER = {
-    OUTSIDE_NAME: "This is outside all layers.",
-    NOT_SELECTED_NAME: "This is in layers that were not selected.",
-}
+_NO_LAYER = {OUTSIDE: "outside all layers", NOT_SELECTED: "in layers that were not selected"}
 
 
 class Advice(NamedTuple):
@@ -61,8 +58,8 @@ class Merged(NamedTuple):
     """The layers that share a finding.
 
     ``name`` and ``layers`` are those of ``Advice``. ``numbers``: the numbers of the layers, those with the largest gain
-    first. ``gain``: the sum of their gains; unknown gains add nothing. ``largest``: the largest one, of the first
-    layer.
+    first; negative numbers (work of no layer) are last. ``gain``: the sum of their gains; unknown gains add nothing.
+    ``largest``: the gain of the first layer.
     """
 
     name: str
@@ -77,8 +74,9 @@ class Merged(NamedTuple):
         figures += [format_memory(self.largest.nbytes)] if self.largest.nbytes else []
         if len(self.layers) > 1 and figures:
             finding = f"{finding} The largest gain is in {self.layers[0]}: up to {' and '.join(figures)}."
-        elif not self.layers:
-            finding = f"{finding} {_NO_LAYER[self.name]}"
+        what = "This" if len(self.numbers) == 1 else "A part of this"
+        elsewhere = [f" {what} is {_NO_LAYER[number]}." for number in sorted(self.numbers) if number < 0]
+        finding = "".join([finding, *elsewhere])
         return Advice(self.name, finding, remedy, *self.gain, rule, self.layers)
 
 
@@ -109,12 +107,12 @@ def merged(
 
 
 def together(evidence: Evidence, gains: Mapping[int, Gain]) -> Merged:
-    """All of these layers, or the code outside all layers, as one. ``gains`` as in ``merged``."""
-    numbers = sorted(gains, key=lambda number: _share(gains[number], evidence), reverse=True)
+    """All of these layers, and the work of no layer, as one. ``gains`` as in ``merged``; there is one at least."""
+    numbers = sorted(gains, key=lambda number: (number >= 0, _share(gains[number], evidence)), reverse=True)
     ns = [gain.ns for gain in gains.values() if gain.ns is not None]
     nbytes = [gain.nbytes for gain in gains.values() if gain.nbytes is not None]
     return Merged(
-        _name_of(evidence, [number for number in gains if number >= 0] or numbers),
+        _name_of(evidence, [number for number in gains if number >= 0] or numbers[:1]),
         tuple(evidence.name_of(number) for number in numbers if number >= 0),
         tuple(numbers),
         Gain(sum(ns) if ns else None, sum(nbytes) if nbytes else None),
@@ -196,7 +194,7 @@ def _reported(advice: list[Advice], evidence: Evidence) -> list[Advice]:
     advice = [_within_recorded_time(one, evidence) for one in advice]
     shares = [_share(_gain_of(one), evidence) for one in advice]
     worth = sum(share for share in shares if share >= 0) >= WORTH
-    return [one for one, share in zip(advice, shares) if worth or share < 0]
+    return [one for one, share in zip(advice, shares) if (worth and share > 0) or share < 0]
 
 
 def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:

@@ -252,8 +252,8 @@ def _without_bias(
         why += " subtracts it again with the mean."
     else:
         why += ": if the output goes there directly and nowhere else, the bias is subtracted again with the mean."
-    remedy = f"se `torch.nn.{kind}(…, bias=False)`."
-    return group.advice(f"{said} {why}", f"U{remedy}" if certain else f"If so, u{remedy}", "bias_before_batch_norm")
+    remedy = f"{'Use' if certain else 'If so, use'} `torch.nn.{kind}(…, bias=False)`."
+    return group.advice(f"{said} {why}", remedy, "bias_before_batch_norm")
 
 
 def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, Took]:

@@ -51,7 +51,7 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
         yield group.advice(
             f"Activation checkpointing runs forward again in backward {again:,} time{'s' * (again != 1)}, for "
             f"{format_time(group.gain.ns or 0)} in total.{saved}",
-            "If memory is left, checkpoint fewer layers: those that save the most memory per time.",
+            "If memory is left, checkpoint fewer layers: only those that save much memory and take little time.",
             "recomputed_layers",
         )
 

@@ -128,7 +128,7 @@ def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
             f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')}{_in_calls(evidence, group)}"
             f"{seen.most_often}. It waits {format_time(seen.cpu_ns)}, and then the device waits for work.",
             "Keep values on the device: use `torch.where` instead of `if`, multiply by a mask instead of indexing with "
-            "it, and use sizes that Python knows.",
+            "it, and use sizes that do not depend on the values of a tensor.",
             "waits_in_layers",
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.host import forward_calls
 from torchprof.run.cost import format_memory, format_time
@@ -61,26 +61,26 @@ def gradients_never_used(evidence: Evidence) -> Iterator[Advice]:
         return
     layers = evidence.run.layers
     kept: Counter[int] = Counter()
-    by_model: defaultdict[int, list[int]] = defaultdict(list)
+    by_model: defaultdict[int, set[int]] = defaultdict(set)
     for key, spread in evidence.samples("kept_bytes"):
         if key.layer >= 0 and spread.sum > 0:
-            if key.layer not in kept:
-                by_model[layers.lineage(key.layer)[0]].append(key.layer)
+            by_model[layers.lineage(key.layer)[0]].add(key.layer)
             kept[key.layer] += spread.sum
+    per_call, gains = {}, {}
     for model, numbers in by_model.items():
         calls = [spread.count for spread in forward_calls(evidence, model)]
-        ranks, nbytes = max(len(calls), 1), sum(kept[number] for number in numbers)
-        per_call = nbytes // max(sum(calls), 1)
-        of_rank = f" on each of {ranks} ranks" if ranks > 1 else ""
-        yield Advice(
-            layers[model].path[0],
-            f"A forward call leaves {format_memory(per_call)} saved for backward on average{of_rank}, most of it in "
-            f"{evidence.name_of(max(numbers, key=kept.__getitem__))}, but no backward was recorded.",
+        per_call[model] = sum(kept[number] for number in numbers) // max(sum(calls), 1)
+        gains[model] = Gain(nbytes=per_call[model] * max(len(calls), 1))
+    for group in merged(evidence, gains):
+        nbytes = sum(per_call[model] for model in group.numbers)
+        of_each = f" of each of {len(group.numbers)} models" if len(group.numbers) > 1 else ""
+        on_rank = f" on each of {len(evidence.run.metas)} ranks" if len(evidence.run.metas) > 1 else ""
+        most = max((number for model in group.numbers for number in by_model[model]), key=kept.__getitem__)
+        yield group.advice(
+            f"A forward call{of_each} leaves {format_memory(nbytes)} saved for backward on average{on_rank}, most "
+            f"of it in {evidence.name_of(most)}, but no backward was recorded.",
             "If this is inference, run it under `torch.inference_mode()` or `torch.no_grad()`.",
-            None,
-            per_call * ranks,
             "gradients_never_used",
-            tuple(evidence.name_of(number) for number in sorted(numbers, key=kept.__getitem__, reverse=True)),
         )
 
 

@@ -14,6 +14,7 @@ from itertools import compress
 from os import PathLike
 from typing import NamedTuple
 
+from torchprof.analyze.amounts import EXAMPLES, UNITS, parse_amount
 from torchprof.analyze.caveats import operators_without_shapes
 from torchprof.analyze.compare.comparison import as_run, compare
 from torchprof.analyze.compare.diff import FORMATS, SLOWER, UNDECIDED, Change, Diff, Pair, Quantity
@@ -34,19 +35,6 @@ _NAMED = 3  # the most layers that are named as the cause
 
 _TARGET = re.compile(r"\s*(?:(?P<pattern>.*\S)\s*:\s*)?(?P<measure>\w+)\s*", re.DOTALL)
 _SHARE = re.compile(r"\+(\d+(?:\.\d+)?)\s*%")
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-zµ]*)")
-_UNITS = {
-    Unit.TIME: {"ns": 1, "us": 1000, "µs": 1000, "ms": 10**6, "s": 10**9},
-    Unit.BYTES: {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40},
-    Unit.COUNT: {"": 1, "K": 1000, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15},
-}
-_SHORT = {
-    Unit.BYTES: {"k": 2**10, "K": 2**10, "kB": 2**10, "KiB": 2**10, "M": 2**20, "MiB": 2**20, "G": 2**30, "GiB": 2**30}
-    | {"T": 2**40, "TiB": 2**40},
-    Unit.COUNT: {"k": 1000},
-}
-"""Other spellings of these units. Bytes always go by 1024, counts by 1000."""
-_EXAMPLES = {Unit.TIME: "12ms", Unit.BYTES: "1.5GB", Unit.COUNT: "4.2G"}
 _SYNTAX = (
     'A limit is [LAYERS: ]MEASURE > AMOUNT, as in "cpu_total > +10%", "peak > 1.5GB", "features.*: cpu_total > 12ms"'
 )
@@ -389,15 +377,14 @@ def _not_measured(diff: Diff, limit: Limit) -> TorchprofError:
 
 def _amount(limit: Limit, unit: Unit) -> Fraction:
     """The bound of a limit as a number: in ns, in bytes, or a count."""
-    bound, units = limit.bound, _UNITS[unit]
+    bound = limit.bound
     if isinstance(bound, str):
-        match = _AMOUNT.fullmatch(bound.strip())
-        known = units | _SHORT.get(unit, {})
-        if match is not None and match[2] in known:
-            return Fraction(match[1]) * known[match[2]]
+        amount = parse_amount(bound, unit)
+        if amount is not None:
+            return amount
     elif unit is not Unit.TIME and math.isfinite(bound) and bound >= 0:
         return Fraction(bound)
     raise TorchprofError(
         f"{limit.text!r}: {bound!r} is not a limit of {limit.measure}. Write an amount with its unit "
-        f"({', '.join(name for name in units if name)}), as in {_EXAMPLES[unit]}, or an increase, as in +10%."
+        f"({', '.join(filter(None, UNITS[unit]))}), as in {EXAMPLES[unit]}, or an increase, as in +10%."
     )

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import CallsColumn, Column, CostColumn, ParamsColumn, PeakColumn
 from torchprof.analyze.compare.noise import Noise
-from torchprof.run.cost import Bound, Figure, Measure, Unit, format_count, format_memory, format_time
+from torchprof.run.cost import Bound, Figure, Measure, ReportCell, Unit, format_count, format_memory, format_time
 from torchprof.run.layers import Layer
-from torchprof.run.outputs import output
+from torchprof.run.outputs import ReportText, output
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
@@ -21,7 +21,7 @@ SLOWER, FASTER, WITHIN_NOISE, UNDECIDED = "slower", "faster", "within noise", "u
 
 _NAMED = 3  # the most layers that are named as the cause of a difference
 
-FORMATS: Mapping[Unit, Callable[[float], str]] = {
+FORMATS: Mapping[Unit, Callable[[float], ReportCell]] = {
     Unit.TIME: format_time,
     Unit.BYTES: lambda value: format_memory(round(value)),
     Unit.COUNT: format_count,
@@ -49,7 +49,7 @@ class Quantity(NamedTuple):
     def is_time(self) -> bool:
         return self.unit is Unit.TIME
 
-    def text(self, value: float) -> str:
+    def text(self, value: float) -> ReportCell:
         """A value of this quantity as text, with its unit."""
         return FORMATS[self.unit](value)
 
@@ -234,9 +234,13 @@ class Diff:
                 found.append((one, change))
         return found
 
-    def report(self, name: str = "table", **options: Any) -> str:
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: the report "table"."""
+        return self.report("table")._repr_html_()
+
+    def report(self, name: str = "table", **options: Any) -> ReportText:
         """A report as text: "table", "markdown", "json". Raises TorchprofError for an unknown name or option."""
-        text: str = output("render")(name, self, options, of="diff")
+        text: ReportText = output("render")(name, self, options, of="diff")
         return text
 
     def export(self, path: str | PathLike[str], **options: Any) -> None:

@@ -21,8 +21,8 @@ from torchprof.analyze.compare.diff import (
 from torchprof.analyze.compare.layers import ADDED, MOVED, REMOVED, RENAMED
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
-from torchprof.reports.text import check_number, draw, printable
-from torchprof.run.cost import UNKNOWN, Unit
+from torchprof.reports.text import check_number, draw, printable, spaced, stacked
+from torchprof.run.cost import UNKNOWN, ReportCell, Unit
 from torchprof.run.words import FORWARD
 
 _NAMED = 10  # the number of layers that are named for each kind of change
@@ -59,9 +59,8 @@ def diff_table(
     text = draw(view.headings, [[named(pair), *view.cells(pair)] for pair in view.pairs], tablefmt)
     changes = [f"{what}: {line}" if what else line for what, lines in changes_of_layers(diff) for line in lines]
     lead = [diff_headline(diff, sort_by=sort_by), *whole_of(diff)]
-    sections = ["\n".join(lead), text, "\n".join(view.notes), "\n".join(changes)]
-    sections.append("\n".join(printable(note) for note in (*diff.notes, *diff.warnings)))
-    return "\n\n".join(section for section in sections if section)
+    caveats = [printable(note) for note in (*diff.notes, *diff.warnings)]
+    return spaced([stacked(lead), text, *map(stacked, (view.notes, changes, caveats))])
 
 
 @dataclass(frozen=True)
@@ -210,12 +209,13 @@ def value_text(quantity: Quantity, change: Change, side: int) -> str:
     return change.figure(side).text(quantity.text)
 
 
-def signed(quantity: Quantity, difference: float) -> str:
-    return ("+" if difference > 0 else "") + quantity.text(difference)
+def signed(quantity: Quantity, difference: float) -> ReportCell:
+    text = quantity.text(difference)
+    return text.written(f"+{text}") if difference > 0 else text
 
 
 def ratio_text(change: Change) -> str:
-    return "" if change.ratio is None else f"{change.ratio:.2f}×"
+    return "" if change.ratio is None else ReportCell(f"{change.ratio:.2f}×", change.ratio, "ratio")
 
 
 def verdict_text(change: Change) -> str:
@@ -238,18 +238,23 @@ def _difference(pair: Pair, quantity: Quantity) -> str:
     if change.difference is None:
         return UNKNOWN
     if change.difference == 0:
-        return "0"
+        return quantity.text(0).written("0")
     has_noise = quantity.is_time and pair.how not in (ADDED, REMOVED)
     mark = _NOISE_MARK.get(change.verdict, "") if has_noise else ""
-    return f"{mark}{signed(quantity, change.difference)}{_share(change)}"
+    difference = signed(quantity, change.difference)
+    return difference.written(f"{mark}{difference}{_share(change)}")
 
 
 def named(pair: Pair) -> str:
     """The printable path of a layer, marked if it was moved, renamed, added or removed."""
-    name = printable(".".join(pair.path))
+    path = ".".join(pair.path)
+    name = printable(path)
     if pair.how in (MOVED, RENAMED) and pair.before is not None:
-        return f"{name} ({pair.how}, was {printable(pair.before.name)})"
-    return f"{name} ({pair.how})" if pair.how in (ADDED, REMOVED) else name
+        before = pair.before.name
+        return ReportCell(
+            f"{name} ({pair.how}, was {printable(before)})", path, ids={"change": pair.how, "was": before}
+        )
+    return ReportCell(f"{name} ({pair.how})", path, ids={"change": pair.how}) if pair.how in (ADDED, REMOVED) else name
 
 
 def changes_of_layers(diff: Diff) -> Iterator[tuple[str, list[str]]]:

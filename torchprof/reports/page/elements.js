@@ -44,7 +44,7 @@ function withCode(text) {
 // A finding: its gain, where it is, what was observed, and what to change.
 /** @param {PageData.Finding} finding @returns {(Node | string)[]} */
 function textOfFinding({ gain, place, finding, remedy }) {
-  return [element("b", {}, gain), `${place}: `, ...withCode(`${finding} ${remedy}`)];
+  return [element("b", {}, gain), `${place}: `, ...withCode(finding), element("br"), ...withCode(remedy)];
 }
 
 // A figure with its unit in a span of its own, so that the units of a column are aligned.

@@ -1,0 +1,66 @@
+"""The data of a report: the rows of its tables with their figures in base units, and its sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torchprof.reports.text import Continued, ReportTable, tables_and_sentences
+from torchprof.run.cost import UNKNOWN, ReportCell, as_key
+
+
+def data_of(name: str, text: str) -> dict[str, Any]:
+    """What JSON stores of the text of a report.
+
+    - ``report``: its name.
+    - ``tables``: each has ``columns``, with ``key``, ``heading`` and ``unit`` ("ns", "bytes", "count", "share" as a
+      fraction of 1, …; "" for text), and ``rows``. A row has an entry for each column, by key: none if the cell is
+      empty, null if the figure is unknown. ``at_least`` lists the columns in which the figure is a lower bound. Ids
+      that are no column, such as the ``layer`` of an operator, are entries, too.
+    - ``sentences``: all other text, in the order of the report.
+    """
+    parts = [*tables_and_sentences(text)]
+    return {
+        "report": name,
+        "tables": [_data_of_table(part) for part in parts if isinstance(part, ReportTable)],
+        "sentences": [str(part) for part in parts if not isinstance(part, ReportTable)],
+    }
+
+
+def _data_of_table(table: ReportTable) -> dict[str, Any]:
+    keys = _keys(table.headings)
+    rows = [row for row in table.rows if not isinstance(row, Continued)]
+    units: dict[str, str] = {}
+    for row in rows:
+        for key, cell in zip(keys, row):
+            if isinstance(cell, ReportCell) and cell.unit:
+                units.setdefault(key, cell.unit)
+    columns = [
+        {"key": key, "heading": heading, "unit": units.get(key, "")} for key, heading in zip(keys, table.headings)
+    ]
+    return {"columns": columns, "rows": [_data_of_row(keys, row) for row in rows]}
+
+
+def _keys(headings: Sequence[str]) -> list[str]:
+    """A key for each heading: the name of the column in options such as ``sort_by``."""
+    keys: list[str] = []
+    for heading in headings:
+        key = re.sub(r"[^\w/]+", "_", as_key(heading)).strip("_")
+        keys.append(f"{key}_{keys.count(key) + 1}" if key in keys else key)
+    return keys
+
+
+def _data_of_row(keys: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    bounds = []
+    for key, cell in zip(keys, row):
+        if isinstance(cell, ReportCell):
+            data[key] = cell.value
+            data.update((name, value) for name, value in cell.ids.items() if name not in keys)
+            bounds += [key] if cell.at_least else []
+        elif cell == UNKNOWN:
+            data[key] = None
+        elif cell:
+            data[key] = str(cell)
+    return {**data, "at_least": bounds} if bounds else data
