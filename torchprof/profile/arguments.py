@@ -34,7 +34,7 @@ def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
     check_warmup(warmup)
     if schedule is not None and not callable(schedule):
         raise TorchprofError(
-            f"schedule={schedule!r:.80} is not a schedule: use torch.profiler.schedule(wait=1, warmup=1, active=3), say."
+            f"schedule={schedule!r:.80} is not a schedule: use torch.profiler.schedule(wait=1, warmup=1, active=3)."
         )
     if schedule is not None and warmup:
         raise TorchprofError(
@@ -53,7 +53,7 @@ def action_of(schedule: Callable[[int], ProfilerAction] | None, step: int) -> Pr
     if action not in _ACTIONS:
         raise TorchprofError(
             f"schedule({step}) gave {action!r}, where one of {', '.join(map(str, _ACTIONS))} was expected: use "
-            "torch.profiler.schedule(wait=1, warmup=1, active=3), say."
+            "torch.profiler.schedule(wait=1, warmup=1, active=3)."
         )
     return action
 
