@@ -31,18 +31,6 @@ NOT_YET: set[str] = {
     "torchprof/integrations/deepspeed/settings.py",
     "torchprof/integrations/deepspeed/strings.py",
     "torchprof/integrations/flops_profiler/profiler.py",
-    "torchprof/integrations/training_loop.py",
-    "torchprof/profile/arguments.py",
-    "torchprof/profile/profile.py",
-    "torchprof/record/modules.py",
-    "torchprof/record/peak.py",
-    "torchprof/record/recording.py",
-    "torchprof/run/merge.py",
-    "torchprof/run/paths.py",
-    "torchprof/traces/file.py",
-    "torchprof/traces/parallel.py",
-    "torchprof/traces/plan.py",
-    "torchprof/traces/read.py",
 }
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchprof.profile.tensorboard import tensorboard_trace_handler
     from torchprof.record.modules import Trace
     from torchprof.record.peak import peak
-    from torchprof.run.cost import Bound, Cost, Figure, Measure, Unit
+    from torchprof.run.cost import Bound, Cost, Figure, Measure, ReportCell, Unit
     from torchprof.run.file_read import load
     from torchprof.run.layers import Layer, Layers
     from torchprof.run.lockstep import GroupOfRanks, Lockstep, LockstepKey
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torchprof.run.merge import merge
     from torchprof.run.meta import CompiledRegion, MeshDim, Meta, Peak
     from torchprof.run.operators import Op
+    from torchprof.run.outputs import ReportText
     from torchprof.run.rows import Around, Row, Rows
     from torchprof.run.run import Node, Run
     from torchprof.run.samples import SampleKey, Spread
@@ -76,6 +77,8 @@ __all__ = [
     "Peak",
     "Profile",
     "Quantity",
+    "ReportCell",
+    "ReportText",
     "Row",
     "Rows",
     "Run",
@@ -138,6 +141,8 @@ _FILES = {
     "Peak": "run.meta",
     "Profile": "profile.profile",
     "Quantity": "analyze.compare.diff",
+    "ReportCell": "run.cost",
+    "ReportText": "run.outputs",
     "Row": "run.rows",
     "Rows": "run.rows",
     "Run": "run.run",

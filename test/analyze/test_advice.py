@@ -338,6 +338,23 @@ def test_a_finding_begins_with_its_gain_and_place(monkeypatch, found, said) -> N
     assert f"{said} Make it fast." in " ".join(run.report("advice").split())
 
 
+def test_the_data_of_the_report_has_every_finding_as_a_row(monkeypatch) -> None:
+    merged_one = gain(25_000, "Net.*", nbytes=2048)._replace(layers=("Net.1", "Net.0"))
+    finds(monkeypatch, one=[merged_one], two=[gain(None, "(outside)")])
+    data = microseconds(100).report("advice").data
+    (table,) = data["tables"]
+    texts = {"finding": "Is slow.", "remedy": "Make it fast.", "rule": "mine"}
+    assert table["rows"] == [
+        {"layer": "Net.*", "layers": ["Net.1", "Net.0"], "gain_time": 25_000, "gain_memory": 2048, **texts},
+        {"layer": "(outside)", "layers": [], "gain_time": None, "gain_memory": None, **texts},
+    ]
+    units = {column["key"]: column["unit"] for column in table["columns"]}
+    assert (units["gain_time"], units["gain_memory"], units["finding"]) == ("ns", "bytes", "")
+    assert len(data["sentences"]) == 1 and data["sentences"][0].startswith("More can be found")
+    finds(monkeypatch)
+    assert microseconds(100).report("advice").data["tables"] == []
+
+
 def test_the_limit_says_how_many_are_not_shown(monkeypatch) -> None:
     finds(monkeypatch, **{f"rule{at}": [gain(10_000 - at)] for at in range(30)})
     run = microseconds(100)

@@ -351,6 +351,7 @@ def test_the_snippets_of_the_page_log_all_numbers(
     assert len(capsys.readouterr().out.split()) == 3
     assert recorder.logged["wandb"] == recorder.logged["mlflow"] == prof.metrics(layers=1)
     assert recorder.logged["tensorboard"] == prof.metrics(layers=["features.*"])
+    space["publish"](prof.metrics())  # as in on_trace_ready of the next cycle
     plain = {"torchprof_" + name.replace("/", "_"): value for name, value in prof.metrics().items()}
     assert recorder.logged["prometheus"] == plain
 

@@ -477,7 +477,7 @@ def test_another_method_is_called_with_inputs_and_other_arguments(net: Path) -> 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--method", "twise"], "Net has no such method. Choose from 'forward', 'twice'."),
+        (["--method", "twise"], "Net has no such method. Did you mean 'twice'? Choose from 'forward', 'twice'."),
         (["--call-kwargs", "more=4"], "--call-kwargs is not JSON"),
         (
             ["--call-kwargs", "[4]"],

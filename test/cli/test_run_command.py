@@ -149,7 +149,9 @@ def test_the_whole_report_of_a_training_script(tmp_path: Path) -> None:
         "Written: train.torchprof.json. To see more of it: torchprof show train.torchprof.json"
     )
     found = saved(tmp_path, "train.torchprof.json")
-    assert calls(found) == 256 // 32 + 256 // 64
+    [start_up] = [warning for warning in found.warnings if warning.code == "start_up"]
+    assert calls(found) + start_up.facts["calls"] == 256 // 32 + 256 // 64 and start_up.facts["calls"] == 1
+    assert str(start_up) in report.splitlines()
     assert "\n".join(found.report("top", limit=5).splitlines()[:7]) in report and found.meta.script == str(
         SCRIPTS / "train.py"
     )
@@ -437,7 +439,7 @@ sys.exit(5)
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["--max-calls", "0", "script.py"], "max_calls is a number of calls, 1 or more, not 0."),
+        (["--max-calls", "0", "script.py"], "max_calls must be a number of calls, 1 or more, not 0."),
         (["--warmup-calls", "-1", "script.py"], "'-1' is not a whole number from 0 on; examples: 20, 10k"),
         (["-o", "nowhere/run.json", "script.py"], "its folder does not exist"),
         (["--memry", "script.py"], "--memry"),
@@ -517,7 +519,7 @@ def test_the_ranks_of_a_job_write_a_file_each_and_the_first_prints(tmp_path: Pat
     assert job.code == 0, job
     assert job.out[1] == "rank 1\n" and job.out[0].startswith("rank 0\n\ntorchprof: train.py ended.")
     assert job.out[0].splitlines()[-2:] == [
-        "Written: rank0.json; each other rank writes its own. To compare them: torchprof show FILE …",
+        "Written: rank0.json. Each other rank writes its own. To compare them: torchprof show FILE …",
         "Written: 0.csv.",
     ]
     runs = [saved(tmp_path, f"rank{rank}.json") for rank in range(2)]
@@ -540,11 +542,9 @@ def test_one_file_for_all_ranks_is_an_error_before_the_run(tmp_path: Path) -> No
     job = {"RANK": "1", "WORLD_SIZE": "2"}
     done = run(tmp_path, "-o", "{rank}.json", "-o", "run.json", name, environment=job)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "torchprof: -o run.json: all 2 ranks of the job would write this file. Put {rank} into its name.\n"
-    )
+    assert done.stderr == ("torchprof: -o run.json: all 2 ranks would write this file. Put {rank} into its name.\n")
     done = run(tmp_path, "--python", name, environment=job)
-    assert (done.returncode, done.stdout) == (2, "") and "a rank of a job cannot run alone" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "") and "which a rank of a job cannot do" in done.stderr
     done = run(tmp_path, "-o", "run{rank}.json", name)
     assert done.returncode == 0 and calls(saved(tmp_path, "run0.json")) == 0
 

@@ -201,7 +201,7 @@ def of_another_model() -> Any:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: 3, ["3 is no profiler of torch's", "torch.profiler.profile"]),
+        (lambda: 3, ["3 is not a profiler of torch", "torch.profiler.profile"]),
         (unstarted, ["was not started"]),
         (open_one, ["has not ended"]),
         (without_labels, ["no call of an annotated model", "torchprof.annotate(model)"]),

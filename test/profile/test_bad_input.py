@@ -138,7 +138,7 @@ def test_unknown_devices_raise(model, device, words) -> None:
 
 @pytest.mark.parametrize("device", ["xpu", "mps"])
 def test_two_contradicting_devices_raise(model, device) -> None:
-    refused(lambda: enter(model, use_cuda=True, use_device=device), "use_cuda", repr(device), "leave one out")
+    refused(lambda: enter(model, use_cuda=True, use_device=device), "use_cuda", repr(device), "give only one")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
@@ -401,13 +401,13 @@ def test_missing_files_raise_pythons_own_errors(tmp_path) -> None:
         (gzip.compress(b"not json", mtime=0), ["JSON"]),
         (gzip.compress(b"{}", mtime=0)[:10] + b"\xff" * 20, ["JSON"]),
         (b"[" * 100_000, ["JSON"]),
-        (b"null", ["no saved run", "save"]),
-        (b"[]", ["no saved run", "save"]),
-        (b"3", ["no saved run", "save"]),
-        (b'"torchprof-run"', ["no saved run", "save"]),
-        (b"{}", ["no saved run", "save"]),
-        (b'{"traceEvents": []}', ["no saved run", "save"]),
-        (b'{"format": "something else", "schema": 1}', ["no saved run", "save"]),
+        (b"null", ["not a saved run", "save"]),
+        (b"[]", ["not a saved run", "save"]),
+        (b"3", ["not a saved run", "save"]),
+        (b'"torchprof-run"', ["not a saved run", "save"]),
+        (b"{}", ["not a saved run", "save"]),
+        (b'{"traceEvents": []}', ["not a saved run", "save"]),
+        (b'{"format": "something else", "schema": 1}', ["not a saved run", "save"]),
         (b'{"format": "torchprof-run"}', ["schema", "None"]),
         (b'{"format": "torchprof-run", "schema": "1"}', ["schema"]),
         (b'{"format": "torchprof-run", "schema": 999}', ["schema", "999", "newer torchprof"]),

@@ -149,6 +149,11 @@ def test_the_positional_use_cuda_of_torchprof_1_4_0_is_as_it_was() -> None:
         model(torch.rand(1, 2))
     assert prof.run.meta.device is None and prof.use_cuda is False
     assert Profile(model, True, True).use_cuda is True
+    later = Profile(model, True, False)
+    later.use_cuda = True  # a plain attribute until the block begins
+    with later:
+        model(torch.rand(1, 2))
+    assert later.run.meta.device == "cuda"
     assert Profile(model).use_cuda is False
 
 

@@ -98,7 +98,9 @@ def test_after_a_gather_the_store_has_only_the_key_closed() -> None:
 def test_a_rank_that_is_late_is_left_out_with_a_warning(store: Any) -> None:
     got = together(store, {0: of_rank(0), 2: of_rank(2)}, seconds=0.3)
     assert got[0] == torchprof.merge([of_rank(0), of_rank(2)]) and got[0].missing_ranks == (1, 3)
-    with pytest.warns(UserWarning, match="The run of rank 1 was sent too late. Save the run of each rank"):
+    with pytest.warns(
+        UserWarning, match="The run of rank 1 arrived too late to be gathered. Save the run of each rank"
+    ):
         assert exchange(of_rank(1), store, 1, 0, range(4), 0) is None
 
 
@@ -166,7 +168,7 @@ def test_if_the_store_is_gone_each_rank_keeps_its_own_run() -> None:
     stores = [dist.TCPStore("localhost", server.port, 1, False) for _ in range(2)]
     del server
     assert exchange(of_rank(0), stores[0], 0, 0, range(2), 1000) == of_rank(0)
-    with pytest.warns(UserWarning, match=r"The run of rank 1 was not gathered: the job's store is closed \(.+\)\.$"):
+    with pytest.warns(UserWarning, match=r"The run of rank 1 was not gathered: the job's store is gone \(.+\)\.$"):
         assert exchange(of_rank(1), stores[1], 1, 0, range(2), 1000) is None
 
 
@@ -305,7 +307,7 @@ def test_without_a_process_group_the_result_is_the_run_of_this_process() -> None
     prof = profiled()
     assert prof.gather() is prof.run
     assert profiled(enabled=False).gather() is None
-    with pytest.raises(TorchprofError, match=r"There is no process group: omit group=None and dst=1\.$"):
+    with pytest.raises(TorchprofError, match=r"There is no process group: leave out group=None and dst=1\.$"):
         prof.gather(dst=1)
 
 
@@ -323,7 +325,7 @@ def test_a_group_of_one_rank_returns_the_run_itself(world_of_one: None) -> None:
     assert prof.gather() == prof.run == prof.gather()
     assert prof.gather(dist.new_group([0]), timeout=timedelta(seconds=1)) == prof.run
     assert profiled(enabled=False).gather() is None
-    with pytest.raises(TorchprofError, match=r"dst=1 is not a rank of the group, whose ranks are 0\."):
+    with pytest.raises(TorchprofError, match=r"dst=1 is not a rank of the group. Its ranks in the job are 0\."):
         prof.gather(dst=1)
     with pytest.raises(TorchprofError, match=r"group='world' is not a process group: .*get_group\(\"dp\"\)"):
         prof.gather("world")  # type: ignore[arg-type]
@@ -366,7 +368,7 @@ def test_a_run_that_was_recorded_before_the_process_group_raises(monkeypatch: py
     try:
         monkeypatch.setattr(dist, "get_rank", lambda: 1)
         monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [0, 1])
-        with pytest.raises(TorchprofError, match="says that it is of rank 0, and this is rank 1: it was recorded bef"):
+        with pytest.raises(TorchprofError, match="is of rank 0, but this process is rank 1: it was recorded bef"):
             prof.gather()
     finally:
         monkeypatch.undo()

@@ -347,11 +347,11 @@ def test_step_outside_the_block_raises() -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"schedule": 5}, "schedule=5 is not a schedule: use torch.profiler.schedule"),
+        ({"schedule": 5}, "schedule=5 is not a schedule: use for example torch.profiler.schedule"),
         ({"schedule": lambda step: 2}, r"schedule\(0\) gave 2, where one of ProfilerAction.NONE"),
         ({"schedule": lambda step: None}, r"schedule\(0\) gave None"),
-        ({"schedule": lambda step: NONE, "warmup": 2}, "leave one out"),
-        ({"on_trace_ready": "a.json"}, "cannot be called"),
+        ({"schedule": lambda step: NONE, "warmup": 2}, "give only one"),
+        ({"on_trace_ready": "a.json"}, "is not a function"),
     ],
 )
 def test_wrong_schedules_and_handlers_raise(options: dict[str, Any], message: str) -> None:

@@ -772,3 +772,95 @@ def test_a_forked_process_records_nothing() -> None:
             os._exit(0)
         os.waitpid(child, 0)
     assert int(os.read(read, 20)) < 10_000 * 1000
+
+
+# Start-up
+
+
+def start_up_of(run: Run) -> dict[str, int]:
+    """The facts of the warning about start-up."""
+    [facts] = [warning.facts for warning in run.warnings if warning.code == "start_up"]
+    return dict(facts)
+
+
+def test_what_runs_before_the_first_call_and_the_first_step_is_left_out() -> None:
+    def program() -> None:
+        torch.rand(50, 50).sin().sum()
+        train(Mlp(), steps=6)
+
+    began = time.perf_counter_ns()
+    run = profiled(program, warmup_calls=None)
+    took = time.perf_counter_ns() - began
+    assert calls(run)["Mlp"] == 5 and run.meta.cycles == 1
+    assert "aten::sin" not in {frame.name for row in run.rows for frame in row.frames}
+    facts = start_up_of(run)
+    assert facts["calls"] == 1 and facts["before_ns"] > 0 and facts["first_ns"] > 0
+    assert facts["before_ns"] + facts["first_ns"] + run.meta.wall_ns == facts["all_ns"] < took
+
+
+def test_without_its_start_up_a_program_has_the_rows_of_a_profile_of_its_later_steps() -> None:
+    model, other = Mlp(), Mlp()
+    run = profiled(lambda: train(model, steps=5), warmup_calls=None, with_flops=True)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with torchprof.Profile(other, with_flops=True) as prof:
+        for _ in range(4):
+            other(torch.rand(3, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    of_layers = [
+        Counter({key: n for key, n in costs(one, "macs").items() if key[0] != "(outside)"}) for one in (run, prof.run)
+    ]
+    assert of_layers[0] == of_layers[1] and of_layers[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "accumulate", "recorded", "first"),
+    [(3, 1, 3, 0), (4, 1, 3, 1), (2, 2, 4, 0), (3, 2, 4, 2), (1, 1, 1, 0)],
+    ids=["too few follow", "enough follow", "two calls follow", "a step of two calls", "one step"],
+)
+def test_the_first_step_is_left_out_if_enough_calls_follow(
+    steps: int, accumulate: int, recorded: int, first: int
+) -> None:
+    run = profiled(lambda: train(Mlp(), steps, accumulate), warmup_calls=None)
+    assert calls(run)["Mlp"] == recorded
+    assert start_up_of(run)["calls"] == first
+
+
+def test_without_gradients_a_step_is_a_call() -> None:
+    def program() -> None:
+        model = Mlp()
+        with torch.no_grad():
+            for _ in range(5):
+                model(torch.rand(3, 4))
+
+    assert calls(profiled(program, warmup_calls=None))["Mlp"] == 4
+
+
+def test_a_first_step_without_an_end_is_not_left_out() -> None:
+    """With gradients, but without a step of an optimizer: the backward of the first call may still come."""
+
+    def program() -> None:
+        model = Mlp()
+        losses = [model(torch.rand(3, 4)).sum() for _ in range(5)]
+        sum(losses).backward()  # type: ignore[union-attr]
+
+    run = profiled(program, warmup_calls=None)
+    assert calls(run)["Mlp"] == 5 and start_up_of(run)["calls"] == 0
+    assert run.tree("backward").total.cpu_ns > 0
+
+
+def test_a_program_without_a_model_has_everything() -> None:
+    run = profiled(lambda: torch.rand(50, 50).sin(), warmup_calls=None)
+    assert "aten::sin" in {frame.name for row in run.rows for frame in row.frames}
+    assert not any(warning.code == "start_up" for warning in run.warnings)
+
+
+@pytest.mark.parametrize(("most", "recorded"), [(1, 1), (2, 2), (4, 4)])
+def test_the_first_step_does_not_count_for_max_calls(most: int, recorded: int) -> None:
+    run = profiled(lambda: train(Mlp(), steps=9), warmup_calls=None, max_calls=most)
+    assert calls(run)["Mlp"] == recorded
+
+
+def test_start_up_is_left_out_of_a_program_of_many_cycles(short_cycles: None) -> None:
+    run = profiled(lambda: train(Mlp(), steps=6), warmup_calls=None)
+    assert calls(run)["Mlp"] == 5 and run.meta.cycles == 5 and start_up_of(run)["calls"] == 1

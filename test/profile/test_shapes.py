@@ -232,9 +232,9 @@ def test_packed_sequences_keep_their_lengths() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_operators_that_the_meta_device_cannot_run_raise() -> None:
-    with pytest.raises(torchprof.TorchprofError, match=r"LazyLinear has lazy parameters.*call it once before"):
+    with pytest.raises(torchprof.TorchprofError, match=r"LazyLinear has lazy parameters.*call the model once before"):
         torchprof.flops(nn.LazyLinear(4), torch.rand(2, 4))
-    with pytest.raises(torchprof.TorchprofError, match=r"holds TorchScript.*Profile it on data"):
+    with pytest.raises(torchprof.TorchprofError, match=r"contains TorchScript.*Profile it on data"):
         torchprof.flops(nn.Sequential(torch.jit.script(nn.Linear(4, 4))), torch.rand(2, 4))
 
     class Complains(nn.Module):

@@ -1265,7 +1265,7 @@ def test_a_model_first_called_on_another_thread(untouched) -> None:
         thread.join(60)
         model(torch.rand(5, 2))
     assert calls_of(prof) == {"Linear": 1}
-    assert "1 call of Linear on a thread" in warnings_of(prof)
+    assert "1 call of Linear on other threads" in warnings_of(prof)
     assert prof.run.layers[0].output_shapes == ((5, 3),)
 
 

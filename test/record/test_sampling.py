@@ -220,7 +220,9 @@ def test_no_frame_is_kept_alive() -> None:
 
 @pytest.mark.parametrize("interval", [0, -1, float("nan"), 1e-12])
 def test_an_interval_that_is_not_positive_raises_an_error(interval: float) -> None:
-    with pytest.raises(TorchprofError, match=r"interval_s is the seconds between two samples, as 0\.005, not"):
+    with pytest.raises(
+        TorchprofError, match=r"interval_s must be the seconds between two samples, for example 0\.005, not"
+    ):
         Sampler(threading.get_ident(), interval)
 
 

@@ -219,7 +219,7 @@ def test_of_rank_refuses_an_unknown_rank() -> None:
 
 
 def test_merging_no_runs_is_refused() -> None:
-    with pytest.raises(TorchprofError, match="there is none"):
+    with pytest.raises(TorchprofError, match="it got none"):
         torchprof.merge([])
 
 
@@ -231,7 +231,7 @@ def test_merging_no_runs_is_refused() -> None:
         ("rank0.json", "several runs"),
         (run_of(0), "several runs"),
         (None, "several runs"),
-        ([run_of(0), None], "None is none"),
+        ([run_of(0), None], "needs runs, not None"),
     ],
 )
 def test_merging_something_else_than_runs_is_refused(what: Any, says: str) -> None:
@@ -244,7 +244,7 @@ def test_merging_a_profile_is_refused() -> None:
 
     with torchprof.Profile(torch.nn.Linear(2, 2)) as prof:
         pass
-    with pytest.raises(TorchprofError, match=r"give prof\.run"):
+    with pytest.raises(TorchprofError, match=r"Give prof\.run"):
         torchprof.merge([prof])
 
 
@@ -277,7 +277,7 @@ def test_runs_of_one_rank_are_added_up_with_add_cycles() -> None:
     found = {(row.layer.name, row.rank): (row.calls, row.cost.cpu_ns) for row in merged.rows if row.layer}
     assert found == {("Net", 0): (1, 1), ("Net.a", 0): (2, 13), ("Net.b", 0): (1, 4), ("Net.a", 1): (1, 100)}
     both = torchprof.merge([run_of(2), run_of(3)])
-    with pytest.raises(TorchprofError, match="add the cycles of each rank"):
+    with pytest.raises(TorchprofError, match="add up the cycles of each rank"):
         torchprof.merge([both, other, both], add_cycles=True)
 
 

@@ -220,7 +220,7 @@ def test_an_empty_file_is_refused(tmp_path: Path, text: str, pack: Callable[[byt
     ids=["html", "pickle", "program", "null", "string", "number", "gzip in gzip"],
 )
 def test_files_that_are_no_traces_are_refused(tmp_path: Path, data: bytes, begins: str) -> None:
-    assert_refused(write_file(tmp_path, data), "is no trace of torch.profiler", begins, "export_chrome_trace")
+    assert_refused(write_file(tmp_path, data), "is not a trace of torch.profiler", begins, "export_chrome_trace")
 
 
 @pytest.mark.usefixtures("any_chunk")
@@ -262,13 +262,13 @@ def test_a_tar_archive_is_refused(mode: Any, tmp_path: Path) -> None:
     write_file(tmp_path, json.dumps(SMALL))
     with tarfile.open(tmp_path / "trace.tar", mode) as archive:
         archive.add(tmp_path / "trace.json", "trace.json")
-    assert_refused(tmp_path / "trace.tar", "is an archive of tar: unpack it first")
+    assert_refused(tmp_path / "trace.tar", "is a tar archive: unpack it first")
 
 
 def test_a_saved_run_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     run_of([]).save(path)
-    assert_refused(path, "a run that torchprof saved", "torchprof.load", "python -m torchprof show")
+    assert_refused(path, "a run saved by torchprof", "torchprof.load", "python -m torchprof show")
 
 
 def test_an_exported_timeline_is_refused(tmp_path: Path) -> None:
@@ -279,4 +279,4 @@ def test_an_exported_timeline_is_refused(tmp_path: Path) -> None:
         model(torch.rand(1, 2))
     path = tmp_path / "run.trace.json"
     prof.run.export(path)
-    assert_refused(path, "is a picture of a run", "torchprof.load")
+    assert_refused(path, "is a timeline that torchprof drew", "torchprof.load")

@@ -323,7 +323,7 @@ def test_the_model_is_accepted_if_the_recording_ends_inside_a_call() -> None:
     called = {("Sequential",), ("Sequential", "0"), ("Sequential", "1"), ("Sequential", "1", "0")}
     refuse_another_model(modules, called | {("Sequential", "0", number) for number in "012"})
     blocks = {("Sequential", block) for block in "012"} | {("Sequential", block, "0") for block in "012"}
-    with pytest.raises(TorchprofError, match=r"calls Sequential\.0\.1 \(ReLU\) each time.* with 2 more"):
+    with pytest.raises(TorchprofError, match=r"calls Sequential\.0\.1 \(ReLU\) each time.* of 2 more"):
         refuse_another_model(modules, {("Sequential",)} | blocks)
 
 

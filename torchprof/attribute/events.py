@@ -22,7 +22,7 @@ class Kind(Enum):
 
     OP = "op"
     USER_LABEL = "label"
-    LABEL = "forward of a labelled module"
+    LABEL = "forward of a labeled module"
     NODE = "autograd node, with the engine's work around it"
     BACKWARD_FUNCTION = "autograd node"
     STOPPED = "mark: the op before it was not executed"

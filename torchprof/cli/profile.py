@@ -89,7 +89,7 @@ def execute(arguments: argparse.Namespace) -> int:
     step = _step(model, device, call, arguments.backward)
     prof = torchprof.Profile(
         model,
-        use_device=None if device.type == "cpu" else device.type,
+        device=arguments.device,
         profile_memory=arguments.memory,
         paths=arguments.paths,
         record_shapes=arguments.shapes,

@@ -60,7 +60,13 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     recorded = parser.add_argument_group("what is recorded")
-    add_options(recorded, "--warmup", default=0)
+    recorded.add_argument(
+        "--warmup",
+        type=whole_number,
+        metavar="N",
+        help="calls of the model that come first and are not recorded (default: all before the first call, and the "
+        "first step if more follow; 0 records everything)",
+    )
     # The former name of --warmup.
     recorded.add_argument("--warmup-calls", dest="warmup", type=whole_number, help=argparse.SUPPRESS)
     recorded.add_argument(

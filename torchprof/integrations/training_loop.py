@@ -40,7 +40,8 @@ class LoopProfile:
     ) -> None:
         if recorded is not None and not callable(recorded):
             raise TorchprofError(
-                f"schedule={recorded!r:.80} is not a schedule: use torch.profiler.schedule(wait=1, warmup=1, active=3)."
+                f"schedule={recorded!r:.80} is not a schedule: use for example "
+                "torch.profiler.schedule(wait=1, warmup=1, active=3)."
             )
         if "warmup" in options:
             raise TorchprofError("warmup= counts calls of the model, and here steps count: use schedule=.")

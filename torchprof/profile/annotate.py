@@ -64,12 +64,12 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     if not labels:
         raise TorchprofError(
             "This profiler recorded no call of an annotated model: put `with torchprof.annotate(model):` around the "
-            "code that it records. With a schedule, read it in on_trace_ready: afterwards the next cycle has begun."
+            "recorded code. With a schedule, read the profiler in on_trace_ready, before the next cycle begins."
         )
     if labels.isdisjoint(plan.sites):
         raise TorchprofError(
             f"This profiler recorded other modules than those of {', '.join(plan.names)}: "
-            f"{', '.join(sorted(labels)[:3])}. Give from_profiler the model, and the paths, that annotate got."
+            f"{', '.join(sorted(labels)[:3])}. Give from_profiler the same model and paths as annotate."
         )
     has = recording.has
     asked = Options(

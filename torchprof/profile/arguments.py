@@ -26,7 +26,7 @@ def check_warmup(warmup: Any) -> None:
     """Raise TorchprofError if this is no number of calls. A warm-up call is a call of the model's forward that comes
     first and is not in the figures."""
     if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
-        raise TorchprofError(f"warmup is a number of calls of the model, 0 or more, not {warmup!r:.80}.")
+        raise TorchprofError(f"warmup must be a number of calls of the model, 0 or more, not {warmup!r:.80}.")
 
 
 def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
@@ -34,15 +34,18 @@ def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
     check_warmup(warmup)
     if schedule is not None and not callable(schedule):
         raise TorchprofError(
-            f"schedule={schedule!r:.80} is not a schedule: use torch.profiler.schedule(wait=1, warmup=1, active=3)."
+            f"schedule={schedule!r:.80} is not a schedule: use for example "
+            "torch.profiler.schedule(wait=1, warmup=1, active=3)."
         )
     if schedule is not None and warmup:
         raise TorchprofError(
-            "warmup= counts calls of the model, and schedule= counts steps: leave one out. A schedule has "
+            "warmup= counts calls of the model, and schedule= counts steps: give only one. A schedule has "
             "a warm-up of its own: torch.profiler.schedule(wait=0, warmup=1, active=3)."
         )
     if on_trace_ready is not None and not callable(on_trace_ready):
-        raise TorchprofError(f"on_trace_ready={on_trace_ready!r:.80} cannot be called: it takes this Profile.")
+        raise TorchprofError(
+            f"on_trace_ready={on_trace_ready!r:.80} is not a function: it must take one argument, this Profile."
+        )
 
 
 def action_of(schedule: Callable[[int], ProfilerAction] | None, step: int) -> ProfilerAction | None:
@@ -53,7 +56,7 @@ def action_of(schedule: Callable[[int], ProfilerAction] | None, step: int) -> Pr
     if action not in _ACTIONS:
         raise TorchprofError(
             f"schedule({step}) gave {action!r}, where one of {', '.join(map(str, _ACTIONS))} was expected: use "
-            "torch.profiler.schedule(wait=1, warmup=1, active=3)."
+            "for example torch.profiler.schedule(wait=1, warmup=1, active=3)."
         )
     return action
 
@@ -68,9 +71,9 @@ def checked_device(
     """
     known = _known_devices()
     if use_device is not None and use_device not in known:
-        raise TorchprofError(f"use_device={use_device!r} is no kind of device. {suggest(str(use_device), known)}")
+        raise TorchprofError(f"use_device={use_device!r} is not a kind of device. {suggest(str(use_device), known)}")
     if use_cuda and use_device not in (None, "cuda"):
-        raise TorchprofError(f"use_cuda=True and use_device={use_device!r} contradict each other: leave one out.")
+        raise TorchprofError(f"use_cuda=True and use_device={use_device!r} contradict each other: give only one.")
     said = use_device or (None if use_cuda is None else "cuda" if use_cuda else "cpu")
     kind = _kind_of(device, known)
     if kind == AUTO:
@@ -125,8 +128,8 @@ def checked_provenance(compile_layers: bool | str, notes: list[Caveat]) -> Prove
     """
     if compile_layers not in (False, True, *DIVISORS):
         raise TorchprofError(
-            f"compile_layers={compile_layers!r:.80} is none of True, False, "
-            f"{' and '.join(map(repr, DIVISORS))}: these two say by what a kernel of several layers is divided."
+            f"compile_layers={compile_layers!r:.80} must be True, False, "
+            f"{' or '.join(map(repr, DIVISORS))}. The last two divide the time of a kernel of several layers by these."
         )
     if not compile_layers:
         return None

@@ -25,7 +25,7 @@ class Batch:
         )
         self.tensors = tensors_in((self.args, self.kwargs))
         if any(tensor.is_meta for tensor in self.tensors):
-            raise TorchprofError("inputs are on the meta device, where nothing is computed: there is no time to take.")
+            raise TorchprofError("inputs are on the meta device, which computes nothing: there is no time to measure.")
 
 
 def batches_of(inputs: Any) -> Callable[[int], Batch]:
@@ -36,7 +36,7 @@ def batches_of(inputs: Any) -> Callable[[int], Batch]:
     lengths = [tensor.size(0) for tensor in tensors_in(_arguments(inputs)) if tensor.dim()]
     if not lengths or not lengths[0]:
         what = "holds an empty batch" if lengths else "holds no tensor with a dimension"
-        raise TorchprofError(f"inputs {what}, so that there is nothing to resize. {_USE_A_FUNCTION}")
+        raise TorchprofError(f"inputs {what}, so there is nothing to resize. {_USE_A_FUNCTION}")
     return lambda size: Batch(inputs, partial(_resized, length=lengths[0], size=size))
 
 
@@ -48,8 +48,8 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if type(inputs) in (tuple, list):  # a subclass (PackedSequence) is a single argument
         return tuple(inputs), {}
     raise TorchprofError(
-        "inputs is a tensor, a tuple of arguments, a dict of keyword arguments, or a function of the batch size that "
-        f"returns one of these, no {type(inputs).__name__}. (A function may return (x,) where x is of another kind.)"
+        "inputs must be a tensor, a tuple of arguments, a dict of keyword arguments, or a function of the batch size "
+        f"that returns one of these, not {type(inputs).__name__}. A function can return (x,) for any x."
     )
 
 

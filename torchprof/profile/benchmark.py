@@ -90,22 +90,26 @@ def _check(model: Any, batch_sizes: Any, warmup: Any, repeat: Any, train: bool, 
         raise TorchprofError(f"benchmark needs a torch.nn.Module, not {model!r:.80}.{hint}")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
-            raise TorchprofError(f"{name} has no shape before the first call of the model: call the model once first.")
+            raise TorchprofError(f"{name} has no shape before the first call of the model: call the model once before.")
     if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Sequence) or not batch_sizes:
-        raise TorchprofError(f"batch_sizes is a tuple of whole numbers from 1 on, as (1, 8), not {batch_sizes!r:.80}.")
+        raise TorchprofError(
+            f"batch_sizes must be a tuple of integers of at least 1, for example (1, 8), not {batch_sizes!r:.80}."
+        )
     for size in batch_sizes:
         if not _is_count(size, 1):
-            raise TorchprofError(f"A batch size is a whole number from 1 on, not {size!r:.80}.")
+            raise TorchprofError(f"A batch size must be an integer of at least 1, not {size!r:.80}.")
     check_warmup(warmup)
     if not _is_count(repeat, 2):
-        raise TorchprofError(f"repeat is a number of calls, 2 or more (one has no spread), not {repeat!r:.80}.")
+        raise TorchprofError(
+            f"repeat must be a number of calls, 2 or more (one call has no spread), not {repeat!r:.80}."
+        )
     if not train and (loss is not None or optimizer is not None):
-        raise TorchprofError("loss and optimizer belong to a training step: add train=True, or omit them.")
+        raise TorchprofError("loss= and optimizer= need a training step: add train=True, or leave them out.")
     if loss is not None and not callable(loss):
-        raise TorchprofError(f"loss is a function of the model's output, not {loss!r:.80}.")
+        raise TorchprofError(f"loss must be a function of the model's output, not {loss!r:.80}.")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         hint = f" Make one first: {optimizer.__name__}(model.parameters())." if isinstance(optimizer, type) else ""
-        raise TorchprofError(f"optimizer is a torch.optim.Optimizer, not {optimizer!r:.80}.{hint}")
+        raise TorchprofError(f"optimizer must be a torch.optim.Optimizer, not {optimizer!r:.80}.{hint}")
 
 
 def _is_count(value: Any, least: int) -> bool:
@@ -195,7 +199,7 @@ class _Timing:
                 self.model.train(self.train)
             except NotImplementedError:  # a module of torch.export has a single mode
                 mode = "train" if self.train else "eval"
-                warning = f"The model could not be switched to {mode} mode: it ran as it is."
+                warning = f"The model cannot be switched to {mode} mode, and ran as it is."
                 self.warnings += [] if warning in self.warnings else [warning]
 
     def _step(self, batch: Batch) -> None:
@@ -236,8 +240,8 @@ def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
     sums = [tensor.sum() for tensor in tensors_in(output) if tensor.requires_grad]
     if not sums:
         raise TorchprofError(
-            "Backward needs an output with a gradient. Pass loss=, a function of the output, and check that some "
-            "parameter has requires_grad."
+            "No output of the model has a gradient for backward to start from. Give loss=, a function of the output, "
+            "and make sure that a parameter has requires_grad."
         )
     return sum(sums[1:], sums[0])
 
@@ -249,7 +253,7 @@ def _first_line(error: Exception) -> str:
 def _written_parameters_warning(written: Iterable[str]) -> Iterator[str]:
     names = list(written)
     if names:
-        yield f"The model writes to its parameters in eval mode. They were not restored: {some(names)}."
+        yield f"In eval mode, too, the model writes to its parameters, which are not restored: {some(names)}."
 
 
 @contextmanager

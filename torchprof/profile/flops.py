@@ -85,9 +85,9 @@ def _without_data(model: nn.Module) -> nn.Module:
         model = getattr(model, step)
     name = type(model).__name__
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise TorchprofError(f"{name} holds TorchScript, which has its own constants: {_ON_DATA}")
+        raise TorchprofError(f"{name} contains TorchScript, which has its own constants: {_ON_DATA}")
     if any(is_lazy(tensor) for tensor in model.parameters()):
-        raise TorchprofError(f"{name} has lazy parameters, whose shapes its first call makes: call it once before.")
+        raise TorchprofError(f"{name} has lazy parameters without shapes: call the model once before.")
     # deepcopy takes a tensor's copy from the memo if it is there, so no data is copied.
     memo: dict[int, Any] = {}
     try:

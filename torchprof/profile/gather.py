@@ -63,7 +63,7 @@ def gather(
                 f"call gather between init_process_group and destroy_process_group. Or: {_INSTEAD}"
             )
         if group is not None or dst != 0:
-            raise TorchprofError(f"There is no process group: omit group={group!r:.60} and dst={dst!r}.")
+            raise TorchprofError(f"There is no process group: leave out group={group!r:.60} and dst={dst!r}.")
         sigterm.later_s = _GRACE_S
         return run
     rank = distributed.get_rank()
@@ -71,7 +71,7 @@ def gather(
     if rank not in ranks:
         return None
     if isinstance(dst, bool) or dst not in ranks:
-        raise TorchprofError(f"dst={dst!r} is not a rank of the group, whose ranks are {_rank_list(ranks)}.")
+        raise TorchprofError(f"dst={dst!r} is not a rank of the group. Its ranks in the job are {_rank_list(ranks)}.")
     name = (distributed.distributed_c10d._get_default_group() if group is None else group).group_name
     store = _store(f"torchprof/gather/{name}/{dst}/{_gathers[name, dst]}")
     _gathers[name, dst] += 1
@@ -85,7 +85,7 @@ def gather(
     if is_of_other_rank:
         assert run is not None
         raise TorchprofError(
-            f"This run says that it is of rank {run.meta.rank}, and this is rank {rank}: it was recorded before "
+            f"This run is of rank {run.meta.rank}, but this process is rank {rank}: it was recorded before "
             "init_process_group. Call that first."
         )
     return gathered
@@ -164,14 +164,14 @@ class _Table:
         pieces = range(0, len(data), _PIECE_BYTES)
         try:
             if self._store.check(["closed"]):
-                warnings.warn(f"The run of rank {rank} was sent too late. {_INSTEAD}", stacklevel=5)
+                warnings.warn(f"The run of rank {rank} arrived too late to be gathered. {_INSTEAD}", stacklevel=5)
                 return
             for number, start in enumerate(pieces):
                 self._store.set(f"{rank}/{number}", data[start : start + _PIECE_BYTES])
             self._store.set(f"{rank}/pieces", str(len(pieces)))
         except RuntimeError as error:
             why = str(error).partition("\n")[0]
-            warnings.warn(f"The run of rank {rank} was not gathered: the job's store is closed ({why}).", stacklevel=5)
+            warnings.warn(f"The run of rank {rank} was not gathered: the job's store is gone ({why}).", stacklevel=5)
 
     def take(self, ranks: Iterable[int]) -> Iterator[Run]:
         """Yield the runs of these ranks as they arrive, until all have arrived or the time is over.

@@ -55,8 +55,9 @@ class Profile:
     ``model``: a module, or a list of modules that run together. ``enabled=False`` records nothing and costs nothing.
     ``device``: the kind of device to record in addition to the CPU: "cuda", "xpu", "mps", …; "cpu" for none. "auto" is
     what the model is on when the block begins: the kind of its first parameter or buffer on a device. All devices of
-    the kind are recorded, so that the index of "cuda:1" has no effect. ``use_cuda`` and ``use_device`` are older
-    spellings: True is "cuda", False is "cpu", and ``use_device`` names a kind.
+    the kind are recorded, so that the index of "cuda:1" has no effect. Name the device if the parameters are there
+    only during a call (offloading), and if there are none. ``use_cuda`` and ``use_device`` are older spellings: True is
+    "cuda", False is "cpu", and ``use_device`` names a kind.
     ``profile_memory`` records allocations. ``with_timeline`` keeps each allocation, and when each layer ran, in
     ``run.timeline``.
     ``paths`` selects modules, leaf or not: tuples of names or dotted strings, with or without the root; ``*`` matches
@@ -108,7 +109,7 @@ class Profile:
     ) -> None:
         self._model = model
         self.enabled = enabled
-        self._use_cuda = use_cuda
+        self.use_cuda = bool(use_cuda)
         self.profile_memory = profile_memory
         self.paths = paths
         self.device = device
@@ -122,6 +123,7 @@ class Profile:
         self.schedule = schedule
         self.on_trace_ready = on_trace_ready
 
+        self._refuses_cuda = use_cuda is not None and not use_cuda
         self.entered = False
         self.exited = False
         self.traces: tuple[Trace, ...] = ()
@@ -202,12 +204,8 @@ class Profile:
 
     def _device(self) -> str | None:
         """The kind of device to record; None for the CPU alone."""
-        return checked_device(self.device, self._use_cuda, self.use_device, self._models)
-
-    @property
-    def use_cuda(self) -> bool:
-        """The argument, which is False if it was not given. What is recorded, ``device`` decides, too."""
-        return bool(self._use_cuda)
+        use_cuda = True if self.use_cuda else False if self._refuses_cuda else None
+        return checked_device(self.device, use_cuda, self.use_device, self._models)
 
     def _undo_enter(self) -> None:
         """Undo what entering the block did; the block will not run."""
@@ -301,7 +299,7 @@ class Profile:
         if len(args) == 1 and not kwargs and isinstance(args[0], (FunctionType, MethodType, BuiltinFunctionType)):
             return decorated(args[0], self)
         if not isinstance(self._model, nn.Module):
-            raise TorchprofError("This Profile holds several models: call the one you mean itself.")
+            raise TorchprofError("This Profile holds several models: call one of the models directly.")
         return self._model(*args, **kwargs)
 
     # Cycles
@@ -382,7 +380,7 @@ class Profile:
         ``<unfinished torchprof.profile>``.
         """
         if file is not None and not hasattr(file, "write"):
-            raise TorchprofError(f"file={file!r} is no open text file: use `open(path, 'w')`, or sys.stdout.")
+            raise TorchprofError(f"file={file!r} is not an open text file: use `open(path, 'w')`, or sys.stdout.")
         text = _UNFINISHED
         if self._readable:
             text = self.run.report(

@@ -6,6 +6,7 @@ import functools
 import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torchprof.record.labels import Labels
 from torchprof.record.outermost_calls import OutermostCalls
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, is_observed, missing_device, refuse_if_profiled
+from torchprof.run.cycles import add_cycle
 from torchprof.run.run import Run
 from torchprof.run.warnings import Caveat, caveat
 
@@ -34,6 +36,9 @@ _PATIENCE = 5
 """… and after this many times the limit, it ends at the next call of a model in any case."""
 _FIRST_GUESS = 30.0  # events for each call of a module, before the first cycle was read
 _LONG_START = 0.1  # a larger share of the time before the first call of a model gives a warning
+_WORTH_SAYING = 0.01  # a larger share of start-up, which is left out, gives a warning
+_FOLLOWING = 3
+"""The first step is start-up only if at least this many calls of models follow it."""
 
 
 class Program:
@@ -43,9 +48,13 @@ class Program:
     that is not one of torch's losses. It is found at its first such call. Work outside of models is ``(outside)``. A
     sampling thread notes at which source line Python is between operators.
 
-    ``warmup_calls``: this many calls of models come first and are not recorded. ``max_calls``: after this many recorded
-    calls, recording ends where the next call would begin. A cycle ends every few seconds and is added up, so that a
-    long program needs no more memory than a short one.
+    ``warmup_calls``: this many calls of models come first and are not recorded. With None, start-up is left out of the
+    run, and a warning has its time: what runs before the first call of a model, and the first step (with its
+    compilation and caches) if at least three calls follow. A step ends with that of an optimizer; without gradients it
+    is one call. If no model is called, the run has everything.
+
+    ``max_calls``: after this many recorded calls, recording ends where the next call would begin. A cycle ends every
+    few seconds and is added up, so that a long program needs no more memory than a short one.
 
     If the program starts a profiler of its own, recording ends there, and the run has a warning. Raises TorchprofError
     for an invalid number of calls, and on entry while another profiler is active.
@@ -60,13 +69,13 @@ class Program:
         record_shapes: bool = False,
         with_timeline: bool = False,
         compile_layers: bool = False,
-        warmup_calls: int = 0,
+        warmup_calls: int | None = 0,
         max_calls: int | None = None,
     ) -> None:
-        if not isinstance(warmup_calls, int) or warmup_calls < 0:
-            raise TorchprofError(f"warmup_calls is a number of calls, 0 or more, not {warmup_calls!r}.")
+        if warmup_calls is not None and (not isinstance(warmup_calls, int) or warmup_calls < 0):
+            raise TorchprofError(f"warmup_calls must be a number of calls, 0 or more, not {warmup_calls!r}.")
         if max_calls is not None and (not isinstance(max_calls, int) or max_calls < 1):
-            raise TorchprofError(f"max_calls is a number of calls, 1 or more, not {max_calls!r}.")
+            raise TorchprofError(f"max_calls must be a number of calls, 1 or more, not {max_calls!r}.")
         device = "cuda" if use_cuda else None
         missing = missing_device(device) if device else None
         notes = [missing] if missing else []
@@ -79,8 +88,9 @@ class Program:
             with_timeline=with_timeline,
             compile_layers=self._provenance is not None,
         )
-        self._warmup_calls = warmup_calls
-        self._last_call = None if max_calls is None else warmup_calls + max_calls
+        self._warmup_calls = warmup_calls or 0
+        self._start_up = None if warmup_calls is not None else _StartUp(min(_FOLLOWING, max_calls or _FOLLOWING))
+        self._max_calls = max_calls
         self._plan = Plan([], None)
         setup = Setup(self._plan, asked, None if missing else device, self._provenance, samples_python=True)
         self._cycles = Cycles(setup, notes)
@@ -146,9 +156,9 @@ class Program:
             return
         if not self._is_known(module):
             return
-        if self._cycles.is_recording and self._calls == self._last_call:
-            calls = self._calls - self._warmup_calls
-            uninterrupted(functools.partial(self._end, caveat("calls_reached", calls=calls)))
+        first_calls = self._warmup_calls if self._start_up is None else self._start_up.calls
+        if self._cycles.is_recording and self._calls - first_calls == self._max_calls:
+            uninterrupted(functools.partial(self._end, caveat("calls_reached", calls=self._max_calls)))
             return
         self._calls += 1
         if self._cycles.is_recording:
@@ -187,6 +197,10 @@ class Program:
         age = time.perf_counter() - self._since
         if self._calls == 1:
             self._start_ns = round(age * 1e9)
+        if self._start_up is not None and (self._calls == 1 or self._start_up.first is None) and self._settled:
+            with DelayedSignals():
+                self._set_start_up_aside(self._start_up)
+            return
         modules = self._calls + self._outermost.inner - self._modules_before
         much = max(age / _CYCLE_S, modules * self._events_a_call / _CYCLE_EVENTS)
         if much > _PATIENCE or (much > 1 and self._settled):
@@ -199,6 +213,23 @@ class Program:
             self._modules_before = self._calls + self._outermost.inner
             self._cycles.start()
             self._since = time.perf_counter()
+
+    def _set_start_up_aside(self, start_up: _StartUp) -> None:
+        """Before the first call of a model, and before the first call after the first step: start to record anew."""
+        if self._calls == 1:
+            self._cycles.stop()
+        else:
+            self._end_cycle()
+            start_up.first, self._cycles.run = self._cycles.run, None
+            start_up.calls = self._calls - 1
+        self._start_cycle()
+
+    def _take_start_up_back(self, start_up: _StartUp) -> None:
+        """Decide whether the first step is start-up. If not, it is part of the run."""
+        if start_up.first is not None and self._calls - start_up.calls < start_up.following:
+            rest = self._cycles.run
+            self._cycles.run = start_up.first if rest is None else add_cycle(start_up.first, rest)
+            start_up.first = None
 
     def _end_cycle(self) -> None:
         cycle = self._cycles.end()
@@ -220,6 +251,8 @@ class Program:
             if self._cycles.is_recording:
                 last.callback(self._end_cycle)
             self._undo.close()
+        if self._start_up is not None:
+            self._take_start_up_back(self._start_up)
         self._cycles.close(self._labels)
         self._note(why)
         why_nothing = caveat("nothing_after_calls", warmup=self._warmup_calls, calls=self._calls)
@@ -232,10 +265,29 @@ class Program:
             notes.insert(0, why)
         if recorded is not None and not self._models:
             notes.append(caveat("no_model_called"))
+        elif recorded is not None and self._start_up is not None:
+            first = self._start_up.first
+            first_ns, calls = (0, 0) if first is None else (first.meta.wall_ns, self._start_up.calls)
+            all_ns = self._start_ns + first_ns + recorded.meta.wall_ns
+            if self._start_ns + first_ns > _WORTH_SAYING * all_ns:
+                what = caveat("start_up", before_ns=self._start_ns, first_ns=first_ns, calls=calls, all_ns=all_ns)
+                notes.insert(0, what)
         elif recorded is not None and self._start_ns > _LONG_START * recorded.meta.wall_ns:
             notes.append(caveat("long_start", start_ns=self._start_ns, wall_ns=recorded.meta.wall_ns))
         if self._elsewhere:
             notes.append(caveat("calls_on_other_threads", classes=tuple(self._elsewhere.most_common())))
+
+
+@dataclass
+class _StartUp:
+    """What is left out as start-up: all before the first call of a model, and ``first``, the run of the first step.
+
+    ``calls``: the calls of models in the first step. ``following``: at least this many calls must follow it.
+    """
+
+    following: int
+    first: Run | None = None
+    calls: int = 0
 
 
 def _is_model(module: nn.Module) -> bool:

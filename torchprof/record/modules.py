@@ -70,9 +70,11 @@ def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -
     """
     one_path = isinstance(paths, tuple) and len(paths) > 1 and all(isinstance(path, str) for path in paths)
     if one_path and matching(tuple(paths), known):
-        raise TorchprofError(f"paths={paths!r} is one path where a list of paths belongs: write paths=[{paths!r}].")
+        raise TorchprofError(f"paths={paths!r} is one path, but a list of paths is needed: write paths=[{paths!r}].")
     if isinstance(paths, nn.Module) or not isinstance(paths, Iterable):
-        raise TorchprofError(f"paths={paths!r:.80} is no list of paths: write paths=['features.3', ('Net', 'head')].")
+        raise TorchprofError(
+            f"paths={paths!r:.80} is not a list of paths: write for example paths=['features.3', ('Net', 'head')]."
+        )
     chosen: set[int] = set()
     for path in [paths] if isinstance(paths, str) else paths:
         chosen |= find(path, known)
@@ -96,7 +98,7 @@ def checked_models(model: Any) -> list[nn.Module]:
             if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
                 raise TorchprofError(
                     f"nn.DataParallel runs replicas of {type(module.module).__name__} on {len(module.device_ids)} "
-                    "devices, in threads that torch's profiler does not record. Profile its `.module` on one device, "
+                    "devices, on threads that torch's profiler does not record. Profile its `.module` on one device, "
                     "or use DistributedDataParallel."
                 )
     return models

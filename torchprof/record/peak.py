@@ -30,7 +30,7 @@ def peak(device: str | torch.device | None = None, dtype: torch.dtype = torch.fl
     Raises TorchprofError for a device that is not there, a type that it cannot multiply, and where memory runs out.
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TorchprofError(f"dtype is a floating-point type, as torch.float32, not {dtype!r:.80}.")
+        raise TorchprofError(f"dtype must be a floating-point type, for example torch.float32, not {dtype!r:.80}.")
     where = _place(device)
     threads = torch.get_num_threads() if where.type == "cpu" else 0
     name = str(dtype).removeprefix("torch.")
@@ -65,9 +65,11 @@ def _place(device: str | torch.device | None) -> torch.device:
     try:
         where = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise TorchprofError(f'device={device!r:.80} is no device of torch: name "cpu", "cuda", "cuda:1", …') from error
+        raise TorchprofError(
+            f'device={device!r:.80} is not a device of torch: use "cpu", "cuda", "cuda:1", …'
+        ) from error
     if where.type == "meta":
-        raise TorchprofError("Nothing is computed on the meta device: it has no peak.")
+        raise TorchprofError("The meta device computes nothing: it has no peak.")
     if where.type == "cpu":
         return torch.device("cpu")
     if where.index is None:

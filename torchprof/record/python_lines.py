@@ -65,7 +65,9 @@ class Sampler:
 
     def __init__(self, thread_ident: int, interval_s: float = 0.005) -> None:
         if not interval_s * _NS >= 1:
-            raise TorchprofError(f"interval_s is the seconds between two samples, as 0.005, not {interval_s!r}.")
+            raise TorchprofError(
+                f"interval_s must be the seconds between two samples, for example 0.005, not {interval_s!r}."
+            )
         self.interval_s = interval_s
         self._ident = thread_ident
         self._every = 1  # intervals from one sample to the next

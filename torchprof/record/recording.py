@@ -300,9 +300,9 @@ def finished_recording(profiler: Any) -> Recording:
     inner = getattr(profiler, "profiler", profiler)  # torch.profiler.profile has torch.autograd.profiler.profile inside
     if inner is None or not isinstance(inner, torch_profiler.profile):
         if isinstance(profiler, torch.profiler.profile):
-            raise TorchprofError("This profiler was not started: there is nothing to read.")
+            raise TorchprofError("This profiler was not started: nothing was recorded.")
         raise TorchprofError(
-            f"{profiler!r:.80} is no profiler of torch's: give a torch.profiler.profile or a "
+            f"{profiler!r:.80} is not a profiler of torch: give a torch.profiler.profile or a "
             "torch.autograd.profiler.profile."
         )
     if inner.kineto_results is None:

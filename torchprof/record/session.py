@@ -40,7 +40,7 @@ _LOGS_SESSIONS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 
 _WAY_OUT = (
     "torch runs one profiler session in a process at a time. End it before the `with torchprof.Profile(...)` block, or "
-    "take one of the two away: torchprof's own figures come with torch's `prof.key_averages()` and `prof.raw()`."
+    "remove one of the two: torchprof's own figures come with torch's `prof.key_averages()` and `prof.raw()`."
 )
 
 

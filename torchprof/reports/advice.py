@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from torchprof.analyze.advice import Advice, judge
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.reports import report
-from torchprof.reports.text import check_number, printable, spaced
-from torchprof.run.cost import format_memory, format_time
+from torchprof.reports.text import ReportTable, check_number, printable, spaced
+from torchprof.run.cost import UNKNOWN, ReportCell, format_memory, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME
 
@@ -33,7 +33,7 @@ def advice(run: Run, *, limit: int | None = 20) -> str:
     """
     check_number("limit", limit, "findings")
     found, failed = judge(run)
-    parts = findings(run, found[:limit])
+    parts: list[str] = [_with_data(findings(run, found[:limit]), found[:limit])]
     if not found:
         parts.append("No findings: no rule found a change that is worth it in this run.")
     elif limit is not None and limit < len(found):
@@ -54,6 +54,24 @@ def findings(run: Run, found: Sequence[Advice]) -> list[str]:
     """The text of each finding, numbered from 1."""
     evidence = Evidence(run)
     return [_paragraphs(number, one, evidence, len(str(len(found)))) for number, one in enumerate(found, 1)]
+
+
+def _with_data(texts: Sequence[str], found: Sequence[Advice]) -> ReportTable:
+    """The texts of all findings, with the findings as the rows of a table."""
+    table = ReportTable("\n\n".join(texts))
+    table.headings = ("Layer", "Gain time", "Gain memory", "Finding", "Remedy", "Rule")
+    table.rows = [
+        [
+            ReportCell(printable(one.layer), one.layer, ids={"layers": [*one.layers]}),
+            UNKNOWN if one.gain_ns is None else format_time(one.gain_ns),
+            UNKNOWN if one.gain_bytes is None else format_memory(one.gain_bytes),
+            one.finding,
+            one.remedy,
+            one.rule,
+        ]
+        for one in found
+    ]
+    return table
 
 
 def not_shown(count: int) -> str:

@@ -64,10 +64,10 @@ def run_of(data: bytes, path: str) -> Run:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         if isinstance(document, dict) and "traceEvents" in document:
             raise TorchprofError(
-                f"{path} is a trace, and no saved run: torchprof.from_trace(path) reads it, and "
+                f"{path} is a trace, not a saved run: torchprof.from_trace(path) reads it, and "
                 "`python -m torchprof show FILE -o run.json` makes a saved run of it."
             )
-        raise TorchprofError(f"{path} is JSON, but no saved run: write one with `prof.run.save(path)`.")
+        raise TorchprofError(f"{path} is JSON, but not a saved run: write one with `prof.run.save(path)`.")
     schema = document.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise TorchprofError(
@@ -137,7 +137,7 @@ def _rows(document: dict[str, Any], layers: Layers) -> Rows:
     signatures = [None, *_read(tuple[Signature, ...], document["signatures"])]
 
     def chain(frames: list[Any]) -> tuple[Frame, ...]:
-        _demand(isinstance(frames, list), f"{frames!r} where frames belong")
+        _demand(isinstance(frames, list), f"{frames!r} instead of frames")
         return tuple(_frame(frame, signatures) for frame in frames)
 
     frames = tuple(map(chain, document["frames"]))
@@ -170,7 +170,7 @@ def _memory(document: dict[str, Any], layers: int) -> tuple[Memory, ...]:
     memory: tuple[Memory, ...] = _read(tuple[Memory, ...], document["memory"])
     for held in (held for one in memory for held in one.held):
         _demand(_leads_somewhere(held, layers), f"{tuple(held)} at the peak")
-        _demand(held.kind in (*KINDS, "unknown"), f"{held.kind!r} where a kind of memory belongs")
+        _demand(held.kind in (*KINDS, "unknown"), f"{held.kind!r} instead of a kind of memory")
     return memory
 
 
@@ -279,7 +279,7 @@ def _demand(holds: bool, what: str) -> None:
 
 def _frame(value: Any, signatures: Sequence[Signature | None]) -> Frame:
     if not isinstance(value, list):
-        raise TypeError(f"{value!r} where a frame belongs")
+        raise TypeError(f"{value!r} instead of a frame")
     kind, name, signature = value
     _demand(0 <= _read(int, signature) < len(signatures), f"the signature of {name!r}")
     return Frame(_read(str, kind), _read(str, name), signatures[signature])
@@ -323,7 +323,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
     def as_it_is(value: Any) -> Any:
         if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ValueError(f"{value!r:.80} where {kind.__name__} belongs")
+            raise ValueError(f"{value!r:.80} instead of {kind.__name__}")
         return value
 
     return as_it_is
@@ -331,10 +331,10 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 def _warning(value: Any) -> Caveat:
     """A warning with any code: a newer torchprof may have more codes."""
-    _demand(isinstance(value, dict), f"{value!r:.80} where a warning belongs")
+    _demand(isinstance(value, dict), f"{value!r:.80} instead of a warning")
     _demand({"code"} <= {*value} <= {"code", "layers", "facts", "added"}, f"the parts of a warning: {value!r:.80}")
     facts = value.get("facts", {})
-    _demand(isinstance(facts, dict), f"{facts!r:.80} where the facts of a warning belong")
+    _demand(isinstance(facts, dict), f"{facts!r:.80} instead of the facts of a warning")
     added = _read(tuple[tuple[tuple[int, ...], int], ...], value.get("added", []))
     _demand(
         all(
@@ -365,17 +365,17 @@ def _record_reader(kind: Any, readers: Sequence[Callable[[Any], Any]]) -> Callab
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"{value!r:.80} where a list belongs")
+        raise ValueError(f"{value!r:.80} instead of a list")
     return value
 
 
 def _text(value: Any) -> str:
     """A string, interned: a thousand runs contain the same names."""
     if type(value) is not str:
-        raise ValueError(f"{value!r:.80} where str belongs")
+        raise ValueError(f"{value!r:.80} instead of str")
     return intern(value)
 
 
 def _plain(value: Any) -> Any:
-    _demand(not isinstance(value, dict), f"{value!r:.80} where a plain value belongs")
+    _demand(not isinstance(value, dict), f"{value!r:.80} instead of a plain value")
     return tuple(_plain(each) for each in value) if isinstance(value, list) else value

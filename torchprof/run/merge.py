@@ -56,13 +56,13 @@ def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
     different jobs.
     """
     if isinstance(runs, (str, PathLike, Run)) or not isinstance(runs, Iterable):
-        raise TorchprofError(f"merge takes several runs, as a list or a generator, and got {runs!r:.80} alone.")
+        raise TorchprofError(f"merge needs several runs, as a list or a generator, but got {runs!r:.80} alone.")
     found: Iterator[Run] = map(_checked, runs)
     if add_cycles:
         found = iter(_sums_of_cycles(found))
     first, second = next(found, None), next(found, None)
     if first is None:
-        raise TorchprofError("merge needs a run, one or more for each rank; there is none.")
+        raise TorchprofError("merge needs at least one run; it got none.")
     if second is None:
         return first
     merged = _Merged()
@@ -74,11 +74,11 @@ def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
 def _checked(run: Any) -> Run:
     if isinstance(run, Run):
         return run
-    problem = f"merge takes runs, and {run!r:.80} is none."
+    problem = f"merge needs runs, not {run!r:.80}."
     if isinstance(run, (str, PathLike)):
-        raise TorchprofError(f"{problem} Of files: torchprof.merge(map(torchprof.load, paths)).")
+        raise TorchprofError(f"{problem} To merge files: torchprof.merge(map(torchprof.load, paths)).")
     if hasattr(run, "run"):
-        raise TorchprofError(f"{problem} A Profile has its run when its block has ended: give prof.run.")
+        raise TorchprofError(f"{problem} Give prof.run, which a Profile has after its block.")
     raise TorchprofError(problem)
 
 
@@ -91,8 +91,8 @@ def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
         before = of_rank.get(ranks)
         if before is not None and len(ranks) > 1:
             raise TorchprofError(
-                "Two of the runs are of several ranks, the same in both: add the cycles of each rank by itself, and "
-                "merge the ranks then."
+                "Two of the runs are of several ranks, the same in both: first add up the cycles of each rank, then "
+                "merge the ranks."
             )
         if before is None:
             of_rank[ranks] = run
@@ -306,8 +306,8 @@ class _Merged:
         for meta in metas:
             if meta.rank in self._metas:
                 raise TorchprofError(
-                    f"Two of the runs are of rank {meta.rank}. Where they are of one process, one after the other, "
-                    "merge(runs, add_cycles=True) adds them up; processes that are no job are all of rank 0, and "
+                    f"Two of the runs are of rank {meta.rank}. If they are of one process, one after the other, "
+                    "merge(runs, add_cycles=True) adds them up. Processes that are not one job all have rank 0, and "
                     "cannot be merged."
                 )
             shared = tuple(self._warnings.setdefault(sharing_key(warning), warning) for warning in meta.warnings)

@@ -18,8 +18,8 @@ def find(path: Any, known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
     steps = tuple(path.split(".")) if isinstance(path, str) else path
     if not isinstance(steps, (tuple, list)) or not steps or not all(isinstance(step, str) for step in steps):
         raise TorchprofError(
-            f"{path!r} is no path of a module. Write a tuple of names, ('Net', 'features', '3'), or a dotted "
-            "string, 'features.3'; '*' stands for any one step."
+            f"{path!r} is not a path of a module. Write a tuple of names, ('Net', 'features', '3'), or a dotted "
+            "string, 'features.3'; '*' matches any one step."
         )
     found = matching(steps, known) or matching(steps, known, without=1)
     if not found:

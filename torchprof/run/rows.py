@@ -164,7 +164,7 @@ class Rows(Sequence[Row]):
 
     def __getitem__(self, index: int) -> Row:  # type: ignore[override]
         if isinstance(index, slice):
-            raise TypeError("rows have no slices: take list(run.rows)[a:b]")
+            raise TypeError("rows cannot be sliced: use list(run.rows)[a:b]")
         layer, phase, shared, within, frames, device, rank, calls, *cost = (
             self.columns[name][index] for name in self.COLUMNS
         )

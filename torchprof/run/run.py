@@ -135,9 +135,7 @@ class Run:
         phase or root.
         """
         if not isinstance(root, int) or not 0 <= root < len(self.roots):
-            raise TorchprofError(
-                f"This run has {len(self.roots)} model(s), numbered from 0: there is no root {root!r}."
-            )
+            raise TorchprofError(f"This run has {len(self.roots)} model(s), numbered from 0. It has no root {root!r}.")
         number = PHASES.index(FORWARD) if phase is None else number_of_phase(phase)
         layers, (own, total) = self.layers, self._costs(phase)
 

@@ -247,6 +247,19 @@ def calls_reached(layers: list[str], calls: int) -> str:
 
 
 @_sentence
+def start_up(layers: list[str], before_ns: int, first_ns: int, calls: int, all_ns: int) -> str:
+    """``before_ns``: before the first call of a model. ``first_ns``: the first step, with ``calls`` calls of models."""
+    parts = [f"{format_time(before_ns)} before the first model call"]
+    if calls:
+        parts.append(f"{format_time(first_ns)} in the first step ({calls} model call{'s' if calls > 1 else ''})")
+    left_out = before_ns + first_ns
+    return (
+        f"Start-up: {format_time(left_out)} of {format_time(all_ns)} ({left_out / all_ns:.0%}), not in the figures: "
+        f"{' and '.join(parts)}. `--warmup 0` records it."
+    )
+
+
+@_sentence
 def long_start(layers: list[str], start_ns: int, wall_ns: int) -> str:
     return (
         f"{format_time(start_ns)} of {format_time(wall_ns)} passed before the first model call: imports, data, making "

@@ -32,7 +32,7 @@ _TAR_MARK = slice(257, 262)
 """The place of the word "ustar" in a tar archive (POSIX.1-1988, "ustar Interchange Format")."""
 _HOW = 'A trace is what torch.profiler\'s `prof.export_chrome_trace("trace.json")` writes.'
 
-_NOR = "It is no run that torchprof saved, either."
+_NOR = "It is not a run saved by torchprof, either."
 
 _FIRST_EVENT = re.compile(r'"traceEvents"\s*:\s*(?=\[)')
 _NEXT_EVENT = re.compile(r'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args)"\s*:)')
@@ -95,16 +95,15 @@ class TraceFile:
         if not first and text.failure:
             raise TorchprofError(f"{self.path} cannot be decompressed: {text.failure}. Copy or record it again.")
         if not first:
-            raise TorchprofError(f"{self.path} is empty: what should have written it did not get so far. {_HOW}")
+            raise TorchprofError(f"{self.path} is empty: the program that writes it probably ended early. {_HOW}")
         if first not in "{[" and text.ahead(_TAR_MARK.stop)[_TAR_MARK] == "ustar":
             raise TorchprofError(
-                f"{self.path} is an archive of tar: unpack it first (tar -xf), and give the traces that were in it, or "
-                "the folder they are in."
+                f"{self.path} is a tar archive: unpack it first (tar -xf), and give the traces in it, or their folder."
             )
         if first not in "{[":
             raise TorchprofError(
-                f"{self.path} is no trace of torch.profiler, which begins with '{{': it begins with {text.ahead(20)!r}."
-                f" {_HOW} {_NOR}"
+                f"{self.path} is not a trace of torch.profiler, which begins with '{{': it begins with "
+                f"{text.ahead(20)!r}. {_HOW} {_NOR}"
             )
         is_whole = False
         try:
@@ -140,7 +139,7 @@ class TraceFile:
                     break
             if self.header.get("format") == "torchprof-run":
                 raise TorchprofError(
-                    f"{self.path} is no trace but a run that torchprof saved: read it with torchprof.load(path), "
+                    f"{self.path} is not a trace, but a run saved by torchprof: read it with torchprof.load(path), "
                     "or show it with `python -m torchprof show FILE`."
                 )
             if is_list:
@@ -150,12 +149,12 @@ class TraceFile:
             text.at += 1
         if not has_events:
             raise TorchprofError(
-                f'{self.path} is no trace of torch.profiler: it has no list "traceEvents". {_HOW} {_NOR}'
+                f'{self.path} is not a trace of torch.profiler: it has no list "traceEvents". {_HOW} {_NOR}'
             )
         about = self.header.get("otherData")
         if isinstance(about, dict) and about.keys() == {"model", "notes"}:
             raise TorchprofError(
-                f"{self.path} is a picture of a run that torchprof drew, and not all is in it: give the file of the "
+                f"{self.path} is a timeline that torchprof drew of a run, and is not complete: give the file of the "
                 "run to torchprof.load, or read the trace that torch.profiler wrote."
             )
 
@@ -202,8 +201,8 @@ class TraceFile:
         why = f"; {text.failure}" if text.failure else ""
         if not self._read:
             raise TorchprofError(
-                f"{self.path} ends before its first event{why}: what wrote it did not get so far, or the copy is not "
-                f"whole. Copy or record it again. {_HOW}"
+                f"{self.path} ends before its first event{why}: the program that wrote it ended early, or the copy "
+                f"is incomplete. Copy or record it again. {_HOW}"
             )
         self.warnings.append(caveat("trace_cut", file=self.path.name, events=self._read, reason=text.failure))
 

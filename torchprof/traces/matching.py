@@ -58,8 +58,8 @@ def match_modules(
         roots = dict.fromkeys(traced_class_name(call.name) for call in calls if not traced.callers[call.name])
         models = dict.fromkeys(module.path[0] for module in modules if len(module.path) == 1)
         raise TorchprofError(
-            f"The trace is of another model: it calls {some(list(roots))}, and nothing in {some(list(models))} is that "
-            f"for certain. {GIVE_THE_RIGHT_MODEL}"
+            f"The trace is of another model: it calls {some(list(roots))}, and nothing in {some(list(models))} "
+            f"certainly matches. {GIVE_THE_RIGHT_MODEL}"
         )
     if not compiled:
         model.refuse_other_calls(set(found.values()), matching.replaced())

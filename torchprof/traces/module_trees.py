@@ -16,7 +16,7 @@ Traits = tuple[str, Shapes]
 """What a trace can show of a module of a model: the name of its class, and the shapes of its own parameters."""
 
 GIVE_THE_RIGHT_MODEL = (
-    "Give from_trace the model, and the paths, of the recording; or no model: then the layers have their names in the "
+    "Give from_trace the model and the paths of the recording; or no model: then the layers have their names in the "
     "trace."
 )
 _FEW = 3
@@ -189,9 +189,9 @@ class ModelTree:
             f"{'.'.join(entry.path)} ({entry.kind})"
             for entry in (self.entries[shown[0]], self.entries[missing[shown[0]][0]])
         )
-        others = f", and so it is with {len(shown) - 1} more" if len(shown) > 1 else ""
+        others = f", and the same is true of {len(shown) - 1} more" if len(shown) > 1 else ""
         raise TorchprofError(
-            f"The trace is of another model: in the one that was given, {caller} calls {callee} each time, and the "
+            f"The trace is of another model: in the given model, {caller} calls {callee} each time, and the "
             f"trace has no such call{others}. {GIVE_THE_RIGHT_MODEL}"
         )
 

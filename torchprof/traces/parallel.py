@@ -35,8 +35,8 @@ def read_in_processes(
                 progress(bytes_read)
         except BrokenProcessPool as error:
             raise TorchprofError(
-                f"One of the {processes} processes that read traces was ended from outside, as for want of memory. "
-                "Fewer at once take less."
+                f"One of the {processes} processes that read traces was killed, perhaps because memory ran out. "
+                "Use fewer processes at once."
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)

@@ -75,7 +75,7 @@ def plan_trace(
         if set(labels).isdisjoint(model.plan.sites):
             raise TorchprofError(
                 f"{path} is of other modules than those of {', '.join(model.names)}: {some(_models(labels))}. Give "
-                "from_trace the model, and the paths, of the recording; or no model, and the labels tell the layers."
+                "from_trace the model and the paths of the recording; or no model: then the labels are the layers."
             )
         if not events.has_compiled:
             refuse_another_model(model.modules, {*map(path_of, labels)}, model.plan.selected)
@@ -88,7 +88,7 @@ def plan_trace(
         modules = events.modules()
         if not modules:
             raise TorchprofError(
-                f"{path} tells nothing of modules, so that the model is of no use. "
+                f"{path} has no modules, so the model cannot be used. "
                 f"{_how_to_record_modules(events)}; or give no model."
             )
         hierarchy = match_modules(modules, model.modules, model.layers, compiled=events.has_compiled)

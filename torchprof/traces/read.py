@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 _WITH_SHAPES = Options(with_flops=True, record_shapes=True)
 _SUFFIXES = (".json", ".json.gz")
 _HOW_TO_ADD_A_RANK = (
-    "A trace tells its rank where torch.distributed was initialised before it was recorded, else it is taken for rank "
-    '0; what tells it can be added at the top of its JSON: "distributedInfo": {"rank": 1, "world_size": 2}.'
+    "A trace has its rank if torch.distributed was initialized before the recording; otherwise it counts as rank 0. "
+    'You can add the rank at the top of its JSON: "distributedInfo": {"rank": 1, "world_size": 2}.'
 )
 
 
@@ -78,9 +78,9 @@ def from_trace(
     if not files:
         raise TorchprofError("from_trace needs a trace: the path of one, or several; the list is empty.")
     if paths is not None and model is None:
-        raise TorchprofError("paths= selects modules of a model: give from_trace the model, too.")
+        raise TorchprofError("paths= selects modules of a model: also give from_trace the model.")
     if not isinstance(processes, int) or processes < 1:
-        raise TorchprofError(f"processes= is how many read traces at once, from 1 on, and got {processes!r}.")
+        raise TorchprofError(f"processes= must be a number of processes, 1 or more, not {processes!r}.")
     known = None
     if model is not None:
         # These import torch, which is not needed without a model.
@@ -108,8 +108,8 @@ def traces_in(paths: Iterable[str | PathLike[str]]) -> list[Path]:
         found = [file for file in named if not is_run_file(file)]
         if not found:
             raise TorchprofError(
-                f"{path} is a folder without traces: their names end in {' or '.join(_SUFFIXES)}, and no such file is "
-                "directly in it."
+                f"{path} is a folder without traces: their names end in {' or '.join(_SUFFIXES)}, and it has no such "
+                "file."
             )
         files += found
     return files
@@ -239,14 +239,14 @@ def _combined(runs: Iterable[_FileRun]) -> Run:
         for one, after in pairwise(cycles):
             if after.start_ns < one.start_ns + one.run.meta.wall_ns:
                 raise TorchprofError(
-                    f"{one.path} and {after.path} are of the same time: one recording twice, or two processes that do "
-                    f"not tell their rank. Give each recording once, and each process by itself. {_HOW_TO_ADD_A_RANK}"
+                    f"{one.path} and {after.path} are of the same time: one recording twice, or two processes "
+                    f"without a rank. Give each recording once, and read each process separately. {_HOW_TO_ADD_A_RANK}"
                 )
         for one in cycles:
             if one.process != cycles[0].process:
                 raise TorchprofError(
                     f"{cycles[0].path} and {one.path} are both of rank {one.run.meta.rank}, and of different "
-                    f"processes. Read each by itself. {_HOW_TO_ADD_A_RANK}"
+                    f"processes. Read each of them separately. {_HOW_TO_ADD_A_RANK}"
                 )
     return merge(map(_sum_of_cycles, by_rank.values()))
 
