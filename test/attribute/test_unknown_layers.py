@@ -346,7 +346,7 @@ def test_the_headline_does_not_call_ranges_models() -> None:
 
 
 def test_without_layers_there_is_no_table_of_layers() -> None:
-    assert without_layers().report("summary") == "This run knows no layers: all its work is outside of them."
+    assert without_layers().report("summary") == "This run has no layers: all its work is outside of them."
     assert without_layers().report("calls") == "No call of a layer was recorded in this run."
     assert names(without_layers().report("tree")) == ["(outside)"]
 
@@ -452,14 +452,14 @@ def test_every_report_of_a_diff(run: Run) -> None:
 def test_a_run_is_the_same_as_itself(run: Run) -> None:
     diff = torchprof.compare(run, run)
     assert {change.difference for pair in diff.walk() for change in pair.changes.values()} <= {0, None}
-    assert diff.notes == () or not run.layers or "Nobody knows" in diff.notes[0]
+    assert diff.notes == () or not run.layers or "Figures are totals" in diff.notes[0]
     if run.rows and not run.layers:
         assert diff.report("headline").startswith("(outside): ")
 
 
 def test_equal_ranges_have_no_differences() -> None:
     text = torchprof.compare(of_ranges(), of_ranges()).report()
-    assert "The same in all of this: 4 rows, not shown." in text
+    assert "Not shown: 4 rows without a change." in text
     assert "Not known" not in text
 
 
@@ -477,11 +477,11 @@ def test_unknown_facts_of_a_layer_do_not_differ() -> None:
 
 def test_unknown_conditions_do_not_differ() -> None:
     notes = torchprof.compare(live(), of_modules()).notes
-    assert "The run after does not say all of what it ran on: it was read from a trace." in notes
+    assert "The environment of the run after is incomplete: it was read from a trace." in notes
     assert not [note for note in notes if "torch:" in note or "CPU:" in note or "types of the parameters" in note]
     gpu = of_modules(environment=(("CPU", "another"), ("GPU", "H100")))
     notes = torchprof.compare(live(), gpu).notes
-    assert "Not the same: CPU: one before, another after." in notes
+    assert "Different CPU: one before, another after." in notes
     assert not [note for note in notes if "GPU" in note]
 
 
@@ -502,10 +502,10 @@ def test_limits_on_unknown_values_never_pass() -> None:
     torchprof.assert_budget(of_ranges(), {"## backward ##: cpu_total": "1s"})
     with pytest.raises(TorchprofError, match="did not measure 'params'"):
         torchprof.assert_budget(of_modules(), {"params": 10})
-    with pytest.raises(TorchprofError, match="this run knows no layers, all its work is outside of them"):
+    with pytest.raises(TorchprofError, match="this run has no layers: all its work is outside of them"):
         torchprof.assert_budget(without_layers(), {"cpu_total": "1s"})
     half = replace(of_modules(), layers=(MODULES[0], Layer(("Net_0", "Linear_0"), "Linear", 16), *MODULES[2:]))
-    with pytest.raises(TorchprofError, match="params of Net_0 is not known in the run"):
+    with pytest.raises(TorchprofError, match="params of Net_0 is unknown in the run"):
         torchprof.assert_budget(half, {"params": 10})
 
 

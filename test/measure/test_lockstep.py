@@ -433,7 +433,7 @@ def test_a_rank_that_loads_data_for_longer_is_the_straggler_on_devices_too() -> 
     """Its kernels take as long as those of the others, and the other ranks wait for it."""
     text = torchprof.merge(map(rank_that_loads, range(4))).report("ranks").split("\n\n")[0]
     assert text == (
-        "4 ranks. Rank 2 is the slow one: in collectives the others wait 60.000ms a step longer than it (median), 80% "
+        "4 ranks. Rank 2 is the straggler: in collectives the others wait 60.000ms a step longer than it (median), 80% "
         "of a step. Most of the difference is outside of all layers: 60.000ms a step."
     )
     balance = balance_of(torchprof.merge(map(rank_that_loads, range(4))))

@@ -1191,10 +1191,10 @@ def step_of_a_run(**options: Any) -> Run:
 
 
 WHOLE = """\
-cpu: memory rose by 2.00 KB at most, 1.000us after the start. Alive then:
+cpu peak: +2.00 KB above the start, after 1.000us. Live at the peak:
 
-Kind   | At the peak | Share  | Blocks | There at the start
--------|-------------|--------|--------|-------------------
+Kind   | At the peak | Share  | Blocks | Live at the start
+-------|-------------|--------|--------|------------------
 inputs | 2.00 KB     | 100.0% | 2      | –
 all    | 2.00 KB     | 100.0% |        |
 
@@ -1202,10 +1202,10 @@ Made in   | Phase   | Kind   | At the peak | Share  | Blocks
 ----------|---------|--------|-------------|--------|-------
 (outside) | forward | inputs | 2.00 KB     | 100.0% | 2
 
-cuda:0: memory rose by 6.50 KB at most, 2.500ms after the start, in Net.fc (backward). Alive then:
+cuda:0 peak: +6.50 KB above the start, after 2.500ms, in Net.fc (backward). Live at the peak:
 
-Kind        | At the peak | Share  | Blocks | There at the start
-------------|-------------|--------|--------|-------------------
+Kind        | At the peak | Share  | Blocks | Live at the start
+------------|-------------|--------|--------|------------------
 activations | 4.00 KB     | 61.5%  | 3      | –
 temporaries | 2.00 KB     | 30.8%  | 1      | –
 inputs      | 512 B       | 7.7%   | 1      | –
@@ -1225,15 +1225,15 @@ torch's allocator of cuda:0 | At the start | At the end
 allocated                   | 8.50 KB      | 9.00 KB
 reserved                    | 2.00 MB      | 2.00 MB
 
-Module, on cuda:0 | Allocated | Freed   | Net     | Peak    | Activations | Kept for backward | Backward allocated | Backward freed | Backward net | Backward peak
-------------------|-----------|---------|---------|---------|-------------|-------------------|--------------------|----------------|--------------|--------------
-Net               | 5.00 KB   | 1.00 KB | 4.00 KB | 5.00 KB | –           | 3.98 KB           | 3.00 KB            | 5.00 KB        | -2.00 KB     | 2.00 KB
-├── conv          | 4.00 KB   | 1.00 KB | 3.00 KB | 4.00 KB | 3.00 KB     | 3.00 KB           | 1.00 KB            | 4.00 KB        | -3.00 KB     | 1.00 KB
-└── fc            | 1.00 KB   | 0 B     | 1.00 KB | 1.00 KB | 1.00 KB     | 1000 B            | 2.00 KB            | 1.00 KB        | 1.00 KB      | 2.00 KB
-(outside)         | 512 B     | 0 B     | 512 B   |         |             |                   | 0 B                | 0 B            | 0 B          |
+Module, on cuda:0 | Allocated | Freed   | Net     | Peak    | Activations | Saved for backward | Backward allocated | Backward freed | Backward net | Backward peak
+------------------|-----------|---------|---------|---------|-------------|--------------------|--------------------|----------------|--------------|--------------
+Net               | 5.00 KB   | 1.00 KB | 4.00 KB | 5.00 KB | –           | 3.98 KB            | 3.00 KB            | 5.00 KB        | -2.00 KB     | 2.00 KB
+├── conv          | 4.00 KB   | 1.00 KB | 3.00 KB | 4.00 KB | 3.00 KB     | 3.00 KB            | 1.00 KB            | 4.00 KB        | -3.00 KB     | 1.00 KB
+└── fc            | 1.00 KB   | 0 B     | 1.00 KB | 1.00 KB | 1.00 KB     | 1000 B             | 2.00 KB            | 1.00 KB        | 1.00 KB      | 2.00 KB
+(outside)         | 512 B     | 0 B     | 512 B   |         |             |                    | 0 B                | 0 B            | 0 B          |
 
-Of a run with_timeline=True (Profile, from_trace), memory over time is drawn here.
-What was there before the recording is unknown, and its frees: peaks may be lower than shown.
+To see memory over time, record with_timeline=True (Profile, from_trace).
+Memory from before the recording is unknown, and its frees: peaks may be lower than shown.
 A doubt."""  # noqa: E501
 
 
@@ -1274,7 +1274,7 @@ def test_the_figures_of_layers_equal_those_of_the_run() -> None:
             ):
                 assert columns[(lead + heading).capitalize()][at] == format_memory(value)
     assert columns["Activations"] == ["512 B", "2.00 KB", "2.00 KB", "512 B", ""]
-    assert columns["Kept for backward"] == ["2.00 KB", "0 B", "2.00 KB", "0 B", ""]
+    assert columns["Saved for backward"] == ["2.00 KB", "0 B", "2.00 KB", "0 B", ""]
     outside = [row.cost.cpu_allocated for row in run.rows if row.layer is None and row.phase == FORWARD]
     assert columns["Allocated"][-1] == format_memory(sum(outside))
 
@@ -1290,7 +1290,7 @@ def test_saved_bytes_are_the_mean_of_the_calls_and_add_up() -> None:
                 model(x)
 
     *_, table = tables_of(profiled(model, work).run.report("memory"))
-    at = table[0].index("Kept for backward")
+    at = table[0].index("Saved for backward")
     half = format_memory(BLOCK // 2)
     assert [row[at] for row in table[1:]] == [format_memory(2 * BLOCK)] * 3 + [half] * 4 + [""]
     assert table[2][0] == "└── groups"  # a list, which is never called
@@ -1311,15 +1311,17 @@ def test_options_of_the_report() -> None:
         ["Net", "backward", "temporaries", "2.00 KB", "30.8%", "1"],
         ["(outside)", "forward", "inputs", "512 B", "7.7%", "1"],
     ]
-    text = run.report("memory", top=1, sort_by="kept_for_backward")
+    text = run.report("memory", top=1, sort_by="saved_for_backward")
     *_, held, _, table = tables_of(text)
     assert held[2:] == [["(3 more)", "", "", "3.50 KB", "53.8%", "3"]]
     assert [row[0] for row in table[1:]] == ["Net", "└── conv", "(outside)"]
-    assert "1 row is hidden: shown is the largest by self of Kept for backward, with the layers above." in text
+    assert "1 row is hidden: shown is the largest by self of Saved for backward, with the layers above." in text
     assert "| Net" in run.report("memory", tablefmt="github")
     *_, table = tables_of(step_of_a_run(paths=(("Net", "fc"),)).report("memory"))
     assert [row[1] for row in table[1:]] == ["", "", "1.00 KB", "512 B"]
-    assert "after the start of its cycle, in Net.fc (backward)" in step_of_a_run(cycles=2).report("memory")
+    assert "above the start of its cycle, after 2.500ms, in Net.fc (backward)" in step_of_a_run(cycles=2).report(
+        "memory"
+    )
 
 
 @pytest.mark.parametrize(
@@ -1342,7 +1344,7 @@ def test_a_run_without_memory_says_what_to_do() -> None:
     model = Mlp()
     with Profile(model) as prof:
         model(torch.rand(1, 4))
-    with pytest.raises(TorchprofError, match=r"without memory.*profile_memory=True"):
+    with pytest.raises(TorchprofError, match=r"Memory was not recorded.*profile_memory=True"):
         prof.run.report("memory")
 
 
@@ -1408,7 +1410,7 @@ def test_cycles_keep_the_highest_peak() -> None:
         value for key, spread in run.samples.items() if key.measure == "device_peak_bytes" for value in spread.sample
     ) == [3 * BLOCK * size // 2048 for size in sorted(sizes)]
     text = run.report("memory")
-    assert "after the start of its cycle" in text
+    assert " above the start of its cycle, after " in text
     assert "above the start of the last cycle, over time" in text
 
 
@@ -1421,7 +1423,7 @@ def test_two_models_in_one_run() -> None:
 
     run = profiled([first, second], work).run
     *_, table = tables_of(run.report("memory"))
-    at = table[0].index("Kept for backward")
+    at = table[0].index("Saved for backward")
     assert {row[0]: row[at] for row in table[1:] if row[0].startswith("Mlp")} == {
         "Mlp": "2.00 KB",
         "Mlp#2": "1.00 KB",

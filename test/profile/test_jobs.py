@@ -347,7 +347,7 @@ def test_a_straggler_is_found_with_its_slow_layer(job: Callable[..., Finished]) 
     waiting = [one.waiting_ns(0) for key, one in run.lockstep.items() if key.is_collective]
     assert sum(one for one in waiting if one is not None) > STEPS * 30_000_000
     text = run.report("ranks")
-    assert "Rank 1 is the slow one" in text
+    assert "Rank 1 is the straggler" in text
     assert "Most of the difference is Net.layers.1.2 in forward" in text
 
 
@@ -360,7 +360,7 @@ def test_work_during_an_early_receive_is_not_counted_as_waiting(job: Callable[..
     assert min(work.last_ns) >= 50_000_000
     assert work.last_rank == (1,) * STEPS
     assert work.ns[0] < STEPS * 50_000_000
-    assert "Rank 1 is the slow one" in run.report("ranks")
+    assert "Rank 1 is the straggler" in run.report("ranks")
     assert "Most of the difference is Ahead.layers.1.2 in forward" in run.report("ranks")
 
 

@@ -155,7 +155,7 @@ def test_the_table() -> None:
     assert (rest["Region"], rest["Code"]) == ("1/0", "Net.forward (net.py:12)")
     assert (rest["Backward overhead"], rest["Backward graph"]) == ("", "")
     assert "Graph break in Net at net.py:12, after region 0/0, 1 time: Call to print" in table.splitlines()
-    assert "torch.compile was at work 1 time: 0.050us." in table.splitlines()
+    assert "torch.compile compiled 1 time: 0.050us." in table.splitlines()
     assert "kernels of the forward" not in table  # layers were not requested
 
 
@@ -289,7 +289,7 @@ def test_regions_of_one_name_with_different_code_in_cycles_have_unknown_code() -
 
 def test_a_run_without_compiled_code() -> None:
     text = run_of([label("Net", 0, 100), op("aten::mm", 10, 50)]).report("compiled")
-    assert text == "No code of torch.compile's ran while this was recorded."
+    assert text == "No code of torch.compile ran during the recording."
 
 
 def test_the_rows_of_the_tree() -> None:

@@ -2311,7 +2311,7 @@ def test_ranks_are_compared(look: Callable[..., Page]) -> None:
     page = look(job(4, world_size=5))
     section = page.locator("#ranks")
     said = section.locator("p").first.inner_text()
-    assert said.startswith("4 ranks. Rank 4 of 5 is missing in this run. Rank 1 is the slow one: its own work takes")
+    assert said.startswith("4 ranks. Rank 4 of 5 is missing in this run. Rank 1 is the straggler: its own work takes")
     assert said == job(4, world_size=5).report("ranks").split("\n\n")[0]
     assert [cells.split("\t") for cells in section.locator(".sheet tr").all_inner_texts()] == [
         ["Rank", "Steps", "Own work a step", "Median", "Slowest", "Waiting a step", "Last to arrive"],

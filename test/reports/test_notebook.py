@@ -286,7 +286,7 @@ def test_the_height_is_a_number_of_pixels(height: Any) -> None:
 
 def test_outside_of_notebooks_the_error_says_what_to_do() -> None:
     pytest.importorskip("IPython")
-    with pytest.raises(TorchprofError, match=r'this is none.* run\.export\("report\.html"\)'):
+    with pytest.raises(TorchprofError, match=r'for notebooks only.* run\.export\("report\.html"\)'):
         run_of(LINES).show()
 
 
@@ -296,7 +296,7 @@ def test_in_ipython_in_a_terminal_the_error_says_what_to_do(tmp_path: Any) -> No
     code = f"import torchprof; torchprof.load({str(tmp_path / 'run.json')!r}).show()"
     command = [sys.executable, "-m", "IPython", "--quick", "--colors=NoColor", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert "show() works only in notebooks." in done.stdout + done.stderr
+    assert "show() is for notebooks only." in done.stdout + done.stderr
 
 
 def test_without_ipython_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

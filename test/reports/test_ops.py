@@ -423,7 +423,7 @@ def test_the_table() -> None:
         "AddmmBackward0 | 2.000us (4.0%)   | 12.000us (24.0%) | 12.000us | 1",
         "(between ops)  | 1.500us (3.0%)   | 1.500us (3.0%)   |          |",
         "",
-        "100 % is what all rows took by themselves: 50.000us Self CPU total.",
+        "100 % is the self of all rows: 50.000us Self CPU total.",
     ]
 
 
@@ -521,7 +521,7 @@ def test_a_device_that_was_not_measured_is_unknown() -> None:
     assert names(table)[0] == "aten::addmm"
     assert line(table, "aten::addmm")["Self CUDA total"] == "–"
     assert line(table, "aten::addmm")["CUDA avg"] == "–"
-    assert table.endswith("100 % is what all rows took by themselves: 30.000us Self CPU total.")
+    assert table.endswith("100 % is the self of all rows: 30.000us Self CPU total.")
     with pytest.raises(TorchprofError, match="was not measured"):
         run.report("ops", sort_by="cuda_time_total")
 

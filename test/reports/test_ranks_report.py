@@ -56,8 +56,8 @@ def of_work(*ns: int, steps: int = 4, **meta: Any) -> Run:
 def test_the_slow_ranks_in_words() -> None:
     """test_imbalance.py calculates these figures."""
     assert sentence(planted()) == (
-        "4 ranks. Rank 2 is the slow one: its own work takes 25.000ms a step, that of the others 16.000ms (median). It "
-        "was the slowest in 18 of 20 steps and the last to come in 18 of 20 collectives. The others wait in "
+        "4 ranks. Rank 2 is the straggler: its own work takes 25.000ms a step, that of the others 16.000ms (median). "
+        "It was the slowest in 18 of 20 steps and the last to arrive in 18 of 20 collectives. The others wait in "
         "collectives for 10.700ms a step (median). Most of the difference is Net.b.0 in backward: 9.000ms a step."
     )
 
@@ -65,7 +65,7 @@ def test_the_slow_ranks_in_words() -> None:
 def test_one_slow_rank_in_words() -> None:
     run = of_work(10 * MS, 10 * MS, 14 * MS, flops={("Net.a", FORWARD, rank): 4_000 for rank in range(3)})
     assert sentence(run) == (
-        "3 ranks. Rank 2 is the slow one: its own work takes 14.000ms a step, that of the others 10.000ms (median). "
+        "3 ranks. Rank 2 is the straggler: its own work takes 14.000ms a step, that of the others 10.000ms (median). "
         "It was the slowest in 4 of 4 steps. Most of the difference is Net.a in forward: 4.000ms a step. It has as "
         "many FLOPs as the others (median): the same work takes longer there."
     )
@@ -78,7 +78,7 @@ def test_one_slow_rank_in_words() -> None:
 def test_no_rank_stands_out() -> None:
     run = of_work(10 * MS, 10_900_000)
     assert sentence(run) == (
-        "2 ranks. No rank stands out: own work takes 10.000ms to 10.900ms a step (medians over the steps)."
+        "2 ranks. No straggler found: own work takes 10.000ms to 10.900ms a step (medians over the steps)."
     )
 
 
@@ -102,25 +102,24 @@ def test_without_steps_times_are_of_a_cycle_or_of_all() -> None:
     assert "the slowest in 2 of 2 cycles" in sentence(run)
     assert table(run, RANKS)[0]["Own work a cycle"] == "20.000ms"
     once = of_work(10 * MS, 20 * MS, steps=1, metas={rank: {"steps": 0} for rank in range(2)})
-    assert "takes 20.000ms, that of the others 10.000ms (median). That may be chance: " in sentence(once)
+    assert "takes 20.000ms, that of the others 10.000ms (median). This may be chance: " in sentence(once)
     assert table(once, RANKS)[0]["Own work"] == "20.000ms"
 
 
 def test_a_single_rank_is_not_compared() -> None:
     assert of_work(1000).report("ranks") == (
-        "This run is of rank 0 alone: there is nothing to compare it with. torchprof.merge, or `python -m torchprof "
+        "This run has only rank 0: there is no other rank to compare. torchprof.merge, or `python -m torchprof "
         "merge` with the files of all ranks, makes one run of them; prof.gather() does so inside of the job."
     )
-    assert (
-        "of rank 0 alone, of the 8 of the job: there is nothing to compare it with. Ranks 1 to 7 gave no run"
-        in of_work(1000, world_size=8).report("ranks")
-    )
+    assert "only rank 0, of the 8 of the job: there is no other rank to compare. Ranks 1 to 7 gave no run" in of_work(
+        1000, world_size=8
+    ).report("ranks")
 
 
 def test_own_work_that_no_rank_measured() -> None:
     run = run_of_ranks({("Net.a", FORWARD): even(10, range(2))})
     unknown = Run(run.metas, run.layers, run.rows, {})
-    assert sentence(unknown) == "2 ranks. Which rank is slow nobody can tell: the own work of any rank is not known."
+    assert sentence(unknown) == "2 ranks. Stragglers are unknown: so is the own work of all ranks."
     assert [row["Own work a step"] for row in table(unknown, RANKS)] == ["–"] * 5
     assert [row["Slowest"] for row in table(unknown, RANKS)] == ["–", "–", "", "", ""]
     assert table(unknown, LAYERS) == []
@@ -129,12 +128,12 @@ def test_own_work_that_no_rank_measured() -> None:
 def test_a_late_rank_in_words() -> None:
     """Its kernels are as fast as those of the others, so its device time is not longer."""
     assert sentence(fed_slowly()) == (
-        "4 ranks. Rank 2 is the slow one: in collectives the others wait 60.000ms a step longer than it (median), 80% "
+        "4 ranks. Rank 2 is the straggler: in collectives the others wait 60.000ms a step longer than it (median), 80% "
         "of a step. Most of the difference is in no operator (Python, or waiting for data): 60.000ms a step."
     )
     fed = fed_slowly(step_data_ns={rank: [(63 if rank == 2 else 3) * MS] * 8 for rank in range(4)})
     assert sentence(fed).endswith(" Most of the difference is loading data: 60.000ms a step.")
-    assert "That may be chance: the steps are too few" in sentence(fed_slowly(steps=1))
+    assert "This may be chance: too few steps" in sentence(fed_slowly(steps=1))
 
 
 def with_more_work(ms: int, reduced: Sequence[int]) -> Run:
@@ -156,9 +155,9 @@ def with_more_work(ms: int, reduced: Sequence[int]) -> Run:
 def test_the_rank_that_costs_more_time_is_named_first() -> None:
     """Rank 0 has 4 ms more own work than the others, but it waits for 58 ms in each step."""
     assert sentence(with_more_work(14, [58, 62, 2, 62])) == (
-        "4 ranks. Rank 2 is the slow one: in collectives the others wait 60.000ms a step longer than it (median), 75% "
+        "4 ranks. Rank 2 is the straggler: in collectives the others wait 60.000ms a step longer than it (median), 75% "
         "of a step. The own work of rank 0 takes longer, too: 14.000ms a step, that of the others 10.000ms (median). "
-        "It was the slowest in 8 of 8 steps, but the last to come in 0 of 8 collectives. Most of the difference is "
+        "It was the slowest in 8 of 8 steps, but the last to arrive in 0 of 8 collectives. Most of the difference is "
         "Net.a in forward: 4.000ms a step."
     )
 
@@ -173,7 +172,7 @@ def test_the_rank_that_costs_more_time_is_named_first() -> None:
 )
 def test_a_late_rank_that_costs_less_time_is_named_second(ms: int, reduced: Sequence[int]) -> None:
     text = sentence(with_more_work(ms, reduced))
-    assert text.startswith(f"6 ranks. Rank 0 is the slow one: its own work takes {ms}.000ms a step")
+    assert text.startswith(f"6 ranks. Rank 0 is the straggler: its own work takes {ms}.000ms a step")
     assert " Rank 2 is late, too: in collectives the others wait 20.000ms a step longer than it" in text
 
 
@@ -191,12 +190,12 @@ def test_the_places_of_ranks_in_a_hang() -> None:
     waiting = [Unfinished(rank, 9_000 * MS, 8_900 * MS, 0, BACKWARD, "all_reduce", True, called) for rank in (0, 2)]
     run = hung(waiting[0], Unfinished(1, 8_950 * MS, 8_940 * MS, 1, FORWARD), waiting[1])
     assert sentence(run).startswith(
-        "3 ranks. A step had not ended when the recording did, after 9.000s: ranks 0 and 2 were in all_reduce of Net "
-        "in backward for 8.900s; rank 1 was in Net.a in forward for 8.940s. Rank 1 had not called all_reduce of Net in "
-        "backward, which others had. No rank stands out"
+        "3 ranks. A step was still running at the end of the recording, after 9.000s: ranks 0 and 2 were in "
+        "all_reduce of Net in backward for 8.900s; rank 1 was in Net.a in forward for 8.940s. Rank 1 had not "
+        "called all_reduce of Net in backward, which others had. No straggler found"
     )
     in_op = hung(*(replace(one, name="aten::mm", waits=False) for one in waiting))
-    assert "ranks 0 and 2 were in aten::mm of Net in backward for 8.900s. No rank" in sentence(in_op)
+    assert "ranks 0 and 2 were in aten::mm of Net in backward for 8.900s. No straggler" in sentence(in_op)
 
 
 def test_without_a_hang_there_is_no_sentence_on_places() -> None:
@@ -221,11 +220,11 @@ def test_a_row_for_each_rank_the_slowest_first() -> None:
         "Median": "25.000ms",
         "Slowest": "18 of 20",
         "Waiting a step": "2.600ms",
-        "Last to come": "18 of 20",
+        "Last to arrive": "18 of 20",
     }
     assert [row["Own work a step"] for row in rows[-3:]] == ["16.000ms", "17.300ms", "24.100ms"]
     assert [row["Waiting a step"] for row in rows[-3:]] == ["2.600ms", "9.400ms", "10.700ms"]
-    assert notes(planted(), RANKS) == ["Own work is time of the CPU, communication left out."]
+    assert notes(planted(), RANKS) == ["Own work is time of the CPU, without communication."]
 
 
 def test_memory_and_flops_of_ranks() -> None:
@@ -256,8 +255,8 @@ def test_with_many_ranks_the_slowest_and_the_fastest_are_shown() -> None:
 
 def test_notes_name_the_device() -> None:
     run = of_work(10 * MS, 10 * MS, 20 * MS, device="device", metas={rank: {"device": "cuda"} for rank in range(3)})
-    assert notes(run, RANKS) == ["Own work is time of the CUDA, communication left out."]
-    assert "Rank 2 is the slow one: its own work takes 20.000ms a step" in sentence(run)
+    assert notes(run, RANKS) == ["Own work is time of the CUDA, without communication."]
+    assert "Rank 2 is the straggler: its own work takes 20.000ms a step" in sentence(run)
     assert line(table(run, LAYERS), Module="Net.a")["Max"] == "20.000ms"
 
 
@@ -271,7 +270,7 @@ def test_of_many_steps_a_sample_is_compared() -> None:
     run = torchprof.merge(runs)
     rows = table(run, RANKS)
     assert (rows[0]["Rank"], rows[0]["Own work a step"], rows[0]["Slowest"]) == ("1", "15.000ms", "256 of 256")
-    assert "Of more than 256 steps or calls, so many are compared one by one" in notes(run, RANKS)[-1]
+    assert "are of 256 steps or calls: a random sample" in notes(run, RANKS)[-1]
     assert not any("drawn by chance" in note for note in notes(of_work(10, 20), RANKS))
 
 
@@ -367,14 +366,14 @@ def test_layers_that_only_some_ranks_have() -> None:
         alone = line(rows, Module=name)
         assert [alone[key] for key in ("Max/mean", "FLOPs max/mean", "Slowest rank", "How often")] == ["–"] * 4
         assert alone["Ranks"] == number
-    assert sentence(run).endswith(" Some layers are on some ranks only: work differs by plan there.")
+    assert sentence(run).endswith(" Some layers are only on some ranks: their work differs by design.")
 
 
 def test_flops_that_some_ranks_counted_partly() -> None:
     flops = {("Net.a", FORWARD, 0): 300, ("Net.a", FORWARD, 1): 100}
     run = of_work(10, 10, flops=flops, uncounted={("Net.a", FORWARD, 1): 2})
     assert line(table(run, LAYERS), Module="Net.a")["FLOPs max/mean"] == "1.50"
-    assert notes(run, LAYERS)[-1] == "FLOPs are compared as far as they were counted: some operators have no formula."
+    assert notes(run, LAYERS)[-1] == "FLOPs are lower bounds: some operators have no formula."
     not_measured = of_work(10, 10, flops=flops, metas={1: {"measured": ("cpu_ns",)}})
     assert line(table(not_measured, LAYERS), Module="Net.a")["FLOPs max/mean"] == "–"
     with pytest.raises(TorchprofError, match="was not measured"):
@@ -395,7 +394,7 @@ def test_waiting_in_collectives() -> None:
         "Calls of all": "80",
         "Waiting a step": "32.100ms",
         "Waits most": "1",
-        "Last to come": "2",
+        "Last to arrive": "2",
         "How often": "18 of 20",
     }
 
@@ -413,13 +412,11 @@ def test_waiting_that_is_unknown_or_a_lower_bound() -> None:
     barrier = line(rows, Collective="barrier")
     assert (barrier["Module"], barrier["Group"], barrier["Ranks"]) == ("(outside)", "–", "–")
     for row in (barrier, line(rows, Collective="all_gather")):
-        assert [row[name] for name in ("Waiting a step", "Waits most", "Last to come", "How often")] == ["–"] * 4
+        assert [row[name] for name in ("Waiting a step", "Waits most", "Last to arrive", "How often")] == ["–"] * 4
     assert [note.partition(":")[0] for note in notes(run, COLLECTIVES)[1:]] == ["– under Waiting", "≥"]
     assert [row["Waiting a step"] for row in table(run, RANKS)[:2]] == ["≥ 2.000us", "≥ 0.000us"]
     assert line(table(run, LAYERS), Module="Net.b")["Waiting"] == "–"
-    assert notes(run, COLLECTIVES, top=1)[1] == (
-        "2 rows are hidden: shown are the 1 in which ranks wait for the longest."
-    )
+    assert notes(run, COLLECTIVES, top=1)[1] == ("2 rows are hidden: shown are the 1 in which ranks wait longest.")
 
 
 def test_without_collectives_there_is_no_table_of_them() -> None:

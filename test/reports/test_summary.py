@@ -99,7 +99,7 @@ def test_figures_that_were_not_recorded_are_unknown() -> None:
     with torchprof.Profile(Mlp()) as prof:
         prof(torch.rand(3, 4))
     found = stripped(prof.run)
-    assert found["MACs"] == found["FLOPs"] == found["FLOP/s (mean)"] == found["Share of peak"] == "–"
+    assert found["MACs"] == found["FLOPs"] == found["FLOP/s (mean)"] == found["MFU (% of peak)"] == "–"
     assert found["Peak memory above start"] == "–"
     assert found["Throughput"] != "–"
     found = stripped(torchprof.flops(Mlp(), torch.rand(3, 4)))
@@ -200,8 +200,8 @@ def test_figures_by_hand() -> None:
     assert found["Latency (median)"] == "3.000ms"
     assert found["Throughput"] == "1,666.67 samples/s (5, the first size of the first input)"
     assert found["FLOP/s (mean)"] == "3.33 K"
-    assert found["Share of peak"] == "33.3% of 10.00 K FLOP/s (float32 product on cpu, 4 threads)"
-    assert stripped(made())["Share of peak"] == "–"
+    assert found["MFU (% of peak)"] == "33.3% of 10.00 K FLOP/s (float32 product on cpu, 4 threads)"
+    assert stripped(made())["MFU (% of peak)"] == "–"
 
 
 def test_figures_of_a_device() -> None:
@@ -210,7 +210,7 @@ def test_figures_of_a_device() -> None:
     found = stripped(made(device="cuda", requested=fields, peaks=PEAKS))
     assert found["Latency (median)"] == found["Throughput"] == "–"
     assert found["FLOP/s (mean)"] == "20.00 K"
-    assert found["Share of peak"] == "40.0% of 50.00 K FLOP/s (float32 product on cuda:0)"
+    assert found["MFU (% of peak)"] == "40.0% of 50.00 K FLOP/s (float32 product on cuda:0)"
     missing = made(device="cuda", requested=fields, measured=("cpu_ns", "macs", "flops", "uncounted"), peaks=PEAKS)
     assert stripped(missing)["Latency (median)"] == "–"
 
@@ -287,7 +287,7 @@ def test_lower_bounds_are_marked() -> None:
     found = stripped(made(work={"uncounted": 1}, peaks=PEAKS))
     assert found["MACs"] == "≥ 4"
     assert found["FLOP/s (mean)"] == "≥ 3.33 K"
-    assert found["Share of peak"].startswith("≥ 33.3%")
+    assert found["MFU (% of peak)"].startswith("≥ 33.3%")
     found = stripped(made(work={"uncounted": 1, "macs": 0, "flops": 0}))
     assert found["MACs"] == found["FLOPs"] == found["FLOP/s (mean)"] == "–"
 
@@ -356,7 +356,7 @@ def test_activations_of_a_run_of_selected_layers_are_unknown() -> None:
     with torchprof.Profile(model, with_flops=True, paths=["2"]) as prof:
         prof(torch.rand(2, 4))
     found = stripped(prof.run)
-    unknown = ["MACs", "FLOPs", "Latency (median)", "Throughput", "FLOP/s (mean)", "Share of peak", "Activations"]
+    unknown = ["MACs", "FLOPs", "Latency (median)", "Throughput", "FLOP/s (mean)", "MFU (% of peak)", "Activations"]
     assert {found[name] for name in unknown} == {"–"}
 
 
@@ -372,8 +372,8 @@ def test_the_peak_is_that_of_the_type_of_most_macs() -> None:
         model(x)
     peaks = (Peak("cpu", "float32", 2, 1e12, 1.0), Peak("cpu", "bfloat16", 2, 2e12, 1.0))
     run = replace(prof.run, metas=(replace(prof.run.meta, peaks=peaks),))
-    assert "(bfloat16 product on cpu, 2 threads)" in stripped(run)["Share of peak"]
-    assert stripped(replace(run, metas=(replace(run.meta, peaks=peaks[:1]),)))["Share of peak"] == "–"
+    assert "(bfloat16 product on cpu, 2 threads)" in stripped(run)["MFU (% of peak)"]
+    assert stripped(replace(run, metas=(replace(run.meta, peaks=peaks[:1]),)))["MFU (% of peak)"] == "–"
 
 
 def test_activations_of_layers_whose_operators_record_no_shapes() -> None:

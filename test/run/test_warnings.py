@@ -35,6 +35,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "stacks_left_out": {"modules": ("Linear", "Net")},
     "too_many_models": {"count": 64},
     "calls_reached": {"calls": 3},
+    "start_up": {"before_ns": 3_000, "first_ns": 1_000, "calls": 2, "all_ns": 9_000},
     "long_start": {"start_ns": 3_000, "wall_ns": 5_000},
     "calls_on_other_threads": {"classes": (("Net", 2), ("Head", 1))},
     "trace_around_unread": {"where": "behind", "file": "t.json"},

@@ -72,7 +72,7 @@ class ProfileCallback(Callback):  # type: ignore[misc]  # its type is unknown wi
     ) -> None:
         if stage not in _STAGES:
             raise TorchprofError(
-                f"stage={stage!r} is not a stage of Lightning: choose from {', '.join(map(repr, _STAGES))}."
+                f"stage={stage!r} is not a stage of Lightning. Choose from {', '.join(map(repr, _STAGES))}."
             )
         super().__init__()
         self._stage = stage

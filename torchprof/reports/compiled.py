@@ -37,7 +37,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
     notes = [*_breaks(run, found), *_times(run, found), *about_sums(run)]
     notes += [*map(printable, warnings_of(run, without=["graph_breaks"]))]  # the table has their reasons
     if not uses:
-        return stacked(["No code of torch.compile's ran while this was recorded.", *notes])
+        return stacked(["No code of torch.compile ran during the recording.", *notes])
     phases = [phase for phase in (FORWARD, RECOMPUTE, BACKWARD) if any(phase in use.phases for use in uses)]
     parts = ["overhead", "graph", *(["kernels"] if "device_ns" in run.meta.requested else []), "beside"]
     headings = ["Region", "Module", "Code", "Calls", "Guards"]
@@ -97,7 +97,7 @@ def _times(run: Run, found: Compiled) -> Iterator[str]:
     """The time of compiling, and the shares of kernel time by layers."""
     if found.compiled:
         times = f"{found.compiled} time{'s' if found.compiled > 1 else ''}"
-        yield f"torch.compile was at work {times}: {format_time(found.compiling.cpu_ns)}."
+        yield f"torch.compile compiled {times}: {format_time(found.compiling.cpu_ns)}."
     for phase, shares in found.shares.items():
         times_of = shares.times(run)
         if whole := sum(times_of):

@@ -47,19 +47,18 @@ def device(run: Run, *, tablefmt: str | None = None) -> str:
 def _refuse_unknown(run: Run) -> None:
     if all("device_ns" not in meta.requested for meta in run.metas):
         raise TorchprofError(
-            "This run recorded no device, so it knows no device's time: where the model runs on a GPU, profile it with "
+            "This run recorded no device, so it has no device times. If the model runs on a GPU, use "
             'Profile(model, device="cuda"), or "xpu" or another kind; for a trace, with '
             "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
         )
     if all("device_ns" not in meta.measured for meta in run.metas):
         kind = run.meta.device_heading
         raise TorchprofError(
-            f"This run knows no device's time: {kind} was requested, but could not be recorded. run.warnings says why."
+            f"This run has no device times: {kind} was requested, but could not be recorded. run.warnings says why."
         )
     if not run.device_times and any(run.rows.columns["device_ns"]):
         raise TorchprofError(
-            "This run knows no times of its streams: record it again. "
-            'run.report("kernels") says how long its device was busy.'
+            'This run has no times by stream. run.report("kernels") says how long its device was busy.'
         )
 
 

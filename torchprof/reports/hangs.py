@@ -29,7 +29,7 @@ def about_hang(run: Run) -> Iterator[str]:
     where_each_is = "; ".join(
         f"{ranks_in_words(which)} {'was' if len(which) == 1 else 'were'} {where}" for where, which in places.items()
     )
-    yield f"A step had not ended when the recording did, after {lasted}: {where_each_is}."
+    yield f"A step was still running at the end of the recording, after {lasted}: {where_each_is}."
     for called, absent in dict(filter(None, missed.values())).items():
         yield f"{ranks_in_words(absent).capitalize()} had not called {called}, which others had."
 

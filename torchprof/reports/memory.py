@@ -37,7 +37,7 @@ def memory(
     - *Peak*: the peak inside one call above its start, layers below included, the largest over the calls; in backward,
       inside one uninterrupted interval of the layer's work;
     - *Activations*: the bytes of the outputs of one call; marked "first" if later calls may have had other shapes;
-    - *Kept for backward*: the bytes that one forward call, with the calls inside it, saved for backward, the mean over
+    - *Saved for backward*: the bytes that one forward call, with the calls inside it, saved for backward, the mean over
       the calls.
 
     These columns are for forward; backward and recompute have columns of their own after them, if they occurred.
@@ -83,7 +83,7 @@ def _phases(run: Run, phase: str | None) -> list[str]:
         raise TorchprofError(f"There is no phase {phase!r}. {suggest(str(phase), PHASES)}")
     if "cpu_allocated" not in run.meta.requested:
         raise TorchprofError(
-            "This run was recorded without memory: record it with torchprof.Profile(model, profile_memory=True), "
+            "Memory was not recorded. Use torchprof.Profile(model, profile_memory=True), "
             "or its trace with torch.profiler.profile(profile_memory=True)."
         )
     return list(run.phases()) if phase is None else [phase]
@@ -91,9 +91,7 @@ def _phases(run: Run, phase: str | None) -> list[str]:
 
 def _why_no_peaks(run: Run) -> str:
     if any(any(run.rows.columns[name]) for name in ("cpu_allocated", "device_allocated")):
-        return (
-            'An older torchprof wrote this run: it knows no peaks. What each layer allocated is in the "tree" report.'
-        )
+        return 'This run has no peaks: an older torchprof wrote it. What each layer allocated is in the "tree" report.'
     return "No allocation was recorded."
 
 
@@ -101,9 +99,9 @@ def _notes(run: Run) -> list[str]:
     """The sentences below the tables, the run's warnings last."""
     notes = warnings_of(run)
     if any(memory.before is None for memory in run.memory):
-        notes.insert(0, "What was there before the recording is unknown, and its frees: peaks may be lower than shown.")
+        notes.insert(0, "Memory from before the recording is unknown, and its frees: peaks may be lower than shown.")
     if run.timeline is not None and len(run.metas) > 1:
-        notes.insert(0, f"Memory over time is that of rank {run.timeline.rank}: of several ranks one timeline is kept.")
+        notes.insert(0, f"Memory over time is that of rank {run.timeline.rank}: a run has one timeline.")
     if run.memory and run.timeline is None:
-        notes.insert(0, "Of a run with_timeline=True (Profile, from_trace), memory over time is drawn here.")
+        notes.insert(0, "To see memory over time, record with_timeline=True (Profile, from_trace).")
     return notes

@@ -94,7 +94,7 @@ def columns_of_phases(phases: Sequence[str]) -> Iterator[Column]:
         yield CallPeakColumn(f"{lead}peak" if lead else "Peak", True, phase)
         if phase == FORWARD:
             yield ActivationsColumn("Activations")
-            yield KeptColumn("Kept for backward")
+            yield KeptColumn("Saved for backward")
 
 
 @dataclass(frozen=True)

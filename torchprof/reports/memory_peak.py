@@ -13,20 +13,21 @@ from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, NOT_SELECTED
 
 _MODELS_OWN = ("parameters", "buffers", "gradients")  # the kinds whose size at the start is known
-_FREED_SINCE = "(there at the start, freed since)"
+_FREED_SINCE = "(live at the start, freed since)"
 
 
 def about_peak(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> Iterator[str]:
     """The peak of one device: a sentence, the live memory by kind and by layer, and torch's allocator statistics."""
     device = name_of_device(run, memory)
     if memory.peak_bytes <= 0:
-        yield f"{device}: memory never rose above what there was at the start."
+        yield f"{device} peak: never above the start."
     elif not memory.held:
-        yield f"{device}: memory rose by {format_memory(memory.peak_bytes)} at most. This run says no more about it."
+        yield f"{device} peak: +{format_memory(memory.peak_bytes)} above the start. When and where was not recorded."
     else:
         where = _where_reached(run, memory)
-        when = f"{format_time(memory.peak_ns)} after the start" + (" of its cycle" if run.meta.cycles > 1 else "")
-        yield f"{device}: memory rose by {format_memory(memory.peak_bytes)} at most, {when}{where}. Alive then:"
+        start = "the start of its cycle" if run.meta.cycles > 1 else "the start"
+        when = f"above {start}, after {format_time(memory.peak_ns)}"
+        yield f"{device} peak: +{format_memory(memory.peak_bytes)} {when}{where}. Live at the peak:"
     if memory.held or memory.before:
         yield _by_kind(memory, tablefmt)
     if memory.held:
@@ -70,7 +71,7 @@ def _by_kind(memory: Memory, tablefmt: str | None) -> str:
         share = "" if kind == _FREED_SINCE else _share(nbytes, memory)
         rows.append([kind, format_memory(nbytes), share, format_number(blocks) if blocks else "", there])
     rows.append(["all", format_memory(memory.peak_bytes), "" if _FREED_SINCE in sums else format_share(1), "", ""])
-    return draw(["Kind", "At the peak", "Share", "Blocks", "There at the start"], rows, tablefmt)
+    return draw(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows, tablefmt)
 
 
 def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> str:

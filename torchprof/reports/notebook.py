@@ -113,13 +113,13 @@ def show_page(page: str, height: int) -> None:
     """
     if not isinstance(height, int) or height < 1:
         raise TorchprofError(f"height is a number of pixels, not {height!r}.")
-    elsewhere = 'Elsewhere run.export("report.html") writes the page into a file, for any browser.'
+    elsewhere = 'run.export("report.html") writes the page to a file.'
     try:
         shown = import_module("IPython.display")
         shell = import_module("IPython").get_ipython()
     except ImportError as error:
-        raise TorchprofError(f"show() is for notebooks, and needs IPython: pip install ipython. {elsewhere}") from error
+        raise TorchprofError(f"show() needs IPython: pip install ipython. {elsewhere}") from error
     if shell is None or "text/html" not in shell.display_formatter.active_types:
-        raise TorchprofError(f"show() works only in notebooks. {elsewhere}")
+        raise TorchprofError(f"show() is for notebooks only. {elsewhere}")
     frame = f'<iframe sandbox="allow-scripts" allow="clipboard-write" srcdoc="{escape(page)}"'
     shown.display(shown.HTML(f'<div>{frame} style="width: 100%; height: {height}px; border: 0"></iframe></div>'))

@@ -75,7 +75,7 @@ def ops(
         largest_by(columns, of_self=True),
         wholes=wholes,
         more_texts=more,
-        notes=[*about_wholes("what all rows took by themselves", wholes), *about_flops(run)],
+        notes=[*about_wholes("the self of all rows", wholes), *about_flops(run)],
         sort_by=sort_by,
         row_limit=row_limit,
         tablefmt=tablefmt,

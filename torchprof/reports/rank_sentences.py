@@ -24,7 +24,7 @@ _PARTS = {
     "step_wait_ns": "synchronization: the CPU waits for the device",
     "step_gc_ns": "Python's garbage collection",
 }
-_MAY_BE_CHANCE = "That may be chance: the steps are too few to tell, do not belong together, or were not kept."
+_MAY_BE_CHANCE = "This may be chance: too few steps, or steps that were not kept or not matched between ranks."
 
 
 def sentences(run: Run, balance: Balance) -> Iterator[str]:
@@ -46,19 +46,19 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
     if balance.late is not None and not late_first:
         yield from _about_late(run, balance.late, balance.slow is not None, unit)
     if len(work) < len(balance.ranks):
-        which = "any rank" if not work else "some ranks"
-        yield f"Which rank is slow nobody can tell: the own work of {which} is not known."
+        which = "all ranks" if not work else "some ranks"
+        yield f"Stragglers are unknown: so is the own work of {which}."
     elif balance.slow is None and balance.late is None:
         least, most = format_time(min(work)), format_time(max(work))
         over_steps = " (medians over the steps)" if is_median and any(meta.steps > 1 for meta in run.metas) else ""
-        yield f"No rank stands out: own work takes {least} to {most}{unit}{over_steps}."
+        yield f"No straggler found: own work takes {least} to {most}{unit}{over_steps}."
     if balance.inferred:
         yield (
-            f"The traces do not say between which ranks {balance.inferred} calls of collectives were: all "
-            f"{len(run.metas)} ranks of the job are here and made the same calls, so the group is inferred to be all."
+            f"The group of {balance.inferred} calls of collectives is not in the traces. All {len(run.metas)} ranks of "
+            "the job made the same calls, so the group is assumed to be all of them."
         )
     if any(layer.ranks for layer in run.layers):
-        yield "Some layers are on some ranks only: work differs by plan there."
+        yield "Some layers are only on some ranks: their work differs by design."
 
 
 def unit_of(run: Run) -> str:
@@ -77,7 +77,7 @@ def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str
     if are_more:
         yield f"The own work of {words} takes longer, too: {takes}{unit}, {the_others}."
     else:
-        are = "is the slow one: its" if is_one else "are the slow ones: their"
+        are = "is the straggler: its" if is_one else "are the stragglers: their"
         yield f"{words.capitalize()} {are} own work takes {takes}{unit}, {the_others}."
     who = "It" if is_one else "One of them"
     findings = []
@@ -85,7 +85,7 @@ def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str
         findings.append(f"the slowest in {often(slow.slowest)} {unit.removeprefix(' a ')}s")
     is_last = slow.last is not None and 2 * slow.last.times > slow.last.of
     if slow.last is not None and (is_last or are_more):
-        findings.append(f"the last to come in {often(slow.last)} collectives")
+        findings.append(f"the last to arrive in {often(slow.last)} collectives")
     if findings:
         yield f"{who} was {(' and ' if is_last else ', but ').join(findings)}."
     if slow.may_be_chance:
@@ -107,7 +107,7 @@ def _about_late(run: Run, late: Late, are_more: bool, unit: str) -> Iterator[str
     """Sentences about ranks that are late in collectives, though their own work is not longer as far as it is compared.
     ``are_more``: slow ranks were named before."""
     is_one = len(late.ranks) == 1
-    are = "is the slow one" if is_one else "are the slow ones"
+    are = "is the straggler" if is_one else "are the stragglers"
     if are_more:
         are = "is late, too" if is_one else "are late, too"
     waited = " to ".join(dict.fromkeys(format_time(ns) for ns in (min(late.late_ns), max(late.late_ns))))

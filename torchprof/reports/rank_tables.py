@@ -106,7 +106,7 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     yield texts("Slowest", lambda one: often(one.slowest))
     if balance.collectives:
         yield _waiting_column(run, ranks)
-        yield texts("Last to come", lambda one: often(one.last))
+        yield texts("Last to arrive", lambda one: often(one.last))
     yield from map(peaks, dict.fromkeys(kind for one in ranks for kind, _ in one.peaks))
     if any("flops" in meta.requested for meta in run.metas):
         flops, has_more = [one.flops for one in ranks], any(one.has_more_flops for one in ranks)
@@ -139,15 +139,15 @@ def _notes_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
         device = run.meta.device_heading
         where = "CPU" if balance.time == "cpu" else device
         of = "" if unit_of(run) else " in all that was recorded"
-        yield (f"Own work is time of the {where}{of}, communication left out.")
+        yield (f"Own work is time of the {where}{of}, without communication.")
     if any(lockstep.times for lockstep in run.lockstep.values()):
         yield (
-            f"Of more than {Lockstep.SIZE} steps or calls, so many are compared one by one, drawn by chance, the same "
-            "on all ranks: Slowest, How often, Last to come, Waiting and medians are of these."
+            f"Slowest, How often, Last to arrive, Waiting and medians are of {Lockstep.SIZE} steps or calls: a random "
+            "sample, the same on all ranks."
         )
     if any(one.waiting_ns is not None and one.waits_longer for one in balance.ranks):
-        why = "where ranks wait in several collectives at once, in some that cannot be told"
-        yield (f"{AT_LEAST}: {why}, or with ranks that are not here.")
+        why = "a rank waited in several collectives at once, in unmatched calls"
+        yield (f"{AT_LEAST}: {why}, or for ranks that are not in this run.")
 
 
 def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
@@ -234,7 +234,7 @@ def table_of_layers(
         which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
         notes.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} largest {which}.")
     if any(column.column.heading == _OF_FLOPS for column in columns) and any(one.more_flops for one in balance.layers):
-        notes.append("FLOPs are compared as far as they were counted: some operators have no formula.")
+        notes.append("FLOPs are lower bounds: some operators have no formula.")
     return stacked([draw([column.column.heading for column in columns], table, tablefmt), *notes])
 
 
@@ -270,21 +270,18 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
         f"Waiting{unit_of(run)}",
         "Waits most",
     ]
-    headings += ["Last to come", "How often"]
-    notes = ["A collective waits for the last rank to come; the rank may compute meanwhile, or wait in another, too."]
+    headings += ["Last to arrive", "How often"]
+    notes = ["A collective waits for the last rank to arrive. A rank may compute, or wait in another one, meanwhile."]
     if len(listed) > limit:
-        notes.append(
-            f"{len(listed) - limit} rows are hidden: shown are the {limit} in which ranks wait for the longest."
-        )
+        notes.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} in which ranks wait longest.")
     if any(one.waiting is None for one in listed):
         notes.append(
-            f"{UNKNOWN} under Waiting: nobody can tell which call of one rank belongs to which of another, as they did "
-            "it differently often, one alone recorded it, or it is not known between which ranks it was."
+            f"{UNKNOWN} under Waiting: calls of different ranks could not be matched: their numbers differ, only one "
+            "rank recorded them, or their group is unknown."
         )
     if any(one.wait_longer for one in listed):
         notes.append(
-            f"{AT_LEAST}: several are under way at once, or not all ranks of the group are here and another one may be "
-            "the last to come."
+            f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
         )
     return stacked([draw(headings, [cells(one) for one in listed[:limit]], tablefmt), *notes])
 

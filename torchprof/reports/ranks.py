@@ -59,7 +59,7 @@ def _of_one_rank(run: Run) -> str:
     of = f", of the {meta.world_size} of the job" if meta.world_size > 1 else ""
     missing = f" {ranks_in_words(run.missing_ranks).capitalize()} gave no run, or was not merged." if of else ""
     return (
-        f"This run is of rank {meta.rank} alone{of}: there is nothing to compare it with.{missing} torchprof.merge, or "
+        f"This run has only rank {meta.rank}{of}: there is no other rank to compare.{missing} torchprof.merge, or "
         "`python -m torchprof merge` with the files of all ranks, makes one run of them; prof.gather() does so inside "
         "of the job."
     )

@@ -261,4 +261,4 @@ def _outside_of_steps(loop: _Loop) -> Iterator[str]:
     left = loop.meta.wall_ns - loop.whole.sum
     if left > _MATTERS * loop.meta.wall_ns:
         share = f"{format_time(left)} ({left / loop.meta.wall_ns:.1%})"
-        yield f"{share} of the recorded time is in no step: it lies before or after the steps of a cycle."
+        yield f"{share} of the recorded time is in no step, but before or after the steps of a cycle."

@@ -48,10 +48,10 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
     the profiler; with a device it is unknown, because the device runs asynchronously: ``torchprof.benchmark`` measures
     it. *Throughput* is the first dimension of the model's first input over the latency; it is known if that input had
     the same shape in all calls. *FLOP/s* are the FLOPs of all forward calls over the device time if that was recorded,
-    else over the CPU time. *Share of peak* is FLOP/s over the peak that ``torchprof.peak`` measured on this device with
-    matrix products, for the type of most MACs. *Activations* are the bytes of the outputs of layers that call no other
-    layer, in one forward call; they are known if each of these layers was called once, or always on the same shapes.
-    *Peak memory* is the peak above the start of the block. A run of several ranks shows the lowest rank.
+    else over the CPU time. *MFU (% of peak)* is FLOP/s over the peak that ``torchprof.peak`` measured on this
+    device with matrix products, for the type of most MACs. *Activations* are the bytes of the outputs of layers that
+    call no other layer, in one forward call; they are known if each of these layers was called once, or always on the
+    same shapes. *Peak memory* is the peak above the start of the block. A run of several ranks shows the lowest rank.
 
     Raises TorchprofError for an unknown format and a negative depth.
     """
@@ -63,7 +63,7 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
         run = run.of_rank(run.meta.rank)
     models = [run.tree(FORWARD, root) for root in range(len(run.roots))]
     if not models:
-        sections = ["This run knows no layers: all its work is outside of them."]
+        sections = ["This run has no layers: all its work is outside of them."]
     else:
         varying = varying_calls(run), varying_work(run)
         figures = figures_of_layers(run, run.phases())
@@ -130,7 +130,7 @@ def _about_shapes(run: Run, *varying: Mapping[tuple[str, ...], bool | None]) -> 
     states = {state for of_layers in varying for state in of_layers.values()}
     shown = any(layer.input_shapes or layer.output_shapes for layer in run.layers) or "macs" in run.meta.measured
     if shown and states != {False} and states:
-        known = "Shapes vary over calls" if True in states else "Whether shapes vary over calls is not known"
+        known = "Shapes vary over calls" if True in states else "It is unknown whether shapes vary over calls"
         yield f'{known}: "first" are those of the first call, "mean" is of all forward calls of the model.'
 
 
@@ -193,7 +193,7 @@ def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Ite
     achieved = figures.rate(FORWARD, on_device, measured)
     yield "FLOP/s (mean)", achieved.text(format_count) or UNKNOWN
     peak = peak_of(run.meta, dtype_of_most_macs(run, root.layer.path[0]))
-    yield "Share of peak", (peak and achieved.text(lambda per_s: _share_of_peak(per_s, peak))) or UNKNOWN
+    yield "MFU (% of peak)", (peak and achieved.text(lambda per_s: _share_of_peak(per_s, peak))) or UNKNOWN
 
 
 def _activations(run: Run, root: Node) -> int | None:

@@ -34,7 +34,7 @@ _ALIKE = 3  # so many layers that are alike become one row
 _OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer has a row of its own
 _UNKNOWN_LAUNCH = Frame("label", LAUNCH_NOT_RECORDED)
 _NO_OPERATOR = {
-    "cpu_ns": "(between ops): no operator ran; that is Python, what it calls besides torch, or waiting for a thread.",
+    "cpu_ns": "(between ops): no operator ran: Python, other libraries, or waiting for a thread.",
     "device_ns": "(between ops): no operator launched it.",
 }
 

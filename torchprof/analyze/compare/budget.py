@@ -85,11 +85,11 @@ def assert_budget(
     """
     __tracebackhide__ = True  # pytest then shows the line of the test, not one of this file
     if not isinstance(limits, Mapping) or not limits:
-        raise TorchprofError(f'limits={limits!r:.80} holds no limits: write {{"cpu_total": "12ms"}}, say.')
+        raise TorchprofError(f'limits={limits!r:.80} has no limits. Example: {{"cpu_total": "12ms"}}.')
     read = [_limit(f"{target}: at most {bound}", target, bound) for target, bound in limits.items()]
     relative = next((limit for limit in read if limit.share is not None), None)
     if relative is not None and baseline is None:
-        raise TorchprofError(f"{relative.text!r} is relative, and to what? Give a run, or the file of one: baseline=.")
+        raise TorchprofError(f"{relative.text!r} is relative: pass baseline=, a run or the file of one.")
     after = as_run(run, "run", "assert_budget")
     before = after if baseline is None else as_run(baseline, "baseline", "assert_budget")
     outcomes = check(compare(before, after), read)
@@ -105,17 +105,17 @@ def limit_of(text: str) -> Limit:
     """Parse a limit of the command line: ``"features.*: cpu_total > +10%"``. Raises TorchprofError for invalid text."""
     target, sign, bound = text.rpartition(">")
     if not sign:
-        raise TorchprofError(f"{text!r} is no limit: it has no '>'. {_SYNTAX}.")
+        raise TorchprofError(f"{text!r} is not a limit: it has no '>'. {_SYNTAX}.")
     return _limit(text.strip(), target, bound.strip())
 
 
 def _limit(text: str, target: object, bound: object) -> Limit:
     match = _TARGET.fullmatch(target) if isinstance(target, str) else None
     if match is None:
-        raise TorchprofError(f"{text!r} is no limit: {target!r} names no measure. {_SYNTAX}.")
+        raise TorchprofError(f"{text!r} is not a limit: {target!r} is not a measure. {_SYNTAX}.")
     share = _SHARE.fullmatch(bound.strip()) if isinstance(bound, str) else None
     if isinstance(bound, bool) or not isinstance(bound, (str, int, float)):
-        raise TorchprofError(f"{text!r} is no limit: {bound!r} is no amount. {_SYNTAX}.")
+        raise TorchprofError(f"{text!r} is not a limit: {bound!r} is not an amount. {_SYNTAX}.")
     return Limit(text, match["pattern"], match["measure"], bound, share and Fraction(share[1]) / 100)
 
 
@@ -157,7 +157,7 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
         return
     if limit.measure == _STEP and _STEP in diff.whole:
         if limit.pattern is not None:
-            raise TorchprofError(f"{limit.text!r}: a step is one of the run and of no layer: write {_STEP!r} alone.")
+            raise TorchprofError(f"{limit.text!r}: a step belongs to the run, not to a layer. Write {_STEP!r} alone.")
         yield _Subject("the run", diff.whole[_STEP], Unit.TIME, False, False, lambda: "")
         return
     quantities = [one for one in diff.quantities if one.key == limit.measure]
@@ -168,8 +168,7 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
         raise _not_measured(diff, limit)
     if limit.pattern == OUTSIDE_NAME and not isinstance(quantities[0].what, Measure):
         raise TorchprofError(
-            f"{limit.text!r}: what runs outside of all layers has no {limit.measure}: limit its times, its net memory "
-            "or its FLOPs."
+            f"{limit.text!r}: work outside of all layers has no {limit.measure}. Limit its times, net memory or FLOPs."
         )
     for pair in _pairs(diff, limit):
         quantity = quantities[0]
@@ -206,8 +205,8 @@ def _pairs(diff: Diff, limit: Limit) -> list[Pair]:
         models = [pair for pair in layers if pair.after is not None and len(pair.after.path) == 1]
         if not models:
             raise TorchprofError(
-                f"{limit.text!r}: this run knows no layers, all its work is outside of them. Where it has steps, a "
-                f'limit can be on that: "{OUTSIDE_NAME}: cpu_total".'
+                f"{limit.text!r}: this run has no layers: all its work is outside of them. If it has steps, limit "
+                f'that work: "{OUTSIDE_NAME}: cpu_total".'
             )
         return models
     names = [tuple(one.path for one in (pair.before, pair.after) if one is not None) for pair in layers]
@@ -217,9 +216,7 @@ def _pairs(diff: Diff, limit: Limit) -> list[Pair]:
         raise TorchprofError(f"{limit.text!r}: {error}") from error
     there = [pair for pair in found if pair.how != REMOVED]
     if not there:
-        raise TorchprofError(
-            f"{limit.text!r}: {'.'.join(found[0].path)} was removed: there is nothing to hold the limit against."
-        )
+        raise TorchprofError(f"{limit.text!r}: {'.'.join(found[0].path)} was removed: there is no figure to check.")
     return there
 
 
@@ -254,8 +251,8 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
     figure = figure._replace(value=float(after))
     if subject.is_sum and diff.counted is None:
         raise TorchprofError(
-            f"{limit.text!r}: nobody knows how many calls of a model the run holds, so {limit.measure} of one is not "
-            "known: select the model itself, too (paths=), or mark steps with prof.step()."
+            f"{limit.text!r}: the run has no calls of a model and no steps, so {limit.measure} per call is unknown. "
+            "Select the model, too (paths=), or mark steps with prof.step()."
         )
     if limit.share is None:
         most = _amount(limit, subject.unit)
@@ -266,8 +263,8 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
         before = Fraction(change.before or 0)
         if before < 0:
             raise TorchprofError(
-                f"{limit.text!r}: {subject.name} had {show(float(before))} before, and no share of that is a limit: "
-                "write an amount."
+                f"{limit.text!r}: {subject.name} had {show(float(before))} before: a negative value has no increase "
+                "in percent. Write an amount."
             )
         most = before * (1 + limit.share)
         increase = f"{float(after / before - 1):+.1%}" if before else "from nothing"
@@ -283,10 +280,10 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
         return True, f"Limit exceeded: {sentence}{subject.parts()}"
     noise = change.noise
     if figure.bound is Bound.AT_LEAST:
-        reservation = " It counts, though a part of the time is not known, and so whether it is more than noise."
+        reservation = " It was not compared with noise: a part of the time is unknown."
         return True, f"Limit exceeded: {sentence}{subject.parts()}{reservation}"
     if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNDECIDED):
-        reservation = " It counts, though the runs hold too few calls or steps to tell it from noise."
+        reservation = " It was not compared with noise: the runs have too few calls or steps."
         return True, f"Limit exceeded: {sentence}{subject.parts()}{reservation}"
     median = noise.medians[1]
     if limit.share is None:
@@ -297,7 +294,7 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
         typical = f"the median went from {show(noise.medians[0])} to {show(median)}: {change.verdict}"
     if beyond:
         return True, f"Limit exceeded: {sentence}{subject.parts()}"
-    return False, f"Exceeded only within noise, which does not count: {sentence[:-1]}; {typical}."
+    return False, f"Exceeded within noise, so it passes: {sentence[:-1]}; {typical}."
 
 
 def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Quantity) -> str:
@@ -329,10 +326,10 @@ def _by_value(part: tuple[Pair, Figure]) -> float:
 def _unknown(limit: Limit, subject: _Subject, side: int, figure: Figure) -> TorchprofError:
     """The error for a limit on a figure that is unknown before (0) or after (1). ``figure`` may be a lower bound."""
     when = ("before", "in the run")[side]
-    least = f", only that it is {figure.text(FORMATS[subject.unit])}" if figure.is_known else ""
+    least = f", but {figure.text(FORMATS[subject.unit])}" if figure.is_known else ""
     return TorchprofError(
-        f"{limit.text!r}: {limit.measure} of {subject.name} is not known {when}{least}. {subject.why_unknown(side)} "
-        "A limit on an unknown figure cannot pass: limit another layer, or another measure."
+        f"{limit.text!r}: {limit.measure} of {subject.name} is unknown {when}{least}. {subject.why_unknown(side)} "
+        "A limit on an unknown figure cannot pass. Limit another layer or measure."
     )
 
 
@@ -340,7 +337,7 @@ def _why_unknown(diff: Diff, pair: Pair, quantity: Quantity, side: int) -> str:
     """Why a quantity of a layer, or of the work outside all layers, is unknown before (0) or after (1)."""
     run, layer, what = (diff.before, diff.after)[side], (pair.before, pair.after)[side], quantity.what
     if what == "params":
-        return "It holds parameters that nobody has counted, as a lazy layer does that was never called."
+        return "It has parameters of unknown size: a lazy layer that was never called."
     reasons: list[str] = []
     if isinstance(what, Measure):
         own = (OUTSIDE if pair.name == OUTSIDE_NAME else NOT_SELECTED,)
@@ -351,7 +348,7 @@ def _why_unknown(diff: Diff, pair: Pair, quantity: Quantity, side: int) -> str:
         incomplete = incomplete_phases(run).get(() if layer is None else layer.path)
         if incomplete is not None and quantity.phase in incomplete[quantity.is_self]:
             reasons.append("Compiled kernels that may have worked for it count for a layer above it.")
-    return " ".join(reasons) or "It was never called by itself, or not selected."
+    return " ".join(reasons) or "It was never called, or was not selected."
 
 
 def _at_or_below(run: Run, layer: Layer, is_self: bool) -> Sequence[int]:
@@ -373,7 +370,7 @@ def _not_measured(diff: Diff, limit: Limit) -> TorchprofError:
     keys += [one.key for one in diff.quantities]
     which = "This run did not measure" if diff.before is diff.after else "These runs did not both measure"
     return TorchprofError(
-        f"{limit.text!r}: {which} {limit.measure!r}, if there is such a thing. {suggest(limit.measure, keys)} "
+        f"{limit.text!r}: {which} {limit.measure!r}. {suggest(limit.measure, keys)} "
         "Memory needs profile_memory=True (--memory), FLOPs with_flops=True (--flops), the step prof.step()."
     )
 
@@ -388,6 +385,6 @@ def _amount(limit: Limit, unit: Unit) -> Fraction:
     elif unit is not Unit.TIME and math.isfinite(bound) and bound >= 0:
         return Fraction(bound)
     raise TorchprofError(
-        f"{limit.text!r}: {bound!r} is no limit of {limit.measure}. Write an amount with its unit "
+        f"{limit.text!r}: {bound!r} is not a limit of {limit.measure}. Write an amount with its unit "
         f"({', '.join(filter(None, UNITS[unit]))}), as in {EXAMPLES[unit]}, or an increase, as in +10%."
     )

@@ -58,7 +58,7 @@ def as_run(run: object, name: str, function: str) -> Run:
     if isinstance(run, (str, PathLike)):
         return load(fspath(run))
     raise TorchprofError(
-        f"{name} is {type(run).__name__}, no run: {function} takes `prof.run`, or the path of a file that "
+        f"{name} is {type(run).__name__}, not a run. {function} takes `prof.run`, or the path of a file that "
         "`prof.run.save(path)` wrote."
     )
 

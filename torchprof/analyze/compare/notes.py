@@ -48,15 +48,12 @@ class Notes:
     def _about_counts(self) -> Iterator[str]:
         new, counts = self.runs[1], self.counted.counts
         if self.counted.what is None and new.layers:
-            yield (
-                "Nobody knows how many calls of a model these runs hold, or how many steps: figures are totals of the "
-                "runs."
-            )
+            yield ("Figures are totals of the runs: the number of calls of a model, or of steps, is unknown.")
         if self.counted.unit is not None:
             what = f"forward call{{}} of {self.counted.model}" if self.counted.unit == "call" else "step{}"
             yield (
                 f"The runs recorded different numbers of {what.format('s')}: {counts[0]} before, {counts[1]} "
-                f"after. Times, FLOPs, calls and net memory are those of one {what.format('')}."
+                f"after. Times, FLOPs, calls and net memory are per {what.format('')}."
             )
         if self.counted.unit == "call":
             for before, after, _ in self.matches:
@@ -65,8 +62,8 @@ class Notes:
                 calls = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
                 if calls[0] * counts[1] != calls[1] * counts[0]:
                     yield (
-                        f"{new.layers[after].name} was called {calls[0]} times before and {calls[1]} times after: not "
-                        f"as often for each call of {self.counted.model}."
+                        f"{new.layers[after].name} was called {calls[0]} times before and {calls[1]} times after. "
+                        f"Its number of calls per call of {self.counted.model} differs."
                     )
 
     def _about_models(self) -> Iterator[str]:
@@ -75,7 +72,7 @@ class Notes:
             if before is not None and after is not None and len(new.layers[after].path) == 1:
                 one, other = old.layers[before], new.layers[after]
                 if one.path[-1] != other.path[-1]:
-                    yield f"The model is {other.name} after, and was {one.name} before."
+                    yield f"The models differ: {one.name} before, {other.name} after."
                 for what, was, now in differences_of(one, other, with_settings=False):
                     if what in ("input shapes", "training"):
                         yield _unlike(f"{what} of {other.name}", was, now)
@@ -92,7 +89,7 @@ class Notes:
         phases = [set(run.phases()) for run in self.runs]
         for phase in PHASES:
             if (phase in phases[0]) != (phase in phases[1]):
-                yield f"Only the run {'before' if phase in phases[0] else 'after'} holds any {phase} work."
+                yield f"Only the run {'before' if phase in phases[0] else 'after'} has {phase} work."
 
     def _about_measures(self) -> Iterator[str]:
         old, new = self.sides
@@ -101,12 +98,12 @@ class Notes:
             measured = [names <= side.measured for side in (old, new)]
             if measured[0] != measured[1]:
                 heading = measure.heading.format(device=self.device)
-                yield f"{heading} was measured only {'before' if measured[0] else 'after'}, so it is not compared."
+                yield f"{heading} is not compared: it was measured only {'before' if measured[0] else 'after'}."
         flags = [dict(run.meta.flags) for run in self.runs]
         for flag in flags[0]:
             if flag in flags[1] and flags[0][flag] != flags[1][flag]:
                 where = "before" if flags[0][flag] else "after"
-                yield f"{flag} was on only {where}: what a profiler records besides takes time of its own."
+                yield f"{flag} was on only {where}. It adds profiler overhead to the times."
 
     def _about_conditions(self) -> Iterator[str]:
         old, new = (run.meta for run in self.runs)
@@ -119,10 +116,10 @@ class Notes:
         say_all = ["torch" in words_of for words_of in words]
         if say_all[0] != say_all[1]:
             which = "before" if say_all[1] else "after"
-            yield f"The run {which} does not say all of what it ran on: it was read from a trace."
+            yield f"The environment of the run {which} is incomplete: it was read from a trace."
         elif bool(old.environment) != bool(new.environment):
             which = "before" if new.environment else "after"
-            yield f"The run {which} does not say what it ran on."
+            yield f"The environment of the run {which} was not recorded."
         if not all(say_all):  # what only one run states is unknown for the other
             words = [{name: words[at][name] for name in words[at] if name in words[1 - at]} for at in (0, 1)]
         for conditions in (
@@ -182,4 +179,4 @@ def _selected(run: Run) -> str:
 
 
 def _unlike(what: str, before: str, after: str) -> str:
-    return f"Not the same: {what}: {before} before, {after} after."
+    return f"Different {what}: {before} before, {after} after."

@@ -146,7 +146,7 @@ def _called(diff: Diff, name: str) -> Quantity:
         if name in (quantity.key, quantity.heading):
             return quantity
     keys = [quantity.key for quantity in diff.quantities]
-    raise TorchprofError(f"Both runs measured no {name!r}. {suggest(str(name), keys)}")
+    raise TorchprofError(f"Not measured in both runs: {name!r}. {suggest(str(name), keys)}")
 
 
 def _order(
@@ -184,11 +184,11 @@ def _notes(
     same: int, unknown: int, hidden: int, quantities: Sequence[Quantity], shown: Sequence[Pair]
 ) -> Iterator[str]:
     if same:
-        yield f"The same in all of this: {same} row{'s' if same > 1 else ''}, not shown."
+        yield f"Not shown: {same} row{'s' if same > 1 else ''} without a change."
     if unknown:
-        yield f"Not known in all of this: {unknown} row{'s' if unknown > 1 else ''}, not shown."
+        yield f"Not shown: {unknown} row{'s' if unknown > 1 else ''} with unknown changes."
     if hidden > 0:
-        yield f"{hidden} more row{'s are' if hidden > 1 else ' is'} hidden: shown are those that changed most."
+        yield f"{hidden} more row{'s are' if hidden > 1 else ' is'} hidden: shown are the largest changes."
     verdicts = {
         pair.changes[one.key].verdict
         for pair in shown
@@ -199,9 +199,9 @@ def _notes(
         and pair.how not in (ADDED, REMOVED)
     }
     if WITHIN_NOISE in verdicts:
-        yield "~ and within noise: no more than times differ from call to call in the runs by themselves."
+        yield "~ and within noise: no more than the spread over calls or steps in each run."
     if UNDECIDED in verdicts:
-        yield "? and noise unknown: the runs hold too few calls, or no steps, to tell. See docs/compare.md."
+        yield "? and noise unknown: too few calls or steps for a test. See docs/compare.md."
 
 
 def value_text(quantity: Quantity, change: Change, side: int) -> str:
@@ -289,7 +289,7 @@ def changes_of_layers(diff: Diff) -> Iterator[tuple[str, list[str]]]:
         if lines:
             yield name, [*map(printable, lines[:_NAMED])]
         if hidden > 0:
-            yield "", [f"{name}: {hidden} more layer{'s' if hidden > 1 else ''}, not told here."]
+            yield "", [f"{name}: {hidden} more layer{'s' if hidden > 1 else ''}, not shown."]
 
 
 def _settings(before: str, after: str) -> str:
@@ -362,7 +362,7 @@ def _in_words(pair: Pair, quantity: Quantity) -> str:
     was, now = (value_text(quantity, change, side) for side in (0, 1))
     if change.difference is None:
         known = f": {was} before, {now} after" if (was, now) != (UNKNOWN, UNKNOWN) else ""
-        return f"the change of {quantity.heading} is not known{known}"
+        return f"the change of {quantity.heading} is unknown{known}"
     if change.difference == 0:
         return f"{quantity.heading} is the same, {now}"
     verdict = f", {verdict_text(change)}" if quantity.is_time else ""
