@@ -250,7 +250,7 @@ def test_the_layers_that_were_asked_for(layers: Any, shown: list[str]) -> None:
         (1.5, "depth of 0 or more.* not 1.5"),
         ("Net.bb", "No module .*'Net.bb'.*'Net.b'"),
         (["a", "c"], "No module .*'c'"),
-        ([3], "3 is no path"),
+        ([3], "3 is not a path"),
     ],
 )
 def test_bad_layers_raise(layers: Any, words: str) -> None:

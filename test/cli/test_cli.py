@@ -525,7 +525,7 @@ def test_show_of_a_file_that_is_not_a_run_is_an_error(net: Path, capsys: pytest.
     assert main(["show", "missing.json"]) == 2
     assert "missing.json" in capsys.readouterr().err
     assert main(["show", "net.py"]) == 2
-    assert "It is no run that torchprof saved, either" in capsys.readouterr().err
+    assert "It is not a run saved by torchprof, either" in capsys.readouterr().err
     (net / "empty").mkdir()
     assert main(["show", "empty"]) == 2
     assert "empty is a folder without traces" in capsys.readouterr().err

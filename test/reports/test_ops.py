@@ -750,7 +750,7 @@ def test_the_table_of_layers() -> None:
     [
         ("ops", {"layer": "c"}, ["No module", "'c'", "Net.a"]),
         ("ops", {"layer": "a.*"}, ["No module", "a.*"]),
-        ("ops", {"layer": 3}, ["3 is no path", "dotted"]),
+        ("ops", {"layer": 3}, ["3 is not a path", "dotted"]),
         ("ops", {"phase": "backwards"}, ["backwards", "backward"]),
         ("ops", {"sort_by": "cpu"}, ["no column 'cpu'", "self_cpu_total"]),
         ("ops", {"sort_by": ["calls"]}, ["no column ['calls']"]),
