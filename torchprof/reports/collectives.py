@@ -102,7 +102,7 @@ def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
     return as_lower_bound(cell) if is_bound else cell
 
 
-@report("collectives", "what ranks exchange: bytes, bandwidth, by layer", answers="waits")
+@report("collectives", "collectives between ranks: bytes, bandwidth and time, by layer", answers="waits")
 def collectives(run: Run, *, tablefmt: str | None = None) -> str:
     """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 

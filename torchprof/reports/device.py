@@ -16,7 +16,7 @@ from torchprof.run.timeline import DeviceTime
 _HEADINGS = ("Stream", "Kernels", "Busy", "Of span", "Computing", "Communication", "Copying")
 
 
-@report("device", "for how long each device computed, communicated and was idle", answers="time")
+@report("device", "the time of each device: computing, overlapped and exposed communication, idle", answers="time")
 def device(run: Run, *, tablefmt: str | None = None) -> str:
     """The time of each device within its span: from the start of its first work to the end of its last.
 

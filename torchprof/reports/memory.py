@@ -17,7 +17,7 @@ from torchprof.run.words import PHASES
 _LIVE_SHOWN = 10
 
 
-@report("memory", "what was allocated at the peak, by layer and kind, and the peak of each layer", answers="fit")
+@report("memory", "live memory at the peak by layer and kind, peaks of layers, saved activations", answers="fit")
 def memory(
     run: Run,
     *,
