@@ -36,7 +36,8 @@ def device(run: Run, *, tablefmt: str | None = None) -> str:
         table = [_row(str(one.stream), one.kernels, one[2:], time.span_ns) for one in time.streams]
         whole = (time.busy_ns, time.compute_ns, time.communication_ns, time.copy_ns)
         table.append(_row("(all)", sum(one.kernels for one in time.streams), whole, time.span_ns))
-        texts += [name, draw(_HEADINGS, table, tablefmt), stacked(_sentences(time, metas[time.rank]))]
+        drawn = draw(_HEADINGS, table, tablefmt).of("streams", device=time.device, rank=time.rank)
+        texts += [name, drawn, stacked(_sentences(time, metas[time.rank]))]
     if not texts:
         wall = run.meta.wall_ns
         texts.append(f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}.")
