@@ -34,7 +34,8 @@ def layers_using(
     ``phase``: "forward", "backward" or "recompute"; None: their sum. ``sort_by``, ``row_limit`` and ``tablefmt`` are as
     in "ops"; the default order is by total time, of the device if that was measured.
 
-    Raises TorchprofError if ``op`` is not in the run, for an unknown phase, column or format, and for a negative number.
+    Raises TorchprofError if ``op`` is not in the run, for an unknown phase, column or format, and for a negative
+    number.
     """
     op = {operator_name(operator): operator.name for operator in operators(run)}.get(op, op)  # by the name in the table
     found = layers_of_operator(run, op, phase=phase)

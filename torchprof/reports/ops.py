@@ -1,4 +1,4 @@
-"""The ops report: the cost of each operator, in the whole run or in some layers; or the layers that use one operator."""
+"""The ops report: the cost of each operator, in the whole run or in some layers; or the layers that use one."""
 
 from __future__ import annotations
 
