@@ -74,7 +74,8 @@ def test_data_has_the_rows_and_figures_of_the_text(kind: str, name: str) -> None
         for row, cells in zip(table["rows"], rows):
             for column, cell in zip(table["columns"], cells):
                 key, unit = column["key"], column["unit"]
-                assert (key in row) is (cell != ""), (key, cell)
+                is_statistic = "statistic" in row and cell == f"({row['statistic']})"  # over all ranks
+                assert (key in row) is (cell != "" and not is_statistic), (key, cell)
                 assert (row.get(key, "") is None) is (cell == "–"), (key, cell)
                 assert (key in row.get("at_least", [])) is cell.startswith("≥")
                 if unit and isinstance(row.get(key), (int, float)):
@@ -97,6 +98,19 @@ def test_rows_of_the_tree_are_layers_by_path_and_add_up(kind: str) -> None:
         forward = [row for row in run.rows if row.phase == "forward"]
         known_ns = sum(row.get("self_cpu_total") or 0 for row in rows)
         assert known_ns + outside == sum(row.cost.cpu_ns for row in forward)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", REPORTS)
+def test_tables_of_a_report_have_names_and_columns_have_one_type(kind: str, name: str) -> None:
+    with suppress(TorchprofError):  # this kind of run has no such report
+        tables = KINDS[kind]().report(name, **OPTIONS.get(name, {})).data["tables"]
+        names = [(table["name"], table.get("rank"), table.get("device")) for table in tables]
+        assert len(names) == len(set(names)) and all(one for one, _, _ in names)
+        for table in tables:
+            for column in table["columns"]:
+                values = [row[column["key"]] for row in table["rows"] if row.get(column["key"]) is not None]
+                assert all(isinstance(value, (int, float) if column["unit"] else str) for value in values), column
 
 
 def test_rows_of_operators_have_the_layer_in_which_they_ran() -> None:

@@ -102,7 +102,7 @@ def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
     return as_lower_bound(cell) if is_bound else cell
 
 
-@report("collectives", "what ranks exchange: bytes, bandwidth, by layer", answers="waits")
+@report("collectives", "collectives between ranks: bytes, bandwidth and time, by layer", answers="waits")
 def collectives(run: Run, *, tablefmt: str | None = None) -> str:
     """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 
@@ -134,12 +134,12 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
         ["Collective", "Group", "Ranks", "Type", "In", "Out", *on, "Calls", time, "Avg", "Share", "Bandwidth"],
         [[*of, *took, total.bandwidth_text] for of, total, took in summed(_what)],
         tablefmt,
-    )
+    ).of("by_collective")
     where = draw(
         ["Module", "Phase", *on, "Bytes", "Calls", time, "Avg", "Share"],
         [[*of, total.bytes_text, *took] for of, total, took in summed(_where)],
         tablefmt,
-    )
+    ).of("by_layer")
     wholes_in_words = [f"{format_time(ns)} {names[on_host]} time" for on_host, ns in wholes.items() if ns]
     notes = [f"100 % is all communication: {', '.join(wholes_in_words)}."] if wholes_in_words else []
     if wholes[True]:

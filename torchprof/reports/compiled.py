@@ -17,7 +17,7 @@ from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 
-@report("compiled", "what torch.compile made: regions, overhead, graph breaks", answers="why")
+@report("compiled", "torch.compile: regions, overhead, graph breaks, compilation", answers="why")
 def compiled(run: Run, *, tablefmt: str | None = None) -> str:
     """Every region of torch.compile that ran: where it is, its calls, and its times.
 

@@ -14,21 +14,22 @@ def data_of(name: str, text: str) -> dict[str, Any]:
     """What JSON stores of the text of a report.
 
     - ``report``: its name.
-    - ``tables``: each has ``columns``, with ``key``, ``heading`` and ``unit`` ("ns", "bytes", "count", "share" as a
-      fraction of 1, …; "" for text), and ``rows``. A row has an entry for each column, by key: none if the cell is
-      empty, null if the figure is unknown. ``at_least`` lists the columns in which the figure is a lower bound. Ids
-      that are no column, such as the ``layer`` of an operator, are entries, too.
+    - ``tables``: each has a ``name``, ``columns`` and ``rows``, and the ``rank`` and ``device`` that it is about, if it
+      is about one. A column has ``key``, ``heading`` and ``unit`` ("ns", "bytes", "count", "share" as a fraction of 1,
+      …; "" for text). A row has an entry for each column, by key: none if the cell is empty, null if the figure is
+      unknown. ``at_least`` lists the columns in which the figure is a lower bound. Ids that are no column, such as the
+      ``layer`` of an operator, are entries, too.
     - ``sentences``: all other text, in the order of the report.
     """
     parts = [*tables_and_sentences(text)]
     return {
         "report": name,
-        "tables": [_data_of_table(part) for part in parts if isinstance(part, ReportTable)],
+        "tables": [_data_of_table(part, name) for part in parts if isinstance(part, ReportTable)],
         "sentences": [str(part) for part in parts if not isinstance(part, ReportTable)],
     }
 
 
-def _data_of_table(table: ReportTable) -> dict[str, Any]:
+def _data_of_table(table: ReportTable, report: str) -> dict[str, Any]:
     keys = _keys(table.headings)
     rows = [row for row in table.rows if not isinstance(row, Continued)]
     units: dict[str, str] = {}
@@ -39,7 +40,12 @@ def _data_of_table(table: ReportTable) -> dict[str, Any]:
     columns = [
         {"key": key, "heading": heading, "unit": units.get(key, "")} for key, heading in zip(keys, table.headings)
     ]
-    return {"columns": columns, "rows": [_data_of_row(keys, row) for row in rows]}
+    return {
+        "name": table.name or report,
+        **table.ids,
+        "columns": columns,
+        "rows": [_data_of_row(keys, row) for row in rows],
+    }
 
 
 def _keys(headings: Sequence[str]) -> list[str]:
@@ -56,7 +62,8 @@ def _data_of_row(keys: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
     bounds = []
     for key, cell in zip(keys, row):
         if isinstance(cell, ReportCell):
-            data[key] = cell.value
+            if cell.value is not None:
+                data[key] = cell.value
             data.update((name, value) for name, value in cell.ids.items() if name not in keys)
             bounds += [key] if cell.at_least else []
         elif cell == UNKNOWN:

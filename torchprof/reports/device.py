@@ -16,7 +16,7 @@ from torchprof.run.timeline import DeviceTime
 _HEADINGS = ("Stream", "Kernels", "Busy", "Of span", "Computing", "Communication", "Copying")
 
 
-@report("device", "for how long each device computed, communicated and was idle", answers="time")
+@report("device", "the time of each device: computing, overlapped and exposed communication, idle", answers="time")
 def device(run: Run, *, tablefmt: str | None = None) -> str:
     """The time of each device within its span: from the start of its first work to the end of its last.
 
@@ -36,7 +36,8 @@ def device(run: Run, *, tablefmt: str | None = None) -> str:
         table = [_row(str(one.stream), one.kernels, one[2:], time.span_ns) for one in time.streams]
         whole = (time.busy_ns, time.compute_ns, time.communication_ns, time.copy_ns)
         table.append(_row("(all)", sum(one.kernels for one in time.streams), whole, time.span_ns))
-        texts += [name, draw(_HEADINGS, table, tablefmt), stacked(_sentences(time, metas[time.rank]))]
+        drawn = draw(_HEADINGS, table, tablefmt).of("streams", device=time.device, rank=time.rank)
+        texts += [name, drawn, stacked(_sentences(time, metas[time.rank]))]
     if not texts:
         wall = run.meta.wall_ns
         texts.append(f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}.")

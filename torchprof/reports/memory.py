@@ -17,7 +17,7 @@ from torchprof.run.words import PHASES
 _LIVE_SHOWN = 10
 
 
-@report("memory", "what was allocated at the peak, by layer and kind, and the peak of each layer", answers="fit")
+@report("memory", "live memory at the peak by layer and kind, peaks of layers, saved activations", answers="fit")
 def memory(
     run: Run,
     *,
@@ -70,7 +70,8 @@ def memory(
             keep_top(lines, sorting or columns[0], top, depth)
             hidden = [what_is_hidden(lines, sorting or columns[0], top, depth)]
         heading = "Module" if len(run.memory) == 1 else f"Module, on {name_of_device(run, one)}"
-        parts += [draw_entries(heading, lines, columns, depth, tablefmt), *hidden]
+        drawn = draw_entries(heading, lines, columns, depth, tablefmt)
+        parts += [drawn.of("layers", device=one.device, rank=one.rank), *hidden]
     if not run.memory:
         parts.append(_why_no_peaks(run))
     notes = _notes(run)

@@ -11,7 +11,7 @@ from torchprof.analyze.columns import Column, CostColumn, SelfOrTotalColumn
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.varying import varying_calls
 from torchprof.reports.entries import Entry
-from torchprof.reports.text import branches, draw
+from torchprof.reports.text import ReportTable, branches, draw
 from torchprof.run.cost import UNKNOWN, Cost, Measure, ReportCell, Unit, format_memory
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
@@ -184,7 +184,7 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
 
 def draw_entries(
     heading: str, lines: Sequence[Entry], columns: Sequence[Column], depth: int | None, tablefmt: str | None
-) -> str:
+) -> ReportTable:
     """The rows as a table; ``heading`` is that of the first column."""
 
     def below(line: Entry, level: int) -> list[Entry]:

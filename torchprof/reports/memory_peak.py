@@ -35,7 +35,7 @@ def about_peak(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt
     if memory.allocator:
         headings = [f"torch's allocator of {device}", "At the start", "At the end"]
         rows = [[name, format_memory(start), format_memory(end)] for name, start, end in memory.allocator]
-        yield draw(headings, rows, tablefmt)
+        yield draw(headings, rows, tablefmt).of("allocator", device=memory.device, rank=memory.rank)
 
 
 def name_of_device(run: Run, memory: Memory) -> str:
@@ -71,7 +71,8 @@ def _by_kind(memory: Memory, tablefmt: str | None) -> str:
         share = "" if kind == _FREED_SINCE else _share(nbytes, memory)
         rows.append([kind, format_memory(nbytes), share, format_number(blocks) if blocks else "", there])
     rows.append(["all", format_memory(memory.peak_bytes), "" if _FREED_SINCE in sums else format_share(1), "", ""])
-    return draw(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows, tablefmt)
+    drawn = draw(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows, tablefmt)
+    return drawn.of("live_by_kind", device=memory.device, rank=memory.rank)
 
 
 def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> str:
@@ -94,7 +95,8 @@ def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt:
         nbytes, blocks = (sum(entry[at] for _, entry in largest[shown:]) for at in (0, 1))
         others = f"({len(largest) - shown} more)"
         rows.append([others, "", "", format_memory(nbytes), _share(nbytes, memory), format_number(blocks)])
-    return draw(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows, tablefmt)
+    drawn = draw(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows, tablefmt)
+    return drawn.of("live_by_layer", device=memory.device, rank=memory.rank)
 
 
 def _share(nbytes: int, memory: Memory) -> str:

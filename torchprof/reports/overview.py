@@ -106,7 +106,7 @@ def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bo
             table[column.heading] = [*map(_painted, cells[column], shares)]
     left_out = [column.heading for column in columns if column not in shown]
     about_hidden = _about_hidden(entries, every, left_out, [each.heading] if each in shown else [], whole)
-    return stacked([draw([*table], [*zip(*table.values())]), *about_hidden])
+    return stacked([draw([*table], [*zip(*table.values())]).of("layers"), *about_hidden])
 
 
 def _about_hidden(

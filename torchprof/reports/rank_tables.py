@@ -73,7 +73,7 @@ def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | 
     if hidden:
         notes.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
     notes += _notes_of_ranks(run, balance)
-    return stacked([draw([column.heading for column in columns], table, tablefmt), *notes])
+    return stacked([draw([column.heading for column in columns], table, tablefmt).of("ranks"), *notes])
 
 
 def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
@@ -97,7 +97,11 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     def positions_in(dim: str) -> _RankColumn:
         return texts(printable(dim), lambda one: positions[one.rank].get(dim, UNKNOWN))
 
-    yield _RankColumn("Rank", lambda one: format_number(one.rank), lambda statistic: f"({statistic.name})")
+    yield _RankColumn(
+        "Rank",
+        lambda one: format_number(one.rank),
+        lambda statistic: ReportCell(f"({statistic.name})", ids={"statistic": statistic.name}),
+    )
     yield from map(positions_in, dict.fromkeys(dim.name for meta in run.metas for dim in meta.mesh))
     yield texts("Steps", lambda one: format_number(one.steps))
     yield figures(f"Own work{unit_of(run)}", lambda one: one.work_ns, _time)
@@ -235,7 +239,7 @@ def table_of_layers(
         notes.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} largest {which}.")
     if any(column.column.heading == _OF_FLOPS for column in columns) and any(one.more_flops for one in balance.layers):
         notes.append("FLOPs are lower bounds: some operators have no formula.")
-    return stacked([draw([column.column.heading for column in columns], table, tablefmt), *notes])
+    return stacked([draw([column.column.heading for column in columns], table, tablefmt).of("layers"), *notes])
 
 
 def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str | None) -> str:
@@ -283,7 +287,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
         notes.append(
             f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
         )
-    return stacked([draw(headings, [cells(one) for one in listed[:limit]], tablefmt), *notes])
+    return stacked([draw(headings, [cells(one) for one in listed[:limit]], tablefmt).of("collectives"), *notes])
 
 
 def _group(group: GroupOfRanks | None) -> list[str]:

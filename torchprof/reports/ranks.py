@@ -14,7 +14,7 @@ from torchprof.run.run import Run
 _LINES = 15
 
 
-@report("ranks", "which rank is slow, where, and who waits for it", answers="waits")
+@report("ranks", "stragglers: which rank is slow, where, and how long others wait", answers="waits")
 def ranks(
     run: Run,
     *,

@@ -46,8 +46,12 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
         loop = _Loop(run, meta)
         if len(run.metas) > 1:
             texts.append(f"Rank {meta.rank}")
-        for headings, table in (_duration(loop), _parts(loop), _tree(loop, depth, top)):
-            texts.append(draw(headings, table, tablefmt))
+        for name, (headings, table) in {
+            "duration": _duration(loop),
+            "parts": _parts(loop),
+            "layers": _tree(loop, depth, top),
+        }.items():
+            texts.append(draw(headings, table, tablefmt).of(name, rank=meta.rank))
         notes += _outside_of_steps(loop)
     notes += warnings_of(run)
     return spaced([*texts, stacked(notes)])

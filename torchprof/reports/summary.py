@@ -35,7 +35,7 @@ _COUNTED = {measure.fields[0][0]: measure for measure in MEASURES}
 _Path = tuple[str, ...]
 
 
-@report("summary", "every layer with shapes and parameters, and the figures of the model", answers="fit")
+@report("summary", "every layer with shapes and parameters; latency, FLOPs and MFU of the model", answers="fit")
 def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> str:
     """Every layer with its type, depth, shapes, parameters and MACs; below the table, the figures of each model.
 

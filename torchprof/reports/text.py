@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
@@ -57,10 +57,17 @@ class ReportTable(str):
     """The text of a table, with its headings and the cells of its rows. A cell that is a figure or an id is a
     ``ReportCell``."""
 
-    __slots__ = ("headings", "rows")
+    __slots__ = ("headings", "ids", "name", "rows")
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    name: str
+    ids: Mapping[str, str | int]
+
+    def of(self, name: str, **ids: str | int) -> ReportTable:
+        """This table with its name in data; ``ids``: the rank or the device that it is about."""
+        self.name, self.ids = name, ids
+        return self
 
 
 class Continued(list[str]):
@@ -90,7 +97,7 @@ def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str 
         raise TorchprofError(f"tabulate has no format {tablefmt!r}. {suggest(str(tablefmt), tabulate_formats)}")
     drawn = ReportTable(text)
     drawn.headings, drawn.rows = headings, table
-    return drawn
+    return drawn.of("")
 
 
 def joined(parts: Iterable[str], separator: str) -> Joined:

@@ -163,7 +163,7 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None)
     table = [[format_share(one.share), show(one.amount), one.name, one.kind, one.phase, one.work] for one in found]
     # A source line may follow "(between ops)".
     about_gaps = _NO_OPERATOR[field] if any(one.work.startswith(BETWEEN_OPS) for one in found) else ""
-    drawn = draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt)
+    drawn = draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt).of(f"largest_by_{field}")
     return stacked(filter(None, [drawn, about_gaps, about_hidden]))
 
 

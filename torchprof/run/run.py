@@ -89,8 +89,12 @@ class Run:
         return output("printed")(self)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        of = ", ".join(self.meta.model) or "a trace"
-        return f"<Run of {of}: {len(self.layers)} layers, {len(self.rows)} rows>"
+        about = ", ".join(self.meta.model) or "a trace"
+        counts = [
+            f"{len(of)} {name}{'' if len(of) == 1 else 's'}"
+            for of, name in ((self.layers, "layer"), (self.rows, "row"))
+        ]
+        return f"<Run of {about}: {', '.join(counts)}>"
 
     @property
     def meta(self) -> Meta:
