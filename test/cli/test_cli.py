@@ -546,7 +546,7 @@ def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture
     assert main(["profile", "net.py:Net", "--input", "3,8", "--memory", "-o", "run.json"]) == 0
     run = torchprof.load("run.json")
     capsys.readouterr()
-    for report in ("ops", "top", "memory", "between", "calls"):
+    for report in ("ops", "top", "memory", "python", "calls"):
         assert main(["show", "run.json", "--report", report]) == 0
         assert capsys.readouterr().out == run.report(report) + "\n"
     assert main(["show", "run.json", "--report", "memory", "--depth", "0", "--tablefmt", "github"]) == 0
@@ -598,7 +598,7 @@ def test_show_prints_all_sections_and_with_table_options_only_the_table(
         run.report("top", limit=5),
         run.report("overview", places=0, width=terminal_width()).split("\n\n")[1],
         run.report("ops", row_limit=12),
-        run.report("between", limit=5),
+        run.report("python", limit=5),
         run.report("memory", depth=1),
         run.report("calls", depth=1),
     ):
