@@ -46,7 +46,7 @@ print("\nWhere in the code the same time was spent:\n")
 print(run.report("ops", layer="blocks.*.attention", phase="forward", group_by_stack_n=2, row_limit=3))
 
 print("\nThe other way round: the layers that spend time in aten::addmm:\n")
-print(run.report("layers", op="aten::addmm", row_limit=6))
+print(run.report("ops", op="aten::addmm", row_limit=6))
 
 if cuda:
     print("\nWhat ran on the GPU, and how long it was idle:\n")

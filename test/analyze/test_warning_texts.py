@@ -61,7 +61,7 @@ def test_a_warning_of_several_ranks_appears_once_with_its_ranks() -> None:
     run = of_ranks([["Mine.", "All.", "All."], ["All."], ["Ours.", "All."], ["Ours.", "All."]])
     assert warnings_of(run) == ["All.", "Ranks 2 and 3: Ours.", "Rank 0: Mine."]
     assert warnings_of(of_ranks([["One.", "Two."]])) == ["One.", "Two."]
-    for report in ("tree", "top", "summary", "ops", "between"):
+    for report in ("tree", "top", "summary", "ops", "python"):
         assert run.report(report).endswith("All.\nRanks 2 and 3: Ours.\nRank 0: Mine."), report
 
 

@@ -146,7 +146,7 @@ def test_reports_show_collections_by_name() -> None:
     assert line(run.report("tree"), "└── (garbage collection)")["CPU total"] == "0.090us"
     largest, own, *_ = cells(run.report("top"))
     assert [largest[2], largest[-1]] == ["(outside)", "(garbage collection)"] and own[-1] == "(between ops)"
-    assert [one[0] for one in cells(run.report("between"))] == ["Net"]
+    assert [one[0] for one in cells(run.report("python"))] == ["Net"]
     assert "in `(garbage collection)`" in run.report("headline")
     assert names(run.report("ops"))[:2] == ["(garbage collection)", "(between ops)"]
 

@@ -267,7 +267,7 @@ def test_the_command_line_shows_every_report(tmp_path: Path, capsys: pytest.Capt
     for number, make in enumerate(RUNS.values()):
         file = tmp_path / f"{number}.json"
         make().save(file)
-        for name in ("tree", "summary", "top", "between", "calls", "headline", "advice", "ops"):
+        for name in ("tree", "summary", "top", "python", "calls", "headline", "advice", "ops"):
             assert main(["show", str(file), "--report", name]) == 0, name
             assert capsys.readouterr().out.strip(), name
 

@@ -546,17 +546,17 @@ def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture
     assert main(["profile", "net.py:Net", "--input", "3,8", "--memory", "-o", "run.json"]) == 0
     run = torchprof.load("run.json")
     capsys.readouterr()
-    for report in ("ops", "top", "memory", "between", "calls"):
+    for report in ("ops", "top", "memory", "python", "calls"):
         assert main(["show", "run.json", "--report", report]) == 0
         assert capsys.readouterr().out == run.report(report) + "\n"
     assert main(["show", "run.json", "--report", "memory", "--depth", "0", "--tablefmt", "github"]) == 0
     assert capsys.readouterr().out == run.report("memory", depth=0, tablefmt="github") + "\n"
-    of_op = run.report("layers", op="aten::linear", row_limit=1, phase="forward")
+    of_op = run.report("ops", op="aten::linear", row_limit=1, phase="forward")
     for options, expected in (
         (["--report", "ops", "--top", "3"], run.report("ops", row_limit=3)),
         (["--report", "ops", "--layer", "body", "--by-shape"], None),
         (
-            ["--report", "layers", "--op", "aten::linear", "--top", "1", "--phase", "forward"],
+            ["--report", "ops", "--op", "aten::linear", "--top", "1", "--phase", "forward"],
             of_op,
         ),
         (["--report", "top", "--top", "2"], run.report("top", limit=2)),
@@ -569,10 +569,13 @@ def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture
         (["--report", "opps"], "There is no report 'opps' of a run. Did you mean 'ops'"),
         (["--report", "xyz"], ", ".join(map(repr, sorted(known())))),
         (
-            ["--report", "ops", "--depth", "0", "--op", "x"],
-            "--report ops has no --depth, --op. It has --sort-by, --top, ",
+            ["--report", "ops", "--depth", "0", "--full-names"],
+            "--report ops has no --depth, --full-names. It has --sort-by, --top, ",
         ),
-        (["--report", "layers"], "--report layers needs an operator: --op aten::linear."),
+        (
+            ["--report", "ops", "--op", "aten::linear", "--by-shape"],
+            "--op shows the layers of one operator: leave out --by-shape.",
+        ),
         (["--report", "headline", "--top", "3"], "--report headline has no --top. It has no options."),
         (["--op", "x", "--phase", "forward"], "--op, --phase: options of a report. Say which report with --report."),
         (["--report", "top", "--summary"], "exclude each other"),
@@ -595,7 +598,7 @@ def test_show_prints_all_sections_and_with_table_options_only_the_table(
         run.report("top", limit=5),
         run.report("overview", places=0, width=terminal_width()).split("\n\n")[1],
         run.report("ops", row_limit=12),
-        run.report("between", limit=5),
+        run.report("python", limit=5),
         run.report("memory", depth=1),
         run.report("calls", depth=1),
     ):

@@ -441,7 +441,7 @@ def test_too_few_calls_for_the_warm_up_give_a_warning() -> None:
         "Nothing was recorded: the first 2 model calls are left out as warm-up, and there were 1.",
     )
     assert run.roots and not calls(run)
-    assert all(run.report(name) for name in ("top", "between", "tree", "ops"))
+    assert all(run.report(name) for name in ("top", "python", "tree", "ops"))
 
 
 @pytest.mark.parametrize("options", [{"max_calls": 0}, {"max_calls": 1.5}, {"warmup_calls": -1}, {"warmup_calls": "2"}])

@@ -322,7 +322,7 @@ def test_an_operator_can_be_given_by_its_name_in_the_table() -> None:
     long = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
     for shown, name in (("mine (label)", "mine"), (operator_name(Operator(long)), long)):
         assert shown != name
-        assert prof.run.report("layers", op=shown) == prof.run.report("layers", op=name)
+        assert prof.run.report("ops", op=shown) == prof.run.report("ops", op=name)
 
 
 def test_a_label_around_a_step_has_the_work_of_each_phase() -> None:
@@ -480,8 +480,8 @@ def test_a_layer_called_inside_an_op_or_a_label_is_in_its_total() -> None:
     inner = {operator.name: sums.total.cpu_ns for operator, sums in operators(run, layer="a").items()}
     assert inner == {BETWEEN_OPS: 5, "aten::relu": 40, "Node": 80}
     assert names(run.report("ops"))[:4] == ["Wrap", "aten::relu", "mine (label)", "(between ops)"]
-    assert line(run.report("layers", op="Wrap"), "Net")["CPU total"] == "0.145us (100.0%)"
-    assert line(run.report("layers", op="Wrap"), "Net.b.0")["CPU total"] == "0.080us (55.2%)"
+    assert line(run.report("ops", op="Wrap"), "Net")["CPU total"] == "0.145us (100.0%)"
+    assert line(run.report("ops", op="Wrap"), "Net.b.0")["CPU total"] == "0.080us (55.2%)"
 
 
 def test_samples_of_python_are_no_operators() -> None:
@@ -559,7 +559,7 @@ def test_flops_are_in_the_row_of_the_op_that_has_the_formula() -> None:
         "aten::empty": 1,
     }
     assert names(run.report("ops", sort_by="flops"))[0] == "aten::conv2d"
-    assert line(run.report("layers", op="aten::convolution"), "Net.a")["MACs"] == ""
+    assert line(run.report("ops", op="aten::convolution"), "Net.a")["MACs"] == ""
 
 
 def test_without_times_the_largest_count_comes_first() -> None:
@@ -698,14 +698,14 @@ def test_long_names_are_cut_in_the_middle() -> None:
 
 def test_warnings_are_below_the_tables() -> None:
     run = run_of(STEP, warnings=caveats("Beware."))
-    for table in (run.report("ops"), run.report("layers", op="aten::add")):
+    for table in (run.report("ops"), run.report("ops", op="aten::add")):
         assert table.endswith("\nBeware.")
 
 
 @pytest.mark.parametrize("tablefmt", tabulate_formats)
 def test_every_format_of_tabulate(tablefmt: str) -> None:
     run = run_of(STEP)
-    for table in (run.report("ops", tablefmt=tablefmt), run.report("layers", op="aten::add", tablefmt=tablefmt)):
+    for table in (run.report("ops", tablefmt=tablefmt), run.report("ops", op="aten::add", tablefmt=tablefmt)):
         assert "total" in table
 
 
@@ -723,7 +723,7 @@ def test_the_table_of_layers() -> None:
             row(NOT_SELECTED, op("aten::linear"), phase=BACKWARD, cpu_ns=999),
         ]
     )
-    assert run.report("layers", op="aten::linear").splitlines() == [
+    assert run.report("ops", op="aten::linear").splitlines() == [
         "Module         | Self CPU total  | CPU total        | CPU avg  | Calls",
         "---------------|-----------------|------------------|----------|------",
         "Net.b.0        | 0.500us (10.0%) | 27.500us (52.9%) | 9.167us  | 3",
@@ -733,13 +733,13 @@ def test_the_table_of_layers() -> None:
         "",
         "100 % is what aten::linear took everywhere: 4.999us Self CPU total, 51.999us CPU total.",
     ]
-    assert names(run.report("layers", op="aten::linear", phase="forward")) == ["Net.b.0", "Net.a"]
-    assert names(run.report("layers", op="aten::linear", sort_by="self_cpu_time_total"))[0] == "Net.a"
-    assert names(run.report("layers", op="aten::linear", sort_by="module"))[0] == "(not selected)"
-    assert run.report("layers", op="aten::linear", row_limit=1).endswith(
+    assert names(run.report("ops", op="aten::linear", phase="forward")) == ["Net.b.0", "Net.a"]
+    assert names(run.report("ops", op="aten::linear", sort_by="self_cpu_time_total"))[0] == "Net.a"
+    assert names(run.report("ops", op="aten::linear", sort_by="module"))[0] == "(not selected)"
+    assert run.report("ops", op="aten::linear", row_limit=1).endswith(
         "3 rows are hidden: shown is the largest by CPU total."
     )
-    assert names(run.report("layers", op=BETWEEN_OPS)) == ["Net", "Net.a"]
+    assert names(run.report("ops", op=BETWEEN_OPS)) == ["Net", "Net.a"]
 
 
 # Bad input
@@ -762,12 +762,12 @@ def test_the_table_of_layers() -> None:
         ("ops", {"group_by_input_shape": True}, ["input shapes", "Profile(model, record_shapes=True)"]),
         ("ops", {"tablefmt": "nice"}, ["no format 'nice'"]),
         ("ops", {"group_by_input_shapes": True}, ["no option", "group_by_input_shape"]),
-        ("layers", {}, ["Which operator", "op="]),
-        ("layers", {"op": "addmm"}, ["no operator 'addmm'", "aten::addmm"]),
-        ("layers", {"op": "aten::addmm", "phase": "backward"}, ["no operator 'aten::addmm' in backward", "aten::mm"]),
-        ("layers", {"op": 3}, ["no operator 3"]),
-        ("layers", {"op": "aten::add", "phase": "all"}, ["no phase 'all'"]),
-        ("layers", {"op": "aten::add", "sort_by": "operator"}, ["no column 'operator'", "module"]),
+        ("ops", {"op": "aten::add", "layer": "a", "group_by_stack_n": 1}, ["leave out layer, group_by_stack_n"]),
+        ("ops", {"op": "addmm"}, ["no operator 'addmm'", "aten::addmm"]),
+        ("ops", {"op": "aten::addmm", "phase": "backward"}, ["no operator 'aten::addmm' in backward", "aten::mm"]),
+        ("ops", {"op": 3}, ["no operator 3"]),
+        ("ops", {"op": "aten::add", "phase": "all"}, ["no phase 'all'"]),
+        ("ops", {"op": "aten::add", "sort_by": "operator"}, ["no column 'operator'", "module"]),
     ],
 )
 def test_bad_input(report: str, options: dict[str, Any], words: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The reports "top" and "between" on hand-made runs."""
+"""The reports "top" and "python" on hand-made runs."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_device_on_which_nothing_ran(run: Run) -> None:
 
 
 def test_the_between_report_has_time_and_source_lines(run: Run) -> None:
-    text = run.report("between")
+    text = run.report("python")
     assert cells(text)[1:] == [
         ["(outside)", "forward", "33.000ms", "33.0%", "3"],
         ["train.py:3 main", "", "~22.000ms", "22.0%", "2"],
@@ -194,16 +194,16 @@ def test_the_between_report_has_time_and_source_lines(run: Run) -> None:
 
 
 def test_between_limits_layers_and_lines(run: Run) -> None:
-    text = run.report("between", limit=2, lines=1)
+    text = run.report("python", limit=2, lines=1)
     assert [row[0] for row in cells(text)[1:]] == ["(outside)", "train.py:3 main", "Net", "net.py:5 forward"]
     assert text.endswith("\nLayers with less are hidden: 3.")
-    assert run.report("between", lines=0).count("\n") == run.report("between").count("\n") - 5
+    assert run.report("python", lines=0).count("\n") == run.report("python").count("\n") - 5
 
 
 def test_without_samples_lines_are_unknown() -> None:
     run = run_of([one for one in EVENTS if one.kind is not Kind.SAMPLE])
     assert parts(run) == PARTS
-    assert {row[-1] for row in cells(run.report("between"))[1:]} == {"–"}
+    assert {row[-1] for row in cells(run.report("python"))[1:]} == {"–"}
     assert "samples" not in run.report("top")
 
 
@@ -228,11 +228,11 @@ def test_a_run_without_times_has_a_table_of_flops(uncounted: int, heading: str) 
 def test_an_empty_run() -> None:
     run = run_of([], wall_ns=0)
     assert parts_of(run, "cpu_ns") == {}
-    assert len(cells(run.report("top"))) == len(cells(run.report("between"))) == 1
+    assert len(cells(run.report("top"))) == len(cells(run.report("python"))) == 1
 
 
 @pytest.mark.parametrize(
-    "name, option", [("top", {"limit": -1}), ("between", {"limit": -1}), ("between", {"lines": 1.5})]
+    "name, option", [("top", {"limit": -1}), ("python", {"limit": -1}), ("python", {"lines": 1.5})]
 )
 def test_bad_options(run: Run, name: str, option: dict[str, Any]) -> None:
     with pytest.raises(TorchprofError, match=next(iter(option))):

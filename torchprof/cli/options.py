@@ -98,7 +98,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         "one report", "--depth, --sort-by, --top and --tablefmt work here, too, if the report has them"
     )
     one.add_argument("--report", metavar="NAME", help="top, ops, memory, … (torchprof --help lists all)")
-    one.add_argument("--op", metavar="OP", help="layers: which operator: aten::linear")
+    one.add_argument("--op", metavar="OP", help="ops: the layers that use this operator: aten::mm")
     one.add_argument("--layer", metavar="PATH", help="ops, kernels: only in these layers: features.0, layer.*")
     one.add_argument("--phase", metavar="PHASE", help="only in this phase: forward, backward or recompute")
     one.add_argument("--by-shape", action="store_true", help="ops: a row for each shape of the inputs")
@@ -171,8 +171,9 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
         known = [option for option in (*TABLE_OPTIONS, *_REPORT_OPTIONS) if option in name_in_report]
         choice = f"It has {in_words(known)}." if known else "It has no options."
         raise TorchprofError(f"--report {name} has no {in_words(refused)}. {choice}")
-    if "op" in accepted and "op" not in given:
-        raise TorchprofError(f"--report {name} needs an operator: --op aten::linear. --report ops lists all.")
+    not_with_op = [option for option in ("layer", "by_shape") if option in given]
+    if "op" in given and not_with_op:
+        raise TorchprofError(f"--op shows the layers of one operator: leave out {in_words(not_with_op)}.")
     return {name_in_report[option]: value for option, value in given.items()}
 
 

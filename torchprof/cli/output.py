@@ -186,7 +186,7 @@ def _operators(run: torchprof.Run) -> Iterator[str]:
     if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
         yield section("The operators", run.report("ops", row_limit=_OPERATORS_SHOWN))
     if "cpu_ns" in run.meta.measured:
-        yield section("Between the operators", run.report("between", limit=_GAPS_SHOWN))
+        yield section("Between the operators", run.report("python", limit=_GAPS_SHOWN))
 
 
 def _advice(run: torchprof.Run, command: str, is_trace: bool) -> str:

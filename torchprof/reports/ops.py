@@ -1,4 +1,4 @@
-"""The ops report: the cost of each operator, in the whole run or in some layers."""
+"""The ops report: the cost of each operator, in the whole run or in some layers; or the layers that use one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchprof.analyze.operators import Operator, operators
+from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.notes import about_flops
+from torchprof.reports.op_layers import layers_using
 from torchprof.reports.ranking import (
     TableLine,
     about_wholes,
@@ -28,10 +30,11 @@ _SHAPES_SHOWN = 4
 _LIST_SHOWN = 2
 
 
-@report("ops", "every operator, with self and total", answers="time")
+@report("ops", 'every operator, with self and total; op="aten::mm": the layers that use it', answers="time")
 def ops(
     run: Run,
     *,
+    op: str | None = None,
     sort_by: str | None = None,
     row_limit: int | None = None,
     group_by_input_shape: bool = False,
@@ -46,15 +49,25 @@ def ops(
     everything nested in them. Shares are of the self time of all rows, without work launched before the recording.
     ``(between ops)`` is the time of layers in which no operator ran.
 
+    ``op``: the name of an operator, as this table has it. The rows are then the layers that use it directly, not in a
+    child layer, the largest total first; shares are of what it took in the whole run. ``phase``, ``sort_by``,
+    ``row_limit`` and ``tablefmt`` work as without ``op``, the other options do not.
+
     ``layer``: a path or a pattern as in ``Profile(paths=…)``; only work in these layers and below them. ``phase``:
     "forward", "backward" or "recompute"; None: their sum. ``group_by_input_shape``: a row for each combination of input
     shapes. ``group_by_stack_n``: a row for each combination of the innermost n source lines. ``sort_by``: a column: its
     heading, that in lower case with underscores, or torch's name for it; the default is the self time of the device if
     that was measured, else of the CPU. ``row_limit``: the number of rows. ``tablefmt``: any of tabulate's formats.
 
-    Raises TorchprofError for an unknown layer, phase, column or format, for a negative number, and for shapes or source
-    lines that were not recorded.
+    Raises TorchprofError for an unknown operator, layer, phase, column or format, for a negative number, for shapes or
+    source lines that were not recorded, and for options that do not work with ``op``.
     """
+    if op is not None:
+        others = {"layer": layer, "group_by_input_shape": group_by_input_shape, "group_by_stack_n": group_by_stack_n}
+        refused = [name for name, value in others.items() if value]
+        if refused:
+            raise TorchprofError(f"With op=, the rows are the layers of one operator: leave out {', '.join(refused)}.")
+        return layers_using(run, op, sort_by=sort_by, row_limit=row_limit, phase=phase, tablefmt=tablefmt)
     check_number("group_by_stack_n", group_by_stack_n, "source lines")
     found = operators(
         run,

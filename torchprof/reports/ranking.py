@@ -1,4 +1,4 @@
-"""A sorted table of figures: shared by the reports "ops", "kernels" and "layers"."""
+"""A sorted table of figures: shared by the reports "ops" and "kernels"."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""The layers report: the layers that use one operator."""
+"""The table of the layers that use one operator: the report "ops" with ``op``."""
 
 from __future__ import annotations
 
 from torchprof.analyze.operators import layers_of_operator, operators
-from torchprof.errors import TorchprofError
-from torchprof.reports import report
 from torchprof.reports.ranking import (
     about_wholes,
     figure_columns,
@@ -18,11 +16,10 @@ from torchprof.run.cost import Cost
 from torchprof.run.run import Run
 
 
-@report("layers", 'the layers that spend time in one operator: op="aten::mm"', answers="time")
-def layers_report(
+def layers_using(
     run: Run,
+    op: str,
     *,
-    op: str | None = None,
     sort_by: str | None = None,
     row_limit: int | None = None,
     phase: str | None = None,
@@ -37,11 +34,9 @@ def layers_report(
     ``phase``: "forward", "backward" or "recompute"; None: their sum. ``sort_by``, ``row_limit`` and ``tablefmt`` are as
     in "ops"; the default order is by total time, of the device if that was measured.
 
-    Raises TorchprofError if ``op`` is missing or not in the run, for an unknown phase, column or format, and for a
-    negative number.
+    Raises TorchprofError if ``op`` is not in the run, for an unknown phase, column or format, and for a negative
+    number.
     """
-    if op is None:
-        raise TorchprofError('Which operator? Write run.report("layers", op="aten::linear"); the report "ops" has all.')
     op = {operator_name(operator): operator.name for operator in operators(run)}.get(op, op)  # by the name in the table
     found = layers_of_operator(run, op, phase=phase)
     everywhere = [sums for operator, sums in operators(run, phase=phase).items() if operator.name == op]

@@ -1,4 +1,4 @@
-"""The time between operators, by layer, and the source lines where it is spent."""
+"""The Python report: the time between operators, by layer, and the source lines where it is spent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, PHASES
 
 
-@report("between", "the time between operators: Python and what it calls", answers="time")
-def between(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt: str | None = None) -> str:
+@report("python", "the time between operators: Python and what it calls", answers="time")
+def python(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt: str | None = None) -> str:
     """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
     phase, largest first.
 
