@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import os
 import re
 from pathlib import Path
@@ -13,6 +15,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 _OUTSIDE = re.compile(r"\]\(\.\./((?:examples|torchprof)/[^)#]+)\)")
 _COMMANDS = "<!-- the commands -->"
+_WARNINGS = "<!-- the warnings -->"
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -26,9 +29,31 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Let links to those files lead to their copies, and fill in the help of each command."""
+    """Let links to those files lead to their copies, and fill in the help of each command and the list of warnings."""
     markdown = _OUTSIDE.sub(r"](\1)", markdown)
-    return markdown.replace(_COMMANDS, _help()) if _COMMANDS in markdown else markdown
+    for mark, made in ((_COMMANDS, _help), (_WARNINGS, _warnings)):
+        if mark in markdown:
+            markdown = markdown.replace(mark, made())
+    return markdown
+
+
+def _warnings() -> str:
+    """A row for each code of a warning, with its sentence. ``…`` is a fact of the run."""
+    from torchprof.run.warnings import SENTENCES
+
+    lines = ["| code | sentence |", "|---|---|"]
+    for code, sentence in SENTENCES.items():
+        text = inspect.getclosurevars(sentence).nonlocals.get("text") or _returned(inspect.getsource(sentence))
+        text = re.sub(r"\{\w*(:[^}]*)?\}", "…", text).replace("|", r"\|").replace("<", "&lt;")
+        lines.append(f"| `{code}` | {text} |")
+    return "\n".join(lines)
+
+
+def _returned(source: str) -> str:
+    """The text that a function returns, with ``…`` for what it computes."""
+    *_, last = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Return)]
+    parts = last.values if isinstance(last, ast.JoinedStr) else [last]
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
 
 
 def _help() -> str:
