@@ -39,7 +39,9 @@ def in_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize(("page", "count"), [("README.md", 1), ("docs/tour.md", 17), ("docs/inference.md", 3), ("docs/ci.md", 0)])
+@pytest.mark.parametrize(
+    ("page", "count"), [("README.md", 1), ("docs/tour.md", 17), ("docs/inference.md", 3), ("docs/ci.md", 0)]
+)
 def test_python_blocks_run_in_order_and_print_what_is_shown(
     page: str, count: int, in_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
