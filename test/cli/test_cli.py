@@ -24,6 +24,7 @@ from build.places import ROOT
 import torchprof
 from torchprof.cli import main, parser
 from torchprof.reports import QUESTIONS, known
+from torchprof.reports.notes import legend
 from torchprof.reports.overview import terminal_width
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.run import Run
@@ -603,6 +604,8 @@ def test_show_prints_all_sections_and_with_table_options_only_the_table(
         run.report("calls", depth=1),
     ):
         assert "\n".join(text.splitlines()[:4]) in out
+    sections, signs = out.rstrip("\n").split("\n\nLegend\n======\n")
+    assert signs.splitlines() == legend(sections), "the last section has the signs of those above it"
     assert main(["show", "run.json", "--depth", "0"]) == 0
     assert capsys.readouterr().out.startswith(run.report("tree", depth=0) + "\n")
     assert main(["flops", "net.py:Net", "--input", "3,8", "-o", "run.json"]) == 0

@@ -138,6 +138,7 @@ def test_the_whole_report_of_a_training_script(tmp_path: Path) -> None:
         "The operators",
         "Between the operators",
         "Recorded on",
+        "Legend",
     ]
     assert [heading for heading in sections(report) if heading != "Findings"] == headings
     assert report.splitlines()[2].endswith(".") and "% of the CPU time is" in report.splitlines()[2]
@@ -278,7 +279,7 @@ def test_scripts_without_a_model_or_without_torch(tmp_path: Path) -> None:
     done = start(tmp_path, "plain.py")
     assert done.returncode == 0
     shown = sections(done.stdout)
-    assert list(shown) == ["Where the time goes", "Between the operators", "Recorded on"]
+    assert list(shown) == ["Where the time goes", "Between the operators", "Recorded on", "Legend"]
     assert first_row(done.stdout)[0] == "100.0%" and "at plain.py:2 <module>" in first_row(done.stdout)[-1]
     assert "No model was called: all recorded work is outside of models." in shown["Where the time goes"]
 

@@ -67,6 +67,7 @@ def locations(sampler: Sampler) -> set[CodeLocation]:
 
 
 CWD = "{cwd}"
+COMMAND = str(Path(sys.executable).with_name("torchprof"))
 FRAMES = {
     "the user's innermost": (["{cwd}/a.py", "{cwd}/b.py"], ("b.py", "function1")),
     "below a folder": (["{cwd}/deep/in/a.py"], ("deep/in/a.py", "function0")),
@@ -77,6 +78,7 @@ FRAMES = {
     "an installed package": (["{cwd}/a.py", INSTALLED, STDLIB], ("a.py", "function0")),
     "installed for the user": (["{cwd}/a.py", "/home/me/.local/lib/site-packages/a.py"], ("a.py", "function0")),
     "of the system": (["{cwd}/a.py", "/usr/lib/python3/dist-packages/a.py"], ("a.py", "function0")),
+    "a command": (["{cwd}/a.py", COMMAND], ("a.py", "function0")),
     "no file": (["{cwd}/a.py", "<string>"], ("a.py", "function0")),
     "a checkout of torch": (["{cwd}/a.py", "/src/torch/nn/module.py"], ("a.py", "function0")),
     "beside torch": (["{cwd}/a.py", "/src/torchvision/a.py"], ("torchvision/a.py", "function1")),

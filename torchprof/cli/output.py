@@ -16,6 +16,7 @@ import torchprof
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options
 from torchprof.errors import TorchprofError, some
 from torchprof.reports import options_of
+from torchprof.reports.notes import legend
 from torchprof.reports.overview import first_lines, other_notes, short_tree, terminal_width
 from torchprof.reports.top import largest_parts
 from torchprof.run.outputs import ReportText
@@ -117,11 +118,23 @@ class _WarningsShown(torchprof.Run):
 def sections_of(
     run: torchprof.Run, arguments: argparse.Namespace, color: bool, *, command: str = "", is_trace: bool = False
 ) -> Iterator[str]:
-    """The sections that show a run as a whole, the most important first.
+    """The sections that show a run as a whole, the most important first; last, the legend of the signs in them.
 
     ``command``: the command that shows the run, to which options are added; "" if the user has just typed it.
     ``is_trace``: the run, or a part of it, was read from a trace.
     """
+    shown = []
+    for text in _sections(run, arguments, color, command, is_trace):
+        shown.append(text)
+        yield text
+    signs = legend("\n".join(shown))
+    if signs:
+        yield section("Legend", "\n".join(signs))
+
+
+def _sections(
+    run: torchprof.Run, arguments: argparse.Namespace, color: bool, command: str, is_trace: bool
+) -> Iterator[str]:
     yield first_lines(run)
     without_warnings = _WarningsShown(**{field.name: getattr(run, field.name) for field in fields(run)})
     if len(run.metas) > 1:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -162,7 +164,7 @@ class Program:
             return
         self._calls += 1
         if self._cycles.is_recording:
-            self._go_on()
+            self._go_on(module)
         elif self._calls > self._warmup_calls:
             self._start_cycle()
         if torch.is_grad_enabled():
@@ -189,7 +191,7 @@ class Program:
 
     # Cycles
 
-    def _go_on(self) -> None:
+    def _go_on(self, module: nn.Module) -> None:
         """Before a call of a model: end the cycle and start the next one, if this one has recorded enough."""
         cycle = self._cycles.last
         if cycle is not None and cycle.job.in_traces is None:
@@ -197,7 +199,7 @@ class Program:
         age = time.perf_counter() - self._since
         if self._calls == 1:
             self._start_ns = round(age * 1e9)
-        if self._start_up is not None and (self._calls == 1 or self._start_up.first is None) and self._settled:
+        if self._start_up is not None and self._start_up.ends_before(module, self._settled):
             with DelayedSignals():
                 self._set_start_up_aside(self._start_up)
             return
@@ -288,6 +290,18 @@ class _StartUp:
     following: int
     first: Run | None = None
     calls: int = 0
+    model: Callable[[], nn.Module | None] | None = None
+
+    def ends_before(self, module: nn.Module, settled: bool) -> bool:
+        """Whether a part of start-up ends before this call of a model.
+
+        The first step ends where the model that was called first is called again, if an optimizer has made a step or
+        there are no gradients (``settled``). Between the calls of other models, backward through its output may follow.
+        """
+        if self.model is None:
+            self.model = weakref.ref(module)
+            return True
+        return self.first is None and settled and self.model() is module
 
 
 def _is_model(module: nn.Module) -> bool:

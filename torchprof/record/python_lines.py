@@ -169,12 +169,15 @@ class Sampler:
 
 
 def _is_users(file: str) -> bool:
-    """Whether a file is user code: a file, and not of torchprof, Python, torch or an installed package."""
+    """Whether a file is user code: a file, and not of torchprof, Python, torch or an installed package, nor the script
+    of an installed command, such as ``bin/torchprof``."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     if torch is not None and file.startswith(str(Path(torch).parent) + os.sep):
         return False
     return not (
-        file.startswith(("<", OUR_FILES, *_LIBRARIES)) or {"site-packages", "dist-packages"} & set(Path(file).parts)
+        file.startswith(("<", OUR_FILES, *_LIBRARIES))
+        or {"site-packages", "dist-packages"} & set(Path(file).parts)
+        or Path(file).parent == Path(sys.executable).parent
     )
 
 

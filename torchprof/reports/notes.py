@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 
 from torchprof.analyze.caveats import about_processors
@@ -15,12 +16,25 @@ LEGEND = {
     OUTSIDE_NAME: "work outside of all layers",
     BETWEEN_OPS: "no operator ran: Python, other libraries, or waiting",
 }
-"""The signs in place of figures and of names, in every table."""
+"""The signs in place of figures and of names, in every table. ``legend`` writes them, and so does the page."""
 
 _WARNINGS_SHOWN = 10  # if there are several ranks: a job may have a thousand, with different figures in each warning
 _BUSY = "machine_busy"
 _ABOUT_TIMES = ("start_up", "slow_start", _BUSY)
 """The codes of the warnings about all times of a run. Views that begin with a headline show them directly below it."""
+
+
+def legend(text: str) -> list[str]:
+    """A line for each sign of ``LEGEND`` that stands alone in a printed text, and that the text does not explain.
+
+    A dash in a range, as in "0–9", is no sign.
+    """
+    width = max(map(len, LEGEND))
+    return [
+        f"  {sign:<{width}}  {meaning}"
+        for sign, meaning in LEGEND.items()
+        if re.search(rf"(?<!\S){re.escape(sign)}(?!\S)", text) and not re.search(rf"(?m)^{re.escape(sign)}: ", text)
+    ]
 
 
 def warnings_of(run: Run, without: Collection[str] = ()) -> list[str]:

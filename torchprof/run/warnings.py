@@ -254,7 +254,7 @@ def start_up(layers: list[str], before_ns: int, first_ns: int, calls: int, all_n
         parts.append(f"{format_time(first_ns)} in the first step ({calls} model call{'s' if calls > 1 else ''})")
     left_out = before_ns + first_ns
     return (
-        f"Start-up: {format_time(left_out)} of {format_time(all_ns)} ({left_out / all_ns:.0%}), not in the figures: "
+        f"Start-up: {format_time(left_out)} of {format_time(all_ns)}, not in the figures: "
         f"{' and '.join(parts)}. `--warmup 0` records it."
     )
 
