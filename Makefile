@@ -17,7 +17,7 @@ NODE := test/page/node_modules
 # torch 2.13 writes two lines a session to stderr unless this is set before it is imported.
 export KINETO_LOG_LEVEL ?= 99
 
-.PHONY: demo test test-slow test-all lint lint-page types docs messages browser bench clean
+.PHONY: demo test test-slow test-all lint lint-page types docs messages notebooks browser bench clean
 
 demo: $(READY)
 	$(BIN)/python examples/training_step.py
@@ -68,6 +68,10 @@ build/speedscope:
 # The documentation site, into build/site; fails on a broken link and on any warning.
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Runs the notebooks of examples/notebooks, and stores what they show.
+notebooks: $(TOOLS)
+	cd examples/notebooks && PYTHONWARNINGS=ignore $(abspath $(BIN))/jupyter execute --inplace *.ipynb
 
 # Every message that a user can meet, in one file to read them side by side: a test compares it with the source.
 messages: $(READY)
