@@ -69,9 +69,9 @@ build/speedscope:
 docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# Runs the notebooks of examples/notebooks, and stores what they show.
+# Runs the notebooks of docs/notebooks, and stores what they show.
 notebooks: $(TOOLS)
-	cd examples/notebooks && PYTHONWARNINGS=ignore $(abspath $(BIN))/jupyter execute --inplace *.ipynb
+	cd docs/notebooks && PYTHONWARNINGS=ignore $(abspath $(BIN))/jupyter execute --inplace *.ipynb
 
 # Every message that a user can meet, in one file to read them side by side: a test compares it with the source.
 messages: $(READY)
