@@ -44,6 +44,28 @@ def test_the_run_delay_of_another_thread_is_unknown() -> None:
     assert CpuTime(5, 30, thread=2).since(before) == CpuTime(5, None, 2)
 
 
+def test_a_wait_after_the_end_of_the_recording_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread loses the processor while the second value is read."""
+    delays = iter([0, 80_000_000])
+
+    def read() -> int:
+        delay = next(delays)
+        time.sleep(delay / 1e9)
+        return delay
+
+    monkeypatch.setattr(torchprof.record.cpu_time, "_run_delay_ns", read)
+    model = nn.Linear(2, 2)
+    with Profile(model) as prof:
+        model(torch.rand(1, 2))
+    assert prof.run.meta.run_delay_ns == 0
+    assert not any(warning.code == "machine_busy" for warning in prof.run.warnings)
+
+
+def test_an_unknown_run_delay_stays_unknown() -> None:
+    assert CpuTime(5, None, 1).without_delay_of(3) == CpuTime(5, None, 1)
+    assert CpuTime(5, 10, 1).without_delay_of(3) == CpuTime(5, 7, 1)
+
+
 @pytest.mark.skipif(not SCHEDSTAT.is_file(), reason="this system does not say it")
 def test_a_real_recording(monkeypatch) -> None:
     monkeypatch.setattr(torchprof.record.cpu_time, "_SCHEDSTAT", SCHEDSTAT)

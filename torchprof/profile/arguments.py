@@ -99,7 +99,8 @@ def _kind_of(device: Any, known: Sequence[str]) -> str:
         kind = ""
     if kind not in ("cpu", *known):
         given = repr(str(device)) if isinstance(device, torch.device) else repr(device)
-        choices = suggest(str(device).partition(":")[0], (AUTO, "cpu", *known))
+        named = str(device).partition(":")[0]
+        choices = suggest("cuda" if named.lower() == "gpu" else named, (AUTO, "cpu", *known))
         raise TorchprofError(f"device={given} cannot be recorded. {choices}")
     return kind
 

@@ -29,6 +29,12 @@ class CpuTime(NamedTuple):
         delay = (self.run_delay_ns or 0) - (before.run_delay_ns or 0) if known else None
         return CpuTime(self.process_ns - before.process_ns, delay, self.thread)
 
+    def without_delay_of(self, ns: int) -> CpuTime:
+        """The same with a run delay that is shorter by ``ns``, but not negative: a lower bound, if the thread may have
+        waited for up to ``ns`` outside of the recording."""
+        delay = None if self.run_delay_ns is None else max(0, self.run_delay_ns - ns)
+        return self._replace(run_delay_ns=delay)
+
 
 def _run_delay_ns() -> int | None:
     """The run delay of this thread. Linux writes, in ns, how long a thread ran and how long it waited on a run queue

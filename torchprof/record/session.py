@@ -159,9 +159,11 @@ class Session(Recording):
 
     def stop(self, distributed: str | None = None) -> None:
         """End the session. ``distributed``: the job of this process, as JSON for the trace."""
-        self._wall_ns = time.perf_counter_ns() - self.began_ns
+        ended_ns = time.perf_counter_ns()
+        self._wall_ns = ended_ns - self.began_ns
         if self._cpu_at_start is not None:
-            self.cpu_time = CpuTime.now().since(self._cpu_at_start)
+            used = CpuTime.now().since(self._cpu_at_start)
+            self.cpu_time = used.without_delay_of(time.perf_counter_ns() - ended_ns)  # while the file was read
         atexit.unregister(self._end_with_process)
         Session._under_way = False
         self._guard.off()
