@@ -96,7 +96,7 @@ def test_if_all_ranks_made_the_same_calls_the_group_is_the_world(tmp_path: Path)
     assert one.waiting.values == tuple(1000 * (sum(times) - sum(least)) for times in took)
     assert one.last.values == (1, 0, 2)
     assert balance.inferred == 9
-    assert "all 3 ranks of the job are here and made the same calls" in run.report("ranks")
+    assert "All 3 ranks of the job made the same calls" in run.report("ranks")
     (line,) = collectives_table(run)
     assert line[3:5] == ["all ranks (inferred)", "3"]
     assert line[8:10] == ["2", "2 of 3"]

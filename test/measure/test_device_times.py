@@ -433,7 +433,7 @@ def test_formats() -> None:
     [
         (lambda: run_of([row(0)]), "recorded no device"),
         (lambda: reported(measured=("cpu_ns",)), "could not be recorded"),
-        (lambda: run_of([row(0, device="cuda:0", device_ns=5)], **CUDA), "knows no times of its streams"),
+        (lambda: run_of([row(0, device="cuda:0", device_ns=5)], **CUDA), "has no times by stream"),
     ],
     ids=["cpu", "missing", "no streams"],
 )

@@ -833,4 +833,4 @@ def test_str_of_a_run_is_its_overview_and_repr_is_short(monkeypatch: pytest.Monk
     monkeypatch.setenv("COLUMNS", "100")
     run = torchprof.flops(nn.Linear(2, 2), torch.rand(1, 2))
     assert str(run) == run.report("overview", width=100, whole='run.report("tree") shows all.')
-    assert repr(run) == f"<Run of Linear: 1 layers, {len(run.rows)} rows>"
+    assert repr(run) == f"<Run of Linear: 1 layer, {len(run.rows)} rows>"

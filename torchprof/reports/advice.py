@@ -58,9 +58,8 @@ def findings(run: Run, found: Sequence[Advice]) -> list[str]:
 
 def _with_data(texts: Sequence[str], found: Sequence[Advice]) -> ReportTable:
     """The texts of all findings, with the findings as the rows of a table."""
-    table = ReportTable("\n\n".join(texts))
-    table.headings = ("Layer", "Gain time", "Gain memory", "Finding", "Remedy", "Rule")
-    table.rows = [
+    headings = ("Layer", "Gain time", "Gain memory", "Finding", "Remedy", "Rule")
+    rows = [
         [
             ReportCell(printable(one.layer), one.layer, ids={"layers": [*one.layers]}),
             UNKNOWN if one.gain_ns is None else format_time(one.gain_ns),
@@ -71,7 +70,7 @@ def _with_data(texts: Sequence[str], found: Sequence[Advice]) -> ReportTable:
         ]
         for one in found
     ]
-    return table
+    return ReportTable("\n\n".join(texts), headings, rows).of("findings")
 
 
 def not_shown(count: int) -> str:

@@ -64,6 +64,11 @@ class ReportTable(str):
     name: str
     ids: Mapping[str, str | int]
 
+    def __new__(cls, text: str, headings: Sequence[str] = (), rows: Sequence[Sequence[str]] = ()) -> ReportTable:
+        table = super().__new__(cls, text)
+        table.headings, table.rows = headings, rows
+        return table.of("")
+
     def of(self, name: str, **ids: str | int) -> ReportTable:
         """This table with its name in data; ``ids``: the rank or the device that it is about."""
         self.name, self.ids = name, ids
@@ -95,9 +100,7 @@ def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str 
         text = tabulate(table, headings, tablefmt, disable_numparse=True, preserve_whitespace=True)
     else:
         raise TorchprofError(f"tabulate has no format {tablefmt!r}. {suggest(str(tablefmt), tabulate_formats)}")
-    drawn = ReportTable(text)
-    drawn.headings, drawn.rows = headings, table
-    return drawn.of("")
+    return ReportTable(text, headings, table)
 
 
 def joined(parts: Iterable[str], separator: str) -> Joined:
