@@ -89,7 +89,7 @@ def layers_of(run: Run) -> list[Any]:
 def warnings_of(run: Run) -> list[str]:
     """Without the cost of labels, and whether a slow first call had other shapes: only the process has these."""
     warnings = [warning for warning in sentences(run) if not warning.endswith("It is in the times of layers.")]
-    return [re.sub(r"^(The first call of .* on average)\. .*", r"\1", warning) for warning in warnings]
+    return [re.sub(r"^(The first recorded call of .* on average)\. .*", r"\1", warning) for warning in warnings]
 
 
 def assert_same(live: Run, read: Run, *, with_model: bool = True) -> None:

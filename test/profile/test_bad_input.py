@@ -123,7 +123,6 @@ def test_unknown_and_superfluous_arguments_raise_typeerror(model) -> None:
         ("cuad", ["'cuad'", "'cuda'"]),
         ("gpu", ["'gpu'", "'cuda'", "'xpu'", "'mps'"]),
         ("cuda:0", ["'cuda:0'", "'cuda'"]),
-        ("cpu", ["'cpu'", "'cuda'"]),
         ("", ["''", "'cuda'"]),
         (1, ["1", "'cuda'"]),
         (True, ["True", "'cuda'"]),

@@ -155,6 +155,9 @@ def test_the_positional_use_cuda_of_torchprof_1_4_0_is_as_it_was() -> None:
         model(torch.rand(1, 2))
     assert later.run.meta.device == "cuda"
     assert Profile(model).use_cuda is False
+    with Profile(model, use_device="cpu") as on_cpu:
+        model(torch.rand(1, 2))
+    assert on_cpu.run.meta.device is None
 
 
 @pytest.mark.parametrize(
@@ -163,6 +166,7 @@ def test_the_positional_use_cuda_of_torchprof_1_4_0_is_as_it_was() -> None:
         ({"device": "cuda", "use_cuda": False}, "device='cuda' and use_cuda=False contradict"),
         ({"device": "cpu", "use_cuda": True}, "device='cpu' and use_cuda=True contradict"),
         ({"device": "xpu", "use_cuda": True}, "device='xpu' and use_cuda=True contradict"),
+        ({"device": "cuda", "use_device": "cpu"}, "device='cuda' and use_device='cpu' contradict"),
         ({"device": "cuda", "use_device": "xpu"}, "device='cuda' and use_device='xpu' contradict"),
         ({"device": torch.device("cuda:1"), "use_device": "xpu"}, "device='cuda:1' and use_device='xpu' contradict"),
     ],

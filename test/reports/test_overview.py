@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from torchprof.reports.entries import Entry, all_entries, entries_of
 from torchprof.reports.outline import outline
 from torchprof.run.cost import Bound
 from torchprof.run.layers import Layer
+from torchprof.run.samples import SampleKey, Spread
 
 
 def size(figures: Figures) -> float:
@@ -195,6 +197,22 @@ def test_one_call_is_said_in_the_first_lines() -> None:
         model(x)
         model(x)
     assert "One call" not in twice.run.report("overview")
+
+
+@pytest.mark.parametrize(
+    "ms, said",
+    [
+        ([20, 20, 21, 20, 20], ""),
+        ([20, 30, 20, 30], ""),  # four calls: too few for quartiles
+        ([10, 10, 20, 30, 30], "5 calls of Net: median 20.000ms, 5th to 95th percentile 10.000ms to 30.000ms."),
+        ([90, 20, 20, 20, 20], ""),  # one slow call has no effect on the quartiles
+    ],
+)
+def test_times_that_differ_much_between_calls_are_said_in_the_first_lines(ms: list[int], said: str) -> None:
+    run = run_with(["Net"], [sum(ms) * 1_000_000])
+    times = {SampleKey(0, FORWARD, 0, "cpu", "cpu_ns"): Spread.of([*enumerate(one * 1_000_000 for one in ms)])}
+    first = replace(run, samples=times).report("overview").partition("\n\n")[0]
+    assert [line for line in first.splitlines() if "calls of Net" in line] == ([said] if said else [])
 
 
 @pytest.mark.parametrize("option", ["rows", "places", "width"])

@@ -70,8 +70,9 @@ def checked_device(
     two of the three contradict each other.
     """
     known = _known_devices()
-    if use_device is not None and use_device not in known:
-        raise TorchprofError(f"use_device={use_device!r} is not a kind of device. {suggest(str(use_device), known)}")
+    if use_device is not None and use_device not in ("cpu", *known):
+        choices = suggest(str(use_device), ("cpu", *known))
+        raise TorchprofError(f"use_device={use_device!r} is not a kind of device. {choices}")
     if use_cuda and use_device not in (None, "cuda"):
         raise TorchprofError(f"use_cuda=True and use_device={use_device!r} contradict each other: give only one.")
     said = use_device or (None if use_cuda is None else "cuda" if use_cuda else "cpu")

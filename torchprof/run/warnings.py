@@ -410,8 +410,8 @@ _WHY_SLOW = {
 def slow_start(layers: list[str], first_ns: int, later_ns: float, shapes: str) -> str:
     """``shapes``: whether the input shapes of all calls were the "same" or "varying"; "" if unknown."""
     return (
-        f"The first call of {layers[0]} took {format_time(first_ns)}, later calls {format_time(later_ns)} on average. "
-        f"{_WHY_SLOW[shapes]}."
+        f"The first recorded call of {layers[0]} took {format_time(first_ns)}, later calls {format_time(later_ns)} on "
+        f"average. {_WHY_SLOW[shapes]}."
     )
 
 
