@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from torchprof.attribute.events import Event, Site
 from torchprof.attribute.places import Attributed
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
-from torchprof.record import recording
+from torchprof.record import raw_events, recording
 from torchprof.record.labels import label_of
 from torchprof.record.session import Session
 from torchprof.run.layers import Layer
@@ -119,24 +120,21 @@ class Raw:
     dtypes = concrete_inputs = stack = shapes
 
 
-def events_of(raws: list[Raw], device: str | None = "cuda") -> list[Event]:
-    """What a session that has recorded these raw events hands on."""
+def events_of(raws: list[Raw], device: str | None = "cuda", each_op: bool = True) -> list[Event]:
+    """What a session that has recorded these raw events hands on. ``each_op``: see ``Recording.events``."""
     session = Session(None)
     session.device = device
     session._profiler.kineto_results = SimpleNamespace(events=lambda: list(raws), trace_start_ns=lambda: 0)
-    # Where the room holds methods of torch's events, not their names, it gets those of ours.
+    # Where the package holds methods of torch's events, not their names, it gets those of ours.
     real = torch._C._autograd._KinetoEvent
     names = [name for name in vars(real) if hasattr(Raw, name) and not name.startswith("__")]
-    held = {
-        place: getattr(Raw, name)
-        for place, value in vars(recording).items()
-        for name in names
-        if value is getattr(real, name)
-    }
-    if not held:
-        return list(session.events())
-    with mock.patch.multiple(recording, **held):
-        return list(session.events())
+    with ExitStack() as patched:
+        for module in (recording, raw_events):
+            for place, value in [*vars(module).items()]:
+                for name in names:
+                    if value is getattr(real, name):
+                        patched.enter_context(mock.patch.object(module, place, getattr(Raw, name)))
+        return list(session.events(each_op=each_op))
 
 
 def attributed(raws: list[Raw], device: str | None = "cuda") -> tuple[list[Attributed], Run]:

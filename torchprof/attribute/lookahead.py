@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, repeat
 
 from torchprof.attribute.collectives import ACCUMULATES
 from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
@@ -45,6 +45,15 @@ class LookAhead:
             elif kind is graph and not self._graphs.why_unknown(graph_of(event.name)):
                 self._find_kernels(event)
             yield event
+
+    def open_up(self, around: Event) -> Event:
+        """Pass the ops inside this event on next, each as an event, and return the event without them."""
+        inside = around.inside
+        if inside is not None:
+            each = zip(inside.tree.names, inside.starts, inside.ends, inside.sequences or repeat(-1))
+            ops = [Event(Kind.OP, name, start, end, around.thread, number) for name, start, end, number in each]
+            self._ahead.extendleft(reversed(ops))
+        return around._replace(inside=None)
 
     def _coming(self, thread: int) -> Iterator[Event]:
         """Read ahead: the next events on a thread, up to the first kernel. They are passed on later."""

@@ -129,7 +129,7 @@ class Attribution:
         compiled_kernels = self._compiled_kernels = look_ahead.kernels
 
         for event in look_ahead.pass_on(events):
-            kind, name, start, end, thread, sequence, _, correlation, _, _, signature = event
+            kind, name, start, end, thread, sequence, _, correlation, _, _, signature, inside_it = event
             if kind is kernel:
                 launcher = launched_by.get(correlation)
                 if launcher is None:
@@ -188,6 +188,15 @@ class Attribution:
             else:
                 place, calls, label, layer = _RANGES[kind](self, event, open_range)
 
+            if inside_it is not None:
+                if self._is_usual(place, kind) and end == event[3]:
+                    for number in inside_it.sequences:
+                        if number >= 0:
+                            makers[thread].add(number, place)
+                            if selected is not None:
+                                self._made_in[thread, number] = layer
+                else:
+                    event = look_ahead.open_up(event)
             attributed = new(Attributed, (event, place, around, calls, end - start, outer_range))
             stack.append((end, place, label, layer, attributed))
             if correlation:
@@ -199,6 +208,14 @@ class Attribution:
                     divided[correlation] = shares[place]
             yield attributed
 
+    def _is_usual(self, place: Place, kind: Kind) -> bool:
+        """Whether the ops inside a range of this place need no events of their own: each belongs to the same layer and
+        phase, and nothing else is to be known of it. Outside of layers, steps need to know each op."""
+        is_in_op = kind is Kind.LABEL and place.frame is not None  # it may be an op of the same name
+        is_compiled = self._compiled_kernels or self._compiled.has_inputs
+        needs_each = place.layer < 0 or place.is_closed or is_in_op or is_compiled or self._called_from is not None
+        return not needs_each
+
     # Ops
 
     def _op(self, event: Event, end: int, open_range: _Open) -> tuple[Place, int]:
@@ -206,7 +223,7 @@ class Attribution:
 
         A compiled kernel that is divided among layers gets the last of their places. The others are in ``_pieces``.
         """
-        _, name, start, full_end, thread, _, _, _, _, _, signature = event
+        _, name, start, full_end, thread, _, _, _, _, _, signature, _ = event
         around = open_range[1]
         outer = around or self._outside
         asks = name.startswith(C10D_OPS)

@@ -146,8 +146,9 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
 
     regions = [place for place in places if place.frame is not None and place.frame.kind == "region"]
     called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls}
-    layers = _with_inlined(layers, {place.layer for place in regions}, called)
-    rows = replace(rows, layers=layers)
+    if regions:
+        layers = _with_inlined(layers, {place.layer for place in regions}, called)
+        rows = replace(rows, layers=layers)
     meta = replace(
         _meta(recording, plan, options),
         model=tuple(layer.kind for layer in layers if len(layer.path) == 1 and layer.kind),
@@ -243,7 +244,7 @@ def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[i
         return anywhere or any(path[:steps] in above for steps in range(1, len(path)))
 
     return tuple(
-        replace(one, compiled=True) if regions_in and index not in called and may_run(one.path) else one
+        replace(one, compiled=True) if index not in called and may_run(one.path) else one
         for index, one in enumerate(layers)
     )
 

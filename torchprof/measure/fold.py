@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from operator import add
+from itertools import count, repeat
+from operator import add, sub
 
 from torchprof.attribute.events import Kind
+from torchprof.attribute.inner_ops import OpTree
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
-from torchprof.run.rows import Around, Chains, Rows, rows_of_lines
+from torchprof.run.rows import Around, Chains, Rows
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import PHASES, Frame, Signature
 
@@ -19,7 +22,10 @@ _Call = tuple[int, int, int]
 _Values = dict[tuple[int, str], list[int]]
 """By index of a place and device: a value for each field of ``Cost``, and last the number of calls."""
 
-_CPU_NS, _DEVICE_NS, _COLLECTIVE_NS, _MACS = map(FIELDS.index, ("cpu_ns", "device_ns", "collective_ns", "macs"))
+_Inside = dict[tuple[int, OpTree], list[int]]
+"""By index of a place, and ops inside its ranges that have no events: how many such ranges, and the time of each op."""
+
+_DEVICE_NS, _COLLECTIVE_NS, _MACS = map(FIELDS.index, ("device_ns", "collective_ns", "macs"))
 _ALLOCATED = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}  # by: is it the CPU
 _FREED = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
 
@@ -48,6 +54,7 @@ def fold(
     cpu_ns: list[int] = []  # by index of a place
     calls: list[int] = []
     other: _Values = {}  # what a place has beside CPU time and calls
+    inside: _Inside = {}
     durations: dict[tuple[int, str], list[_Call]] = {}
     collections: list[_Call] = []
     busy: dict[str, int] = {}
@@ -80,6 +87,11 @@ def fold(
             cpu_ns.extend([0] * missing)
             calls.extend([0] * missing)
         calls[index] += counted
+        ops = event[11]
+        if ops is not None:
+            took = map(sub, ops.ends, ops.starts)
+            before = inside.get((index, ops.tree))
+            inside[index, ops.tree] = [1, *took] if before is None else [before[0] + 1, *map(add, before[1:], took)]
         if not timed:
             continue
         if kind is collective:
@@ -98,9 +110,11 @@ def fold(
         elif kind is garbage:
             collections.append((event.start_ns, ns, event.thread))
 
-    _add_cpu(other, cpu_ns, calls)
+    missing = len(places) - len(cpu_ns)
+    cpu_ns.extend([0] * missing)
+    calls.extend([0] * missing)
     _add_counts(other, counts or {})
-    rows = _rows(other, places, layers, rank, signatures)
+    rows = _rows(cpu_ns, calls, inside if timed else _untimed(inside), other, places, layers, rank, signatures)
     collected = _by_thread(collections)
     samples = {
         SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(_without(collected, calls_of))
@@ -111,13 +125,8 @@ def fold(
     return rows, samples, busy
 
 
-def _add_cpu(values: _Values, cpu_ns: Iterable[int], calls: Iterable[int]) -> None:
-    """Add the CPU time and the calls of places, both by index."""
-    for index, (ns, counted) in enumerate(zip(cpu_ns, calls)):
-        if ns or counted:
-            of_place = values.setdefault((index, "cpu"), [0] * (len(FIELDS) + 1))
-            of_place[_CPU_NS] = ns
-            of_place[-1] = counted
+def _untimed(inside: _Inside) -> _Inside:
+    return {key: [ranges, *[0] * len(took)] for key, (ranges, *took) in inside.items()}
 
 
 def _add_counts(values: _Values, counts: Mapping[int, tuple[int, int, int]]) -> None:
@@ -152,7 +161,10 @@ def _without(
 
 
 def _rows(
-    values: Mapping[tuple[int, str], Sequence[int]],
+    cpu_ns: list[int],
+    calls: Sequence[int],
+    inside: _Inside,
+    other: _Values,
     places: Sequence[Place],
     layers: tuple[Layer, ...],
     rank: int,
@@ -184,14 +196,110 @@ def _rows(
                 around = Around(outer.layer, outer.phase, chains.all[chain_of[outer.index]])
                 arounds.append((*arounds[within_of[outer.index]], around))
             within_of[place.index] = number
+
+    inner: dict[int, list[tuple[OpTree, list[int], list[int]]]] = {}  # by index of a place: times and calls by path
+    for (index, tree), (ranges, *took) in inside.items():
+        taken, *own_ns = tree.self_ns(took)
+        cpu_ns[index] += taken
+        inner.setdefault(index, []).append((tree, own_ns, [ranges * calls_in_one for calls_in_one in tree.calls[1:]]))
+    on_devices: dict[int, list[tuple[str, list[int]]]] = {}
+    for (index, device), values in sorted(other.items()):
+        on_devices.setdefault(index, []).append((device, values))
+    lines = _Lines()
     devices: dict[str, int] = {}
     phases = {phase: number for number, phase in enumerate(PHASES)}
-    lines: dict[tuple[int, ...], Sequence[int]] = {}
-    for (index, device), line in sorted(values.items()):
-        place = places[index]
-        number = devices.setdefault(device, len(devices))
-        shared = shares.setdefault(place.shared, len(shares))
-        key = (place.layer, phases[place.phase], shared, within_of[index], chain_of[index], number, rank)
-        known = lines.get(key)
-        lines[key] = (line[-1], *line[:-1]) if known is None else (known[0] + line[-1], *map(add, known[1:], line))
-    return rows_of_lines(layers, lines, chains.all, devices, arounds, shares)
+    chains_of: dict[tuple[int, OpTree], list[int]] = {}  # of the paths of a tree inside a place with this chain
+    for place, ns, called in zip(places, cpu_ns, calls):
+        index = place.index
+        if not (ns or called or index in on_devices):
+            continue
+        chain = chain_of[index]
+        home = place.layer, phases[place.phase], shares.setdefault(place.shared, len(shares)), within_of[index]
+        if ns or called:
+            lines.add(home, devices.setdefault("cpu", len(devices)), [chain], [called], [ns])
+        for tree, own_ns, counts in inner.get(index, ()):
+            found = chains_of.get((chain, tree))
+            if found is None:
+                found = chains_of[chain, tree] = _chains_inside(chains, chain, tree)
+            lines.add(home, devices.setdefault("cpu", len(devices)), found, counts, own_ns)
+        for device, (*costs, called) in on_devices.get(index, ()):
+            number = devices.setdefault(device, len(devices))
+            lines.add(home, number, [chain], [called], [0])
+            lines.add_costs(home, number, chain, costs)
+    return lines.rows(layers, rank, chains.all, devices, arounds, shares)
+
+
+def _chains_inside(chains: Chains, outer: int, tree: OpTree) -> list[int]:
+    """The chain of each path of a tree but the first, which is ``outer``."""
+    found = [outer]
+    for path, name in tree.paths[1:]:
+        found.append(chains.inside(found[path], Frame("op", name)))
+    return found[1:]
+
+
+_Home = tuple[int, int, int, int]
+"""The number of a layer, a phase, the layers that share the work, and what is around the layer's range."""
+
+
+class _Lines:
+    """Rows, as columns, while values are added to them. All that is not a value is a number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[_Home, int], dict[int, int]] = {}  # by home and device: chain → number of the row
+        self._homes: list[_Home] = []
+        self._devices: list[int] = []
+        self._chains: list[int] = []
+        self._calls: list[int] = []
+        self._cpu_ns: list[int] = []
+        self._costs: dict[int, list[int]] = {}  # by number of a row: what it has beside CPU time
+
+    def add(
+        self, home: _Home, device: int, chains: Sequence[int], calls: Sequence[int], cpu_ns: Sequence[int]
+    ) -> None:
+        """Add calls and CPU time to the rows with these chains of frames."""
+        known = self._numbers.setdefault((home, device), {})
+        if known and not known.keys().isdisjoint(chains):
+            if len(chains) > 1:
+                for one in zip(chains, calls, cpu_ns):
+                    self.add(home, device, *([value] for value in one))
+                return
+            number = known[chains[0]]
+            self._calls[number] += calls[0]
+            self._cpu_ns[number] += cpu_ns[0]
+            return
+        known.update(zip(chains, count(len(self._chains))))
+        self._homes.extend(repeat(home, len(chains)))
+        self._devices.extend(repeat(device, len(chains)))
+        self._chains.extend(chains)
+        self._calls.extend(calls)
+        self._cpu_ns.extend(cpu_ns)
+
+    def add_costs(self, home: _Home, device: int, chain: int, costs: Sequence[int]) -> None:
+        """Add a value for each field of ``Cost`` to a row that is there."""
+        number = self._numbers[home, device][chain]
+        before = self._costs.get(number)
+        self._costs[number] = [*costs] if before is None else [*map(add, before, costs)]
+
+    def rows(
+        self,
+        layers: tuple[Layer, ...],
+        rank: int,
+        chains: Sequence[tuple[Frame, ...]],
+        devices: Iterable[str],
+        arounds: Iterable[tuple[Around, ...]],
+        shares: Iterable[tuple[int, ...]],
+    ) -> Rows:
+        size = len(self._chains)
+        columns: dict[str, Iterable[int]] = {
+            **dict(zip(("layer", "phase", "shared", "within"), zip(*self._homes))),
+            "frames": self._chains,
+            "device": self._devices,
+            "rank": [rank] * size,
+            "calls": self._calls,
+            "cpu_ns": self._cpu_ns,
+        }
+        arrays = {name: array("q", columns.get(name, bytes(8 * size))) for name in Rows.COLUMNS}
+        for number, costs in self._costs.items():
+            for name, value in zip(FIELDS, costs):
+                arrays[name][number] += value
+        return Rows(layers, tuple(chains), tuple(devices), arrays, tuple(arounds), tuple(shares))

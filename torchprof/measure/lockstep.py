@@ -296,7 +296,7 @@ class Locksteps:
         for item in attributed:
             yield item
             event, place, _, _, ns, _ = item
-            kind, _, start, end, number, _, _, correlation, _, _, _ = event
+            kind, _, start, end, number, _, _, correlation, *_ = event
             if kind is kernel:
                 if correlation != BEFORE:
                     self._note_kernel(event, place, ns)

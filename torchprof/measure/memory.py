@@ -189,7 +189,7 @@ class Allocations:
 
     def _on_memory(self, item: Attributed) -> None:
         event, place, _, _, _, _ = item
-        _, _, time, _, thread, _, _, address, device, size, _ = event
+        _, _, time, _, thread, _, _, address, device, size, *_ = event
         if self._in_pass and place.phase == FORWARD and place.frame is not None and place.frame.kind == "op":
             self._end_pass()  # frees of the engine between two nodes do not count: they are in no op
         block = self._live_blocks.pop((device, address), _NONE) if address else _NONE

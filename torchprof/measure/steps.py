@@ -76,7 +76,7 @@ class Steps:
         for item in attributed:
             yield item
             event, place, around, _, ns, outer = item
-            kind, _, start, _, thread, _, _, correlation, _, _, _ = event
+            kind, _, start, _, thread, _, _, correlation, *_ = event
             if kind is kernel:
                 self._note_kernel(item, launched, copies)
             elif kind is step:

@@ -128,7 +128,7 @@ class Cycle:
         setup, session = self._setup, self.session
         recording = RecordedCycle(
             session,
-            session.events(wanted_detail(setup.asked), setup.asked.profile_memory),
+            session.events(wanted_detail(setup.asked), setup.asked.profile_memory, self._needs_each_op()),
             layers,
             this_process(self.job),
             seen,
@@ -143,6 +143,12 @@ class Cycle:
             began_ns=session.began_ns,
         )
         return assemble(recording, setup.plan, dataclasses.replace(setup.asked, with_stack=session.with_stack))
+
+    def _needs_each_op(self) -> bool:
+        """Whether something is measured that needs an event for each op, also of those inside other ops."""
+        asked, setup = self._setup.asked, self._setup
+        is_detailed = asked.profile_memory or asked.with_timeline or setup.samples_python
+        return is_detailed or self.job.world_size > 1 or setup.provenance is not None
 
     @cached_property
     def event_lists(self) -> defaultdict[tuple[str, ...], list[EventList]]:

@@ -6,11 +6,9 @@ They hide all differences between the profilers of torch's versions.
 from __future__ import annotations
 
 import gzip
-import itertools
-import operator
 import shutil
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
@@ -40,25 +38,27 @@ from torchprof.attribute.nesting import OpenRanges
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
 from torchprof.record.event_lists import event_list_of, raws_in
+from torchprof.record.raw_events import BACKWARD_SCOPE, USER_SCOPE, InnerOpsOfRanges, RawEvent, RawEvents, end_ns
 from torchprof.record.signatures import InputSignatures
-from torchprof.run.words import BEFORE, Signature, is_collective, is_runtime_call
+from torchprof.run.collectives import C10D_OPS
+from torchprof.run.words import BEFORE, REPLAYS, Signature, is_collective, is_runtime_call
 
 OURS = "_is_torchprofs"
 """The attribute that marks a ``torch.autograd.profiler.profile`` as one of torchprof's sessions."""
-_USER_SCOPE, _BACKWARD_SCOPE = 7, 1
 
-_RawEvent = torch._C._autograd._KinetoEvent
-# torch 2.4 has none of these three.
-_end_ns: Callable[[Any], int] = getattr(_RawEvent, "end_ns", lambda raw: raw.start_ns() + raw.duration_ns())
-_is_python_function: Callable[[Any], bool] = getattr(_RawEvent, "is_python_function", lambda raw: False)
-_is_annotation: Callable[[Any], bool] | None = getattr(_RawEvent, "is_user_annotation", None)
+# torch 2.4 has none of these two.
+_is_python_function: Callable[[Any], bool] = getattr(RawEvent, "is_python_function", lambda raw: False)
+_is_annotation: Callable[[Any], bool] | None = getattr(RawEvent, "is_user_annotation", None)
 # The stream of a kernel. In a torch that does not record it, all work of a device has one number.
-_stream: Callable[[Any], int] = getattr(_RawEvent, "device_resource_id", _RawEvent.start_thread_id)
+_stream: Callable[[Any], int] = getattr(RawEvent, "device_resource_id", RawEvent.start_thread_id)
 
 HAS_COLLECTIVE_METADATA = "expose_kineto_event_metadata" in (
     torch._C._profiler._ExperimentalConfig.__init__.__doc__ or ""
 )
 """Whether this torch gives the metadata of events, as the shapes of collectives, not only in trace files."""
+
+
+_OF_COMPILED_CODE = {Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING, Kind.COMPILED_INPUTS}
 
 
 class Call(NamedTuple):
@@ -114,8 +114,8 @@ class Recording:
         start, end = (getattr(self._profiler, f"profiling_{which}_time_ns", 0) for which in ("start", "end"))
         if end > start > 0:
             return int(end - start)
-        raws = self._raw()
-        return max(map(_end_ns, raws)) - raws[0].start_ns() if raws else 0
+        events = self._read()
+        return max(map(end_ns, events.all)) - events.starts[0] if events.all else 0
 
     @property
     def torchs_steps(self) -> int:
@@ -128,21 +128,26 @@ class Recording:
         results = self._profiler.kineto_results
         return None if results is None else int(results.trace_start_ns())
 
-    def events(self, detail: Callable[[str], Detail] | None = None, addresses: bool = False) -> Iterator[Event]:
+    def events(
+        self, detail: Callable[[str], Detail] | None = None, addresses: bool = False, each_op: bool = True
+    ) -> Iterator[Event]:
         """All events in the order of start: first those of the CPU (ops, labels, autograd nodes, memory), then the
         work of the device.
 
         The device's come last because it has another clock: a kernel may seem to start before its launch. ``detail``:
         for the name of an op, what is read of its inputs; None for nothing. It needs a session with ``record_shapes``.
         The signature of an event is an index in ``signatures``. ``addresses``: memory events have addresses.
+        ``each_op``: whether each op has an event. If not, ops of the CPU alone, without ``detail``, may be in
+        ``Event.inside`` of the range around them.
 
         The function is long because its loop runs for each of perhaps a million events: a function for each kind of
         event would add a call for each event.
         """
-        raws = self._raw()
+        events = self._read()
+        raws, names, names_of, starts, lanes = events.all, events.names, events.names_of, events.starts, events.threads
         address_of = self._addresses() if addresses else {}
         on_device = self.device is not None
-        kinds: dict[str, Kind | None] = {}  # by name; None: such events are left out
+        kinds: dict[int, Kind | None] = {}  # by index of a name; None: such events are left out
         details: dict[str, Detail] = {}  # by name of an op
         nothing = Detail.NOTHING
         number_of = self._inputs.number_of
@@ -152,14 +157,18 @@ class Recording:
         calls: list[int] = []  # the correlation IDs of calls of the device's runtime
         cpu = DeviceType.CPU
         memory, node, backward, user_label = Kind.MEMORY, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.USER_LABEL
-        op, collective, compiling = Kind.OP, Kind.COLLECTIVE, Kind.COMPILING
+        op, label, collective, compiling = Kind.OP, Kind.LABEL, Kind.COLLECTIVE, Kind.COMPILING
         correlation = 0
         new = tuple.__new__  # takes a third of the time of Event(...)
         if on_device:
             threads = {raw.correlation_id(): raw.start_thread_id() for raw in raws if not raw.linked_correlation_id()}
-        for raw in raws:
-            name = raw.name()
-            thread = raw.start_thread_id()
+        has_more = on_device or self.with_stack or detail is not None
+        inner = None if each_op or has_more else _inner_ops(events)
+        index, last = -1, len(raws) - 1
+        while index < last:
+            index += 1
+            raw, name_number, thread = raws[index], names_of[index], lanes[index]
+            name = names[name_number]
             if on_device:
                 if raw.device_type() != cpu and name != MEMORY:
                     work.append(raw)
@@ -168,28 +177,28 @@ class Recording:
                 launcher = raw.linked_correlation_id()
                 thread = threads.get(launcher, thread) if launcher else thread
                 correlation = raw.correlation_id()
-                if launcher or (is_runtime_call(name) and raw.scope() != _USER_SCOPE):
+                if launcher or (is_runtime_call(name) and raw.scope() != USER_SCOPE):
                     calls.append(correlation)
                     correlation = 0  # runtime calls have IDs of their own, which may equal those of ops
             try:
-                kind = kinds[name]
+                kind = kinds[name_number]
             except KeyError:
-                kind = kinds[name] = _kind(raw, name)
+                kind = kinds[name_number] = _kind(raw, name)
             if kind is None:
                 continue
-            start = raw.start_ns()
+            start = starts[index]
             if kind is memory:
                 size = raw.nbytes()
                 address = address_of.get((start, thread, size), 0)
                 device = _device(raw.device_type(), raw.device_index(), devices)
-                yield new(Event, (kind, name, start, start, thread, -1, 0, address, device, size, 0))
+                yield new(Event, (kind, name, start, start, thread, -1, 0, address, device, size, 0, None))
                 continue
             if kind is op or kind is user_label:  # a user's label may have the name of an op
-                kind = user_label if raw.scope() == _USER_SCOPE else op
-            elif kind is compiling and is_a_common_name(name) and raw.scope() == _USER_SCOPE:
+                kind = user_label if raw.scope() == USER_SCOPE else op
+            elif kind is compiling and is_a_common_name(name) and raw.scope() == USER_SCOPE:
                 kind = user_label
             sequence = raw.sequence_nr()
-            end = _end_ns(raw)
+            end = end_ns(raw)
             forward_thread = signature = 0
             if kind is user_label:
                 if is_collective(name):
@@ -201,7 +210,7 @@ class Recording:
             elif sequence >= 0:
                 if kind is node:
                     forward_thread = raw.fwd_thread_id()
-                elif raw.scope() == _BACKWARD_SCOPE:
+                elif raw.scope() == BACKWARD_SCOPE:
                     kind = backward
                     forward_thread = raw.fwd_thread_id()
             if detail is not None and (kind is op or (kind is backward and name.endswith(ACCUMULATES))):
@@ -212,10 +221,12 @@ class Recording:
                     signature = number_of(raw, wanted)
             if name == RECORDS_COLLECTIVE and HAS_COLLECTIVE_METADATA:
                 signature = self._inputs.number_of_collective(raw) or signature
-            yield new(
-                Event, (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0, signature)
-            )
-        yield from _device_work(work, calls, kinds, devices)
+            inside = None
+            if inner is not None and (kind is op or kind is label or kind is backward):
+                inside, index = inner.find(index, end, kind is not label)
+            values = kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0, signature, inside
+            yield new(Event, values)
+        yield from _device_work(work, calls, {names[number]: kind for number, kind in kinds.items()}, devices)
 
     def _addresses(self) -> dict[tuple[int, int, int], int]:
         """The address of each memory event, by its time, thread and bytes. Only torch's tree of events has it."""
@@ -250,7 +261,7 @@ class Recording:
             elif name not in (RAISED, STOPPED, STARTED, STEP_MARK, GARBAGE_COLLECTION_LABEL) and not name.startswith(
                 (HOOKS, COMPILED_INPUTS)
             ):
-                end = _end_ns(raw)
+                end = end_ns(raw)
                 around.append(_OpenCall(end, len(found)))
                 found.append(Call(name, start, end, thread, True))
         return sorted(found, key=lambda call: call.end_ns)
@@ -280,19 +291,14 @@ class Recording:
     def _unlabelled(self) -> list[Any]:
         return [raw for raw in self._raw() if not raw.name().startswith(PREFIX)]
 
-    def _raw(self) -> list[Any]:
+    def _raw(self) -> Sequence[Any]:
+        """The events of torch in the order of start."""
+        return self._read().all
+
+    def _read(self) -> RawEvents:
         results = self._profiler.kineto_results
-        if results is None:
-            return []
-        raws: list[Any] = results.events()
-        if self.with_stack:
-            raws = [raw for raw in raws if _has_name(raw)]
-        # They usually come sorted. The check needs no memory; sorting would need an integer for each event.
-        if raws:
-            start_ns = type(raws[0]).start_ns
-            if not all(map(operator.le, map(start_ns, raws), map(start_ns, itertools.islice(raws, 1, None)))):
-                raws.sort(key=start_ns)
-        return raws
+        raws = [] if results is None else results.events()
+        return RawEvents([raw for raw in raws if _has_name(raw)] if self.with_stack else raws)
 
 
 def finished_recording(profiler: Any) -> Recording:
@@ -317,9 +323,9 @@ def _kind(raw: Any, name: str) -> Kind | None:
         return kind
     if _is_python_function(raw):
         return None
-    if raw.scope() == _USER_SCOPE:
+    if raw.scope() == USER_SCOPE:
         return Kind.USER_LABEL
-    return Kind.BACKWARD_FUNCTION if raw.scope() == _BACKWARD_SCOPE else Kind.OP
+    return Kind.BACKWARD_FUNCTION if raw.scope() == BACKWARD_SCOPE else Kind.OP
 
 
 def _has_name(raw: Any) -> bool:
@@ -340,6 +346,18 @@ def _device(device_type: Any, index: int, known: dict[tuple[Any, int], str]) -> 
     return device
 
 
+def _inner_ops(events: RawEvents) -> InnerOpsOfRanges | None:
+    """Finds ops that need no events of their own. None if torch.compile made any event: then each op counts."""
+    kinds = [*map(event_kind, events.names)]
+    if _OF_COMPILED_CODE.intersection(kinds):
+        return None
+    are_ops = [
+        kind is Kind.OP and name != RECORDS_COLLECTIVE and name not in REPLAYS and not name.startswith(C10D_OPS)
+        for kind, name in zip(kinds, events.names)
+    ]
+    return InnerOpsOfRanges(events, are_ops)
+
+
 def _device_work(
     work: list[Any], calls: list[int], kinds: dict[str, Kind | None], devices: dict[tuple[Any, int], str]
 ) -> Iterator[Event]:
@@ -357,9 +375,9 @@ def _device_work(
             _is_annotation(raw) if _is_annotation is not None else kinds.get(name) is Kind.USER_LABEL
         ):
             continue
-        start, end, stream = raw.start_ns(), _end_ns(raw), _stream(raw)
+        start, end, stream = raw.start_ns(), end_ns(raw), _stream(raw)
         launcher, index = raw.linked_correlation_id(), raw.device_index()
         device = _device(raw.device_type(), counted.get(index, index), devices)
         if not launcher and 0 < raw.correlation_id() < first:
             launcher = BEFORE
-        yield new(Event, (Kind.KERNEL, name, start, end, stream, -1, 0, launcher, device, 0, 0))
+        yield new(Event, (Kind.KERNEL, name, start, end, stream, -1, 0, launcher, device, 0, 0, None))

@@ -140,6 +140,7 @@ class Row(NamedTuple):
 
 
 NO_COST = Cost()
+_LEFT_OVER = (0, -1)  # no phase has this number
 
 
 @dataclass(frozen=True)
@@ -190,18 +191,19 @@ class Rows(Sequence[Row]):
 
         Device work that was launched before the recording began is left out.
         """
+        columns, left_over = self.columns, [*map(is_left_over, self.frames)]
         own_time = [not frames for frames in self.frames]
-        left_over = [*map(is_left_over, self.frames)]
-        keys: list[tuple[int, int] | None] = list(zip(self.columns["layer"], self.columns["phase"]))
+        keys: list[tuple[int, int]] = list(zip(columns["layer"], columns["phase"]))
         if any(left_over):
-            keys = [None if left_over[chain] else key for key, chain in zip(keys, self.columns["frames"])]
-        calls = dict.fromkeys(keys, 0)
-        for key, frames, count in zip(keys, self.columns["frames"], self.columns["calls"]):
+            keys = [_LEFT_OVER if left_over[chain] else key for key, chain in zip(keys, columns["frames"])]
+        sums = {key: [0] * (len(FIELDS) + 1) for key in keys}
+        for key, frames, count in zip(keys, columns["frames"], columns["calls"]):
             if own_time[frames]:
-                calls[key] += count
-        sums = {key: [0] * len(FIELDS) for key in calls}
+                sums[key][-1] += count
+        nothing = bytes(8 * len(keys))
         for number, name in enumerate(FIELDS):
-            if any(self.columns[name]):
-                for key, value in zip(keys, self.columns[name]):
+            if columns[name].tobytes() != nothing:
+                for key, value in zip(keys, columns[name]):
                     sums[key][number] += value
-        return {key: (Cost(*total), calls[key]) for key, total in sums.items() if key is not None}
+        sums.pop(_LEFT_OVER, None)
+        return {key: (Cost(*costs), calls) for key, (*costs, calls) in sums.items()}

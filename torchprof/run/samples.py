@@ -32,7 +32,10 @@ class Spread:
     def of(cls, calls: Sequence[tuple[int, int]]) -> Spread:
         """The spread of calls, each (start in ns, value), in any order; at least one."""
         values = [value for _, value in calls]
-        sample = cls._by_value(nsmallest(cls.SIZE, ((scrambled(start), value) for start, value in calls)))
+        chosen: Iterable[tuple[int, int]] = ((scrambled(start), value) for start, value in calls)
+        if len(calls) > cls.SIZE:
+            chosen = nsmallest(cls.SIZE, chosen)
+        sample = cls._by_value(chosen)
         return cls(len(values), sum(values), min(values), max(values), min(calls)[1], *sample)
 
     def __add__(self, later: Spread) -> Spread:

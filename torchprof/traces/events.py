@@ -243,7 +243,7 @@ class TraceEvents:
                 kind = Kind.USER_LABEL
             start += base
             if kind is memory:
-                yield new(Event, (kind, MEMORY, start, start, thread, -1, 0, number, name, ns, 0))
+                yield new(Event, (kind, MEMORY, start, start, thread, -1, 0, number, name, ns, 0, None))
                 continue
             end = start + ns
             forward_thread = 0
@@ -259,7 +259,7 @@ class TraceEvents:
                 forward_thread = forward_threads.get(forward, 0)
             yield new(
                 Event,
-                (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0, signature),
+                (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0, signature, None),
             )
         yield from self._device_events(launchers, launches, names)
 
