@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import TypeVar
+from unicodedata import east_asian_width
 
-from tabulate import SEPARATING_LINE, DataRow, Line, TableFormat, tabulate, tabulate_formats
+from tabulate import tabulate, tabulate_formats
 
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import ReportCell
@@ -18,17 +21,7 @@ _Branch = TypeVar("_Branch")
 _HEAT = ((0.5, "1;38;5;196"), (0.25, "38;5;166"), (0.1, "38;5;100"), (0.05, "38;5;64"), (0.01, "38;5;31"))
 _COLD = "38;5;244"
 
-# The look of torchprof 1's table: no outer bars, and a line of dashes below the headings.
-LOOK = TableFormat(
-    lineabove=None,
-    linebelowheader=Line("", "-", "-|-", ""),
-    linebetweenrows=None,
-    linebelow=None,
-    headerrow=DataRow("", " | ", ""),
-    datarow=DataRow("", " | ", ""),
-    padding=0,
-    with_header_hide=None,
-)
+_COLOR = re.compile(r"\033\[[\d;]*m")
 
 
 def heat(share: float) -> str:
@@ -93,14 +86,30 @@ def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str 
     Raises TorchprofError for an unknown format.
     """
     if tablefmt is None:
-        # Headings are passed as a row: tabulate makes columns with headings two characters wider than their content.
-        rows = [headings, SEPARATING_LINE, *table]
-        text = tabulate(rows, tablefmt=LOOK, disable_numparse=True, preserve_whitespace=True)
+        text = _in_own_look(headings, table)
     elif tablefmt in tabulate_formats:
         text = tabulate(table, headings, tablefmt, disable_numparse=True, preserve_whitespace=True)
     else:
         raise TorchprofError(f"tabulate has no format {tablefmt!r}. {suggest(str(tablefmt), tabulate_formats)}")
     return ReportTable(text, headings, table)
+
+
+def _in_own_look(headings: Sequence[str], table: Sequence[Sequence[str]]) -> str:
+    """The look of torchprof 1's table: no outer bars, and a line of dashes below the headings."""
+    columns = [[*map(str, column)] for column in zip_longest(headings, *table, fillvalue="")]
+    widths = [max(map(_width, column)) for column in columns]
+    for column, width in zip(columns, widths):
+        column[:] = [text + " " * (width - _width(text)) for text in column]
+    first, *rows = (" | ".join(row).rstrip() for row in zip(*columns))
+    return "\n".join([first, "-|-".join("-" * width for width in widths), *rows])
+
+
+def _width(text: str) -> int:
+    """How many columns of a terminal a text takes. Letters of Chinese, Japanese and Korean take two."""
+    if text.isascii() and "\033" not in text:
+        return len(text)
+    plain = _COLOR.sub("", text)
+    return len(plain) + sum(east_asian_width(char) in "WF" and char.isprintable() for char in plain)
 
 
 def joined(parts: Iterable[str], separator: str) -> Joined:
