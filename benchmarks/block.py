@@ -53,8 +53,8 @@ def of_blocks(quick: bool) -> None:
         "The whole block with one forward, against the forward alone",
         ["Model", "Way", "Median", "Ratio", "Quartiles", "Limit"],
         rows,
-        "Bare: torch.autograd.profiler.profile(use_kineto=True). Table: prof.display(). Print: str(prof). flops-profiler: its sums, "
-        "without its text, which ends in an error for some of these models.",
+        "Bare: torch.autograd.profiler.profile(use_kineto=True). Table: prof.display(). Print: str(prof). "
+        "flops-profiler: its sums, without its text, which ends in an error for some of these models.",
     )
 
 

@@ -161,13 +161,13 @@ def _sums_in_regions(
     """The sums of the rows inside regions: (layer, phase, whether shared), the frames around, each with its layer, the
     calls and the cost."""
     columns = run.rows.columns
-    bare = [tuple(frame._replace(signature=None) for frame in chain) for chain in run.rows.frames]
-    is_region = [any(frame.kind == "region" for frame in chain) for chain in bare]
+    is_region = [any(frame.kind == "region" for frame in chain) for chain in run.rows.frames]
     is_within = [
         any(frame.kind == "region" for around in within for frame in around.frames) for within in run.rows.within
     ]
     if not any(is_region) and not any(is_within):
         return
+    bare = [tuple(frame._replace(signature=None) for frame in chain) for chain in run.rows.frames]
     names = [name for name in FIELDS if any(columns[name])]
     values = [columns[name] for name in names]
     sums: dict[tuple[int, int, int, int, int], list[int]] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from torchprof.analyze.compiled import may_be_of_layers_below
-from torchprof.run.cost import Bound, Cost, Figure, Measure, Unit
+from torchprof.run.cost import NO_COST, Bound, Cost, Figure, Measure, Unit
 from torchprof.run.run import Node, Run
 from torchprof.run.words import FORWARD, PHASES, Frame
 
@@ -39,7 +39,7 @@ class Figures:
     left_over: bool = False  # launched before the recording began: not part of shares
 
     def cost(self, phase: str, is_self: bool = False) -> Cost:
-        return (self.own if is_self else self.total).get(phase, Cost())
+        return (self.own if is_self else self.total).get(phase, NO_COST)
 
     def measure(self, measure: Measure, phase: str, is_self: bool = False, measured: bool = True) -> Figure:
         """One measure in one phase, self or total.
@@ -134,6 +134,8 @@ def incomplete_phases(run: Run) -> dict[tuple[str, ...], tuple[Set[str], Set[str
     """
     columns = run.rows.columns
     groups = [_group_of_kernels(chain) for chain in run.rows.frames]
+    if not any(groups):
+        return {}
     found: dict[tuple[str, ...], tuple[set[str], set[str]]] = {}
     for layer, phase, shared, chain in set(zip(*(columns[name] for name in ("layer", "phase", "shared", "frames")))):
         group = groups[chain]

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from torchprof.analyze.figures import Figures, figures_of_layers
-from torchprof.run.cost import Cost
+from torchprof.run.cost import NO_COST, Cost
 from torchprof.run.run import Run
 
 UNKNOWN_CLASS = "(unknown)"
@@ -88,8 +88,8 @@ def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> F
     inlined = any(one.unknown and one.inlined for one in members)
     calls = [one.calls for one in members if one.calls >= 0]  # 0 of a layer that was never called
     return Figures(
-        own=_added(one.own for one in called) or dict.fromkeys(phases, Cost()),
-        total=_added(one.total for one in ran) or dict.fromkeys(phases, Cost()),
+        own=_added(one.own for one in called) or dict.fromkeys(phases, NO_COST),
+        total=_added(one.total for one in ran) or dict.fromkeys(phases, NO_COST),
         calls=sum(calls) if calls else -1,
         params=_sum([one.params for one in outermost]),
         own_params=_sum([one.own_params for one in members]),
@@ -118,7 +118,7 @@ def _added(costs: Iterable[Mapping[str, Cost]]) -> dict[str, Cost]:
     found: dict[str, Cost] = {}
     for one in costs:
         for phase, cost in one.items():
-            found[phase] = found.get(phase, Cost()) + cost
+            found[phase] = found.get(phase, NO_COST) + cost
     return found
 
 

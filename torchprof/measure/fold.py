@@ -132,9 +132,9 @@ def _untimed(inside: _Inside) -> _Inside:
 def _add_counts(values: _Values, counts: Mapping[int, tuple[int, int, int]]) -> None:
     """Add MACs, FLOPs and uncounted calls. Those of a kernel belong to its device: its place has no row of the CPU."""
     device_of = dict(sorted(values, key=lambda key: key[1] == "cpu"))
-    for index, count in counts.items():
+    for index, counted in counts.items():
         key = (index, device_of.get(index, "cpu"))
-        values.setdefault(key, [0] * (len(FIELDS) + 1))[_MACS : _MACS + 3] = count
+        values.setdefault(key, [0] * (len(FIELDS) + 1))[_MACS : _MACS + 3] = counted
 
 
 def _by_thread(collections: Iterable[_Call]) -> dict[int, tuple[list[int], list[int]]]:
@@ -253,9 +253,7 @@ class _Lines:
         self._cpu_ns: list[int] = []
         self._costs: dict[int, list[int]] = {}  # by number of a row: what it has beside CPU time
 
-    def add(
-        self, home: _Home, device: int, chains: Sequence[int], calls: Sequence[int], cpu_ns: Sequence[int]
-    ) -> None:
+    def add(self, home: _Home, device: int, chains: Sequence[int], calls: Sequence[int], cpu_ns: Sequence[int]) -> None:
         """Add calls and CPU time to the rows with these chains of frames."""
         known = self._numbers.setdefault((home, device), {})
         if known and not known.keys().isdisjoint(chains):

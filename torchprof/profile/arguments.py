@@ -11,7 +11,7 @@ from torch.profiler import ProfilerAction
 
 from torchprof.errors import TorchprofError, suggest
 from torchprof.record.compiler import Provenance
-from torchprof.record.modules import walk_modules
+from torchprof.record.modules import modules_of
 from torchprof.run.warnings import Caveat
 from torchprof.run.words import DIVISORS
 
@@ -114,9 +114,11 @@ def device_of(models: Iterable[nn.Module]) -> str:
     """
     known = _known_devices()
     for model in models:
-        for _, _, module in walk_modules(model):
+        for module in modules_of(model):
             for tensor in (*module._parameters.values(), *module._buffers.values()):
-                kind: str = "cpu" if tensor is None else tensor.device.type
+                if tensor is None or tensor.is_cpu:  # faster than its device, and most are
+                    continue
+                kind: str = tensor.device.type
                 if kind in known:
                     return kind
     return "cpu"

@@ -15,6 +15,9 @@ from types import FrameType
 from typing import Any
 
 
+_ALL = tuple(map(int, signal.valid_signals()))
+
+
 class DelayedSignals:
     """Inside the block, Python's signal handlers are not called in the main thread: Ctrl-C above all, and alarms.
 
@@ -30,7 +33,7 @@ class DelayedSignals:
     def __enter__(self) -> DelayedSignals:
         if threading.current_thread() is threading.main_thread():
             try:
-                for number in signal.valid_signals():
+                for number in _ALL:
                     handler = signal.getsignal(number)
                     if callable(handler):
                         self._handlers[number] = handler

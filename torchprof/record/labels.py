@@ -56,7 +56,7 @@ class Target:
 
 def label_of(path: Iterable[str]) -> str:
     """The label of a path. It is ASCII, because a trace may change other characters."""
-    return PREFIX + ".".join(quote(step, safe="#()") for step in path)
+    return PREFIX + ".".join(step if step.isalnum() and step.isascii() else quote(step, safe="#()") for step in path)
 
 
 class Label:
@@ -181,6 +181,10 @@ _lock = RLock()
 """Held while labels are attached or detached. Reentrant, because a module may be freed meanwhile on the same thread."""
 
 
+_OfClass = dict[tuple[type, bool], tuple[list[StandIn], bool]]
+"""By the class of a module and ``Target.inlined``: what its calls go through, and whether a forward has no label."""
+
+
 @dataclass(eq=False)
 class Labels:
     """The labels on some modules, and on garbage collections, from ``attach`` to ``detach``. Several ``Labels`` may be
@@ -208,7 +212,9 @@ class Labels:
 
     def attach(self) -> None:
         self.home = get_ident()
-        self._may_be_guarded = any(target.inlined or _has_code(target.module()) for target in self.targets)
+        modules = [module for target in self.targets if (module := target.module()) is not None]
+        one_of_each = {(type(one), type(one._modules.get("_orig_mod"))): one for one in modules}  # code is of a class
+        self._may_be_guarded = any(map(has_code, one_of_each.values())) or any(one.inlined for one in self.targets)
         self.is_waiting = self.before_first is not None
         if self.before_first is not None:
             leave_to_eager(self.before_first, with_calls=True)
@@ -224,11 +230,12 @@ class Labels:
 
     def add(self, targets: Iterable[Target]) -> None:
         """Label more modules, between ``attach`` and ``detach``."""
+        of_class: _OfClass = {}
         with _lock:
             for target in targets:
                 module = target.module()
                 if module is not None:
-                    self._labels.append(Label(module, target, self, self._joined(target, module)))
+                    self._labels.append(Label(module, target, self, self._joined(target, module, of_class)))
 
     def detach(self) -> None:
         """Restore every class and instance that no other ``Labels`` use. If other code has wrapped one of our wrappers
@@ -245,23 +252,34 @@ class Labels:
             self._collections.off()
             _recursion.leave(self)
 
-    def _joined(self, target: Target, module: nn.Module) -> list[StandIn]:
+    def _joined(self, target: Target, module: nn.Module, of_class: _OfClass) -> list[StandIn]:
         """The stand-ins that the calls of a module go through; missing ones are put in place."""
         stand_ins = []
-        for stand_in in self._places(target, module):
-            stand_in.join(self)
-            self._stand_ins[id(stand_in)] = stand_in
+        for stand_in in self._places(target, module, of_class):
+            if id(stand_in) not in self._stand_ins:
+                stand_in.join(self)
+                self._stand_ins[id(stand_in)] = stand_in
             stand_ins.append(stand_in)
         return stand_ins
 
-    def _places(self, target: Target, module: nn.Module) -> Iterator[StandIn]:
+    def _places(self, target: Target, module: nn.Module, of_class: _OfClass) -> Iterator[StandIn]:
         for hooks, key in _exchanging_hooks(module):
             yield on_hook(hooks, key)
         own = "_compiled_call_impl" if getattr(module, "_compiled_call_impl", None) is not None else "forward"
         if own in module.__dict__ or isinstance(module, torch.jit.ScriptModule):
             yield on_instance(module, own)
-        else:
-            yield from self._on_classes(target, module)
+            return
+        kind = type(module), target.inlined
+        if kind in of_class:
+            found, is_unlabelled = of_class[kind]
+            self.unlabelled += [target.label] * is_unlabelled
+            yield from found
+            return
+        found, before = [], len(self.unlabelled)
+        for stand_in in self._on_classes(target, module):
+            found.append(stand_in)
+            yield stand_in
+        of_class[kind] = found, len(self.unlabelled) > before
 
     def _on_classes(self, target: Target, module: nn.Module) -> Iterator[StandIn]:
         # A lazy module changes its class in its first call, before its forward is looked up a second time.
@@ -335,10 +353,6 @@ def _exchanging_hooks(module: nn.Module) -> list[tuple[dict[int, Any], int]]:
         for key, hook in hooks.items()
         if getattr(hook, "__module__", "").startswith(_PARALLEL)
     ]
-
-
-def _has_code(module: nn.Module | None) -> bool:
-    return module is not None and bool(has_code(module))
 
 
 def _shapes_and_types(values: Sequence[Any]) -> tuple[tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]:

@@ -38,10 +38,24 @@ def walk_modules(module: nn.Module, name: str = "", path: tuple[str, ...] = ()) 
         here, here_path, above = waiting.pop()
         children = [(step, child) for step, child in here._modules.items() if child is not None]
         yield Trace(here_path, not children, here)
-        above = above | {id(here)}
-        waiting.extend(
-            (child, (*here_path, step), above) for step, child in reversed(children) if id(child) not in above
-        )
+        if children:
+            above = above | {id(here)}
+            waiting += [
+                (child, (*here_path, step), above) for step, child in reversed(children) if id(child) not in above
+            ]
+
+
+def modules_of(model: nn.Module) -> Iterator[nn.Module]:
+    """All modules of a model, each once, depth first."""
+    seen = {id(model)}
+    waiting = [model]
+    while waiting:
+        here = waiting.pop()
+        yield here
+        for child in reversed(here._modules.values()):
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
 
 
 def wrapped_step(module: nn.Module) -> str | None:
@@ -94,7 +108,7 @@ def checked_models(model: Any) -> list[nn.Module]:
             elif isinstance(one, type) and issubclass(one, nn.Module):
                 hint = f" Make one first: {one.__name__}(...)."
             raise TorchprofError(f"Profile needs a torch.nn.Module or a list of them, not {one!r:.80}.{hint}")
-        for _, _, module in walk_modules(one):
+        for module in modules_of(one):
             if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
                 raise TorchprofError(
                     f"nn.DataParallel runs replicas of {type(module.module).__name__} on {len(module.device_ids)} "

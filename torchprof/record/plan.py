@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 from weakref import ref
@@ -48,25 +49,26 @@ def _spots(models: Iterable[nn.Module], before: Sequence[ModuleAtPath] = ()) -> 
     roots = [spot for spot in spots if len(spot.path) == 1]
     real = Counter(_unnumbered(spot.path[0]) for spot in roots)
     shown = Counter(_unnumbered(spot.shown[0]) for spot in roots)
+    no_forward = nn.Module.forward
     for model in models:
         core = model
         while (step := wrapped_step(core)) is not None:
             core = getattr(core, step)
         root = _numbered(user_class_of(core).__name__, shown)
-        above: dict[tuple[str, ...], tuple[int, nn.Module]] = {}
+        above: dict[tuple[str, ...], tuple[int, str | None, bool]] = {}
         for path, leaf, module in walk_modules(model, name=_numbered(user_class_of(model).__name__, real)):
             shown_path: tuple[str, ...] = (root,)
             wrapper, compiled = None, False
             if len(path) > 1:
-                number, owner = above[path[:-1]]
-                compiled = spots[number].compiled or _may_inline(owner)
+                number, wrapped, compiled = above[path[:-1]]
                 shown_path = spots[number].shown
-                if wrapped_step(owner) == path[-1]:
+                if wrapped == path[-1]:
                     wrapper = number
                 else:
                     shown_path = (*shown_path, path[-1])
-            above[path] = len(spots), module
-            has_forward = getattr(type(module), "forward", None) is not nn.Module.forward or "forward" in vars(module)
+            if not leaf:
+                above[path] = len(spots), wrapped_step(module), compiled or _may_inline(module)
+            has_forward = getattr(type(module), "forward", None) is not no_forward or "forward" in vars(module)
             spots.append(ModuleAtPath(path, leaf, ref(module), shown_path, wrapper, compiled, has_forward))
     return spots
 
@@ -301,13 +303,14 @@ class Plan:
                 continue
             core = here[-1]
             params, buffers, tied = _uncounted_tensors(here, counted)
-            sizes: Counter[str] = Counter()
-            unknown = any(is_lazy(param) for param in params) or any(map(_is_packed, here))
-            if not unknown:
-                for param in params:
-                    sizes[str(param.dtype).removeprefix("torch.")] += param.numel() * param.element_size()
+            sizes: dict[torch.dtype, int] = {}
+            unknown = any(map(is_lazy, params)) or any(map(_is_packed, here))
+            numbers = [] if unknown else [param.numel() for param in params]
+            for param, number in zip(params, numbers):
+                sizes[param.dtype] = sizes.get(param.dtype, 0) + number * param.element_size()
             made = [buffer for buffer in buffers if not is_lazy(buffer)]
             target = self._target(core) or self._target(here[0])
+            inputs, outputs = (_plain(target.input_shapes), _plain(target.output_shapes)) if target else ((), ())
             layers.append(
                 Layer(
                     path=path,
@@ -315,21 +318,25 @@ class Plan:
                     kind=core.original_name
                     if isinstance(core, torch.jit.ScriptModule)
                     else user_class_of(core).__name__,
-                    params=None if unknown else sum(param.numel() for param in params),
-                    trainable_params=None if unknown else sum(p.numel() for p in params if p.requires_grad),
+                    params=None if unknown else sum(numbers),
+                    trainable_params=None
+                    if unknown
+                    else sum(number for param, number in zip(params, numbers) if param.requires_grad),
                     param_bytes=None if unknown else sum(sizes.values()),
-                    dtype_bytes=tuple(sorted(sizes.items())),
+                    dtype_bytes=tuple(sorted((_name_of(dtype), size) for dtype, size in sizes.items())),
                     buffers=sum(buffer.numel() for buffer in made),
                     buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in made),
-                    input_shapes=_plain(target.input_shapes) if target else (),
-                    output_shapes=_plain(target.output_shapes) if target else (),
+                    input_shapes=inputs,
+                    output_shapes=outputs,
                     same_shapes=target.same_shapes if target and target.is_model else None,
                     settings=_settings(core),
                     tied=tied,
-                    output_bytes=_bytes(_plain(target.output_shapes), target.output_types) if target else None,
+                    output_bytes=_bytes(outputs, target.output_types) if target else None,
                     training=target.training if target else _trains(core),
                     compiled=index in compiled,
-                    shared_with=tuple(self.layer_paths[at] for at in places[id(core)] if at != index),
+                    shared_with=()
+                    if places[id(core)] == [index]
+                    else tuple(self.layer_paths[at] for at in places[id(core)] if at != index),
                 )
             )
         self._layers = tuple(layers)
@@ -393,6 +400,11 @@ def _is_packed(module: nn.Module) -> bool:
     return "_packed_params" in vars(module) or "_packed_params" in module._modules
 
 
+@cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _trains(module: nn.Module) -> bool:
     """Whether a module is in train mode. A frozen ScriptModule has no mode; it was in eval mode when it was frozen."""
     return bool(getattr(module, "training", False))
@@ -400,7 +412,7 @@ def _trains(module: nn.Module) -> bool:
 
 def _plain(shapes: Iterable[Iterable[Any]]) -> tuple[tuple[int, ...], ...]:
     """Shapes as plain integers, -1 for a size that is not an integer (nested and symbolic tensors)."""
-    return tuple(tuple(size if type(size) is int else -1 for size in shape) for shape in shapes)
+    return tuple([tuple([size if type(size) is int else -1 for size in shape]) for shape in shapes])
 
 
 def _bytes(shapes: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -57,10 +58,15 @@ def report(
 
 def known(of: str = "run") -> Mapping[str, Report]:
     """All reports of a "run" or of a "diff", by name."""
+    _import_all()
+    return _reports[of]
+
+
+@cache
+def _import_all() -> None:
     for package in (__name__, f"{__name__}.diff"):
         for file in iter_modules(import_module(package).__path__):
             import_module(f"{package}.{file.name}")
-    return _reports[of]
 
 
 def list_of_reports(of: str = "run") -> str:

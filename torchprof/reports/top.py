@@ -141,7 +141,7 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
         amount = sum(parts[part] for part in row)
         where, work = row[0]
         kind = ""
-        seen = sum((lines.get(part.where, Counter()) for part in row), Counter[str]())
+        seen = sum((lines[part.where] for part in row if part.where in lines), Counter[str]())
         if where.layer >= 0:
             layer = run.layers[where.layer]
             types = [dtype for dtype, _ in layer.dtype_bytes if dtype != _USUAL_TYPE]
@@ -203,14 +203,15 @@ def parts_of(run: Run, field: str) -> Counter[WorkPart]:
     """The amount of ``cpu_ns``, ``device_ns`` or ``flops`` of each part, without parts of amount 0 and without work
     that was launched before the recording."""
     columns = run.rows.columns
-    chains = [(_label(frames), _work(frames)) for frames in run.rows.frames]
-    left_over = [*map(is_left_over, run.rows.frames)]
-    parts: Counter[WorkPart] = Counter()
+    chains = [None if is_left_over(frames) else (_label(frames), _work(frames)) for frames in run.rows.frames]
+    sums: dict[tuple[int, int, tuple[str, str] | None], int] = {}
     for layer, phase, chain, ns in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
-        if left_over[chain]:
-            continue
-        label, work = chains[chain]
-        parts[WorkPart(Where(layer, phase, label), work)] += ns
+        key = layer, phase, chains[chain]
+        sums[key] = sums.get(key, 0) + ns
+    parts: Counter[WorkPart] = Counter()
+    for (layer, phase, within), ns in sums.items():
+        if within is not None:
+            parts[WorkPart(Where(layer, phase, within[0]), within[1])] = ns
     if field == "cpu_ns":
         nowhere = Where(OUTSIDE, PHASES.index(FORWARD), "")
         for meta in run.metas:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import NamedTuple
 
 Value = str | int | float | None
@@ -149,14 +149,17 @@ class Cost:
     collective_ns: int = 0
 
     def __add__(self, other: Cost) -> Cost:
+        if self is NO_COST:
+            return other
         if not other:
             return self
-        return Cost(*[mine + theirs for mine, theirs in zip(_values(self), _values(other))])
+        return Cost(*map(add, _values(self), _values(other)))
 
     def __bool__(self) -> bool:
         return any(_values(self))
 
 
+NO_COST = Cost()
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Cost))
 _values: Callable[[Cost], tuple[int, ...]] = attrgetter(*FIELDS)
 
@@ -173,7 +176,10 @@ class Measure:
 
     def of(self, cost: Cost) -> int:
         """The value of this measure in a cost, in its ``unit``."""
-        return sum(sign * int(getattr(cost, name)) for name, sign in self.fields)
+        value = 0
+        for name, sign in self.fields:
+            value += sign * getattr(cost, name)
+        return value
 
     def is_lower_bound(self, cost: Cost) -> bool:
         """Whether the cost has work that this measure could not count."""

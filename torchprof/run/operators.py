@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torchprof.run.cost import FIELDS, Cost
-from torchprof.run.rows import NO_COST, Around, Rows
+from torchprof.run.cost import FIELDS, NO_COST, Cost
+from torchprof.run.rows import Around, Rows
 from torchprof.run.words import BETWEEN_OPS, RANGES, Frame, number_of_phase
 
 

@@ -139,7 +139,6 @@ class Row(NamedTuple):
         return self.frames[-1].signature if self.frames else None
 
 
-NO_COST = Cost()
 _LEFT_OVER = (0, -1)  # no phase has this number
 
 

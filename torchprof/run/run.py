@@ -9,7 +9,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import FIELDS, Cost
+from torchprof.run.cost import FIELDS, NO_COST, Cost
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import Lockstep, LockstepKey, ranks_in_words
 from torchprof.run.memory import Memory
@@ -17,7 +17,7 @@ from torchprof.run.meta import Meta
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.outputs import ReportText, output
 from torchprof.run.ranks import of_ranks
-from torchprof.run.rows import NO_COST, Rows
+from torchprof.run.rows import Rows
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Timeline
 from torchprof.run.unfinished import Unfinished
