@@ -9,6 +9,7 @@ import time
 
 QUESTIONS = {
     "inside": "what the block costs while the model runs",
+    "block": "what the whole block with one forward costs, and the table after it, beside other profilers",
     "reading": "what it takes from the profiler's stop to the printed table",
     "flops": "what counting FLOPs costs",
     "memory": "what the analysis of memory over time costs",

@@ -10,6 +10,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,8 +20,8 @@ import torch
 from torch import nn
 
 import torchprof
-from benchmarks.ratios import Ratio, asked_quick, median_ms, say, show, verdict
-from benchmarks.subjects import tiny_layers
+from benchmarks.ratios import Ratio, asked_quick, median_ms, say, show, take_turns, verdict
+from benchmarks.subjects import Subject, subjects, tiny_layers
 
 LAYERS = 20
 FLAT = 1.05
@@ -29,6 +31,11 @@ EARLY = 10
 
 def measure(quick: bool) -> None:
     torch.set_num_threads(1)
+    of_long_loops(quick)
+    of_one_step_in(quick)
+
+
+def of_long_loops(quick: bool) -> None:
     cycles = 60 if quick else 1_000
     with TemporaryDirectory() as folder:
         ways: dict[str, dict[str, Any]] = {
@@ -80,6 +87,44 @@ def measure(quick: bool) -> None:
     )
 
 
+def of_one_step_in(quick: bool) -> None:
+    """What a loop takes if one step in N is recorded, and one more is the warm-up before it."""
+    rows = []
+    for subject in subjects(quick)[:2]:
+        for every in (10,) if quick else (10, 100):
+            schedule = torch.profiler.schedule(wait=every - 2, warmup=1, active=1)
+            ways = {
+                "unprofiled": nullcontext,
+                "torch": partial(torch_profiler, {}, schedule),
+                "torchprof": partial(torchprof.Profile, subject.model, schedule=schedule),
+            }
+            took = take_turns(
+                {name: partial(seconds_of_steps, subject, every, make) for name, make in ways.items()},
+                1 if quick else 9 if every == 10 else 3,
+                f"one step in {every}, {subject.name}",
+            )
+            ratios = [Ratio.of(took[name], took["unprofiled"]) for name in ("torch", "torchprof")]
+            each = [f"{statistics.median(seconds) / every * 1e3:.2f} ms" for seconds in took.values()]
+            rows.append([subject.name, f"1 in {every}", *each, *map(str, ratios), ratios[1].spread])
+    show(
+        "A loop of forwards in which one step in N is recorded: a step on average (for information)",
+        ["Model", "Recorded", "Unprofiled", "torch", "torchprof", "torch/unpr.", "torchprof/unpr.", "Quartiles"],
+        rows,
+        "torch: torch.profiler.profile with the same schedule, which reads nothing. Entering and leaving do not count.",
+    )
+
+
+def seconds_of_steps(subject: Subject, every: int, make: Callable[[], Any]) -> float:
+    """The seconds of so many steps, of which one is recorded and read."""
+    with make() as profiler:
+        start = time.perf_counter()
+        for _ in range(every):
+            subject.forward()
+            if profiler is not None:
+                profiler.step()
+        return time.perf_counter() - start
+
+
 class Loop:
     """A training loop over random inputs."""
 
@@ -111,10 +156,10 @@ def every_other_step() -> Callable[[int], torch.profiler.ProfilerAction]:
     return torch.profiler.schedule(wait=0, warmup=1, active=1)
 
 
-def torch_profiler(options: dict[str, Any]) -> Any:
+def torch_profiler(options: dict[str, Any], schedule: Callable[[int], Any] | None = None) -> Any:
     return torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU],
-        schedule=every_other_step(),
+        schedule=schedule or every_other_step(),
         profile_memory=options.get("profile_memory", False),
         record_shapes=options.get("with_flops", False),
     )

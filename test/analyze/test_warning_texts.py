@@ -182,7 +182,7 @@ def test_a_slow_first_call_of_the_model_has_a_warning(durations: tuple[int, ...]
     sentences = [*map(str, about_start(called(forward(0, *durations))))]
     assert bool(sentences) == said
     if said:
-        assert "first call of Net took 0.300us, later calls 0.120us on average. This start-up work, " in sentences[0]
+        assert "first recorded call of Net took 0.300us, later calls 0.120us on average. This start-up" in sentences[0]
 
 
 @pytest.mark.parametrize(

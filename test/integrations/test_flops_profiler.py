@@ -1128,6 +1128,7 @@ def test_the_latency_is_the_device_time_if_it_was_recorded(
         """A parameter that claims to be on a CUDA device."""
 
         device = torch.device("cuda")
+        is_cpu = False
 
     monkeypatch.setattr(torchprof, "Profile", OnDevice)
     model = Mlp()

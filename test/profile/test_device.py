@@ -15,7 +15,7 @@ from torchprof import Profile, Run, TorchprofError, flops
 
 def claiming(kind: str) -> type[nn.Parameter]:
     """A class of parameters that say they are on a device of this kind, and compute on the CPU."""
-    return type("Elsewhere", (nn.Parameter,), {"device": torch.device(kind)})
+    return type("Elsewhere", (nn.Parameter,), {"device": torch.device(kind), "is_cpu": False})
 
 
 def move(layer: nn.Linear, kind: str) -> None:

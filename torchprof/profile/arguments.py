@@ -11,7 +11,7 @@ from torch.profiler import ProfilerAction
 
 from torchprof.errors import TorchprofError, suggest
 from torchprof.record.compiler import Provenance
-from torchprof.record.modules import modules_of
+from torchprof.record.modules import all_modules
 from torchprof.run.warnings import Caveat
 from torchprof.run.words import DIVISORS
 
@@ -114,7 +114,7 @@ def device_of(models: Iterable[nn.Module]) -> str:
     """
     known = _known_devices()
     for model in models:
-        for module in modules_of(model):
+        for module in all_modules(model):
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is None or tensor.is_cpu:  # faster than its device, and most are
                     continue

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-
 _ALL = tuple(map(int, signal.valid_signals()))
 
 

@@ -53,7 +53,7 @@ def _is_left_alone(module: nn.Module) -> bool:
     """Whether torch.compile will not compile a forward without compiled code: because it is disabled for it, or because
     it found nothing to compile in it before."""
     forwards = _forwards(module)
-    own = vars(_unwrapped(module)).get("forward")
+    own = vars(unwrapped(module)).get("forward")
     if any(getattr(forward, "_torchdynamo_disable", False) for forward in (*forwards, own)):
         return True
     seen: Any = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", ())
@@ -63,21 +63,22 @@ def _is_left_alone(module: nn.Module) -> bool:
 def _forwards(module: nn.Module) -> list[Any]:
     """The forward of a module's class, followed by the forwards that torch.compile compiles instead (a stand-in names
     its original)."""
-    forwards: list[Any] = [getattr(type(_unwrapped(module)), "forward", None)]
+    forwards: list[Any] = [getattr(type(unwrapped(module)), "forward", None)]
     while hasattr(forwards[-1], "_torchdynamo_inline"):
         forwards.append(forwards[-1]._torchdynamo_inline)
     return forwards
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
-    wrapped = getattr(module, "_orig_mod", None)
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that torch.compile wrapped in this one, else this one."""
+    wrapped = module._modules["_orig_mod"] if "_orig_mod" in module._modules else None
     return wrapped if isinstance(wrapped, nn.Module) else module
 
 
 def about_left_out_stacks(modules: Sequence[nn.Module]) -> Caveat:
     """The warning that source lines are not recorded, because these modules will be compiled meanwhile."""
     return caveat(
-        "stacks_left_out", modules=tuple(dict.fromkeys(type(_unwrapped(module)).__name__ for module in modules))
+        "stacks_left_out", modules=tuple(dict.fromkeys(type(unwrapped(module)).__name__ for module in modules))
     )
 
 

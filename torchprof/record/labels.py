@@ -21,7 +21,7 @@ from torch import nn
 
 from torchprof.attribute.event_names import RAISED, STOPPED
 from torchprof.attribute.events import HOOKS, PREFIX
-from torchprof.record.compiled_code import has_code
+from torchprof.record.compiled_code import has_code, unwrapped
 from torchprof.record.forwards import StandIn, leave_to_eager, on_class, on_hook, on_instance, refers_to_itself
 from torchprof.record.garbage_collection import CollectionRanges, mark_collection
 from torchprof.record.session import is_observed, record
@@ -213,7 +213,7 @@ class Labels:
     def attach(self) -> None:
         self.home = get_ident()
         modules = [module for target in self.targets if (module := target.module()) is not None]
-        one_of_each = {(type(one), type(one._modules.get("_orig_mod"))): one for one in modules}  # code is of a class
+        one_of_each = {type(unwrapped(module)): module for module in modules}  # compiled code is that of a class
         self._may_be_guarded = any(map(has_code, one_of_each.values())) or any(one.inlined for one in self.targets)
         self.is_waiting = self.before_first is not None
         if self.before_first is not None:

@@ -45,7 +45,7 @@ def walk_modules(module: nn.Module, name: str = "", path: tuple[str, ...] = ()) 
             ]
 
 
-def modules_of(model: nn.Module) -> Iterator[nn.Module]:
+def all_modules(model: nn.Module) -> Iterator[nn.Module]:
     """All modules of a model, each once, depth first."""
     seen = {id(model)}
     waiting = [model]
@@ -108,7 +108,7 @@ def checked_models(model: Any) -> list[nn.Module]:
             elif isinstance(one, type) and issubclass(one, nn.Module):
                 hint = f" Make one first: {one.__name__}(...)."
             raise TorchprofError(f"Profile needs a torch.nn.Module or a list of them, not {one!r:.80}.{hint}")
-        for module in modules_of(one):
+        for module in all_modules(one):
             if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
                 raise TorchprofError(
                     f"nn.DataParallel runs replicas of {type(module.module).__name__} on {len(module.device_ids)} "

@@ -35,7 +35,7 @@ class RawEvents:
             starts = array("q", sorted(starts))
         self.all = raws
         self.starts = starts
-        self.threads = array("Q", map(_thread, raws))
+        self.threads = [*map(_thread, raws)]  # small numbers, of which Python has one object each
         numbers = _Numbers()
         self.names_of = array("l", map(numbers.__getitem__, map(_name, raws)))
         self.names = [*numbers]

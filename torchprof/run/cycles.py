@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import add
 
+from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOT_RECORDED, STEP, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
@@ -14,6 +17,9 @@ from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, StreamTime
 from torchprof.run.words import FORWARD, OUTSIDE
+
+_VALUES = ("calls", *FIELDS)
+_KEYS = tuple(name for name in Rows.COLUMNS if name not in _VALUES)
 
 
 def add_cycle(before: Run | None, cycle: Run) -> Run:
@@ -31,6 +37,8 @@ def add_cycle(before: Run | None, cycle: Run) -> Run:
         return cycle
     known = len(before.layers)
     layers = Layers((*map(_first_seen, before.layers, cycle.layers), *cycle.layers[known:]))
+    if layers == before.layers:
+        layers = before.layers  # it has computed its tree
     samples = _with_zeros(before.samples, cycle.samples)
     for of, spread in _with_zeros(cycle.samples, before.samples).items():
         samples[of] = samples[of] + spread if of in samples else spread
@@ -47,14 +55,20 @@ def add_cycle(before: Run | None, cycle: Run) -> Run:
     )
 
 
-def _sum_of_rows(layers: tuple[Layer, ...], *several: Rows) -> Rows:
-    """The sum of several tables of rows on the same layers: rows with equal keys become one row."""
+def _sum_of_rows(layers: tuple[Layer, ...], before: Rows, now: Rows) -> Rows:
+    """The sum of two tables of rows on the same layers: rows with equal keys become one row."""
+    if _have_equal_keys(before, now):  # as in most loops: each step does the same
+        columns = dict(before.columns)
+        for name in _VALUES:
+            if any(now.columns[name]):
+                columns[name] = array("q", map(add, before.columns[name], now.columns[name]))
+        return replace(before, layers=layers, columns=columns)
     lines: dict[tuple[int, ...], Sequence[int]] = {}
     chains = Chains()
     within: dict[tuple[Around, ...], int] = {}
     shared: dict[tuple[int, ...], int] = {}
     devices: dict[str, int] = {}
-    for rows in several:
+    for rows in (before, now):
         frames_here = [*map(chains.number_of, rows.frames)]
         within_here = [
             within.setdefault(tuple(map(chains.around, surroundings)), len(within)) for surroundings in rows.within
@@ -68,6 +82,15 @@ def _sum_of_rows(layers: tuple[Layer, ...], *several: Rows) -> Rows:
             line = lines.get(key)
             lines[key] = values if line is None else [*map(sum, zip(line, values))]
     return rows_of_lines(layers, lines, chains.all, devices, within, shared)
+
+
+def _have_equal_keys(before: Rows, now: Rows) -> bool:
+    """Whether two tables have rows with the same keys in the same order."""
+    return (
+        all(before.columns[name] == now.columns[name] for name in _KEYS)
+        and before.frames == now.frames
+        and (before.within, before.shared, before.devices) == (now.within, now.shared, now.devices)
+    )
 
 
 def _with_zeros(samples: Mapping[SampleKey, Spread], other: Mapping[SampleKey, Spread]) -> dict[SampleKey, Spread]:
@@ -105,6 +128,8 @@ def _zero_in_each_step(key: LockstepKey, cycles: Mapping[LockstepKey, Lockstep])
 
 def _first_seen(before: Layer, now: Layer) -> Layer:
     """A layer with the shapes, output size and mode of its first call in any cycle."""
+    if now == before:
+        return before
     now = replace(now, recursive=before.recursive or now.recursive)
     if not before.input_shapes and not before.output_shapes:
         return now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
@@ -45,7 +46,9 @@ class Spread:
         if len(self.sample) == self.SIZE:  # in a long loop, few values enter the sample
             highest = max(self.hashes)
             entering = [one for one in entering if one[0] <= highest]
-        if entering:
+        if len(entering) == 1 and len(self.sample) < self.SIZE:  # as in a cycle of one step
+            sample = self._with(*entering[0])
+        elif entering:
             sample = self._by_value(sorted([*zip(self.hashes, self.sample), *entering])[: self.SIZE])
         return Spread(
             self.count + later.count,
@@ -55,6 +58,12 @@ class Spread:
             self.first,
             *sample,
         )
+
+    def _with(self, number: int, value: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The sample and the hashes with one more value."""
+        first, last = bisect_left(self.sample, value), bisect_right(self.sample, value)
+        at = bisect_left(self.hashes, number, first, last)  # equal values are sorted by their hashes
+        return (*self.sample[:at], value, *self.sample[at:]), (*self.hashes[:at], number, *self.hashes[at:])
 
     @staticmethod
     def _by_value(chosen: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
