@@ -388,6 +388,7 @@ def test_bad_options_raise_before_training(callback_class: Any) -> None:
 def test_the_default_device_is_that_of_the_model(options: dict[str, Any]) -> None:
     class OnCuda(nn.Parameter):
         device = torch.device("cuda")
+        is_cpu = False
 
     there = nn.Linear(2, 2)
     there.weight = OnCuda(there.weight.detach())

@@ -71,7 +71,9 @@ def _forwards(module: nn.Module) -> list[Any]:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module that torch.compile wrapped in this one, else this one."""
-    wrapped = module._modules["_orig_mod"] if "_orig_mod" in module._modules else None
+    if "_orig_mod" not in module._modules:  # that of a ScriptModule has no `get`
+        return module
+    wrapped = module._modules["_orig_mod"]
     return wrapped if isinstance(wrapped, nn.Module) else module
 
 
