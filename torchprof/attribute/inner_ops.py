@@ -6,9 +6,7 @@ holds for all of them, so most operators need no event of their own.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
-from operator import itemgetter
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -51,10 +49,9 @@ class OpTree:
             if end > number + 1:
                 inside.append(number)
 
-    def ends_of_parents(self, ends: Sequence[int], end: int) -> Sequence[int]:
-        """For each operator the end of the range around it. ``end``: that of the whole range."""
-        found = itemgetter(*self.parents)((*ends, end))
-        return found if len(self.parents) > 1 else (found,)
+    def ends_of_parents(self, ends: Sequence[int]) -> Iterable[int]:
+        """For each operator the end of the range around it. ``ends``: of the operators, and then of the whole range."""
+        return map(ends.__getitem__, self.parents)
 
     def self_ns(self, durations: Sequence[int]) -> list[int]:
         """The self time of each path, from the time of each operator. That of path 0 is what the operators take from
@@ -74,6 +71,6 @@ class InnerOps(NamedTuple):
     """
 
     tree: OpTree
-    starts: array[int]
-    ends: array[int]
-    sequences: array[int]
+    starts: Sequence[int]
+    ends: Sequence[int]
+    sequences: Sequence[int]

@@ -84,7 +84,7 @@ class InnerOpsOfRanges:
         if not self._is_one_thread and events.threads[first:until].count(events.threads[index]) != size:
             return None, index
         raws = events.all[first:until]
-        inner_starts, ends = starts[first:until], array("q", map(end_ns, raws))
+        inner_starts, ends = starts[first:until].tolist(), [*map(end_ns, raws)]
         after = tuple(map(bisect_left, repeat(inner_starts), ends, count(1)))  # for each, the first one not inside it
         numbers = events.names_of[first:until]
         key = events.names_of[index] if is_named else -1, numbers.tobytes(), after
@@ -92,7 +92,7 @@ class InnerOpsOfRanges:
         if tree is None:
             names = [events.names[number] for number in numbers]
             tree = self._trees[key] = OpTree(events.names[key[0]] if is_named else "", names, after)
-        if not all(map(operator.le, ends, tree.ends_of_parents(ends, end))):
+        if not all(map(operator.le, ends, tree.ends_of_parents([*ends, end]))):
             return None, index  # clocks differ
-        sequences = array("q", map(_sequence, raws) if self._has_nodes else ())
+        sequences = [*map(_sequence, raws)] if self._has_nodes else []
         return InnerOps(tree, inner_starts, ends, sequences), until - 1

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.outputs import ReportText
+from torchprof.run.paused_gc import paused_gc
 
 QUESTIONS = {
     "time": "Where does the time go?",
@@ -83,6 +84,7 @@ def list_of_reports(of: str = "run") -> str:
     return "\n\n".join(sections)
 
 
+@paused_gc()
 def render(name: str | None, value: object, options: Mapping[str, Any], *, of: str = "run") -> ReportText:
     """The text of the report of that name, the list of all reports without a name. Raises TorchprofError for an unknown
     name or option."""

@@ -17,6 +17,7 @@ from torchprof.reports.ranking import shortened
 from torchprof.reports.text import branches, check_number, draw, heat, painted, printable, spaced, stacked
 from torchprof.reports.top import largest_parts
 from torchprof.run.cost import Bound, ReportCell, Unit, Value
+from torchprof.run.paused_gc import paused_gc
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 
@@ -55,6 +56,7 @@ def overview(
     return spaced([*sections, stacked(notes)])
 
 
+@paused_gc()
 def printed(run: Run, whole: str = 'run.report("tree") shows all.') -> str:
     """What ``print`` shows of a run: the overview, as wide as the terminal."""
     return overview(run, width=terminal_width(), whole=whole)
