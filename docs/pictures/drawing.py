@@ -24,7 +24,8 @@ class Net(nn.Module):
         self.head = nn.Linear(2048, 1024)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.gelu(self.encoder(x)))
+        y: torch.Tensor = self.head(self.gelu(self.encoder(x)))
+        return y
 
 
 def ranges(run: torchprof.Run) -> list[tuple[str, str, int, int]]:

@@ -46,8 +46,8 @@ def draw(run: torchprof.Run) -> str:
     # After each event: the time, and the live bytes of each kind.
     live = dict.fromkeys(COLORS, 0)
     points = [(0, dict(live))]
-    for time, nbytes, kind in zip(columns["time_ns"], columns["nbytes"], columns["kind"]):
-        live[KINDS[kind] if kind >= 0 else "unknown"] += nbytes
+    for time, nbytes, number in zip(columns["time_ns"], columns["nbytes"], columns["kind"]):
+        live[KINDS[number] if number >= 0 else "unknown"] += nbytes
         points.append((time, dict(live)))
     last = points[-1][0]
     peak = memory.peak_bytes

@@ -22,7 +22,8 @@ class Net(nn.Module):
         self.head = nn.Linear(1024, 512)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.tanh(self.encoder(x))).softmax(-1)
+        hidden = torch.tanh(self.encoder(x))
+        return torch.softmax(self.head(hidden), -1)
 
 
 def recorded_call() -> torchprof.Run:
@@ -56,8 +57,8 @@ def draw(found: list[tuple[str, str, int, int]]) -> str:
         about = in_ms(end - start)
         parts += bar(x(start), tops[2], x(end) - x(start), COLORS["Net"], f"self of Net: {about}", about)
     y = tops[3] + ROW / 2
-    for end in (x(first), x(last)):
-        parts.append(f'<path d="M{end:.1f} {y - 7}v14" stroke="#7b828c" stroke-width="2"/>')
+    for edge in (x(first), x(last)):
+        parts.append(f'<path d="M{edge:.1f} {y - 7}v14" stroke="#7b828c" stroke-width="2"/>')
     parts.append(f'<path d="M{x(first):.1f} {y}H{x(last):.1f}" stroke="#7b828c" stroke-width="2"/>')
     own = sum(end - start for start, end in gaps)
     children = sum(end - start for _, _, start, end in inner)
