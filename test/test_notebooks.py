@@ -46,7 +46,7 @@ def test_a_notebook_runs_and_shows_what_is_stored_in_it(path: Path, monkeypatch:
     for notebook in (stored, fresh):
         shown = html_in(notebook)
         assert sum("<table>" in html for html in shown) >= 2
-        assert any("<iframe" in html for html in shown) is (path.stem == "quickstart")
+        assert any("<iframe" in html for html in shown)
         assert "stderr" not in {
             output.get("name") for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
         }
