@@ -204,7 +204,8 @@ def test_one_call_is_said_in_the_first_lines() -> None:
     [
         ([20, 20, 21, 20, 20], ""),
         ([20, 30, 20, 30], ""),  # four calls: too few for quartiles
-        ([10, 10, 20, 30, 30], "5 calls of Net: median 20.000ms, 5th to 95th percentile 10.000ms to 30.000ms."),
+        ([10, 10, 20, 30, 30], "5 calls of Net: median 20.000ms, all 10.000ms to 30.000ms."),
+        ([10, 20, 30] * 7, "21 calls of Net: median 20.000ms, 5th to 95th percentile 10.000ms to 30.000ms."),
         ([90, 20, 20, 20, 20], ""),  # one slow call has no effect on the quartiles
     ],
 )

@@ -22,6 +22,7 @@ LEGEND = {
 
 _WARNINGS_SHOWN = 10  # if there are several ranks: a job may have a thousand, with different figures in each warning
 _CALLS_FOR_SPREAD = 5  # with fewer calls, quartiles say little
+_CALLS_FOR_PERCENTILES = 20  # with fewer calls, less than one is beyond the 95th
 _WIDE = 0.2  # the interquartile range of the time of a call over its median: above this it is said
 _BUSY = "machine_busy"
 _ABOUT_TIMES = ("start_up", "slow_start", _BUSY)
@@ -78,11 +79,12 @@ def _about_spread(run: Run) -> Iterator[str]:
         if not of_calls or times.count < _CALLS_FOR_SPREAD:
             continue
         if times.quantile(0.75) - times.quantile(0.25) > _WIDE * times.median:
-            low, middle, high = (format_time(times.quantile(q)) for q in (0.05, 0.5, 0.95))
+            has_tails = times.count >= _CALLS_FOR_PERCENTILES
+            low, high = (times.quantile(0.05), times.quantile(0.95)) if has_tails else (times.min, times.max)
             why = " Input shapes differ between calls." if varying_work(run)[run.layers[key.layer].path] else ""
             yield (
-                f"{times.count} calls of {run.layers[key.layer].name}: median {middle}, 5th to 95th percentile {low} "
-                f"to {high}.{why}"
+                f"{times.count} calls of {run.layers[key.layer].name}: median {format_time(times.median)}, "
+                f"{'5th to 95th percentile' if has_tails else 'all'} {format_time(low)} to {format_time(high)}.{why}"
             )
 
 

@@ -21,6 +21,7 @@ _Branch = TypeVar("_Branch")
 _HEAT = ((0.5, "1;38;5;196"), (0.25, "38;5;166"), (0.1, "38;5;100"), (0.05, "38;5;64"), (0.01, "38;5;31"))
 _COLD = "38;5;244"
 
+_FIRST_WIDE = "\u1100"  # Hangul: no letter before it is wide
 _COLOR = re.compile(r"\033\[[\d;]*m")
 
 
@@ -96,20 +97,23 @@ def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str 
 
 def _in_own_look(headings: Sequence[str], table: Sequence[Sequence[str]]) -> str:
     """The look of torchprof 1's table: no outer bars, and a line of dashes below the headings."""
-    columns = [[*map(str, column)] for column in zip_longest(headings, *table, fillvalue="")]
-    widths = [max(map(_width, column)) for column in columns]
-    for column, width in zip(columns, widths):
-        column[:] = [text + " " * (width - _width(text)) for text in column]
+    columns, line = [], []
+    for column in zip_longest(headings, *table, fillvalue=""):
+        widths = [*map(_width, column)]
+        widest = max(widths)
+        columns.append([text + " " * (widest - width) for text, width in zip(column, widths)])
+        line.append("-" * widest)
     first, *rows = (" | ".join(row).rstrip() for row in zip(*columns))
-    return "\n".join([first, "-|-".join("-" * width for width in widths), *rows])
+    return "\n".join([first, "-|-".join(line), *rows])
 
 
 def _width(text: str) -> int:
     """How many columns of a terminal a text takes. Letters of Chinese, Japanese and Korean take two."""
-    if text.isascii() and "\033" not in text:
+    if "\033" in text:
+        text = _COLOR.sub("", text)
+    if text.isascii() or max(text) < _FIRST_WIDE:
         return len(text)
-    plain = _COLOR.sub("", text)
-    return len(plain) + sum(east_asian_width(char) in "WF" and char.isprintable() for char in plain)
+    return len(text) + sum(east_asian_width(char) in "WF" for char in text)
 
 
 def joined(parts: Iterable[str], separator: str) -> Joined:
