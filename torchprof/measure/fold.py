@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import count, repeat
+from itertools import count
 from operator import add, sub
 
 from torchprof.attribute.events import Kind
@@ -216,7 +216,7 @@ def _rows(
         chain = chain_of[index]
         home = place.layer, phases[place.phase], shares.setdefault(place.shared, len(shares)), within_of[index]
         if ns or called:
-            lines.add(home, devices.setdefault("cpu", len(devices)), [chain], [called], [ns])
+            lines.add(home, devices.setdefault("cpu", len(devices)), (chain,), (called,), (ns,))
         for tree, own_ns, counts in inner.get(index, ()):
             found = chains_of.get((chain, tree))
             if found is None:
@@ -224,7 +224,7 @@ def _rows(
             lines.add(home, devices.setdefault("cpu", len(devices)), found, counts, own_ns)
         for device, (*costs, called) in on_devices.get(index, ()):
             number = devices.setdefault(device, len(devices))
-            lines.add(home, number, [chain], [called], [0])
+            lines.add(home, number, (chain,), (called,), (0,))
             lines.add_costs(home, number, chain, costs)
     return lines.rows(layers, rank, chains.all, devices, arounds, shares)
 
@@ -246,8 +246,7 @@ class _Lines:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[_Home, int], dict[int, int]] = {}  # by home and device: chain → number of the row
-        self._homes: list[_Home] = []
-        self._devices: list[int] = []
+        self._blocks: list[tuple[_Home, int, int]] = []  # rows with one home and device, and how many
         self._chains: list[int] = []
         self._calls: list[int] = []
         self._cpu_ns: list[int] = []
@@ -259,18 +258,17 @@ class _Lines:
         if known and not known.keys().isdisjoint(chains):
             if len(chains) > 1:
                 for one in zip(chains, calls, cpu_ns):
-                    self.add(home, device, *([value] for value in one))
+                    self.add(home, device, *((value,) for value in one))
                 return
             number = known[chains[0]]
             self._calls[number] += calls[0]
             self._cpu_ns[number] += cpu_ns[0]
             return
         known.update(zip(chains, count(len(self._chains))))
-        self._homes.extend(repeat(home, len(chains)))
-        self._devices.extend(repeat(device, len(chains)))
-        self._chains.extend(chains)
-        self._calls.extend(calls)
-        self._cpu_ns.extend(cpu_ns)
+        self._blocks.append((home, device, len(chains)))
+        self._chains += chains
+        self._calls += calls
+        self._cpu_ns += cpu_ns
 
     def add_costs(self, home: _Home, device: int, chain: int, costs: Sequence[int]) -> None:
         """Add a value for each field of ``Cost`` to a row that is there."""
@@ -288,10 +286,15 @@ class _Lines:
         shares: Iterable[tuple[int, ...]],
     ) -> Rows:
         size = len(self._chains)
+        homes, on, sizes = zip(*self._blocks) if self._blocks else ((), (), ())
+
+        def repeated(values: Iterable[int]) -> Iterable[int]:
+            return (value for value, times in zip(values, sizes) for _ in range(times))
+
         columns: dict[str, Iterable[int]] = {
-            **dict(zip(("layer", "phase", "shared", "within"), zip(*self._homes))),
+            **dict(zip(("layer", "phase", "shared", "within"), map(repeated, zip(*homes)))),
             "frames": self._chains,
-            "device": self._devices,
+            "device": repeated(on),
             "rank": [rank] * size,
             "calls": self._calls,
             "cpu_ns": self._cpu_ns,
