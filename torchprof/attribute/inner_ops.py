@@ -13,6 +13,7 @@ from typing import NamedTuple
 class OpTree:
     """Which operators a range contains, in the order of start, and how they are nested.
 
+    - ``names``: of the operators.
     - ``parents``: for each operator the index of the one around it; their number for the range itself.
     - ``paths``: the distinct chains of operators, each as the index of the outer path and a name. Path 0 is the range.
     - ``path_of``: for each operator the index of its path. An operator directly inside one of the same name has the

@@ -171,10 +171,48 @@ def _rows(
     signatures: Sequence[Signature],
 ) -> Rows:
     """The rows of these values; places that differ only in what rows do not keep become one row."""
+    chains, chain_of, arounds, within_of = _surroundings(places, signatures)
+    inner: dict[int, list[tuple[OpTree, list[int], list[int]]]] = {}  # by index of a place: times and calls by path
+    for (index, tree), (ranges, *took) in inside.items():
+        taken, *own_ns = tree.self_ns(took)
+        cpu_ns[index] += taken
+        inner.setdefault(index, []).append((tree, own_ns, [ranges * calls_in_one for calls_in_one in tree.calls[1:]]))
+    on_devices: dict[int, list[tuple[str, list[int]]]] = {}
+    for (index, device), values in sorted(other.items()):
+        on_devices.setdefault(index, []).append((device, values))
+    lines = _Lines()
+    devices: dict[str, int] = {}
+    shares: dict[tuple[int, ...], int] = {(): 0}
+    phases = {phase: number for number, phase in enumerate(PHASES)}
+    chains_of: dict[tuple[int, OpTree], list[int]] = {}  # of the paths of a tree inside a place with this chain
+    for place, ns, called in zip(places, cpu_ns, calls):
+        index = place.index
+        if not (ns or called or index in on_devices):
+            continue
+        chain = chain_of[index]
+        home = place.layer, phases[place.phase], shares.setdefault(place.shared, len(shares)), within_of[index]
+        if ns or called:
+            lines.add(home, devices.setdefault("cpu", len(devices)), (chain,), (called,), (ns,))
+        for tree, own_ns, counts in inner.get(index, ()):
+            found = chains_of.get((chain, tree))
+            if found is None:
+                found = chains_of[chain, tree] = _chains_inside(chains, chain, tree)
+            lines.add(home, devices.setdefault("cpu", len(devices)), found, counts, own_ns)
+        for device, (*costs, called) in on_devices.get(index, ()):
+            number = devices.setdefault(device, len(devices))
+            lines.add(home, number, (chain,), (called,), (0,))
+            lines.add_costs(home, number, chain, costs)
+    return lines.rows(layers, rank, chains.all, devices, arounds, shares)
+
+
+def _surroundings(
+    places: Sequence[Place], signatures: Sequence[Signature]
+) -> tuple[Chains, list[int], list[tuple[Around, ...]], list[int]]:
+    """The chains of frames; for each place the number of its chain; what can be around a layer's range; and for each
+    place the number of what is around its layer's."""
     chains = Chains()
     numbers: dict[tuple[int, Frame, int], int] = {}  # (the outer chain, a frame, its signature) → the chain of both
     chain_of = [0] * len(places)
-    shares: dict[tuple[int, ...], int] = {(): 0}
     arounds: list[tuple[Around, ...]] = [()]
     within_of = [0] * len(places)
     of_within: dict[int, int] = {}  # index of the place that a layer is within → its number in ``arounds``
@@ -196,37 +234,7 @@ def _rows(
                 around = Around(outer.layer, outer.phase, chains.all[chain_of[outer.index]])
                 arounds.append((*arounds[within_of[outer.index]], around))
             within_of[place.index] = number
-
-    inner: dict[int, list[tuple[OpTree, list[int], list[int]]]] = {}  # by index of a place: times and calls by path
-    for (index, tree), (ranges, *took) in inside.items():
-        taken, *own_ns = tree.self_ns(took)
-        cpu_ns[index] += taken
-        inner.setdefault(index, []).append((tree, own_ns, [ranges * calls_in_one for calls_in_one in tree.calls[1:]]))
-    on_devices: dict[int, list[tuple[str, list[int]]]] = {}
-    for (index, device), values in sorted(other.items()):
-        on_devices.setdefault(index, []).append((device, values))
-    lines = _Lines()
-    devices: dict[str, int] = {}
-    phases = {phase: number for number, phase in enumerate(PHASES)}
-    chains_of: dict[tuple[int, OpTree], list[int]] = {}  # of the paths of a tree inside a place with this chain
-    for place, ns, called in zip(places, cpu_ns, calls):
-        index = place.index
-        if not (ns or called or index in on_devices):
-            continue
-        chain = chain_of[index]
-        home = place.layer, phases[place.phase], shares.setdefault(place.shared, len(shares)), within_of[index]
-        if ns or called:
-            lines.add(home, devices.setdefault("cpu", len(devices)), (chain,), (called,), (ns,))
-        for tree, own_ns, counts in inner.get(index, ()):
-            found = chains_of.get((chain, tree))
-            if found is None:
-                found = chains_of[chain, tree] = _chains_inside(chains, chain, tree)
-            lines.add(home, devices.setdefault("cpu", len(devices)), found, counts, own_ns)
-        for device, (*costs, called) in on_devices.get(index, ()):
-            number = devices.setdefault(device, len(devices))
-            lines.add(home, number, (chain,), (called,), (0,))
-            lines.add_costs(home, number, chain, costs)
-    return lines.rows(layers, rank, chains.all, devices, arounds, shares)
+    return chains, chain_of, arounds, within_of
 
 
 def _chains_inside(chains: Chains, outer: int, tree: OpTree) -> list[int]:
