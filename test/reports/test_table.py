@@ -17,6 +17,7 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, TorchprofError
+from torchprof.reports.text import draw
 from torchprof.run.cost import Cost
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Meta
@@ -194,6 +195,16 @@ def test_columns_are_exactly_as_wide_as_their_content() -> None:
             "└── x                | 0.001us        | 0.001us   | 1",
         ]
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "width"),
+    [("abc", 3), ("└── ≥ 3µs", 9), ("卷积", 4), ("ｆｃ", 4), ("컨볼루션", 8), ("\033[38;5;196m卷积\033[0m", 4)],
+)
+def test_columns_leave_room_for_wide_letters_and_none_for_colors(text: str, width: int) -> None:
+    first, line, row_of_text, other = draw(["A", "B"], [[text, "1"], ["x" * 9, "2"]]).splitlines()
+    assert (first, line, other) == ("A         | B", "----------|--", "x" * 9 + " | 2")
+    assert row_of_text == text + " " * (9 - width) + " | 1"
 
 
 def test_the_lines_of_the_tree() -> None:

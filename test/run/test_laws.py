@@ -355,6 +355,25 @@ def test_the_sum_of_cycles_is_the_run_of_one_session_with_all_events(recorded: t
 
 
 @examples(25)
+@given(cycles(), st.integers(1, 3))
+def test_a_cycle_that_does_the_same_again_doubles_every_value(
+    recorded: tuple[Paths, list[list[Event]]], times: int
+) -> None:
+    """The keys stay as they are. The rows of the sum do not share columns with those of the cycle."""
+    paths, (events, *_) = recorded
+    cycle = folded(paths, events)
+    before = as_a_set(cycle)
+    summed = cycle
+    for _ in range(times):
+        summed = add_cycle(summed, cycle)
+    expected = [
+        one._replace(calls=one.calls * (times + 1), cost=sum([one.cost] * times, one.cost)) for one in cycle.rows
+    ]
+    assert [*summed.rows] == expected
+    assert as_a_set(cycle) == before
+
+
+@examples(25)
 @given(cycles(), st.data())
 def test_adding_cycles_is_associative(recorded: tuple[Paths, list[list[Event]]], data: st.DataObject) -> None:
     """For rows, samples, what was live at the highest peak, and everything else."""
