@@ -6,7 +6,7 @@ import re
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import add
 
 from torchprof.attribute.events import Kind
@@ -44,15 +44,15 @@ class Steps:
         """``from_first_mark``: whether the session begins with a step, and not in the middle of a step."""
         self._from_first_mark = from_first_mark
         self._layers = Layers.of(layers)
-        # Whether the layers are only ranges of a trace without a model. Such a range may be around any work.
-        self._are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
         self._rank = rank
         self._starts: list[int] = []  # of the steps, and the end of the last step
-        self._cpu: dict[tuple[int, str], array[int]] = {}  # (layer, phase) → total, by step
+        self._cpu: dict[tuple[int, str], array[int]] = {}  # (layer, phase) → self time, by step
         self._outside: list[defaultdict[str, int]] = []  # by step: part → time
         self._device: defaultdict[tuple[int, str], _Sums] = defaultdict(dict)
         self._device_outside: defaultdict[str, _Sums] = defaultdict(dict)
-        self._parts: dict[Place, str] = {}  # see _part_of
+        # Whether the layers are only ranges of a trace without a model. Such a range may be around any work.
+        are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
+        self._parts = _Parts(are_ranges)
 
     @property
     def count(self) -> int:
@@ -61,7 +61,7 @@ class Steps:
 
     def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
         """Pass all events on, and add up the time of each step."""
-        self_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step
+        self_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step; by place in ``alike``
         last: dict[int, Attributed] = {}  # by thread: the range that began last
         bare: set[Place] = set()  # the user's labels outside all layers: self time in them has no known purpose
         explained = 0  # time of the current step in which any thread is inside a range that is not bare
@@ -70,18 +70,19 @@ class Steps:
         copies: dict[int, tuple[int, Place, int]] = {}  # correlation of an op → step, place and time of its copy
         step, kernel, user_label = Kind.STEP, Kind.KERNEL, Kind.USER_LABEL
         memory, stopped, sample = Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE
-        closure = _Closure(self._part_of)
+        parts, alike = self._parts, _Alike(self._parts)
+        closure = _Closure(parts)
         in_optimizer = 0  # the end of the latest range of an optimizer's step
 
         for item in attributed:
             yield item
             event, place, around, _, ns, outer = item
-            kind, _, start, _, thread, _, _, correlation, *_ = event
+            kind, _, start, _, thread, _, _, correlation, _, _, _, _ = event
             if kind is kernel:
                 self._note_kernel(item, launched, copies)
             elif kind is step:
                 at = event.end_ns  # the first mark of a session lasts long: it allocates buffers
-                beyond = _beyond(at, last.values())
+                beyond = _beyond(at, last.values(), alike)
                 for inside, rest in beyond.items():
                     self_ns[inside] -= rest
                 rest = max(until - at, 0)
@@ -94,45 +95,54 @@ class Steps:
                 self_ns, explained = beyond, rest
             elif kind is not memory and kind is not stopped and kind is not sample:
                 end = start + ns
-                if kind is user_label and self._part_of(place) == OPTIMIZER_NS:
+                part = parts[place] if kind is user_label else OTHER_NS
+                if part == OPTIMIZER_NS:
                     in_optimizer = max(in_optimizer, end)
                 elif start < in_optimizer:
                     closure.note(place, around, ns)
-                if kind is user_label and self._part_of(place) == GAP_NS:
+                if part == GAP_NS:
                     bare.add(place)
                 elif end > until and (around is None or around in bare):
                     explained += end - max(until, start)
                     until = end
-                self_ns[place] += ns
-                if around is not None:
-                    self_ns[around] -= ns
+                taken_by = alike[place]
+                if around is None:
+                    self_ns[taken_by] += ns
+                elif (taken_from := alike[around]) is not taken_by:
+                    self_ns[taken_by] += ns
+                    self_ns[taken_from] -= ns
                 if correlation:
                     launched[correlation] = len(self._starts) - 1
                 # Device work of a copy refers to the op around the runtime call, or to the runtime call itself.
-                by = correlation or (outer.event.correlation if outer is not None else 0)
-                if by and correlation <= 0 and self._part_of(place) == COPY_NS:
-                    copies[by] = len(self._starts) - 1, place, ns
+                if correlation <= 0 and parts[place] == COPY_NS:
+                    by = correlation or (outer.event.correlation if outer is not None else 0)
+                    if by:
+                        copies[by] = len(self._starts) - 1, place, ns
                 last[thread] = item
 
     def _end_step(self, self_ns: dict[Place, int], bare: set[Place], explained: int, lasted: int) -> None:
         """Add up a step that took ``lasted`` ns; ``bare`` and ``explained`` as in ``observe``."""
-        totals: defaultdict[tuple[int, str], int] = defaultdict(int)
+        own_ns: defaultdict[tuple[int, str], int] = defaultdict(int)
         parts: defaultdict[str, int] = defaultdict(int)
+        overlap = -explained
         for place, ns in self_ns.items():
-            totals[place.layer, place.phase] += ns
-            if place not in bare:
-                part = self._part_of(place)
-                parts[OVERLAP_NS] += ns
-                if place.layer == OUTSIDE:
-                    parts[part] += ns
-                elif part in _IN_RANGES:  # counts both in the layer and as this part
-                    parts[part] += ns
-                    parts[OVERLAP_NS] += ns
-        parts[OVERLAP_NS] -= explained
+            own_ns[place.layer, place.phase] += ns
+            if place in bare:
+                continue
+            overlap += ns
+            if place.layer == OUTSIDE:
+                parts[self._parts[place]] += ns
+            elif (part := self._parts[place]) in _IN_RANGES:  # counts both in the layer and as this part
+                parts[part] += ns
+                overlap += ns
+        parts[OVERLAP_NS] += overlap
         parts[GAP_NS] = lasted - explained
-        for key, ns in self._layers.roll_up_by_phase(totals).items():
-            column = self._cpu.setdefault(key, array("q"))
-            column.frombytes(bytes(8 * (len(self._outside) - len(column))))  # 0 in the steps before
+        for key, ns in own_ns.items():
+            column = self._cpu.get(key)
+            if column is None:
+                column = self._cpu[key] = array("q")
+            if len(column) < len(self._outside):
+                column.frombytes(bytes(8 * (len(self._outside) - len(column))))  # 0 in the steps before
             column.append(ns)
         self._outside.append(parts)
 
@@ -148,7 +158,7 @@ class Steps:
         if not 0 <= at < self.count:
             return
         by_step = [self._device[place.layer, place.phase]]
-        part = self._part_of(place)
+        part = self._parts[place]
         if place.layer == OUTSIDE:
             by_step.append(self._device_outside[part])
         elif part in _IN_RANGES:
@@ -161,20 +171,9 @@ class Steps:
             step, copying, took = copies.pop(event.correlation)
             self._outside[step][COPY_NS] -= took
             if copying.layer == OUTSIDE:
-                self._outside[step][OTHER_NS if copying.outer is None else self._part_of(copying.outer)] += took
+                self._outside[step][OTHER_NS if copying.outer is None else self._parts[copying.outer]] += took
             else:
                 self._outside[step][OVERLAP_NS] -= took
-
-    def _part_of(self, place: Place) -> str:
-        """The part of a step that the time of a place belongs to. Inside layers it is OTHER_NS, except for waits and
-        copies in layers that are only ranges of a trace."""
-        part = self._parts.get(place)
-        if part is None:
-            part = _part_of(place) if place.layer == OUTSIDE or self._are_ranges else OTHER_NS
-            if place.layer != OUTSIDE and part not in _IN_RANGES:
-                part = OTHER_NS
-            self._parts[place] = part
-        return part
 
     def result(self) -> dict[SampleKey, Spread]:
         """The samples: one value for each step, 0 if a layer did nothing in it."""
@@ -192,8 +191,10 @@ class Steps:
 
         durations = [end - start for start, end in zip(self._starts, self._starts[1:])]
         spread(OUTSIDE, FORWARD, "cpu", "step_ns", durations)
-        for (layer, phase), totals in sorted(self._cpu.items()):
-            spread(layer, phase, "cpu", "step_cpu_ns", [*totals, *[0] * (self.count - len(totals))])
+        for own in self._cpu.values():
+            own.frombytes(bytes(8 * (self.count - len(own))))
+        for (layer, phase), totals in sorted(self._layers.roll_up_by_phase(self._cpu, _sum).items()):
+            spread(layer, phase, "cpu", "step_cpu_ns", totals)
         for (layer, phase), sums in sorted(self._layers.roll_up_by_phase(self._device, _both).items()):
             device_spreads(layer, phase, "step_device_ns", sums)
         for measure in (DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, OTHER_NS, GAP_NS, OVERLAP_NS):
@@ -209,9 +210,43 @@ def _both(one: _Sums, other: _Sums) -> _Sums:
     """The sums of both, for each device and step."""
     total = dict(one)
     for device, values in other.items():
-        before = total.get(device, ())
-        total[device] = array("q", map(add, before, values)) if before else values
+        before = total.get(device)
+        total[device] = _sum(before, values) if before else values
     return total
+
+
+def _sum(one: array[int], other: array[int]) -> array[int]:
+    return array("q", map(add, one, other))
+
+
+class _Parts(dict[Place, str]):
+    """The part of a step that the time of a place belongs to. Inside layers it is OTHER_NS, except for waits and copies
+    in layers that are only ranges of a trace."""
+
+    def __init__(self, are_ranges: bool) -> None:
+        """``are_ranges``: whether the layers are such ranges."""
+        self._are_ranges = are_ranges
+
+    def __missing__(self, place: Place) -> str:
+        part = _part_of(place) if place.layer == OUTSIDE or self._are_ranges else OTHER_NS
+        if place.layer != OUTSIDE and part not in _IN_RANGES:
+            part = OTHER_NS
+        self[place] = part
+        return part
+
+
+class _Alike(dict[Place, Place]):
+    """For each place, the first place that is alike: a step has only the sum of their times. These are the places of a
+    layer and phase that have no part of their own."""
+
+    def __init__(self, parts: Mapping[Place, str]) -> None:
+        self._parts = parts
+        self._first: dict[tuple[int, str], Place] = {}
+
+    def __missing__(self, place: Place) -> Place:
+        has_part = place.layer == OUTSIDE or self._parts[place] != OTHER_NS
+        first = self[place] = place if has_part else self._first.setdefault((place.layer, place.phase), place)
+        return first
 
 
 class _Closure:
@@ -221,8 +256,8 @@ class _Closure:
     the end of backward. The Python time of the optimizer's range is not its work either.
     """
 
-    def __init__(self, part_of: Callable[[Place], str]) -> None:
-        self._part_of = part_of
+    def __init__(self, parts: Mapping[Place, str]) -> None:
+        self._parts = parts
         self._self_ns: defaultdict[Place, int] = defaultdict(int)
         self._ranges: set[Place] = set()
         self._called = self._in_backward = False
@@ -232,11 +267,11 @@ class _Closure:
         if place.phase != FORWARD:
             self._in_backward = self._called
         elif place.layer != OUTSIDE:
-            while around is not None and around.layer == OUTSIDE and self._part_of(around) == OPTIMIZER_NS:
+            while around is not None and around.layer == OUTSIDE and self._parts[around] == OPTIMIZER_NS:
                 self._called = True
                 self._ranges.add(around)
                 around = around.outer
-        elif place.frame is not None and place.frame.kind == "op" and self._part_of(place) == OPTIMIZER_NS:
+        elif place.frame is not None and place.frame.kind == "op" and self._parts[place] == OPTIMIZER_NS:
             if self._in_backward:
                 self._called = self._in_backward = False
             inside_step = place.outer is not None and place.outer in self._ranges
@@ -252,23 +287,23 @@ class _Closure:
         parts[OTHER_NS] += of_closure
         for place in self._ranges:
             ns = self_ns.get(place, 0)
-            parts[self._part_of(place)] -= ns
+            parts[self._parts[place]] -= ns
             parts[GAP_NS] += ns
         self._self_ns.clear()
 
 
-def _beyond(at: int, last: Iterable[Attributed]) -> defaultdict[Place, int]:
-    """The time of the open ranges after ``at``, as self time of their places. ``last``: the range that began last on
-    each thread."""
+def _beyond(at: int, last: Iterable[Attributed], alike: Mapping[Place, Place]) -> defaultdict[Place, int]:
+    """The time of the open ranges after ``at``, as self time by their place in ``alike``. ``last``: the range that
+    began last on each thread."""
     beyond: defaultdict[Place, int] = defaultdict(int)
     for innermost in last:
         item: Attributed | None = innermost
         while item is not None:
             rest = item.end_ns - at
             if rest > 0:
-                beyond[item.place] += rest
+                beyond[alike[item.place]] += rest
                 if item.around is not None:
-                    beyond[item.around] -= rest
+                    beyond[alike[item.around]] -= rest
             item = item.outer
     return beyond
 

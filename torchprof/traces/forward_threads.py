@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torchprof.traces.columns import Columns
 
@@ -15,12 +15,13 @@ class Arrows:
 
     A trace numbers threads in two ways: each event has the number of its thread, and a node has another number for the
     thread of its forward. An arrow starts at an operator on the thread and ends at the node, so it connects the two
-    numbers. Some arrows are enough: of a long trace, only a part is kept.
+    numbers. Only arrows with one end are kept. If they are many, some are enough: a part of them is dropped.
     """
 
     def __init__(self) -> None:
         self._from: dict[int, int] = {}  # number of an arrow → the thread of the operator
         self._to: dict[int, int] = {}  # number of an arrow → the node's number of its forward thread
+        self._votes: Counter[tuple[int, int]] = Counter()  # (node's number, thread) → how many arrows connect them
         self._dropped_bits = 0  # an arrow is dropped if its number has any of these bits
 
     def wants(self, number: int) -> bool:
@@ -28,15 +29,27 @@ class Arrows:
         return not number & self._dropped_bits
 
     def add_start(self, number: int, thread: int) -> None:
+        forward = self._to.pop(number, None)
+        if forward is not None:
+            self._votes[forward, thread] += 1
+            return
         self._from[number] = thread
-        if len(self._from) > _MANY_ARROWS:
+        self._limit(self._from)
+
+    def add_end(self, number: int, forward: int) -> None:
+        thread = self._from.pop(number, None)
+        if thread is not None:
+            self._votes[forward, thread] += 1
+            return
+        self._to[number] = forward
+        self._limit(self._to)
+
+    def _limit(self, grown: Mapping[int, int]) -> None:
+        if len(grown) > _MANY_ARROWS:
             self._dropped_bits = self._dropped_bits * 2 + 1
             for arrows in (self._from, self._to):
                 for one in [one for one in arrows if one & self._dropped_bits]:
                     del arrows[one]
-
-    def add_end(self, number: int, forward: int) -> None:
-        self._to[number] = forward
 
     def forward_threads(self, lanes: Sequence[tuple[int, int]], cpu: Columns) -> dict[int, int]:
         """The thread for each number of a forward thread.
@@ -45,10 +58,7 @@ class Arrows:
         without arrows, it is the thread with most operators that have the sequence numbers of its nodes.
         """
         numbers = {forward for _, forward in lanes if forward}
-        votes: Counter[tuple[int, int]] = Counter()
-        for arrow, forward in self._to.items():
-            if arrow in self._from:
-                votes[forward, self._from[arrow]] += 1
+        votes = Counter(self._votes)
         if unknown := numbers - {forward for forward, _ in votes}:
             wanted: dict[int, set[int]] = {}  # sequence number → numbers of forward threads in nodes that have it
             for lane, sequence in zip(cpu.lane, cpu.sequence):
