@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from operator import itemgetter
 
 from build.examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchprof.run.samples import Spread
+from torchprof.run.samples import Spread, spreads_at
 
 
 @examples(60)
@@ -35,6 +36,18 @@ def test_a_spread_of_calls_that_started_together_does_not_depend_on_their_order(
     spread = Spread.of(calls)
     assert Spread.of(calls[::-1]) == spread
     assert Spread.of(sorted(calls, key=lambda call: call[1])) == spread
+
+
+@examples(30)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**15), st.integers(0, 10**9)), min_size=1, max_size=600, unique_by=itemgetter(0)
+    )
+)
+def test_spreads_at_known_starts_are_those_of_the_calls(calls: list[tuple[int, int]]) -> None:
+    spread = spreads_at([start for start, _ in calls])
+    assert spread([value for _, value in calls]) == Spread.of(calls)
+    assert spread([-value for _, value in calls]) == Spread.of([(start, -value) for start, value in calls])
 
 
 def test_the_sample_of_a_spread_is_not_the_first_calls() -> None:

@@ -12,7 +12,7 @@ from operator import add
 from torchprof.attribute.events import Kind
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.samples import SampleKey, Spread, spreads_at
 from torchprof.run.words import BEFORE, FORWARD, OPTIMIZER_RANGE, OUTSIDE
 
 DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, OTHER_NS, GAP_NS, OVERLAP_NS = (
@@ -181,9 +181,10 @@ class Steps:
         if not starts:
             return {}
         samples = {}
+        spread_of = spreads_at(starts)
 
-        def spread(layer: int, phase: str, device: str, measure: str, values: Iterable[int]) -> None:
-            samples[SampleKey(layer, phase, self._rank, device, measure)] = Spread.of([*zip(starts, values)])
+        def spread(layer: int, phase: str, device: str, measure: str, values: Sequence[int]) -> None:
+            samples[SampleKey(layer, phase, self._rank, device, measure)] = spread_of(values)
 
         def device_spreads(layer: int, phase: str, measure: str, sums: _Sums) -> None:
             for device, values in sorted(sums.items()):

@@ -67,7 +67,7 @@ class TraceEvents:
         starts = [min(columns.start) for columns in (self._cpu, self._work) if columns.start]
         return self.base_ns + (min(starts) if self.table.session is None else self.table.session[0])
 
-    @property
+    @cached_property
     def wall_ns(self) -> int:
         """The duration of the session; if the trace does not have it, from the first event to the end of the last."""
         if self.table.session is not None:
