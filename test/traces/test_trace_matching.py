@@ -67,9 +67,9 @@ def record(
     modules.sort(key=lambda event: (event["ts"], event["args"]["Python id"]))
     parents: dict[str, dict[str, None]] = {}
     for event in modules:
-        around = frames.get(event["args"]["Python parent id"])
+        around = frames.get(event["args"].get("Python parent id"))  # torch 2.15 leaves it out of the outermost one
         while around is not None and not around["name"].startswith("nn.Module: "):
-            around = frames.get(around["args"]["Python parent id"])
+            around = frames.get(around["args"].get("Python parent id"))
         parents.setdefault(event["name"], {})[around["name"] if around else ""] = None
     shapes: dict[str, set[tuple[int, ...]]] = {name: set() for name in parents}
     starts = [event["ts"] for event in modules]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
@@ -14,6 +14,7 @@ from torchprof.measure.live_memory import NOT_MEASURED
 from torchprof.measure.recording import Observations, Options, RecordedCycle
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled_code import compiled_regions
+from torchprof.record.custom_ops import CustomOps
 from torchprof.record.environment import this_process
 from torchprof.record.job import this_job
 from torchprof.record.labels import Labels
@@ -40,12 +41,14 @@ def annotate(model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | N
     """
     plan = Plan(checked_models(model), paths)
     labels = Labels(plan.targets, gives_way=True)
-    try:
+    custom_ops = CustomOps()
+    with ExitStack() as last:
+        last.callback(custom_ops.off)
+        last.callback(uninterrupted, labels.detach)
         with DelayedSignals():
             labels.attach()
+            custom_ops.on()
         yield
-    finally:
-        uninterrupted(labels.detach)
 
 
 def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | None = None) -> Run:

@@ -18,6 +18,7 @@ from torch.profiler.profiler import PROFILER_STEP_NAME
 from torchprof.attribute.event_names import STARTED, STEP_MARK
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
+from torchprof.record.custom_ops import CustomOps
 from torchprof.record.recording import HAS_COLLECTIVE_METADATA, OURS, Recording
 from torchprof.run.warnings import Caveat, caveat
 
@@ -86,6 +87,7 @@ class Session(Recording):
         self._wall_ns = 0
         self._cpu_at_start: CpuTime | None = None
         self._guard = Guard()
+        self._custom_ops = CustomOps()
         setattr(self._profiler, OURS, True)
 
     @property
@@ -132,6 +134,7 @@ class Session(Recording):
         Session._waiting.discard(self)
         if not self._prepared:
             self._guard.on()
+        self._custom_ops.on()
         try:
             if not self._prepared:
                 self._prepare_trace()
@@ -144,6 +147,7 @@ class Session(Recording):
                 self._cpu_at_start = CpuTime.now()
         except BaseException:
             self._guard.off()
+            self._custom_ops.off()
             if is_observed():  # Ctrl-C came right after torch's session had begun
                 self.stop()
             raise
@@ -167,6 +171,7 @@ class Session(Recording):
         atexit.unregister(self._end_with_process)
         Session._under_way = False
         self._guard.off()
+        self._custom_ops.off()
         # torch 2.4 makes its EventList at the end of the session: it is made here only when it is asked for.
         self._profiler._parse_kineto_results = lambda *_: []
         if distributed is not None:
