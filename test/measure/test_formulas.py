@@ -777,7 +777,7 @@ BACKWARD = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "case"), cases(BACKWARD))
 def test_the_backward_of_an_op_counts_what_it_does_by_hand(name: str, case: Back) -> None:
-    if not case.since <= RELEASE < case.until:
+    if case.since > RELEASE:
         pytest.skip(f"torch {torch.__version__} cannot run it")
 
     def step() -> None:
