@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from build.libraries import usable_transformers
 from build.models import (
     Checkpointed,
     Deep,
@@ -1493,7 +1494,7 @@ def test_an_ordinary_convolution_network(context: Callable[[], AbstractContextMa
 
 def test_a_bert() -> None:
     """A BERT made from its configuration: practically all backward time finds its layer."""
-    transformers = pytest.importorskip("transformers")
+    transformers = usable_transformers()
     config = transformers.BertConfig(
         vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
     )
@@ -1520,7 +1521,7 @@ def test_a_bert() -> None:
 
 def test_generate() -> None:
     """``generate`` of a GPT-2: it works as without us, and each new token is a call of every block."""
-    transformers = pytest.importorskip("transformers")
+    transformers = usable_transformers()
     config = transformers.GPT2Config(
         vocab_size=50, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=49, pad_token_id=49
     )
@@ -1601,7 +1602,7 @@ def test_the_second_place_of_a_module_in_one_parent_is_a_layer_too() -> None:
 
 
 def test_checkpointed_layers_of_transformers_still_checkpoint() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = usable_transformers()
     config = transformers.GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0)
     model = transformers.GPT2LMHeadModel(config).train()
     model.gradient_checkpointing_enable()

@@ -104,7 +104,11 @@ def ddp(model: nn.Module) -> nn.Module:
 
 def fsdp(model: nn.Module, *, mesh: Any = None) -> nn.Module:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:  # torch 2.4 and 2.5
+        from torch.distributed._composable.fsdp import fully_shard  # type: ignore[no-redef]
 
     mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
     for layer in model.layers:  # type: ignore[union-attr]

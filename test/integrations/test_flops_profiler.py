@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from build.libraries import usable_transformers
 from build.models import Checkpointed, Functional, Mlp, Raises, Recursive, Tied
 from build.snapshots import snapshot
 from torch import Tensor, nn
@@ -1175,7 +1176,7 @@ depth 4:
 
 def test_bert_base_has_the_figures_of_the_tools_page(capsys: pytest.CaptureFixture[str]) -> None:
     """On the meta device, which computes nothing. The tool's page has 22.36 G: it lacks the GELU, 12 · 128 · 3072."""
-    transformers = pytest.importorskip("transformers")
+    transformers = usable_transformers()
     with torch.device("meta"):
         model = transformers.BertModel._from_config(transformers.BertConfig(), attn_implementation="eager")
     tokens = torch.zeros(1, 128, dtype=torch.long, device="meta")

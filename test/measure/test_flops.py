@@ -14,6 +14,7 @@ import pytest
 import torch
 from build.architectures import ARCHITECTURES, Experts, attention_macs, encoder
 from build.events import MAIN, op
+from build.libraries import RELEASE, usable_transformers
 from build.models import Checkpointed, Several, Tied
 from build.snapshots import snapshot
 from build.warnings import sentences
@@ -32,8 +33,6 @@ from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.flops.estimate import Estimate
 from torchprof.run.words import Signature
-
-RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
 def profiled(step: Callable[[], Any], model: nn.Module | list[nn.Module] | None = None) -> torchprof.Run:
@@ -218,7 +217,7 @@ def test_alexnet() -> None:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_bert_base(attention: str) -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = usable_transformers()
     config = transformers.BertConfig(attn_implementation=attention)
     with torch.device("meta"):
         model, tokens = transformers.BertModel(config).eval(), torch.zeros(1, 128, dtype=torch.long)
@@ -265,7 +264,7 @@ class Pretrained:
         self.grouped_mm = grouped_mm
 
     def make(self, attention: str) -> nn.Module:
-        transformers = pytest.importorskip("transformers")
+        transformers = usable_transformers()
         kind = getattr(transformers, self.name)
         config = kind.config_class(**self.config, attn_implementation=attention)
         model: nn.Module = kind(config)

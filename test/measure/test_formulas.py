@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from build.examples import examples
+from build.libraries import RELEASE
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -23,7 +24,6 @@ from torchprof.measure.flops.free_ops import COMMUNICATION, NO_ARITHMETIC, does_
 from torchprof.measure.flops.operation import Operation, Work
 from torchprof.run.words import Signature
 
-RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 aten = torch.ops.aten
 
 

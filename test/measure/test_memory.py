@@ -21,6 +21,7 @@ from build.architectures import ARCHITECTURES
 from build.events import ENGINE, label, node, op, step
 from build.events import memory as memory_event
 from build.examples import examples
+from build.libraries import usable_transformers
 from build.models import Checkpointed, Mlp, Raises
 from build.warnings import caveats
 from hypothesis import given
@@ -455,7 +456,7 @@ def test_saved_bytes_equal_those_that_autograd_saves(name: str) -> None:
 
 
 def test_saved_bytes_of_a_transformers_model_equal_those_that_autograd_saves() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = usable_transformers()
     config = transformers.BertConfig(
         vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
     )
@@ -799,7 +800,7 @@ def test_a_scaled_loss() -> None:
 
 def test_generate_grows_by_the_cache() -> None:
     """The keys and values of each new token outlive the call; nothing is saved for backward."""
-    transformers = pytest.importorskip("transformers")
+    transformers = usable_transformers()
     config = transformers.GPT2Config(
         n_layer=2, n_embd=32, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=None, pad_token_id=0
     )

@@ -60,7 +60,8 @@ def test_device_is_auto_and_by_name_only() -> None:
     ids=str,
 )
 def test_auto_is_what_the_model_is_on(kinds: list[str], device: str | None) -> None:
-    if device is not None and getattr(torch, device).is_available():
+    module = torch.backends.mps if device == "mps" else getattr(torch, device or "cpu")
+    if device is not None and module.is_available():
         pytest.skip("there is such a device here: it would be recorded")
     run = profiled(model_on(*kinds))
     assert run.meta.device == device

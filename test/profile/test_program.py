@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.libraries import usable_transformers
 from build.models import Mlp, Recursive, Several
 from build.warnings import sentences
 from torch import Tensor, nn
@@ -337,7 +338,7 @@ def test_distributed_data_parallel_is_shown_as_its_module(tmp_path: Any) -> None
 
 
 def test_generate_of_a_language_model_is_recorded() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = usable_transformers()
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=50, n_positions=32, bos_token_id=0)
     model = transformers.GPT2LMHeadModel(config).eval()
     ids = torch.ones(1, 4, dtype=torch.long)

@@ -30,6 +30,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from build.libraries import RELEASE, usable_transformers
 from build.warnings import sentences
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -45,7 +46,6 @@ from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, OTHER_MODULE, RECOMPUTE, Frame
 
-RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 pytestmark = [
     pytest.mark.compiler,
     pytest.mark.skipif(RELEASE < (2, 13), reason="torch before 2.13 does not tell what this needs"),
@@ -740,7 +740,7 @@ class Encoder(nn.Module):
 class Bert(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        transformers = pytest.importorskip("transformers")
+        transformers = usable_transformers()
         config = transformers.BertConfig(
             vocab_size=20,
             hidden_size=32,
@@ -761,7 +761,7 @@ class Bert(nn.Module):
 class Llama(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        transformers = pytest.importorskip("transformers")
+        transformers = usable_transformers()
         config = transformers.LlamaConfig(
             vocab_size=20,
             hidden_size=32,

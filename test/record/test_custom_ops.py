@@ -14,7 +14,8 @@ import torchprof
 from torchprof.record.custom_ops import CustomOps
 
 
-@torch.library.custom_op("torchprof_test::doubled", mutates_args=())
+# The schema is given because torch 2.4 reads no types that are strings.
+@torch.library.custom_op("torchprof_test::doubled", mutates_args=(), schema="(Tensor x) -> Tensor")
 def doubled(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import torch
 from build.calls import calls_of
+from build.libraries import RELEASE
 from build.places import ROOT
 from build.snapshots import snapshot
 from build.warnings import sentences
@@ -855,10 +856,12 @@ def test_forwards_of_any_form_may_be_compiled_inside_the_block(untouched, dynamo
             assert torch.allclose(fast(x), right)
         assert dynamo() == 1
     assert torch.allclose(fast(x), right)
-    assert dynamo() == 1, "recompiled after the block"
+    knows_itself = kind in (KnowsItself, KnowsItselfAnew)
+    graphs = 2 if RELEASE < (2, 7) and knows_itself else 1  # there, the guards on such a forward fail once
+    assert dynamo() in (1, graphs), "recompiled after the block"
     with Profile(fast) as prof:
         assert torch.allclose(fast(x), right)
-    assert dynamo() == 1, "recompiled in the next"
+    assert dynamo() <= graphs, "recompiled in the next"
     assert prof.run.tree().calls == 1
     assert {key: value for key, value in snapshot(inner).items() if key[0] == "forward of"} == forwards
 

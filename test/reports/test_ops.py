@@ -16,6 +16,7 @@ import pytest
 import torch
 from build.architectures import ARCHITECTURES
 from build.hand_made import cells, headings, kernel, label, line, names, op, row, run_of
+from build.libraries import usable_transformers
 from build.models import Checkpointed, DoublesInside, Mlp, PackedLstm, Recursive, Several, Tied, WritesToViews
 from build.places import ROOT
 from build.torchs_list import torchs_list
@@ -67,7 +68,7 @@ class Labelled(nn.Module):
 
 
 def bert() -> tuple[nn.Module, tuple[Any, ...]]:
-    transformers = pytest.importorskip("transformers")
+    transformers = usable_transformers()
     config = transformers.BertConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=20
     )

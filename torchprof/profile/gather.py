@@ -130,7 +130,8 @@ def _ranks_of(group: Any) -> list[int]:
             f"group={group!r:.60} is not a process group: torch.distributed.new_group(ranks) makes one, and "
             'mesh.get_group("dp") gives that of a dimension of a DeviceMesh.'
         )
-    return sorted(distributed.get_process_group_ranks(group))
+    # torch 2.4 has no ranks for None, which is the group of all ranks.
+    return sorted(distributed.get_process_group_ranks(distributed.group.WORLD if group is None else group))
 
 
 def _rank_list(ranks: list[int]) -> str:

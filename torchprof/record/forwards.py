@@ -11,13 +11,15 @@ import functools
 import operator
 from collections.abc import Callable
 from types import CodeType, FunctionType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import nn
 
 from torchprof.record.session import record
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class LabelsByModule(dict[int, Any]):
@@ -280,12 +282,40 @@ def _holds(cell: Any, content: Any) -> bool:
         return False
 
 
-def leave_to_eager(wrapper: Callable[..., Any], with_calls: bool = False) -> None:
-    """Have torch.compile not compile this function. ``with_calls``: nor the functions that it calls."""
-    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+def leave_to_eager(wrapper: Callable[..., Any]) -> None:
+    """Have torch.compile not compile this function. It may compile those that the function calls."""
+    frames = _frames()
     if hasattr(frames, "set_code_exec_strategy"):
-        inside = frames._FrameAction.SKIP if with_calls else frames._FrameAction.DEFAULT
-        strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, inside)
-        frames.set_code_exec_strategy(wrapper.__code__, strategy)
+        frames.set_code_exec_strategy(wrapper.__code__, frames._FrameExecStrategy(_skip(), frames._FrameAction.DEFAULT))
     elif hasattr(frames, "skip_code"):
         frames.skip_code(wrapper.__code__)
+
+
+def never_compiled(function: _Function) -> _Function:
+    """The function, or one that calls it: torch.compile compiles neither the function nor what it calls."""
+    frames = _frames()
+    if hasattr(frames, "set_code_exec_strategy"):
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(_skip(), _skip()))
+        return function
+    set_compiler = getattr(frames, "set_eval_frame", None)  # torch 2.4 to 2.6
+    if set_compiler is None:
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = set_compiler(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_compiler(before)
+
+    leave_to_eager(call)
+    return cast(_Function, call)
+
+
+def _frames() -> Any:
+    return getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+
+
+def _skip() -> Any:
+    return _frames()._FrameAction.SKIP

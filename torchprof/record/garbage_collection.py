@@ -7,6 +7,7 @@ import sys
 from typing import Any, ClassVar
 
 from torchprof.attribute.event_names import GARBAGE_COLLECTION_LABEL
+from torchprof.record.forwards import never_compiled
 from torchprof.record.session import is_observed, record
 
 _OLD = 1 if sys.version_info >= (3, 14) else 2
@@ -49,6 +50,7 @@ class CollectionRanges:
                     CollectionRanges._open.pop().__exit__(None, None, None)
 
 
+@never_compiled
 def mark_collection(phase: str, info: dict[str, int]) -> None:
     """Open or close a range. Python calls this at the start and the end of each collection (``gc.callbacks``)."""
     if phase == "start":

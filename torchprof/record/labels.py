@@ -22,8 +22,8 @@ from torch import nn
 from torchprof.attribute.event_names import RAISED, STOPPED
 from torchprof.attribute.events import HOOKS, PREFIX
 from torchprof.record.compiled_code import has_code, unwrapped
-from torchprof.record.forwards import StandIn, leave_to_eager, on_class, on_hook, on_instance, refers_to_itself
-from torchprof.record.garbage_collection import CollectionRanges, mark_collection
+from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
+from torchprof.record.garbage_collection import CollectionRanges
 from torchprof.record.session import is_observed, record
 
 _is_traced: Callable[[], Any] = torch._C._get_tracing_state
@@ -139,15 +139,19 @@ class Label:
     def of_hooks(self) -> str:
         return HOOKS + self.name.removeprefix(PREFIX)
 
+    @never_compiled
     def is_due(self, module: nn.Module) -> bool:
         return self.owner.is_due(module)
 
+    @never_compiled
     def has_ended(self, module: nn.Module) -> None:
         self.owner.has_ended(module)
 
+    @never_compiled
     def note_unobserved(self) -> None:
         self.owner.unobserved[self.name] += 1
 
+    @never_compiled
     def look_at_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Note the mode and the input shapes of the first recorded call, and whether later calls of a model have the
         same shapes. Returns whether the outputs of the call are to be noted, too."""
@@ -166,6 +170,7 @@ class Label:
             target.same_shapes = target.same_shapes and _are_same(target.input_shapes, shapes)
         return is_first
 
+    @never_compiled
     def look_at_outputs(self, result: Any) -> None:
         target = self._target
         target.output_shapes, target.output_types = _shapes_and_types((result,))
@@ -173,6 +178,7 @@ class Label:
             target.same_shapes = True
             self.looks_at_calls = target.is_model
 
+    @never_compiled
     def mark_of(self, error: BaseException) -> str:
         return STOPPED if type(error).__name__ == _STOP_RECOMPUTATION else RAISED
 
@@ -217,7 +223,7 @@ class Labels:
         self._may_be_guarded = any(map(has_code, one_of_each.values())) or any(one.inlined for one in self.targets)
         self.is_waiting = self.before_first is not None
         if self.before_first is not None:
-            leave_to_eager(self.before_first, with_calls=True)
+            self.before_first = never_compiled(self.before_first)
         self._triggers = {id(module) for module in self.trigger}
         with _lock:
             _recursion.join(self)
@@ -392,16 +398,3 @@ def _are_same(first: tuple[tuple[int, ...], ...], now: tuple[tuple[int, ...], ..
                 return True
             is_known = is_known and size >= 0
     return is_known and first == now
-
-
-_CALLED_BY_WRAPPERS: tuple[Callable[..., Any], ...] = (
-    Label.is_due,
-    Label.has_ended,
-    Label.note_unobserved,
-    Label.look_at_inputs,
-    Label.look_at_outputs,
-    Label.mark_of,
-    mark_collection,
-)
-for _called in _CALLED_BY_WRAPPERS:
-    leave_to_eager(_called, with_calls=True)

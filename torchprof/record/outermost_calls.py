@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchprof.record.forwards import leave_to_eager
+from torchprof.record.forwards import leave_to_eager, never_compiled
 
 
 class OutermostCalls:
@@ -52,8 +52,7 @@ class OutermostCalls:
                 inside.discard(here)
 
         leave_to_eager(call)
-        for ours in (self._before, self._elsewhere):
-            leave_to_eager(ours, with_calls=True)
+        self._before, self._elsewhere = never_compiled(self._before), never_compiled(self._elsewhere)
         self._ours = call
         nn.Module.__call__ = call  # type: ignore[method-assign]
 
