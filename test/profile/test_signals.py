@@ -47,14 +47,14 @@ def _handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def interrupted(work: Callable[[], Any], at: int) -> tuple[int, bool]:
-    """Call a function, and send SIGINT after a number of lines of torchprof. Returns how many lines ran, and whether
-    KeyboardInterrupt was raised."""
+def interrupted(work: Callable[[], Any], at: int, where: str = PACKAGE) -> tuple[int, bool]:
+    """Call a function, and send SIGINT after a number of lines of torchprof, or of one of its files. Returns how many
+    lines ran, and whether KeyboardInterrupt was raised."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal lines
-        if not frame.f_code.co_filename.startswith(PACKAGE) or frame.f_code in UNDEFENDED:
+        if not frame.f_code.co_filename.startswith(where) or frame.f_code in UNDEFENDED:
             return None
         if event == "line":
             lines += 1
@@ -178,6 +178,24 @@ def test_after_ctrl_c_at_any_line_everything_is_restored(block_of: Callable[[Mlp
         if isinstance(block, Profile) and block.exited:
             assert len(block.run.layers) == 4
     work()
+
+
+@pytest.mark.parametrize("file", ["plan.py", "labels.py"])
+def test_after_ctrl_c_while_a_program_meets_a_new_model_its_forwards_are_restored(file: str) -> None:
+    model, x = Mlp(), torch.rand(2, 4)
+
+    def work() -> None:
+        with Program():
+            model(x)
+
+    work()
+    before = snapshot(model)
+    where = str(Path(PACKAGE, "record", file))
+    lines, _ = interrupted(work, at=-1, where=where)
+    for at in range(1, lines, max(lines // 60, 1)):
+        _, came = interrupted(work, at, where)
+        assert came
+        assert snapshot(model) == before, at
 
 
 def test_after_ctrl_c_while_a_run_is_read_it_can_be_read_again() -> None:

@@ -176,8 +176,9 @@ class Program:
             return True
         if self._models >= _MOST_MODELS or not _is_model(module):
             return False
-        self._labels.add(self._plan.add(module))
-        self._models += 1
+        with DelayedSignals():  # a plan that is half made has no layers, and a label that is not known is never removed
+            self._labels.add(self._plan.add(module))
+            self._models += 1
         if self._models == _MOST_MODELS:
             self._cycles.seen.notes.append(caveat("too_many_models", count=_MOST_MODELS))
         return True
