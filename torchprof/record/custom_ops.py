@@ -8,6 +8,7 @@ formula that the user registered for it would not be used.
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any, ClassVar
 
 
@@ -17,17 +18,11 @@ class CustomOps:
     Such pairs may overlap: the last ``off`` restores the ops. Ops that are defined in between are not changed.
     """
 
-    _users: ClassVar[int] = 0
+    _on: ClassVar[weakref.WeakSet[CustomOps]] = weakref.WeakSet()  # one that is freed is no longer on
     _changed: ClassVar[list[Any]] = []
 
-    def __init__(self) -> None:
-        self._is_on = False
-
     def on(self) -> None:
-        if self._is_on:
-            return
-        self._is_on = True
-        CustomOps._users += 1
+        self._on.add(self)
         known: Any = getattr(sys.modules.get("torch._library.custom_ops"), "OPDEFS", {})
         for definition in list(known.values()):
             op: Any = getattr(definition, "_opoverload", None)
@@ -36,9 +31,6 @@ class CustomOps:
                 self._changed.append(op)
 
     def off(self) -> None:
-        if not self._is_on:
-            return
-        self._is_on = False
-        CustomOps._users -= 1
-        while self._changed and not CustomOps._users:
+        self._on.discard(self)
+        while self._changed and not self._on:
             self._changed.pop()._enable_pyobj_dispatch(True)
