@@ -14,7 +14,7 @@ import pytest
 import torch
 from build.architectures import ARCHITECTURES, Experts, attention_macs, encoder
 from build.events import MAIN, op
-from build.libraries import RELEASE, usable_transformers
+from build.libraries import HAS_SHAPES_OF_LISTS, RELEASE, usable_transformers
 from build.models import Checkpointed, Several, Tied
 from build.snapshots import snapshot
 from build.warnings import sentences
@@ -415,9 +415,6 @@ def test_recomputed_work_equals_torchs_counter(use_reentrant: bool, early_stop: 
     assert total(run, "macs", "recompute") == again == run.tree("recompute").total.macs
 
 
-@pytest.mark.xfail(
-    RELEASE < (2, 5), strict=True, reason="BUG: _NoopSaveInputs of torch 2.4's checkpoint is listed as not counted"
-)
 def test_checkpointing_gives_no_warning() -> None:
     model = Checkpointed(use_reentrant=False)
     assert not uncounted(profiled(lambda: back(model(torch.rand(2, 4))), model))
@@ -510,7 +507,7 @@ def test_work_of_layers_that_were_not_selected_is_separate() -> None:
 
 # Optimizers
 
-LISTS = pytest.mark.skipif(RELEASE < (2, 5), reason="torch 2.4 records no shapes of lists of tensors")
+LISTS = pytest.mark.skipif(not HAS_SHAPES_OF_LISTS, reason="this torch records no shapes of lists of tensors")
 _EACH = pytest.mark.parametrize(
     "how", [pytest.param("plain", id="plain"), *(pytest.param(how, marks=LISTS) for how in ("foreach", "fused"))]
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.libraries import HAS_PYTHON_CALLS
 from build.warnings import sentences
 from torch import Tensor, nn
 
@@ -129,6 +130,9 @@ def test_compiled_code_is_found_through_labels() -> None:
         assert (has_code(model), has_code(model._orig_mod)) == (True, True)
 
 
+PYTHON_CALLS = pytest.mark.skipif(not HAS_PYTHON_CALLS, reason="this torch gives no Python calls")
+
+
 def python_calls(prof: torchprof.Profile) -> int:
     assert prof._session is not None
     # Only they have a name with a line number; torch 2.4 cannot be asked.
@@ -148,6 +152,7 @@ def test_source_lines_are_left_out_if_the_model_is_compiled_inside_the_block() -
         prof.run.report("ops", group_by_stack_n=1)
 
 
+@PYTHON_CALLS
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_source_lines_are_recorded_if_the_model_was_compiled_before(warmup: int) -> None:
     model, _ = wrapped()
@@ -163,6 +168,7 @@ def test_source_lines_are_recorded_if_the_model_was_compiled_before(warmup: int)
     assert any(Path(__file__).name in line for stack in stacks for line in stack)
 
 
+@PYTHON_CALLS
 @pytest.mark.parametrize("in_warmup", [True, False])
 def test_a_model_that_is_compiled_in_the_warm_up_of_a_schedule_has_source_lines(in_warmup: bool) -> None:
     """And not where it is compiled in the first step that is recorded."""

@@ -850,14 +850,14 @@ def test_forwards_of_any_form_may_be_compiled_inside_the_block(untouched, dynamo
     x = torch.rand(2, 3)
     right = inner(x)
     forwards = {key: value for key, value in snapshot(inner).items() if key[0] == "forward of"}
+    knows_itself = kind in (KnowsItself, KnowsItselfAnew)
+    graphs = 2 if RELEASE < (2, 13) and knows_itself else 1  # there, the guards on such a forward fail once
     with Profile(inner):
         fast = compiled(inner)
         for _ in range(2):
             assert torch.allclose(fast(x), right)
-        assert dynamo() == 1
+        assert dynamo() in (1, graphs)
     assert torch.allclose(fast(x), right)
-    knows_itself = kind in (KnowsItself, KnowsItselfAnew)
-    graphs = 2 if RELEASE < (2, 7) and knows_itself else 1  # there, the guards on such a forward fail once
     assert dynamo() in (1, graphs), "recompiled after the block"
     with Profile(fast) as prof:
         assert torch.allclose(fast(x), right)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.libraries import HAS_PYTHON_CALLS
 from build.places import TRACES
 from build.raw_events import (
     BACKWARD_FUNCTION,
@@ -187,6 +188,7 @@ def test_two_devices_have_separate_rows_and_add_up_in_layers() -> None:
     assert run.tree(FORWARD).self.device_ns == 2000 + 300
 
 
+@pytest.mark.skipif(not HAS_PYTHON_CALLS, reason="this torch gives no Python calls")
 @MARKED
 def test_python_frames_and_bookkeeping_of_torch_are_left_out() -> None:
     """Python frames and the bookkeeping of ``record_function`` are no work, and give their time to what is around."""

@@ -149,7 +149,7 @@ def test_text_in_other_encodings_is_read(codec: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_progress_rises_to_one(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     # Python 3.12 and newer read 128 KB of a gzip file at a time.
-    many = [{"ph": "X", "name": f"op {at * at}", "ts": at / 7} for at in range(80_000)]
+    many = [{"ph": "X", "name": f"op {at * at}", "ts": at / 7} for at in range(120_000)]
     shares: list[float] = []
     file = TraceFile(write_file(tmp_path, pack(json.dumps({"traceEvents": many}).encode())))
     for number, _ in enumerate(file.pieces(shares.append), 1):

@@ -46,7 +46,7 @@ from torchprof.run.words import BEFORE, REPLAYS, Signature, is_collective, is_ru
 OURS = "_is_torchprofs"
 """The attribute that marks a ``torch.autograd.profiler.profile`` as one of torchprof's sessions."""
 
-# torch 2.4 has none of these two.
+# torch before 2.13 has not the first, torch 2.4 has none of the two. (Seen: 2.4, 2.6, 2.9, 2.11 and 2.13 to 2.15.)
 _is_python_function: Callable[[Any], bool] = getattr(RawEvent, "is_python_function", lambda raw: False)
 _is_annotation: Callable[[Any], bool] | None = getattr(RawEvent, "is_user_annotation", None)
 # The stream of a kernel. In a torch that does not record it, all work of a device has one number.

@@ -62,8 +62,9 @@ _SAVES_RESULTS = _atens(
 """Ops that save a part of their result for backward. When it is saved, they have been executed (derivatives.yaml)."""
 _HANDS_ON = _atens("_trilinear _embedding_bag_backward embedding_renorm_ linalg_matrix_exp")
 """Ops with their own kernel that calls other ops for all its work."""
-_MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute")
-"""Ranges that call no op if there is nothing to do. Example: a ``DTensor`` that is already distributed as requested."""
+_MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute", "_NoopSaveInputs")
+"""Ranges that call no op if there is nothing to do. Example: a ``DTensor`` that is already distributed as requested.
+``_NoopSaveInputs`` only saves the inputs of a checkpoint (torch.utils.checkpoint)."""
 _DISPATCHED = "PythonSubclass"
 """The range in which a tensor subclass runs an op in Python. For a ``DTensor``, the op has the shapes of the whole
 tensor, and the ops inside have the shapes of the part on this rank."""
