@@ -17,7 +17,7 @@ NODE := test/page/node_modules
 # torch 2.13 writes two lines a session to stderr unless this is set before it is imported.
 export KINETO_LOG_LEVEL ?= 99
 
-.PHONY: demo test test-slow test-all lint lint-page types docs messages notebooks browser bench clean
+.PHONY: demo test test-slow test-all lint lint-page types docs messages notebooks browser bench gpu clean
 
 demo: $(READY)
 	$(BIN)/python examples/training_step.py
@@ -79,6 +79,11 @@ messages: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Everything that only a GPU can show, with the Python that is there: it needs torch, tabulate and pytest, and installs
+# nothing. PART=kernels for one part, ARGS="--device cpu" where there is no GPU.
+gpu:
+	cd test && $(PYTHON) -m gpu $(PART) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build $(NODE) *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import torch
 from build.libraries import HAS_PYTHON_CALLS
 from build.places import TRACES
 from build.raw_events import (
@@ -24,12 +23,9 @@ from build.raw_events import (
     kernel,
     small_step,
 )
-from build.torchs_list import torchs_list
-from torch import nn
 from torch.autograd import DeviceType
 
-from torchprof import Profile
-from torchprof.attribute.events import PREFIX, Event, Kind
+from torchprof.attribute.events import Event, Kind
 from torchprof.run.cost import Cost
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, OUTSIDE, PHASES, RECOMPUTE
@@ -389,100 +385,7 @@ def test_a_real_trace_without_the_device(trace: Trace) -> None:
     assert whole(run) == Cost(cpu_ns=sum(tops.values()), collective_ns=ranges)
 
 
-# On a GPU
-
-on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-
-
-def convolutions() -> nn.Module:
-    """A small convolution network on the GPU."""
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 28 * 28, 10)
-    ).cuda()
-
-
-def device_events(prof: Profile) -> list[Any]:
-    """torch's own events of the device, without the mirrors of ranges."""
-    return [
-        event
-        for event in torchs_list(prof)
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation and not event.name.startswith(PREFIX)
-    ]
-
-
-@on_cuda
-def test_kernels_on_the_gpu_add_up() -> None:
-    """Σ device time over rows = Σ over torch's own list, spans of annotations not among them."""
-    model, x = convolutions(), torch.rand(4, 3, 32, 32, device="cuda")
-    model(x).sum().backward()
-    with Profile(model, use_cuda=True) as prof:
-        with torch.profiler.record_function("mine"):
-            loss = model(x).sum()
-        loss.backward()
-        torch.cuda.synchronize()
-    theirs = sum(event.time_range.elapsed_us() for event in device_events(prof))
-    assert whole(prof.run).device_ns / 1000 == pytest.approx(theirs, abs=0.01)
-    assert whole(prof.run).device_ns > 0
-
-
-@on_cuda
-def test_kernels_on_the_gpu_by_layer() -> None:
-    """Each layer with work on the device has kernels, forward and backward; Flatten has none."""
-    model, x = convolutions(), torch.rand(4, 3, 32, 32, device="cuda")
-    model(x).sum().backward()
-    with Profile(model, use_cuda=True) as prof:
-        model(x).sum().backward()
-        torch.cuda.synchronize()
-    for phase in (FORWARD, BACKWARD):
-        busy = [node.self.device_ns > 0 for node in prof.run.tree(phase).children]
-        assert busy == [True, True, True, True, False, True]
-        assert prof.run.tree(phase).self.device_ns == 0
-    raw = prof.raw()
-    assert raw is not None
-    for node in prof.run.tree(FORWARD).children:
-        (events,) = raw[1][node.layer.path]
-        theirs = sum(event.self_device_time_total for event in events if event.device_type == DeviceType.CPU)
-        assert node.self.device_ns / 1000 == pytest.approx(theirs, abs=0.01)
-
-
-@on_cuda
-def test_no_label_is_a_kernel() -> None:
-    """Our labels have mirrors on the device's timeline, and none of them becomes a row."""
-    model, x = convolutions(), torch.rand(4, 3, 32, 32, device="cuda")
-    with Profile(model, use_cuda=True) as prof:
-        model(x)
-        torch.cuda.synchronize()
-    names = {frame.name for row in prof.run.rows for frame in row.frames}
-    assert not [name for name in names if name.startswith(PREFIX)]
-    kernels = sum(row.calls for row in prof.run.rows if row.frames and row.frames[-1].kind == "kernel")
-    assert kernels == len(device_events(prof))
-
-
-@on_cuda
-def test_memory_on_the_gpu() -> None:
-    """The output of a linear layer, in the blocks of 512 bytes in which CUDA memory is given out."""
-    model = nn.Sequential(nn.Linear(128, 256), nn.Linear(256, 64)).cuda()
-    x = torch.rand(8, 128, device="cuda")
-    with torch.no_grad():
-        model(x)
-        with Profile(model, use_cuda=True, profile_memory=True) as prof:
-            y = model(x)
-    first, second = 8 * 256 * 4, 8 * 64 * 4
-    net = [node.self.device_allocated - node.self.device_freed for node in prof.run.tree(FORWARD).walk()]
-    assert net == [-first, first, second]
-    assert y.shape == (8, 64)
-
-
-@on_cuda
-def test_the_block_does_not_wait_between_layers() -> None:
-    """No call that waits for the device is made inside the forward."""
-    model, x = convolutions(), torch.rand(4, 3, 32, 32, device="cuda")
-    model(x)
-    with Profile(model, use_cuda=True) as prof:
-        model(x)
-    waits = {"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"}
-    for ops in (ops for path, ops in prof.run.ops(FORWARD).items() if path != ("(outside)",)):
-        assert not waits & {op.name for op in ops}
+# The result
 
 
 def test_events_have_the_fields_that_attribution_reads() -> None:

@@ -194,6 +194,11 @@ def test_warnings_that_follow_from_a_run_are_not_stored() -> None:
     assert [warning.code for warning in run.warnings] == ["machine_busy"]
 
 
+def test_a_busy_machine_matters_only_if_times_were_measured() -> None:
+    run = run_of([row(0, macs=1)], wall_ns=100, run_delay_ns=50, measured=("macs", "flops"))
+    assert run.warnings == ()
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -63,7 +63,7 @@ def operators_without_shapes(warnings: Iterable[Caveat]) -> frozenset[str]:
 def about_processors(meta: Meta) -> Iterator[Caveat]:
     """A machine that was too busy: times are elapsed times, so they include waiting for a processor."""
     waited, wall = meta.run_delay_ns, meta.wall_ns
-    if waited is not None and waited > _TOO_BUSY * wall > 0:
+    if waited is not None and "cpu_ns" in meta.measured and waited > _TOO_BUSY * wall > 0:
         yield caveat("machine_busy", delay_ns=waited, wall_ns=wall)
 
 
