@@ -73,6 +73,18 @@ def test_random_sessions_have_the_same_result(session: tuple[Paths, Forest], dat
     assert sum(1 if one.inside is None else 1 + len(one.inside.starts) for one in few) == len(each)
 
 
+def test_the_node_of_an_op_is_known_even_if_it_did_not_run() -> None:
+    """A hook raised an error before it: only the range of the engine around it is there."""
+    raws = [
+        Raw("torchprof:label 0", 0, 100),
+        Raw("aten::linear", 10, 90, _sequence=0),
+        Raw(NODE_PREFIX + "AddmmBackward0", 200, 210, _sequence=0, _forward_thread=1),
+    ]
+    each, few = (result_of(events_of(raws, None, each_op), (("Net",),), None) for each_op in (True, False))
+    assert few == each
+    assert [spot[0].name for spot in few[0] if spot[2] == "backward"] == ["Net"]
+
+
 def test_a_range_with_ops_only_has_them_inside() -> None:
     raws = [
         Raw("torchprof:Model", 0, 100),

@@ -286,7 +286,7 @@ def test_warnings_are_computed_from_the_sum_of_cycles() -> None:
 
     def recorded(wall_ns: int, *others: str) -> Run:
         run = run_of(0, line(1, MUL, calls=2, uncounted=2), layers=["Net", "Net.a"])
-        meta = replace(run.meta, wall_ns=wall_ns, run_delay_ns=wall_ns // 2, measured=("flops",))
+        meta = replace(run.meta, wall_ns=wall_ns, run_delay_ns=wall_ns // 2, measured=("cpu_ns", "flops"))
         run = replace(run, metas=(replace(meta, warnings=caveats(*others)),))
         assert sum("(2 calls, in Net.a)" in text or "The machine was busy" in text for text in sentences(run)) == 2
         return run

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerAction
 from torchprof.errors import TorchprofError, suggest
 from torchprof.record.compiler import Provenance
 from torchprof.record.modules import all_modules
+from torchprof.record.torch_internals import optional
 from torchprof.run.warnings import Caveat
 from torchprof.run.words import DIVISORS
 
@@ -86,7 +87,7 @@ def checked_device(
 
 
 def _known_devices() -> tuple[str, ...]:
-    backend = torch._C._get_privateuse1_backend_name()
+    backend = optional("torch._C._get_privateuse1_backend_name", lambda: "privateuseone")()
     return (*_DEVICES, *([backend] if backend != "privateuseone" else []))
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
 
 from torchprof.errors import TorchprofError
+from torchprof.record.torch_internals import needed
 
+_pytree = needed("torch.utils._pytree")
 _USE_A_FUNCTION = "Give a function instead that makes the inputs of a batch size: inputs=lambda size: (...)."
 
 
@@ -20,7 +21,7 @@ class Batch:
 
     def __init__(self, inputs: Any, copied: Callable[[Tensor], Tensor]) -> None:
         args, kwargs = _arguments(inputs)
-        self.args, self.kwargs = tree_map(
+        self.args, self.kwargs = _pytree.tree_map(
             lambda leaf: copied(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
         )
         self.tensors = tensors_in((self.args, self.kwargs))
@@ -54,7 +55,7 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+    return [leaf for leaf in _pytree.tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -12,14 +12,15 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils._pytree import tree_leaves, tree_map
 
 from torchprof.errors import TorchprofError
 from torchprof.profile.profile import Profile
 from torchprof.record.modules import walk_modules, wrapped_step
+from torchprof.record.torch_internals import needed
 from torchprof.run.run import Run
 from torchprof.run.warnings import caveat
 
+_pytree = needed("torch.utils._pytree")
 _ON_DATA = "Profile it on data: torchprof.Profile(model, with_flops=True)."
 _SAYS_META = re.compile(r"\bmeta\b", re.IGNORECASE)
 
@@ -54,7 +55,7 @@ def flops_of_call(model: nn.Module, method: str, args: Sequence[Any], kwargs: Ma
     if not isinstance(model, nn.Module):
         raise TorchprofError(f"flops needs a torch.nn.Module and the arguments to call it with, not {model!r:.80}.")
     twin = _without_data(model)
-    args, kwargs = tree_map(_shape_of, (args, kwargs), is_leaf=lambda value: isinstance(value, PackedSequence))
+    args, kwargs = _pytree.tree_map(_shape_of, (args, kwargs), is_leaf=lambda value: isinstance(value, PackedSequence))
     failure = None
     with _Untimed(twin, device="cpu", with_flops=True) as prof, torch.device("meta"):
         try:
@@ -66,7 +67,9 @@ def flops_of_call(model: nn.Module, method: str, args: Sequence[Any], kwargs: Ma
                 f"The {method} of {type(twin).__name__} does not run on the meta device, where tensors have no values: "
                 f"{_first_line(error)} {_ON_DATA}"
             ) from error
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        outputs = [
+            leaf for leaf in _pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+        ]
         if outputs and torch.is_grad_enabled():
             try:
                 torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
@@ -116,7 +119,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
         if isinstance(value, torch.Tensor):
             yield value
         elif isinstance(value, (list, tuple, dict)) and not isinstance(value, nn.Module):
-            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+            yield from (leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
 def _shape_of(value: Any) -> Any:

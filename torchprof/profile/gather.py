@@ -23,6 +23,7 @@ import torch
 
 from torchprof.errors import TorchprofError, some
 from torchprof.profile.sigterm import DelayedSigterm
+from torchprof.record.torch_internals import needed
 from torchprof.run.file_read import run_of
 from torchprof.run.file_write import json_of_run
 from torchprof.run.lockstep import ranks_in_words
@@ -72,7 +73,7 @@ def gather(
         return None
     if isinstance(dst, bool) or dst not in ranks:
         raise TorchprofError(f"dst={dst!r} is not a rank of the group. Its ranks in the job are {_rank_list(ranks)}.")
-    name = (distributed.distributed_c10d._get_default_group() if group is None else group).group_name
+    name = (needed("torch.distributed.distributed_c10d._get_default_group")() if group is None else group).group_name
     store = _store(f"torchprof/gather/{name}/{dst}/{_gathers[name, dst]}")
     _gathers[name, dst] += 1
     is_of_other_rank = run is not None and run.meta.rank != rank
@@ -140,7 +141,7 @@ def _rank_list(ranks: list[int]) -> str:
 
 def _store(prefix: str) -> Any:
     """The keys of one gather in the job's store."""
-    store = torch.distributed.distributed_c10d._get_default_store()
+    store = needed("torch.distributed.distributed_c10d._get_default_store")()
     if store is None:  # MPI needs no store to start its ranks
         backend = torch.distributed.get_backend()
         raise TorchprofError(f"A job with the backend {backend} has no key-value store to gather over. {_INSTEAD}")

@@ -5,13 +5,18 @@ from __future__ import annotations
 import random
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from torchprof.record.torch_internals import optional
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
+
+_has_tensors_inside: Callable[[Tensor], bool] = optional(
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass", lambda tensor: False
+)
 
 # The objects whose contents belong to the state, too.
 _FOLLOWED = (nn.Module, torch.optim.Optimizer, Tensor, dict, list, tuple)
@@ -73,8 +78,8 @@ class ModelState:
             if not tensor.is_inference():  # inference tensors have no version
                 name = self._names.get(id(tensor), "one outside of it")
                 self._uncopied.append((name, tensor, tensor._version))
-        elif is_traceable_wrapper_subclass(tensor):
-            return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        elif _has_tensors_inside(tensor):
+            return [getattr(tensor, name) for name in cast(Any, tensor).__tensor_flatten__()[0]]
         elif tensor.layout is not torch.strided or tensor.is_quantized:
             if not tensor.is_inference():
                 self._cloned.append((tensor, tensor.detach().clone(), tensor._version))

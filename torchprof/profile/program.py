@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchprof.errors import TorchprofError
@@ -25,6 +24,7 @@ from torchprof.record.labels import Labels
 from torchprof.record.outermost_calls import OutermostCalls
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, is_observed, missing_device, refuse_if_profiled
+from torchprof.record.torch_internals import optional
 from torchprof.run.cycles import add_cycle
 from torchprof.run.run import Run
 from torchprof.run.warnings import Caveat, caveat
@@ -41,6 +41,10 @@ _LONG_START = 0.1  # a larger share of the time before the first call of a model
 _WORTH_SAYING = 0.01  # a larger share of start-up, which is left out, gives a warning
 _FOLLOWING = 3
 """The first step is start-up only if at least this many calls of models follow it."""
+
+
+_backward_task: Callable[[], int] = optional("torch._C._current_graph_task_id", lambda: -1)
+_tracing_state: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
 
 
 class Program:
@@ -154,7 +158,7 @@ class Program:
 
     def _before_call(self, module: nn.Module) -> None:
         # A recomputation by a checkpoint is part of backward. While TorchScript traces, nothing may be added.
-        if torch._C._current_graph_task_id() != -1 or torch._C._get_tracing_state() is not None:
+        if _backward_task() != -1 or _tracing_state() is not None:
             return
         if not self._is_known(module):
             return
@@ -307,6 +311,6 @@ class _StartUp:
 
 def _is_model(module: nn.Module) -> bool:
     """Whether a module is a model. torch's losses are not, although some have buffers (the weights of classes)."""
-    if isinstance(module, _Loss):
+    if isinstance(module, optional("torch.nn.modules.loss._Loss", ())):
         return False
     return bool(module._modules or module._parameters or module._buffers)

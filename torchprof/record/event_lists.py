@@ -10,6 +10,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.event_names import MEMORY
+from torchprof.record.torch_internals import needed
 
 
 class TimeRange(Protocol):
@@ -43,6 +44,7 @@ def event_list_of(profiler: Any, raws: list[Any]) -> EventList:
     results = profiler.kineto_results
     if results is None:
         return empty_event_list()
+    needed("torch.autograd.profiler.profile._parse_kineto_results")
     parsed = profiler._parse_kineto_results(_Results(raws, results.trace_start_ns()))
     events = EventList(parsed, use_device=profiler.use_device, profile_memory=profiler.profile_memory)
     events._build_tree()
@@ -51,6 +53,7 @@ def event_list_of(profiler: Any, raws: list[Any]) -> EventList:
 
 def empty_event_list() -> EventList:
     """The list of a profiler that was switched off."""
+    needed("torch.autograd.profiler_util.EventList._build_tree")
     events = EventList([])
     events._build_tree()
     return events

@@ -25,8 +25,9 @@ from torchprof.record.compiled_code import has_code, unwrapped
 from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
 from torchprof.record.garbage_collection import CollectionRanges
 from torchprof.record.session import is_observed, record
+from torchprof.record.torch_internals import optional
 
-_is_traced: Callable[[], Any] = torch._C._get_tracing_state
+_is_traced: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
 _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed.fsdp._fully_shard.")
 """The Python modules with the hooks of ``parallelize_module``, ``distribute_module`` and ``fully_shard``."""
 _STOP_RECOMPUTATION = "_StopRecomputationError"

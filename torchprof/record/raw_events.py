@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count, islice, repeat
 from typing import Any
 
-import torch
-
+from torchprof.attribute.event_names import NODE_PREFIX
 from torchprof.attribute.inner_ops import InnerOps, OpTree
+from torchprof.record.torch_internals import needed
 
-RawEvent = torch._C._autograd._KinetoEvent
+RawEvent = needed("torch._C._autograd._KinetoEvent")
 BACKWARD_SCOPE, USER_SCOPE = 1, 7  # that of a function is 0
 _name, _start_ns, _thread = RawEvent.name, RawEvent.start_ns, RawEvent.start_thread_id
 _scope, _sequence = RawEvent.scope, RawEvent.sequence_nr
@@ -62,7 +62,8 @@ class InnerOpsOfRanges:
         self._others = bytes(map(operator.or_, map(is_other.__getitem__, events.names_of), of_function))
         self._next_other = -1
         threads = events.threads
-        self._has_nodes = BACKWARD_SCOPE in scopes  # they refer to the sequence numbers of ops
+        # They refer to the sequence numbers of ops. The range around one is there even if a hook failed before it ran.
+        self._has_nodes = BACKWARD_SCOPE in scopes or any(name.startswith(NODE_PREFIX) for name in events.names)
         self._is_one_thread = not threads or threads.count(threads[0]) == len(threads)
         self._trees: dict[tuple[int, bytes, tuple[int, ...]], OpTree] = {}
 

@@ -40,20 +40,20 @@ from torchprof.record.cpu_time import CpuTime
 from torchprof.record.event_lists import event_list_of, raws_in
 from torchprof.record.raw_events import BACKWARD_SCOPE, USER_SCOPE, InnerOpsOfRanges, RawEvent, RawEvents, end_ns
 from torchprof.record.signatures import InputSignatures
+from torchprof.record.torch_internals import optional
 from torchprof.run.collectives import C10D_OPS
 from torchprof.run.words import BEFORE, REPLAYS, Signature, is_collective, is_runtime_call
 
 OURS = "_is_torchprofs"
 """The attribute that marks a ``torch.autograd.profiler.profile`` as one of torchprof's sessions."""
 
-# torch before 2.13 has not the first, torch 2.4 has none of the two. (Seen: 2.4, 2.6, 2.9, 2.11 and 2.13 to 2.15.)
 _is_python_function: Callable[[Any], bool] = getattr(RawEvent, "is_python_function", lambda raw: False)
 _is_annotation: Callable[[Any], bool] | None = getattr(RawEvent, "is_user_annotation", None)
 # The stream of a kernel. In a torch that does not record it, all work of a device has one number.
 _stream: Callable[[Any], int] = getattr(RawEvent, "device_resource_id", RawEvent.start_thread_id)
 
 HAS_COLLECTIVE_METADATA = "expose_kineto_event_metadata" in (
-    torch._C._profiler._ExperimentalConfig.__init__.__doc__ or ""
+    getattr(optional("torch._C._profiler._ExperimentalConfig"), "__init__", None).__doc__ or ""
 )
 """Whether this torch gives the metadata of events, as the shapes of collectives, not only in trace files."""
 
@@ -233,7 +233,9 @@ class Recording:
         found: dict[tuple[int, int, int], int] = {}
         results = self._profiler.kineto_results
         waiting = [] if results is None else [results.experimental_event_tree()]
-        allocation = torch._C._profiler._ExtraFields_Allocation
+        allocation = optional("torch._C._profiler._ExtraFields_Allocation")
+        if allocation is None:
+            return {}
         while waiting:
             for event in waiting.pop():
                 children = event.children

@@ -20,12 +20,15 @@ from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
 from torchprof.record.custom_ops import CustomOps
 from torchprof.record.recording import HAS_COLLECTIVE_METADATA, OURS, Recording
+from torchprof.record.torch_internals import needed, optional
 from torchprof.run.warnings import Caveat, caveat
 
-record: Callable[[str], Any] = getattr(torch._C._profiler, "_RecordFunctionFast", torch_profiler.record_function)
+record: Callable[[str], Any] = optional("torch._C._profiler._RecordFunctionFast", torch_profiler.record_function)
 """A context manager that records a range with a name."""
-is_observed: Callable[[], bool] = torch._C._autograd._profiler_enabled
+is_observed: Callable[[], bool] = needed("torch._C._autograd._profiler_enabled")
 """Whether a profiler session records the calling thread."""
+for _name in ("_prepare_trace", "_start_trace"):
+    needed(f"torch.autograd.profiler.profile.{_name}")
 
 _STARTS = (
     (torch_profiler.profile, "_prepare_trace"),
@@ -69,7 +72,8 @@ class Session(Recording):
         options: dict[str, Any] = {"verbose": True} if with_stack else {}
         if in_job and device is not None and HAS_COLLECTIVE_METADATA:
             options["expose_kineto_event_metadata"] = True
-        config = torch._C._profiler._ExperimentalConfig(**options) if options else None
+        make_config = optional("torch._C._profiler._ExperimentalConfig")
+        config = make_config(**options) if options and make_config is not None else None
         super().__init__(
             torch_profiler.profile(
                 use_kineto=True,
@@ -174,15 +178,16 @@ class Session(Recording):
         self._custom_ops.off()
         # torch 2.4 makes its EventList at the end of the session: it is made here only when it is asked for.
         self._profiler._parse_kineto_results = lambda *_: []
-        if distributed is not None:
-            torch._C._autograd._add_metadata_json("distributedInfo", distributed)
+        add_to_trace = optional("torch._C._autograd._add_metadata_json")
+        if distributed is not None and add_to_trace is not None:
+            add_to_trace("distributedInfo", distributed)
         try:
             self._profiler.__exit__(None, None, None)
         except BaseException:  # a signal handler may raise at any line of torch's code
             if is_observed():
                 self._profiler.__exit__(None, None, None)
             if is_profiled():
-                torch_profiler._run_on_profiler_stop()
+                optional("torch.autograd.profiler._run_on_profiler_stop", bool)()
             raise
         finally:
             del self._profiler._parse_kineto_results
@@ -197,7 +202,7 @@ class Session(Recording):
 def _after_fork_in_child() -> None:
     """Turn recording off in a forked child: its events are never read, and each needs a kilobyte."""
     if Session._under_way:
-        torch._C._autograd._enable_record_function(False)
+        optional("torch._C._autograd._enable_record_function", bool)(False)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
@@ -272,7 +277,8 @@ def _is_prepared() -> bool:
     """
     if Session._waiting:
         return True
-    if PROFILER_STEP_NAME not in torch_profiler.KinetoStepTracker._step_dict:
+    steps = optional("torch.autograd.profiler.KinetoStepTracker._step_dict")
+    if steps is not None and PROFILER_STEP_NAME not in steps:
         return False
     return any(
         type(thing) is torch_profiler.profile and getattr(thing, "entered", False) and thing.kineto_results is None

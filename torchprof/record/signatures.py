@@ -7,17 +7,16 @@ import marshal
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from torchprof.attribute.events import Detail
+from torchprof.record.torch_internals import optional
 from torchprof.run.collectives import signature_of
 from torchprof.run.words import Signature
 
 # Source lines that are left out: Python's builtins, torch's marks of modules, the functions that every call of a module
 # goes through, and the labels and stand-ins of torchprof/record.
 _NO_SOURCE = ("<", "nn.Module: ", "torch/nn/modules/module.py(", "torchprof/record/")
-_shapes_of_lists: Callable[[Any], list[Any]] | None = getattr(
-    torch._C._autograd._KinetoEvent, "structured_input_shapes", None
+_shapes_of_lists: Callable[[Any], list[Any]] | None = optional(
+    "torch._C._autograd._KinetoEvent.structured_input_shapes"
 )
 
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils import _python_dispatch
 from torch.utils.flop_counter import flop_registry
 
 from torchprof.measure.flops.operation import Work
 from torchprof.run.words import Signature
 
 _TORCHS_OWN = "torch.utils.flop_counter"
+_outside_of_modes: Callable[[], AbstractContextManager[Any]] = getattr(
+    _python_dispatch, "_disable_current_modes", nullcontext
+)
 _DTYPES = {
     "float": torch.float32,
     "double": torch.float64,
@@ -66,10 +69,10 @@ def registered_work(name: str, signature: Signature) -> Work | None:
         op = getattr(packet, overload)
         try:
             args, kwargs = _arguments(op._schema, signature)
-        except (KeyError, TypeError, ValueError, RuntimeError):
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
             continue  # the inputs are those of another overload
         result = None
-        with suppress(Exception), torch.no_grad(), _disable_current_modes():
+        with suppress(Exception), torch.no_grad(), _outside_of_modes():
             result = op(*args, **kwargs)
         try:
             flops = int(formula(*args, **kwargs, out_val=result))
@@ -98,14 +101,13 @@ def _all_overloads(name: str, keys: Sequence[str]) -> bool | None:
     None for an op that this version of torch does not have.
     """
     packet = _packet(name)
+    has_kernel: Any = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", None)
     found = None
-    for overload in packet.overloads() if packet is not None else ():
+    for overload in packet.overloads() if packet is not None and has_kernel is not None else ():
         full = name if overload == "default" else f"{name}.{overload}"
         with suppress(RuntimeError):  # an overload that exists only in TorchScript
             if not overload.endswith("out"):
-                found = found is not False and any(
-                    torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for key in keys
-                )
+                found = found is not False and any(has_kernel(full, key) for key in keys)
     return found
 
 

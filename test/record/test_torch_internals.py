@@ -1,0 +1,164 @@
+"""What torchprof uses of torch that is not public: all of it is listed, is there, and can be missing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from build.libraries import RELEASE
+from build.warm import run_warm
+
+import torchprof
+from torchprof.record.torch_internals import ATTRIBUTES, INTERNALS, Internal, optional
+
+SOURCE = Path(torchprof.__file__).parent
+
+# Private names that are not torch's.
+PYTHONS = {
+    *("_asdict", "_fields", "_field_defaults", "_replace"),  # of named tuples
+    *("_ActionsContainer", "_ArgumentGroup", "_SubParsersAction", "_actions", "_option_string_actions"),  # argparse
+    *("_args_from_interpreter_flags", "_current_frames", "_exit", "_getframe", "_shutdown"),
+    *("_run_code", "_run_exitfuncs", "_run_module_as_main"),
+}
+_NAME = re.compile(r"_[a-zA-Z]\w+")
+# Names in texts, and those of operators.
+NOT_ATTRIBUTES = {"_ns", "_torchdynamo", "_is_torchprofs", "_NoopSaveInputs"}
+
+
+def trees() -> dict[Path, ast.Module]:
+    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in sorted(SOURCE.rglob("*.py"))}
+
+
+def own_names(parsed: dict[Path, ast.Module]) -> set[str]:
+    """The names that torchprof's own source defines."""
+    found = set()
+    for tree in parsed.values():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "instance"):
+                    found.add(node.attr)
+            elif isinstance(node, ast.alias):
+                found.add(node.asname or node.name)
+            elif isinstance(node, ast.arg):
+                found.add(node.arg)
+    return found
+
+
+def foreign_names(parsed: dict[Path, ast.Module]) -> dict[str, str]:
+    """Private names that are read of objects, or asked for with getattr and hasattr: name → where."""
+    own = own_names(parsed)
+    found: dict[str, str] = {}
+    for file, tree in parsed.items():
+        for node in ast.walk(tree):
+            names: list[str] = []
+            if isinstance(node, ast.Attribute):
+                names = [node.attr]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id in ("getattr", "hasattr", "setattr"):
+                    names = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and type(arg.value) is str]
+            elif isinstance(node, ast.ImportFrom):
+                module = (node.module or "").split(".")
+                if module[0] == "torch":
+                    names = [*module, *(alias.name for alias in node.names)]
+                    found.update({name: str(file) for name in names if _NAME.fullmatch(name)})
+                    continue
+            for name in names:
+                if _NAME.fullmatch(name) and name not in own | PYTHONS | NOT_ATTRIBUTES:
+                    found[name] = f"{file.relative_to(SOURCE)}:{node.lineno}"
+    return found
+
+
+def test_everything_private_of_torch_is_listed() -> None:
+    listed = {part for name in INTERNALS for part in name.split(".")} | ATTRIBUTES.keys()
+    found = foreign_names(trees())
+    assert {name: where for name, where in found.items() if name not in listed} == {}
+
+
+def test_nothing_is_listed_that_is_not_used() -> None:
+    """By its last name in the source, outside of the list itself."""
+    source = "\n".join(
+        file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py") if file.stem != "torch_internals"
+    )
+    names = {*ATTRIBUTES, *(name.rpartition(".")[2] for name in INTERNALS)}
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", source)] == []
+
+
+def is_in_range(internal: Internal) -> bool:
+    first, last = (tuple(map(int, version.split("."))) for version in (internal.since, internal.until))
+    return first <= RELEASE <= last
+
+
+@pytest.mark.parametrize("name", INTERNALS)
+def test_what_is_listed_for_this_version_is_there(name: str) -> None:
+    if is_in_range(INTERNALS[name]):
+        assert optional(name) is not None
+
+
+TAKE_AWAY = """
+import json, sys
+import torchprof.record.torch_internals as internals
+
+name, real = sys.argv[1], internals.optional
+internals.optional = lambda asked, default=None: default if asked == name else real(asked, default)
+
+import torch, torchprof
+
+def figures(run):
+    return {
+        node.layer.name: [node.calls, node.self.macs, node.self.cpu_ns > 0, node.self.cpu_allocated]
+        for node in run.tree().walk()
+    }
+
+try:
+    from torchprof.profile.program import Program
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    x = torch.rand(3, 4)
+    with torchprof.Profile(model, profile_memory=True, with_flops=True) as prof:
+        model(x).sum().backward()
+    with Program() as program:
+        model(x).sum().backward()
+    counted = torchprof.flops(model, x)
+    found = [figures(prof.run), figures(program.run), figures(counted), prof.run.report("tree") != ""]
+except torchprof.TorchprofError as error:
+    found = str(error)
+print(json.dumps(found))
+"""
+
+
+def without(name: str, folder: Path) -> object:
+    """What a training step gives if torchprof does not find a part of torch; a text is the error."""
+    script = folder / "take_away.py"
+    script.write_text(TAKE_AWAY, encoding="utf-8")
+    result = run_warm([str(script), name], folder)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> object:
+    return without("nothing", tmp_path_factory.mktemp("complete"))
+
+
+CALLS = "\n".join(file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py") if file.stem != "torch_internals")
+LOOKED_UP = [name for name in INTERNALS if f'"{name}"' in CALLS or "profiler.profile._" in name]
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_without_a_part_the_other_figures_are_the_same(name: str, complete: object, tmp_path: Path) -> None:
+    """Or nothing is recorded, and the error names the part."""
+    found = without(name, tmp_path)
+    if isinstance(found, str):
+        assert name in found and torch.__version__ in found
+        assert not INTERNALS[name].without
+    else:
+        assert INTERNALS[name].without
+        assert found == complete
