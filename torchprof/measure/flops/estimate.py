@@ -67,7 +67,9 @@ _MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute", "_Noo
 ``_NoopSaveInputs`` only saves the inputs of a checkpoint (torch.utils.checkpoint)."""
 _DISPATCHED = "PythonSubclass"
 """The range in which a tensor subclass runs an op in Python. For a ``DTensor``, the op has the shapes of the whole
-tensor, and the ops inside have the shapes of the part on this rank."""
+tensor, and the ops inside have the shapes of the part on this rank. Torch before 2.11 records no such range."""
+_IN_MODE = "PythonDispatchMode"
+"""The range in which a mode runs an op in Python, such as that of fake tensors, which have shapes but no data."""
 _ATTENTION = "aten::scaled_dot_product_attention"
 _REPLAYED = Frame("kernels", REPLAY)
 
@@ -91,33 +93,49 @@ class _Open:
     __slots__ = (
         "end_ns",
         "found",
+        "inner",
         "is_batch",
         "is_dispatched",
+        "is_in_mode",
         "is_opaque",
         "name",
         "parts",
         "place",
         "prepares",
         "repeats",
+        "signature",
         "views",
         "work",
         "works",
     )
 
-    def __init__(self, end_ns: int, name: str, place: int, work: Work | None) -> None:
+    def __init__(self, end_ns: int, name: str, signature: int, place: int, work: Work | None) -> None:
         self.end_ns = end_ns
         self.name = name
+        self.signature = signature
         self.place = place
         self.work = work
         self.parts: Sequence[tuple[int, int]] = ()
         self.found: list[tuple[int, Count]] = []
         self.repeats = False  # an op of its own name is inside it
+        self.inner: list[_Inner] = []
         self.is_batch = False  # its inputs are one example, and those of the ops inside it a whole batch
         self.is_dispatched = False  # only the ops inside it count, whatever its inputs are
+        self.is_in_mode = False  # a mode runs it
         self.is_opaque = False  # neither its shapes nor the ops inside it give its work
         self.views = False  # an op is inside it that returns a view
         self.prepares = False  # an op is inside it that prepares work of other code
         self.works = False  # an op is inside it that does something itself, if only to move data
+
+
+class _Inner(NamedTuple):
+    """An op directly inside another one. ``is_same``: it has the same name. ``is_trial``: perhaps a trial of the outer
+    op, for the shape of the result. Its counts are ``found`` of the outer op from ``start`` to ``end``."""
+
+    is_same: bool
+    is_trial: bool
+    start: int
+    end: int
 
 
 class Estimate:
@@ -128,7 +146,9 @@ class Estimate:
     work: Python launched it directly, or a CUDA graph replays it, or its launch was not recorded.
 
     Under ``torch.func.vmap``, an op has the shapes of a single example, and inside it is the same op on the whole
-    batch: then the inner op counts. An op that a tensor subclass runs in Python counts as the ops inside it.
+    batch: then the inner op counts. An op that a tensor subclass runs in Python counts as the ops inside it. At its
+    first call with some shapes, a ``DTensor`` also tries the op on fake tensors of the whole shape, to learn the shape
+    of the result: this is no work.
 
     It keeps its own stack of open ops, because work is added up from inner to outer ops, and some ranges take no part
     in that: ranges without arithmetic and everything inside them, labels, and ops that were stopped before they were
@@ -265,8 +285,11 @@ class Estimate:
         """An op begins: put it on the stack. ``parts``: of the op, if it is divided among layers, all but the last."""
         event = item[0]
         name, signature = event[1], event[10]
-        if name == _DISPATCHED and stack:
-            stack[-1].is_dispatched = True
+        if name == _DISPATCHED:
+            for around in stack:
+                around.is_dispatched = True
+        elif name == _IN_MODE and stack:
+            stack[-1].is_in_mode = True
         is_generated = bool(stack) and stack[-1].name.startswith(CALL) and is_kernel_of_compile(name)
         if "::" not in name and event[5] < 0 and not name.startswith(CALL) and not is_generated:
             if name in REPLAYS:
@@ -283,7 +306,7 @@ class Estimate:
             around.works = True
             if around.name == name:
                 around.repeats = True
-        entered = _Open(event[2] + item[4], name, item[1].index, work)
+        entered = _Open(event[2] + item[4], name, signature, item[1].index, work)
         if work is None and (name, signature) in self._opaque_calls:
             entered.is_opaque = True
         entered.is_opaque |= is_generated
@@ -312,9 +335,13 @@ class Estimate:
         """An op has ended: add its count to the op around it, or to ``counts`` if there is none."""
         done = stack.pop()
         found, work = done.found, None if done.is_dispatched else done.work
+        is_part = self._is_on_a_part(done)
         if work is None:
             if not self._explains(done) and not any(count.uncounted for _, count in done.found):
                 found = [*done.found, (done.place, Count(0, 0, 1))]
+        elif is_part:
+            for around in stack:
+                around.is_dispatched = True
         elif found and self._inner_is_more(done):
             if stack:
                 stack[-1].is_batch = True
@@ -323,10 +350,36 @@ class Estimate:
         if done.parts:
             found = [one for place, count in found for one in _divided(count, done.parts)]
         if stack:
-            stack[-1].found.extend(found)
+            around = stack[-1]
+            is_same = around.name == done.name
+            is_trial = done.is_in_mode if around.is_dispatched else is_same and self._are_alike(done, around)
+            around.inner.append(_Inner(is_same, is_trial, len(around.found), len(around.found) + len(found)))
+            around.found.extend(found)
             return
         for place, count in found:
             self._add(place, count)
+
+    def _are_alike(self, one: _Open, other: _Open) -> bool:
+        return self._signatures[one.signature].shapes == self._signatures[other.signature].shapes
+
+    def _is_on_a_part(self, done: _Open) -> bool:
+        """Whether an op calls itself on a part of its inputs, as that of a ``DTensor`` does: then the op inside counts,
+        and what has no products beside it (the arithmetic of an exchange). Trials are dropped from ``done.found``: they
+        run on fake tensors."""
+        of_inner = [[count for _, count in done.found[one.start : one.end]] for one in done.inner]
+        macs = [sum(count.macs for count in counts) for counts in of_inner]
+        real = [at for at, one in enumerate(done.inner) if one.is_same and not one.is_trial]
+        if not real:
+            return False
+        if not done.is_dispatched:
+            flops = sum(count.flops for at in real for count in of_inner[at])
+            is_known = not any(count.uncounted for at in real for count in of_inner[at])
+            if done.work is None or not is_known or (sum(macs[at] for at in real), flops) >= done.work:
+                return False
+        for at, one in reversed([*enumerate(done.inner)]):
+            if one.is_trial or (macs[at] and not one.is_same):
+                del done.found[one.start : one.end]
+        return True
 
     def _inner_is_more(self, done: _Open) -> bool:
         """Whether an op is called on one example, and the ops inside it on a whole batch: then these count."""
