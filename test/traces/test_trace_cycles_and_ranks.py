@@ -151,10 +151,10 @@ def test_a_trace_with_every_event_twice_gives_the_same_run_and_a_warning(trace: 
     run, twice = torchprof.from_trace(trace), torchprof.from_trace(write(tmp_path / "twice.json", doubled))
     assert_same(run, twice, with_model=False)
     assert memory_of(twice) == memory_of(run)
-    (warning,) = [warning for warning in sentences(twice) if "in it twice" in warning]
+    (warning,) = [warning for warning in sentences(twice) if warning.startswith("Twice in")]
     events = trace_in(trace)["traceEvents"]
     read = sum(one["name"] == "[memory]" or (one["ph"] == "X" and one["cat"] != "Trace") for one in events)
-    assert warning.startswith(f"{read} events of twice.json are in it twice")
+    assert warning.startswith("Twice in twice.json, ") and f"number: {read:,} events. " in warning
 
 
 def test_one_recording_twice_is_refused(trace: Path, tmp_path: Path) -> None:

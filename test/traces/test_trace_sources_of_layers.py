@@ -235,9 +235,9 @@ def test_values_that_a_trace_does_not_have_are_unknown(trace: Path) -> None:
 # Refused files and models
 
 
-def test_a_model_is_refused_for_a_trace_without_modules(trace: Path) -> None:
-    with pytest.raises(torchprof.TorchprofError, match="has no modules"):
-        torchprof.from_trace(with_ranges(trace), Mlp())
+def test_a_model_of_other_operators_is_refused_for_a_trace_without_modules(trace: Path) -> None:
+    with pytest.raises(torchprof.TorchprofError, match=r"names no layers.*Record it inside `torchprof.annotate"):
+        torchprof.from_trace(with_ranges(trace), nn.Conv2d(3, 4, 3))
 
 
 def test_labels_of_another_model_are_refused(trace: Path) -> None:

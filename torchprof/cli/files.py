@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torchprof
-from torchprof.cli.models import make_model
+from torchprof.cli.models import call_of, make_model
 from torchprof.cli.options import wants_timeline
 from torchprof.cli.output import progress
 from torchprof.errors import TorchprofError
@@ -70,7 +70,12 @@ def _model(arguments: argparse.Namespace) -> torch.nn.Module | None:
     """The model of ``--model``; None without it."""
     if arguments.model:
         return make_model(arguments.model, arguments.kwargs)
-    for option, is_given in (("--kwargs", arguments.kwargs != "{}"), ("--paths", arguments.paths is not None)):
+    options = {
+        "--kwargs": arguments.kwargs != "{}",
+        "--input": bool(arguments.input),
+        "--paths": arguments.paths is not None,
+    }
+    for option, is_given in options.items():
         if is_given:
             raise TorchprofError(f"{option} is for the model of a trace: say which with --model.")
     return None
@@ -93,10 +98,13 @@ def _saved_runs(files: Sequence[str], add_cycles: bool) -> Iterator[torchprof.Ru
 
 
 def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments: argparse.Namespace) -> torchprof.Run:
+    inputs, kwargs = call_of(arguments).arguments("meta") if arguments.input else (None, None)
     try:
         return torchprof.from_trace(
             files,
             model,
+            inputs=inputs,
+            kwargs=kwargs,
             paths=arguments.paths,
             with_timeline=wants_timeline(arguments) or arguments.report == "memory",
             progress=_show_progress if sys.stderr.isatty() else None,

@@ -50,7 +50,7 @@ class ModelCall(NamedTuple):
             )
         return method  # type: ignore[no-any-return]
 
-    def arguments(self, device: torch.device) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    def arguments(self, device: torch.device | str) -> tuple[list[torch.Tensor], dict[str, Any]]:
         """The positional and the keyword arguments, with tensors on that device."""
         args = [one.make(device, self.dtype) for one in self.inputs if one.name is None]
         named = {one.name: one.make(device, self.dtype) for one in self.inputs if one.name is not None}
@@ -148,7 +148,7 @@ class _Input(NamedTuple):
     low: float | None
     high: float | None
 
-    def make(self, device: torch.device, otherwise: str | None) -> torch.Tensor:
+    def make(self, device: torch.device | str, otherwise: str | None) -> torch.Tensor:
         """``otherwise``: the dtype if the description has none."""
         import torch
 

@@ -28,7 +28,8 @@ FILE is a saved run (run.json), a trace of torch.profiler (trace.json), either g
 files make one run: the ranks of a job, or the cycles of one process. With several ranks, the ranks are shown first.
 
 The layers of a trace are torchprof's labels, if it was recorded inside torchprof.annotate(model); else the modules of
-with_stack=True; else the ranges of record_function. With --model, layers have their paths and parameters.
+with_stack=True; else the ranges of record_function. With --model, layers have their paths and parameters, and a trace
+that names no layers gets them: its operators are aligned with those of the model's forward (see --input).
 
 Without an option that shapes the output, all that matters is printed; with one of the table, the table alone.
 
@@ -36,7 +37,7 @@ examples:
   torchprof show run.json
   torchprof show run.json --report ops --layer features.0
   torchprof show run.json -o report.html
-  torchprof show trace.json.gz --model net.py:Net
+  torchprof show trace.json.gz --model net.py:Net --input 32,3,224,224
   torchprof show traces/ -o job.json.gz
   torchprof show rank*.json --report ranks --top 3
 """
@@ -62,11 +63,21 @@ def add_to(commands: Commands) -> None:
         traces = parser.add_argument_group("traces")
         traces.add_argument("--model", metavar="SPEC", help="the model: file.py:Net or package.module:Net")
         traces.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments that make the model")
+        traces.add_argument(
+            "--input",
+            action="append",
+            default=[],
+            metavar="INPUT",
+            help="a tensor that --model is called with: 32,3,224,224; once for each, if the trace names no layers",
+        )
+        traces.add_argument(
+            "--call-kwargs", default="{}", metavar="JSON", help="arguments of that call other than tensors"
+        )
         traces.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers: features.0, layer.*")
         traces.add_argument(
             "--jobs", type=whole_number, metavar="N", help="read with N processes (default: one per CPU)"
         )
-        parser.set_defaults(execute=execute)
+        parser.set_defaults(execute=execute, method="forward", dtype=None)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -303,37 +303,34 @@ _of_facts(
     "{file} has no sequence numbers, as in traces of torch 1.8: the layers of backward are unknown, and backward is "
     "shown outside of layers.",
 )
+_of_facts(
+    "trace_events_unread",
+    "Missing, because they could not be read: {lost:,} of {events:,} events of {file}. The first begins at character "
+    "{at:,}.",
+)
+_of_facts(
+    "trace_events_twice",
+    "Twice in {file}, with the same time, thread or stream, name and number: {count:,} event(s). The copies were "
+    "ignored. Was the file merged with a copy of itself?",
+)
+_of_facts(
+    "layers_by_alignment",
+    "The trace names no layers: its operators were aligned with those of the model's forward. In {count:,} call(s) of "
+    "a model, {share:.1%} of the time of operators has a layer; the rest is outside.",
+)
 
 
 @_sentence
 def trace_cut(layers: list[str], file: str, events: int, reason: str) -> str:
-    why = f": {reason}" if reason else ""
-    return f"{file} is cut off after {_counted(events, 'event')}{why}. Later events are missing."
-
-
-@_sentence
-def trace_events_unread(layers: list[str], file: str, lost: int, events: int, at: int) -> str:
-    verb, which = ("is", "it") if lost == 1 else ("are", "the first of them")
-    return (
-        f"{lost:,} of {events:,} events of {file} could not be read and "
-        f"{verb} missing: {which} begins at character {at:,}."
-    )
-
-
-@_sentence
-def trace_events_twice(layers: list[str], file: str, count: int) -> str:
-    verb = "is" if count == 1 else "are"
-    return (
-        f"{_counted(count, 'event')} of {file} {verb} in it twice, with the same time, thread or stream, name and "
-        "number: the copies were ignored. Was the file merged with a copy of itself?"
-    )
+    return f"{file} is cut off after {_counted(events, 'event')}{reason and ': '}{reason}. Later events are missing."
 
 
 @_sentence
 def trace_without_layers(layers: list[str], file: str, has_call_stacks: bool) -> str:
     how = f" {MODULES_OF_CALL_STACKS}." if has_call_stacks else ""
     return (
-        f"{file} has no layers, so all work is outside of layers. A trace has layers if it was recorded inside "
+        f"{file} has no layers, so all work is outside of layers. Give the model, and they are found by the order of "
+        "operators: from_trace(trace, model), or --model. A trace has layers if it was recorded inside "
         f"torchprof.annotate(model), with_stack=True, or with record_function ranges around operators.{how}"
     )
 

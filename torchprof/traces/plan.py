@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchprof.attribute.alignment import UNALIGNED, Reference, align
 from torchprof.attribute.collectives import layers_by_fqn
-from torchprof.attribute.events import Site
+from torchprof.attribute.events import Event, Site
 from torchprof.errors import TorchprofError, some
 from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer
 from torchprof.run.warnings import MODULES_OF_CALL_STACKS, caveat
+from torchprof.run.words import OUTSIDE
 from torchprof.traces.events import TraceEvents
 from torchprof.traces.layers import layers_of_labels, layers_of_modules, layers_of_ranges, path_of
 from torchprof.traces.matching import match_modules
@@ -33,19 +35,25 @@ class TracePlan:
     replicated: Mapping[int, Set[int]] | None = None
     selected: Set[int] | None = None
     selected_paths: tuple[tuple[str, ...], ...] | None = None
+    labels: Sequence[Event] = ()  # of layers that the trace does not name
 
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The plan of the model that was given, without its modules, so that it can be sent to other processes."""
+    """The plan of the model that was given, without its modules, so that it can be sent to other processes.
+
+    ``references``: for each model, the orders that the operators of its forward may have; an error message if these
+    could not be found.
+    """
 
     plan: TracePlan
     names: Sequence[str]
     layers: tuple[Layer, ...]
     modules: Sequence[ModelModule]
+    references: Sequence[Sequence[Reference]] | str = ()
 
     @classmethod
-    def of(cls, plan: Plan) -> ModelPlan:
+    def of(cls, plan: Plan, references: Sequence[Sequence[Reference]] | str) -> ModelPlan:
         """The plan of a model without its modules."""
         from torchprof.traces.model import model_modules  # imports torch, which a trace without a model does not need
 
@@ -58,7 +66,8 @@ class ModelPlan:
             plan.selected,
             plan.selected_paths,
         )
-        return cls(layers, plan.names, tuple(map(_with_unknown_mode, plan.layers())), model_modules(plan))
+        described = tuple(map(_with_unknown_mode, plan.layers()))
+        return cls(layers, plan.names, described, model_modules(plan), references)
 
 
 def plan_trace(
@@ -66,9 +75,8 @@ def plan_trace(
 ) -> tuple[TracePlan, tuple[Layer, ...]]:
     """The layers of a trace, from the best source in it: labels, else events of modules, else ranges of users.
 
-    With a model, its layers, matched with the labels or with the events of modules. Warnings are added to ``seen``.
-
-    Raises TorchprofError if the trace is of another model, or if it has neither labels nor modules for a model.
+    With a model, its layers, matched with the labels, with the events of modules, or with the order of operators.
+    Warnings are added to ``seen``. Raises TorchprofError if the trace is of another model.
     """
     labels = events.labels
     if model is not None and labels:
@@ -87,10 +95,7 @@ def plan_trace(
     if model is not None:
         modules = events.modules()
         if not modules:
-            raise TorchprofError(
-                f"{path} has no modules, so the model cannot be used. "
-                f"{_how_to_record_modules(events)}; or give no model."
-            )
+            return _aligned(path, events, model, seen), model.layers
         hierarchy = match_modules(modules, model.modules, model.layers, compiled=events.has_compiled)
     elif labels:
         hierarchy = layers_of_labels(labels, events.classes())
@@ -113,6 +118,26 @@ def plan_trace(
     if plan.selected is not None:
         called &= plan.selected
     return replace(layers, selected=plan.selected, selected_paths=plan.selected_paths), hierarchy.layers
+
+
+def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observations) -> TracePlan:
+    """The plan of a trace that names no layers: its operators are aligned with those of the model."""
+    how_else = f"With layers in the trace no alignment is needed: {_how_to_record_modules(events)}."
+    if isinstance(model.references, str):
+        raise TorchprofError(f"{path} names no layers. {model.references} {how_else}")
+    try:
+        found = align(events.events(()), model.references, events.signatures)
+    except TorchprofError as why:
+        raise TorchprofError(
+            f"{path} names no layers. {why} Give from_trace the model of the recording. {how_else}"
+        ) from None
+    share = found.known_ns / max(found.known_ns + found.unknown_ns, 1)
+    seen.notes.append(caveat("layers_by_alignment", count=found.forwards, share=share))
+    sites = {**model.plan.sites, UNALIGNED: Site((OUTSIDE,))}
+    called = {layer for label in found.labels for layer in sites[label.name].layers if layer >= 0}
+    return replace(
+        model.plan, sites=sites, callable_layers=called & set(model.plan.callable_layers), labels=found.labels
+    )
 
 
 def _how_to_record_modules(events: TraceEvents) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchprof.attribute.alignment import Reference, with_labels
 from torchprof.attribute.events import Detail
 from torchprof.attribute.process_groups import sole_group
 from torchprof.errors import TorchprofError
@@ -47,6 +48,8 @@ def from_trace(
     traces: str | PathLike[str] | Iterable[str | PathLike[str]],
     model: nn.Module | Sequence[nn.Module] | None = None,
     *,
+    inputs: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
     paths: Iterable[Any] | None = None,
     with_timeline: bool = False,
     progress: Callable[[float], None] | None = None,
@@ -61,7 +64,10 @@ def from_trace(
     - ``traces``: the path of a file, or several paths: ranks of one job, or cycles of one process, which are added up.
       A folder means all traces directly in it: see ``traces_in``.
     - ``model``: a module or a list of modules. A trace has only the class and the order of modules; with the model,
-      they have their paths and parameters.
+      they have their paths and parameters. If the trace names no layers at all, its operators are aligned with those of
+      the model's forward, which runs on the meta device for it: see docs/traces.md.
+    - ``inputs``, ``kwargs``: what the model is called with, for that alignment. Shapes are enough, on any device.
+      Without them, likely inputs are tried; of several models, each is called with these.
     - ``paths``: selects modules of the model, as for ``Profile``.
     - ``with_timeline``: also keep when everything ran.
     - ``progress``: called now and then with the fraction of the bytes that were read, from 0 to 1.
@@ -87,10 +93,23 @@ def from_trace(
         from torchprof.record.modules import checked_models
         from torchprof.record.plan import Plan
 
-        known = ModelPlan.of(Plan(checked_models(model), paths))
+        models = checked_models(model)
+        known = ModelPlan.of(Plan(models, paths), _references(models, inputs, kwargs or {}))
     if processes > 1 and len(files) > 1:
         return _combined(_read_at_once(files, known, with_timeline, progress, min(processes, len(files))))
     return _combined(_read_in_turn(files, known, with_timeline, progress))
+
+
+def _references(
+    models: Sequence[nn.Module], inputs: Sequence[Any] | None, kwargs: Mapping[str, Any]
+) -> list[list[Reference]] | str:
+    """For each model, the orders that the operators of its forward may have; the message if one does not run."""
+    from torchprof.record.reference import references_of
+
+    try:
+        return [references_of(model, inputs, kwargs) for model in models]
+    except TorchprofError as error:
+        return str(error)
 
 
 def traces_in(paths: Iterable[str | PathLike[str]]) -> list[Path]:
@@ -171,7 +190,7 @@ def _read(
     )
     recording = RecordedCycle(
         events,
-        events.events(planned.sites),
+        with_labels(events.events(planned.sites), planned.labels),
         layers,
         meta_of_header(path, file.header),
         seen,

@@ -1,0 +1,116 @@
+"""The operators of a model's forward, each with the layers that called it: a trace is aligned with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from torchprof.attribute.alignment import LayerCall, Reference, ReferenceOp
+from torchprof.attribute.events import Detail, Event, Kind
+from torchprof.errors import TorchprofError
+from torchprof.record.labels import Labels
+from torchprof.record.meta_copy import first_line, shape_of, without_data
+from torchprof.record.plan import Plan
+from torchprof.record.session import Session, refuse_if_profiled
+from torchprof.record.torch_internals import needed
+
+_pytree = needed("torch.utils._pytree")
+_IMAGE = 224
+_LENGTH = 16
+
+
+class _Mode(NamedTuple):
+    """How a model is called: which operators a forward calls may depend on it."""
+
+    training: bool
+    with_gradients: bool
+
+
+_MODES = (_Mode(True, True), _Mode(False, False), _Mode(False, True))
+
+
+def references_of(model: nn.Module, args: Sequence[Any] | None, kwargs: Mapping[str, Any]) -> list[Reference]:
+    """The different orders of operators that a forward of the model may have: in training and in inference.
+
+    A copy of the model runs on the meta device: nothing is computed. ``args``: None if they are not known; then inputs
+    are tried that fit the first layer. Raises TorchprofError if the model cannot be copied or does not run there.
+    """
+    refuse_if_profiled()
+    twin = without_data(model)
+    inputs = [tuple(args)] if args is not None else [*_likely_inputs(twin)]
+    found: dict[tuple[tuple[str, tuple[LayerCall, ...]], ...], Reference] = {}
+    failure: BaseException | None = None
+    for mode in _MODES:
+        twin.train(mode.training)
+        for one in inputs:
+            try:
+                reference = _recorded(twin, one, kwargs, mode)
+            except Exception as error:  # of the user's code; inputs that were only likely may not fit
+                failure = error
+                continue
+            found.setdefault(tuple((op.name, op.calls) for op in reference.ops), reference)
+            break
+    if not found:
+        name, what = type(model).__name__, "the inputs" if args is not None else "likely inputs"
+        raise TorchprofError(
+            f"The forward of {name} does not run on the meta device with {what}"
+            f"{f': {first_line(failure)}' if failure is not None else '.'} Give inputs that it can be called with: "
+            "from_trace(trace, model, inputs=(x,)), or --input 1,3,224,224."
+        )
+    return [*found.values()]
+
+
+def _recorded(twin: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], mode: _Mode) -> Reference:
+    """The operators of one call."""
+    args, kwargs = _pytree.tree_map(shape_of, (tuple(args), dict(kwargs)))
+    plan = Plan([twin], None)
+    labels, session = Labels(plan.targets), Session(None, record_shapes=True)
+    labels.attach()
+    try:
+        session.start()
+        try:
+            with torch.device("meta"), torch.set_grad_enabled(mode.with_gradients):
+                twin(*args, **kwargs)
+        finally:
+            session.stop()
+    finally:
+        labels.detach()
+    return Reference(tuple(_ops(session.events(lambda name: Detail.SHAPES), session)))
+
+
+def _ops(events: Iterator[Event], session: Session) -> Iterator[ReferenceOp]:
+    """The operators directly in layers, without those inside other operators."""
+    calls: list[tuple[int, LayerCall]] = []
+    until, number = 0, 0
+    for event in events:
+        while calls and calls[-1][0] <= event.start_ns:
+            calls.pop()
+        if event.kind is Kind.LABEL:
+            number += 1
+            calls.append((event.end_ns, LayerCall(event.name, number)))
+        elif event.kind is Kind.OP and event.start_ns >= until and calls:
+            until = max(event.end_ns, event.start_ns + 1)
+            shapes = session.signatures[event.signature].shapes
+            yield ReferenceOp(event.name, tuple(map(tuple, shapes)), tuple(call for _, call in calls))
+
+
+def _likely_inputs(model: nn.Module) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Inputs that may fit the first layer that has parameters."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            yield (torch.zeros(1, _LENGTH, dtype=torch.long, device="meta"),)
+        elif isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            sizes = module.weight.dim() - 2
+            for size in (_IMAGE, 32):
+                yield (torch.empty(1, module.in_channels, *[size if sizes < 3 else 16] * sizes, device="meta"),)
+        elif isinstance(module, nn.Linear):
+            yield (torch.empty(1, module.in_features, device="meta"),)
+            yield (torch.empty(1, _LENGTH, module.in_features, device="meta"),)
+        elif isinstance(module, nn.RNNBase):
+            yield (torch.empty(_LENGTH, 1, module.input_size, device="meta"),)
+        else:
+            continue
+        return
