@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.libraries import RELEASE
 from build.machine import Machine, whole
 from torch import nn
 
@@ -62,7 +63,8 @@ def test_a_compiled_model_adds_up(mode: str, by_layer: bool, machine: Machine, f
     if by_layer:
         share = share_in_layers(machine, run)
         figure(f"compiled, {mode}: share of the time with known layers", share)
-        if "overhead" not in mode and mode != "max-autotune":  # those replay CUDA graphs
+        replays = "overhead" in mode or mode == "max-autotune"
+        if RELEASE >= (2, 13) and not replays:  # torch before does not tell all that is needed
             assert share > 0.8
             assert all(machine.ns(node.self) > 0 for node in run.tree().children[:1])
 

@@ -103,7 +103,7 @@ def test_an_event_over_the_limit_is_left_out(tmp_path: Path, monkeypatch: pytest
     text = trace_text('{"ph": "X"}', '{"ph": "X", "name": "' + "a" * 50_000 + '"}', '{"ph": "i"}')
     events, _, warnings = read_file(write_file(tmp_path, text))
     assert events == [{"ph": "X"}, {"ph": "i"}]
-    assert warnings[0].startswith("1 of 3 events")
+    assert "1 of 3 events of" in warnings[0]
 
 
 @pytest.mark.usefixtures("any_chunk")
