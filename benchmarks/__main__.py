@@ -19,6 +19,7 @@ QUESTIONS = {
     "edges": "what entering and leaving the block takes, and what a disabled one costs",
     "page": "what the HTML report of 10,000 layers takes to write, and to answer a click in a browser",
     "traces": "what reading a trace takes, beside json.load of the same file",
+    "alignment": "what it costs to find the layers of a trace that names none, beside reading it without layers",
     "merge": "what merging the runs of 64, 256 and 1,024 ranks takes: time and memory, flat and as a tree",
     "compile": "how much is known of compiled models layer by layer, and what that costs",
     "device": "what profiling training steps costs on a GPU; on the CPU, with small models, where there is none",

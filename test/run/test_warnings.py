@@ -50,6 +50,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "trace_without_operators": {"file": "t.json"},
     "trace_without_layers": {"file": "t.json", "has_call_stacks": True},
     "layers_by_alignment": {"count": 3, "share": 0.998},
+    "adjacent_forwards": {"count": 2},
     "matched_by_order": {"modules": NAMES},
     "matched_of_more": {"modules": NAMES},
     "matched_of_fewer": {"modules": NAMES},

@@ -14,6 +14,7 @@ import torch
 from build.architectures import ARCHITECTURES
 from build.models import Checkpointed
 from build.places import ROOT, TRACES
+from build.snapshots import snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -75,13 +76,14 @@ def back(output: Any) -> None:
         sum(one.float().sum() for one in tensors if isinstance(one, Tensor)).backward()
 
 
-# torch has fused operators for these in inference, which it does not use on the meta device.
-FUSED = {"attention with weights", "ViT", "encoder", "encoder and decoder"}
+# Two calls in a row could be one of a model with twice as many blocks.
+OF_EQUAL_BLOCKS = {"WaveNet", "Siamese", "linear attention", "decoder"}
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "mixture of experts"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_layers_of_an_architecture_are_found_again(name: str, training: bool, tmp_path: Path) -> None:
+    """Some cannot run without data, or have fused operators in inference: these run on the CPU for it."""
     architecture = ARCHITECTURES[name]
     model, inputs = architecture.make().train(training), architecture.inputs()
 
@@ -92,22 +94,33 @@ def test_the_layers_of_an_architecture_are_found_again(name: str, training: bool
             back(output)
 
     step()
-    trace = recorded(tmp_path, model, step)
-    if name in FUSED and not training:
-        with pytest.raises(TorchprofError, match="No forward of the model was found"):
-            compared(trace, model, inputs)
+    if name in OF_EQUAL_BLOCKS and not training:
+        with pytest.raises(TorchprofError, match="could begin at several"):
+            compared(recorded(tmp_path, model, step, record_shapes=True), model, inputs)
+        with torchprof.annotate(model), torch.profiler.profile() as prof:
+            for _ in range(2):
+                with torch.profiler.record_function("a request"):
+                    step()
+        prof.export_chrome_trace(str(tmp_path / "labelled.json"))
+        share, run = compared(tmp_path / "labelled.json", model, inputs)
+        assert (share > 0.999, run.tree().calls) == (True, 2)
         return
+    # In inference, nothing but the shapes of parameters tells where a call of many equal convolutions begins.
+    trace = recorded(tmp_path, model, step, record_shapes=not training)
+    model.zero_grad()
+    before, generator = snapshot(model), torch.random.get_rng_state()
     share, run = compared(trace, model, inputs)
     assert share > 0.999
     assert run.tree().calls == 2
+    assert torch.equal(torch.random.get_rng_state(), generator)
+    assert snapshot(model) == before
 
 
-def test_a_forward_that_depends_on_data_is_refused(tmp_path: Path) -> None:
-    architecture = ARCHITECTURES["mixture of experts"]
-    model, inputs = architecture.make(), architecture.inputs()
-    trace = recorded(tmp_path, model, lambda: back(model(*inputs)))
-    with pytest.raises(TorchprofError, match="does not run on the meta device"):
-        compared(trace, model, inputs)
+def test_a_forward_that_does_not_run_is_refused(tmp_path: Path) -> None:
+    model, x = nn.Linear(4, 4), torch.rand(2, 4)
+    trace = recorded(tmp_path, model, lambda: back(model(x)))
+    with pytest.raises(TorchprofError, match=r"forward of Linear does not run .* with the inputs: .*Give inputs"):
+        compared(trace, model, (torch.rand(2, 5),))
 
 
 TOKENS = torch.randint(0, 100, (2, 12))
@@ -170,6 +183,73 @@ def test_equal_layers_fill_the_time_between_backward_passes(tmp_path: Path) -> N
     share, run = compared(recorded(tmp_path, model, lambda: back(model(x)), steps=3), model, (x,))
     assert share == 1
     assert [node.calls for node in run.tree().walk()] == [3] * 5
+
+
+def test_a_deeper_model_of_equal_layers_is_refused(tmp_path: Path) -> None:
+    """Twice as many layers between two backward passes are not two calls of the model."""
+    deeper, model = (nn.Sequential(*(nn.Linear(8, 8) for _ in range(count))) for count in (8, 4))
+    x = torch.rand(2, 8)
+    trace = without_labels(recorded(tmp_path, deeper, lambda: back(deeper(x))))
+    with pytest.raises(TorchprofError, match="could begin at several"):
+        torchprof.from_trace(trace, model, inputs=(x,))
+
+
+def test_calls_that_follow_at_once_may_be_parts_of_a_deeper_model(tmp_path: Path) -> None:
+    def blocks(count: int) -> nn.Module:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(count)))
+
+    x = torch.rand(2, 8)
+    deeper, model = blocks(3), blocks(1)
+    run = torchprof.from_trace(
+        without_labels(recorded(tmp_path, deeper, lambda: back(deeper(x)), steps=1)), model, inputs=(x,)
+    )
+    (warning,) = [one for one in run.warnings if one.code == "adjacent_forwards"]
+    assert str(warning) == (
+        "2 calls of the model follow another one at once: they may be parts of one call of a deeper model."
+    )
+    run = torchprof.from_trace(
+        without_labels(recorded(tmp_path, model, lambda: back(model(x)), steps=3)), model, inputs=(x,)
+    )
+    assert not [one for one in run.warnings if one.code == "adjacent_forwards"]
+
+
+def test_two_models_that_fit_the_same_operators_are_refused(tmp_path: Path) -> None:
+    teacher, student = (ARCHITECTURES["LeNet"].make() for _ in range(2))
+    x = ARCHITECTURES["LeNet"].inputs()[0]
+    trace = without_labels(recorded(tmp_path, teacher, lambda: back(teacher(x))))
+    with pytest.raises(TorchprofError, match="Several of the models fit"):
+        torchprof.from_trace(trace, [teacher, student], inputs=(x,))
+
+
+def test_several_models_have_their_own_layers(tmp_path: Path) -> None:
+    one, other = nn.Sequential(nn.Linear(4, 8), nn.GELU()), nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2), nn.ReLU())
+    x = torch.rand(3, 4)
+
+    def step() -> None:
+        back(one(x))
+        back(other(x))
+
+    trace = recorded(tmp_path, [one, other], step)  # type: ignore[arg-type]
+    share, run = compared(trace, [one, other], (x,))  # type: ignore[arg-type]
+    assert share > 0.999
+    assert [run.tree(root=root).layer.name for root in (0, 1)] == ["Sequential", "Sequential#2"]
+
+
+def test_a_wrapper_around_the_model_is_its_layer(tmp_path: Path) -> None:
+    model, x = nn.DataParallel(ARCHITECTURES["LeNet"].make()), ARCHITECTURES["LeNet"].inputs()[0]
+    share, run = compared(recorded(tmp_path, model, lambda: back(model(x))), model, (x,))
+    assert share > 0.999
+    assert run.tree().children
+
+
+def test_selected_layers_of_an_aligned_trace(tmp_path: Path) -> None:
+    model, x = ARCHITECTURES["ResNet"].make(), ARCHITECTURES["ResNet"].inputs()[0]
+    trace = without_labels(recorded(tmp_path, model, lambda: back(model(x))))
+    first = next(name for name, _ in model.named_children())
+    run = torchprof.from_trace(trace, model, inputs=(x,), paths=[first])
+    assert {row.layer.path[1] for row in run.rows if row.layer and row.selected} == {first}
+    whole = torchprof.from_trace(trace, model, inputs=(x,))
+    assert sum(row.cost.cpu_ns for row in run.rows) == sum(row.cost.cpu_ns for row in whole.rows)
 
 
 def test_where_a_forward_begins_is_not_guessed(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_an_unreadable_event_is_left_out_with_a_warning(tmp_path: Path, broken: 
     assert events == [json.loads(sound[0])] * 600
     assert header == {"schemaVersion": 1, "traceName": "trace.json"}
     assert warnings == [
-        f"Missing, because they could not be read: 1 of 601 events of trace.json. The first begins at character "
+        f"Missing, because unreadable: 1 of 601 events of trace.json. The first begins at character "
         f"{text.index(broken):,}."
     ]
 
@@ -91,7 +91,7 @@ def test_several_unreadable_events_are_counted(tmp_path: Path) -> None:
     assert len(events) == 801
     assert header["traceName"] == "trace.json"
     assert warnings == [
-        "Missing, because they could not be read: 4 of 805 events of trace.json. The first begins at character "
+        "Missing, because unreadable: 4 of 805 events of trace.json. The first begins at character "
         f"{text.index(broken)}."
     ]
 

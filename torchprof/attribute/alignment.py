@@ -63,11 +63,12 @@ class _TracedOp(NamedTuple):
 
 class Alignment(NamedTuple):
     """``labels``: the ranges of the layers, in the order of start, outer ones first. ``forwards``: how many forwards
-    were found. ``known_ns``, ``unknown_ns``: the time of the operators in them whose layer is known, and of the
-    others."""
+    were found; ``adjacent``: how many of them follow another one with nothing between. ``known_ns``, ``unknown_ns``:
+    the time of the operators in them whose layer is known, and of the others."""
 
     labels: list[Event]
     forwards: int
+    adjacent: int
     known_ns: int
     unknown_ns: int
 
@@ -122,19 +123,24 @@ def align(
     Raises TorchprofError if no forward of a model is found, with the place where trace and model part.
     """
     labels: list[Event] = []
-    forwards = known = unknown = 0
+    forwards = adjacent = known = unknown = 0
     by_thread = _operators(events)
+    taken: set[tuple[int, int]] = set()  # the first operators of forwards: thread and start
     for of_model in references:
         searches = [_Search(one, by_thread, signatures) for one in of_model]
         best = max(searches, key=lambda search: (search.forwards, search.longest))
         if not best.forwards:
             raise TorchprofError(best.why_not())
+        if not taken.isdisjoint(best.operators):
+            raise TorchprofError("Several of the models fit the same operators: which of them ran is not in the trace.")
+        taken |= best.operators
         labels += best.labels
+        adjacent += best.adjacent
         forwards += best.forwards
         known += best.known_ns
         unknown += best.unknown_ns
     labels.sort(key=lambda label: (label.start_ns, -label.end_ns))
-    return Alignment(labels, forwards, known, unknown)
+    return Alignment(labels, forwards, adjacent, known, unknown)
 
 
 def with_labels(events: Iterable[Event], labels: Sequence[Event]) -> Iterator[Event]:
@@ -191,8 +197,11 @@ class _Search:
         self._places = [at for at, op in enumerate(self._ops) if _class_of(op.name)]
         self._classes = [_class_of(self._ops[at].name) for at in self._places]
         self._fallback = _borders(self._classes)
+        block = len(self._classes) - (self._fallback[-1] if self._classes else 0)
+        self._repeats_blocks = block < len(self._classes) and len(self._classes) % block == 0
         self.labels: list[Event] = []
-        self.forwards = self.known_ns = self.unknown_ns = 0
+        self.operators: set[tuple[int, int]] = set()  # thread and start of those in forwards
+        self.forwards = self.adjacent = self.known_ns = self.unknown_ns = 0
         self.longest = (0, "")  # how much of the order was found at most, and what came instead
         self._other_shape = ""
         self._is_ambiguous = False
@@ -207,13 +216,16 @@ class _Search:
         classes = [_class_of(ops[at].name) for at in places]
         size = len(self._classes)
         ends = self._ends(classes, [ops[at].name for at in places])
-        starts = self._apart([end - size + 1 for end in ends], [ops[at].nodes for at in places])
+        fitting = [end - size + 1 for end in ends]
+        fitting = [
+            first for first in fitting if self._has_same_parameters([ops[at] for at in places[first : first + size]])
+        ]
+        starts = self._apart(fitting, [(ops[at].nodes, ops[at].ranges[:1]) for at in places])
         last = -1  # the last operator of the forward before
         for first in starts:
             matched = places[first : first + size]
-            if not self._has_same_parameters([ops[at] for at in matched]):
-                continue
             before = max(last, places[first - 1] if first else -1) + 1
+            self.adjacent += last >= 0 and self._is_adjacent(ops, last, matched[0])
             after = places[first + size] if first + size < len(places) else len(ops)
             last = self._align(thread, ops, matched, before, after)
 
@@ -233,9 +245,11 @@ class _Search:
             self.longest = matched, ""
         return ends
 
-    def _apart(self, starts: list[int], nodes: Sequence[int]) -> list[int]:
-        """The starts of forwards that do not overlap. Where several overlap, which is right is known only if they fill
-        the time between two backward passes without a rest."""
+    def _apart(self, starts: list[int], spans: Sequence[tuple[int, tuple[_Range, ...]]]) -> list[int]:
+        """The starts of forwards that do not overlap. Where several overlap, which are right is known only if they fill
+        the time between two backward passes, or a range of the user such as that of a step (``spans``). If the model
+        repeats equal blocks and nothing else, several forwards may be one of a deeper model: then only one may fill
+        that time."""
         size = len(self._classes)
         kept: list[int] = []
         at = 0
@@ -246,25 +260,33 @@ class _Search:
             if len(group) == 1:
                 kept += group
             else:
-                kept += self._filling(group, nodes)
+                kept += self._filling(group, spans)
             at += len(group)
         return kept
 
-    def _filling(self, group: list[int], nodes: Sequence[int]) -> list[int]:
+    def _is_adjacent(self, ops: list[_TracedOp], last: int, first: int) -> bool:
+        """Whether a forward follows the one before at once: no backward, no range of users and no other operator is
+        between them. If the model is one of several equal blocks, both may be one forward of a deeper model."""
+        before, after = ops[last], ops[first]
+        lead = self._places[0]
+        return first - last - 1 <= lead and before.nodes == after.nodes and before.ranges == after.ranges
+
+    def _filling(self, group: list[int], spans: Sequence[tuple[int, tuple[_Range, ...]]]) -> list[int]:
         size, known = len(self._classes), set(group)
         found: list[int] = []
         segments: list[list[int]] = []
         for place in range(group[0], group[-1] + size):
-            if segments and nodes[segments[-1][-1]] == nodes[place]:
+            if segments and spans[segments[-1][-1]] == spans[place]:
                 segments[-1].append(place)
             else:
                 segments.append([place])
         for segment in segments:
             first, last = segment[0], segment[-1]
-            begins = first == 0 or nodes[first - 1] != nodes[first]
-            ends = last + 1 == len(nodes) or nodes[last + 1] != nodes[last]
+            begins = first == 0 or spans[first - 1] != spans[first]
+            ends = last + 1 == len(spans) or spans[last + 1] != spans[last]
             whole = range(first, last + 1, size)
-            if begins and ends and len(segment) % size == 0 and known.issuperset(whole):
+            is_whole = len(segment) % size == 0 and known.issuperset(whole)
+            if begins and ends and is_whole and (len(whole) == 1 or not self._repeats_blocks):
                 found += whole
             else:
                 self._is_ambiguous = True
@@ -331,6 +353,7 @@ class _Search:
         """The ranges of the calls, from the first to the last operator of each; and of operators without a layer."""
         spans: dict[LayerCall, tuple[int, int]] = {}
         places = sorted(pairs)
+        self.operators.update((thread, ops[place].start_ns) for place in places)
         for place in places:
             for call in self._ops[pairs[place]].calls:
                 first, _ = spans.get(call, (place, place))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -11,13 +13,18 @@ from torch import nn
 from torchprof.attribute.alignment import LayerCall, Reference, ReferenceOp
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.errors import TorchprofError
-from torchprof.record.labels import Labels
+from torchprof.record.labels import Labels, label_of
 from torchprof.record.meta_copy import first_line, shape_of, without_data
+from torchprof.record.modules import wrapped_step
 from torchprof.record.plan import Plan
 from torchprof.record.session import Session, refuse_if_profiled
 from torchprof.record.torch_internals import needed
 
 _pytree = needed("torch.utils._pytree")
+_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+"""torch has fused operators for the inference of these."""
+_SMALL = 2**30
+"""The most bytes of a model that is copied and called on the CPU."""
 _IMAGE = 224
 _LENGTH = 16
 
@@ -32,27 +39,42 @@ class _Mode(NamedTuple):
 _MODES = (_Mode(True, True), _Mode(False, False), _Mode(False, True))
 
 
-def references_of(model: nn.Module, args: Sequence[Any] | None, kwargs: Mapping[str, Any]) -> list[Reference]:
+def references_of(
+    model: nn.Module, root: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any]
+) -> list[Reference]:
     """The different orders of operators that a forward of the model may have: in training and in inference.
 
-    A copy of the model runs on the meta device: nothing is computed. ``args``: None if they are not known; then inputs
-    are tried that fit the first layer. Raises TorchprofError if the model cannot be copied or does not run there.
+    A copy of the model runs on the meta device: nothing is computed. A small model on the CPU also runs there if it
+    cannot run without data, or if torch has fused operators for it that it does not use on the meta device. ``root``:
+    the name of the model in its labels. ``args``: None if they are not known; then inputs are tried that fit the first
+    layer. Raises TorchprofError if the model cannot be copied or does not run.
     """
     refuse_if_profiled()
+    path: tuple[str, ...] = (root,)
+    wrapped = model
+    while (step := wrapped_step(wrapped)) is not None:  # the copy is of the wrapped model
+        path, wrapped = (*path, step), getattr(wrapped, step)
     twin = without_data(model)
     inputs = [tuple(args)] if args is not None else [*_likely_inputs(twin)]
     found: dict[tuple[tuple[str, tuple[LayerCall, ...]], ...], Reference] = {}
     failure: BaseException | None = None
-    for mode in _MODES:
-        twin.train(mode.training)
-        for one in inputs:
-            try:
-                reference = _recorded(twin, one, kwargs, mode)
-            except Exception as error:  # of the user's code; inputs that were only likely may not fit
-                failure = error
-                continue
-            found.setdefault(tuple((op.name, op.calls) for op in reference.ops), reference)
-            break
+
+    def run(model: nn.Module, device: str) -> None:
+        nonlocal failure
+        for mode in _MODES:
+            model.train(mode.training)
+            for one in inputs:
+                try:
+                    reference = _recorded(model, path, device, one, kwargs, mode)
+                except Exception as error:  # of the user's code; inputs that were only likely may not fit
+                    failure = failure or error
+                    continue
+                found.setdefault(tuple((op.name, op.calls) for op in reference.ops), reference)
+                break
+
+    run(twin, "meta")
+    if (not found or any(isinstance(one, _FUSED) for one in wrapped.modules())) and _is_small_on_cpu(wrapped):
+        run(copy.deepcopy(wrapped), "cpu")
     if not found:
         name, what = type(model).__name__, "the inputs" if args is not None else "likely inputs"
         raise TorchprofError(
@@ -63,25 +85,49 @@ def references_of(model: nn.Module, args: Sequence[Any] | None, kwargs: Mapping[
     return [*found.values()]
 
 
-def _recorded(twin: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], mode: _Mode) -> Reference:
-    """The operators of one call."""
-    args, kwargs = _pytree.tree_map(shape_of, (tuple(args), dict(kwargs)))
+def _is_small_on_cpu(model: nn.Module) -> bool:
+    """Whether a model can be called on the CPU, too: all its tensors are there, and are not too large to be copied."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return all(one.device.type == "cpu" for one in tensors) and sum(one.nbytes for one in tensors) <= _SMALL
+
+
+def _zeros_on_cpu(value: Any) -> Any:
+    """A tensor's copy on the CPU, zeros if its data are elsewhere. Others unchanged."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.detach().clone() if value.device.type == "cpu" else torch.zeros(value.shape, dtype=value.dtype)
+
+
+def _recorded(
+    twin: nn.Module,
+    root: tuple[str, ...],
+    device: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mode: _Mode,
+) -> Reference:
+    """The operators of one call. ``root``: the path of the model that the labels begin with."""
+    on_device = shape_of if device == "meta" else _zeros_on_cpu
+    args, kwargs = _pytree.tree_map(on_device, (tuple(args), dict(kwargs)))
     plan = Plan([twin], None)
     labels, session = Labels(plan.targets), Session(None, record_shapes=True)
     labels.attach()
     try:
         session.start()
         try:
-            with torch.device("meta"), torch.set_grad_enabled(mode.with_gradients):
+            # torch uses no fused operators inside a context of a device.
+            where = torch.device("meta") if device == "meta" else nullcontext()
+            with torch.random.fork_rng([]), where, torch.set_grad_enabled(mode.with_gradients):
                 twin(*args, **kwargs)
         finally:
             session.stop()
     finally:
         labels.detach()
-    return Reference(tuple(_ops(session.events(lambda name: Detail.SHAPES), session)))
+    label_at = {label_of(spot.path): label_of((*root, *spot.path[1:])) for spot, _ in plan.spots}
+    return Reference(tuple(_ops(session.events(lambda name: Detail.SHAPES), session, label_at)))
 
 
-def _ops(events: Iterator[Event], session: Session) -> Iterator[ReferenceOp]:
+def _ops(events: Iterator[Event], session: Session, label_at: Mapping[str, str]) -> Iterator[ReferenceOp]:
     """The operators directly in layers, without those inside other operators."""
     calls: list[tuple[int, LayerCall]] = []
     until, number = 0, 0
@@ -90,7 +136,7 @@ def _ops(events: Iterator[Event], session: Session) -> Iterator[ReferenceOp]:
             calls.pop()
         if event.kind is Kind.LABEL:
             number += 1
-            calls.append((event.end_ns, LayerCall(event.name, number)))
+            calls.append((event.end_ns, LayerCall(label_at[event.name], number)))
         elif event.kind is Kind.OP and event.start_ns >= until and calls:
             until = max(event.end_ns, event.start_ns + 1)
             shapes = session.signatures[event.signature].shapes

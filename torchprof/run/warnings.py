@@ -305,8 +305,7 @@ _of_facts(
 )
 _of_facts(
     "trace_events_unread",
-    "Missing, because they could not be read: {lost:,} of {events:,} events of {file}. The first begins at character "
-    "{at:,}.",
+    "Missing, because unreadable: {lost:,} of {events:,} events of {file}. The first begins at character {at:,}.",
 )
 _of_facts(
     "trace_events_twice",
@@ -317,6 +316,10 @@ _of_facts(
     "layers_by_alignment",
     "The trace names no layers: its operators were aligned with those of the model's forward. In {count:,} call(s) of "
     "a model, {share:.1%} of the time of operators has a layer; the rest is outside.",
+)
+_of_facts(
+    "adjacent_forwards",
+    "{count:,} call(s) of the model follow another one at once: they may be parts of one call of a deeper model.",
 )
 
 

@@ -133,11 +133,12 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
         ) from None
     share = found.known_ns / max(found.known_ns + found.unknown_ns, 1)
     seen.notes.append(caveat("layers_by_alignment", count=found.forwards, share=share))
+    if found.adjacent:
+        seen.notes.append(caveat("adjacent_forwards", count=found.adjacent))
     sites = {**model.plan.sites, UNALIGNED: Site((OUTSIDE,))}
-    called = {layer for label in found.labels for layer in sites[label.name].layers if layer >= 0}
-    return replace(
-        model.plan, sites=sites, callable_layers=called & set(model.plan.callable_layers), labels=found.labels
-    )
+    labels = [label for label in found.labels if label.name in sites]  # without those inside the selected layers
+    called = {layer for label in labels for layer in sites[label.name].layers if layer >= 0}
+    return replace(model.plan, sites=sites, callable_layers=called & set(model.plan.callable_layers), labels=labels)
 
 
 def _how_to_record_modules(events: TraceEvents) -> str:

@@ -94,20 +94,23 @@ def from_trace(
         from torchprof.record.plan import Plan
 
         models = checked_models(model)
-        known = ModelPlan.of(Plan(models, paths), _references(models, inputs, kwargs or {}))
+        plan = Plan(models, paths)
+        roots = [spot.path[0] for spot, _ in plan.spots if len(spot.path) == 1]
+        known = ModelPlan.of(plan, _references(dict(zip(roots, models)), inputs, kwargs or {}))
     if processes > 1 and len(files) > 1:
         return _combined(_read_at_once(files, known, with_timeline, progress, min(processes, len(files))))
     return _combined(_read_in_turn(files, known, with_timeline, progress))
 
 
 def _references(
-    models: Sequence[nn.Module], inputs: Sequence[Any] | None, kwargs: Mapping[str, Any]
+    models: Mapping[str, nn.Module], inputs: Sequence[Any] | None, kwargs: Mapping[str, Any]
 ) -> list[list[Reference]] | str:
-    """For each model, the orders that the operators of its forward may have; the message if one does not run."""
+    """For each model, by its name in labels, the orders that the operators of its forward may have; the message if one
+    does not run."""
     from torchprof.record.reference import references_of
 
     try:
-        return [references_of(model, inputs, kwargs) for model in models]
+        return [references_of(model, root, inputs, kwargs) for root, model in models.items()]
     except TorchprofError as error:
         return str(error)
 
