@@ -125,10 +125,10 @@ def align(
     labels: list[Event] = []
     forwards = adjacent = known = unknown = 0
     by_thread = _operators(events)
-    taken: set[tuple[int, int]] = set()  # the first operators of forwards: thread and start
+    taken: set[tuple[int, int]] = set()  # the operators of the models before: thread and start
     for of_model in references:
         searches = [_Search(one, by_thread, signatures) for one in of_model]
-        best = max(searches, key=lambda search: (search.forwards, search.longest))
+        best = max(searches, key=lambda search: (search.forwards, -search.unknown_ns, search.longest))
         if not best.forwards:
             raise TorchprofError(best.why_not())
         if not taken.isdisjoint(best.operators):
