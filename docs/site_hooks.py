@@ -39,7 +39,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def _warnings() -> str:
     """A row for each code of a warning, with its sentence. ``…`` is a fact of the run."""
-    from torchprof.run.warnings import SENTENCES
+    from torchprof.run.sentences import SENTENCES
 
     lines = ["| code | sentence |", "|---|---|"]
     for code, sentence in SENTENCES.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 import torch
 from build.architectures import ARCHITECTURES
-from build.models import Checkpointed
 from build.places import ROOT, TRACES
 from build.snapshots import snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import torchprof
 from examples.large_models import Llama, ResNet50
 from examples.models import Bert
 from torchprof import Run, TorchprofError
 from torchprof.cli import main
-from torchprof.run.words import BACKWARD, FORWARD
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 
 def recorded(folder: Path, model: nn.Module, step: Callable[[], Any], steps: int = 2, **options: Any) -> Path:
@@ -45,21 +45,24 @@ def without_labels(trace: Path) -> Path:
     return stripped
 
 
-def op_times(run: Run) -> Counter[tuple[Any, ...]]:
-    """The time of operators by layer, phase and the operators around them."""
+def op_times(run: Run, *, nodes: bool = True) -> Counter[tuple[Any, ...]]:
+    """The time of operators by layer, phase and the operators around them; also that of autograd nodes."""
     found: Counter[tuple[Any, ...]] = Counter()
     for row in run.rows:
         frames = tuple(frame.name for frame in row.frames if frame.kind == "op")
-        if frames:
+        if frames and (nodes or "aten::" in frames[-1]):
             found[row.layer.name if row.layer else "", row.phase, frames] += row.cost.cpu_ns
     return found
 
 
-def compared(trace: Path, model: nn.Module, inputs: Any, **options: Any) -> tuple[float, Run]:
-    """The share of the layers' time that was found again. Asserts that none is at a wrong layer."""
+def compared(trace: Path, model: nn.Module, inputs: Any, *, nodes: bool = True, **options: Any) -> tuple[float, Run]:
+    """The share of the layers' time that was found again. Asserts that none is at a wrong layer.
+
+    ``nodes``: also compare the own time of autograd nodes.
+    """
     labelled = torchprof.from_trace(trace, model)
     aligned = torchprof.from_trace(without_labels(trace), model, inputs=inputs, **options)
-    wanted, found = op_times(labelled), op_times(aligned)
+    wanted, found = op_times(labelled, nodes=nodes), op_times(aligned, nodes=nodes)
     wrong = {key: ns - wanted[key] for key, ns in found.items() if key[0] and ns > wanted[key]}
     assert wrong == {}
     assert sum(found.values()) == sum(wanted.values())
@@ -164,16 +167,174 @@ def test_with_autocast_accumulation_and_an_optimizer(tmp_path: Path) -> None:
     assert run.tree().calls == 6
 
 
-def test_checkpointed_layers_are_found_in_forward(tmp_path: Path) -> None:
-    """What backward computes again has no layer of its own: it belongs to the layer of the checkpoint's node."""
-    model = Checkpointed(use_reentrant=False)
-    x = torch.rand(2, 4)
-    trace = recorded(tmp_path, model, lambda: back(model(x)))
-    aligned = torchprof.from_trace(without_labels(trace), model, inputs=(x,))
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.down(torch.nn.functional.gelu(self.up(self.norm(x)))))
+
+
+class PartlyCheckpointed(nn.Module):
+    """Equal blocks, of which some are computed again in backward."""
+
+    def __init__(self, again: Container[int], use_reentrant: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(Residual() for _ in range(4))
+        self.last = nn.Linear(8, 2)
+        self.again = again
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for number, block in enumerate(self.blocks):
+            x = checkpoint(block, x, use_reentrant=self.use_reentrant) if number in self.again else block(x)
+        return self.last(x)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True], ids=["plain", "reentrant"])
+@pytest.mark.parametrize("again", [(0, 1, 2, 3), (1,), (0, 2), (3,)], ids=str)
+def test_what_checkpoints_compute_again_is_at_its_layers(
+    again: tuple[int, ...], use_reentrant: bool, tmp_path: Path
+) -> None:
+    """The blocks are equal: which one is computed again is known by the operator that made the autograd node. Without
+    labels, the own time of the node includes Python's between the operators."""
+    model, x = PartlyCheckpointed(again, use_reentrant), torch.rand(3, 4)
+    trace = recorded(tmp_path, model, lambda: back(model(x)), record_shapes=True)
+    share, aligned = compared(trace, model, (x,), nodes=False)
+    assert share == 1
     labelled = torchprof.from_trace(trace, model)
-    for node, other in zip(aligned.tree(FORWARD).walk(), labelled.tree(FORWARD).walk()):
-        assert node.layer.path == other.layer.path
-        assert node.calls == other.calls
+    for phase in (None, FORWARD, BACKWARD, RECOMPUTE):
+        trees = (run.tree() if phase is None else run.tree(phase) for run in (aligned, labelled))
+        for node, other in zip(*(tree.walk() for tree in trees), strict=True):
+            assert (node.layer.path, node.calls) == (other.layer.path, other.calls)
+            assert node.self.flops == other.self.flops
+    assert aligned.tree(RECOMPUTE).total.flops
+
+
+def test_a_checkpoint_that_computes_something_else_has_no_layer(tmp_path: Path) -> None:
+    """As with operators that only run in backward: neither the node's layer nor the one computed again has them."""
+
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
+            self.calls = 0
+
+        def again(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls % 2 == 0:
+                torch.relu(x.detach())
+            return self.layers(x)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.again, x, use_reentrant=False, determinism_check="none")
+
+    model, x = Changing(), torch.rand(3, 4, requires_grad=True)
+    with torch.profiler.profile() as prof:
+        back(model(x))
+    prof.export_chrome_trace(str(tmp_path / "trace.json"))
+    model.calls = 0
+    run = torchprof.from_trace(tmp_path / "trace.json", model, inputs=(x,))
+    assert run.tree().calls == 1
+    assert not run.tree(RECOMPUTE).total.cpu_ns
+    outside = [row for row in run.rows if row.layer is None and row.phase == RECOMPUTE and row.frames]
+    assert {row.frames[-1].name for row in outside} >= {"aten::relu", "aten::linear", "aten::gelu"}
+
+
+def test_gradients_of_gradients_stay_at_their_layers(tmp_path: Path) -> None:
+    """Backward records a graph, as forward does: its operators are no recompute."""
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.rand(3, 4, requires_grad=True)
+
+    def step() -> None:
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        (gradient.norm() ** 2).backward()
+
+    share, _ = compared(recorded(tmp_path, model, step), model, (x,))
+    assert share > 0.999
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return torch.nn.functional.linear(x, weight) * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient @ ctx.saved_tensors[0] * 2, None
+
+
+class OwnFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Doubling.apply(x, self.weight)
+
+
+def test_a_function_of_autograd_is_at_its_layer_with_its_backward(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 4), OwnFunction(), nn.ReLU()), torch.rand(3, 4)
+    share, run = compared(recorded(tmp_path, model, lambda: back(model(x))), model, (x,))
+    assert share > 0.999
+    assert next(node for node in run.tree(BACKWARD).walk() if node.layer.path[-1] == "1").self.cpu_ns > 0
+
+
+class Attention(nn.Module):
+    """Fused or not: the same layers."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(8, 8) for _ in range(4))
+        self.dropout = nn.Dropout(0.1)
+        self.fused = fused
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (layer(x).view(2, -1, 2, 4).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        if self.fused:
+            mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
+        else:
+            mixed = self.dropout((query @ key.transpose(2, 3) / 2).softmax(-1)) @ value
+        return self.out(mixed.transpose(1, 2).reshape(x.shape))
+
+
+class Attending(nn.Module):
+    def __init__(self, fused: bool, layers: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), Attention(fused)) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_attention_may_be_computed_in_another_way(fused: bool, tmp_path: Path) -> None:
+    """What takes the place of attention's operators is at the layer of these."""
+    model, x = Attending(fused), torch.rand(2, 5, 4)
+    share, run = compared(recorded(tmp_path, model, lambda: back(model(x))), Attending(not fused), (x,))
+    assert share == 1 if fused else 0.5 < share < 1
+    wanted = {"aten::scaled_dot_product_attention"} if fused else {"aten::matmul", "aten::softmax"}
+    for number in range(3):
+        layer = f"Attending.layers.{number}.1"
+        assert wanted <= {
+            row.frames[-1].name for row in run.rows if row.layer and row.layer.name == layer and row.frames
+        }
+    doubts = [one for one in run.warnings if one.code == "layers_in_doubt"]
+    assert [set(doubt.layers) for doubt in doubts] == (
+        [] if fused else [{f"Attending.layers.{number}.1" for number in range(3)}]
+    )
+    with pytest.raises(TorchprofError, match=r"for at most|nowhere"):
+        torchprof.from_trace(tmp_path / "stripped.json", Attending(not fused, layers=4), inputs=(x,))
 
 
 def test_equal_layers_fill_the_time_between_backward_passes(tmp_path: Path) -> None:
@@ -271,12 +432,22 @@ def test_operators_between_layers_that_the_model_does_not_call_have_no_layer(tmp
     run = torchprof.from_trace(without_labels(trace), plain, inputs=(x,))
     where = {row.layer.name if row.layer else "" for row in run.rows if any(f.name == "aten::mul" for f in row.frames)}
     assert where == {""}
-    (warning,) = [one for one in run.warnings if one.code == "layers_by_alignment"]
-    assert warning.facts["share"] < 1
-    assert "the rest is outside" in str(warning)
+    (warning,) = [one for one in run.warnings if one.code == "layers_in_doubt"]
+    assert 0 < warning.facts["share"] < 1
+    assert str(warning).endswith(" of the time of its calls. They come after Sequential.0.")
 
 
 # Other models
+
+
+def test_compiled_code_is_refused(tmp_path: Path) -> None:
+    model, x = ARCHITECTURES["LeNet"].make(), ARCHITECTURES["LeNet"].inputs()
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.profiler.profile() as prof:
+        back(compiled(*x))
+    prof.export_chrome_trace(str(tmp_path / "trace.json"))
+    with pytest.raises(TorchprofError, match=r"torch\.compile compiled cannot be aligned, and the trace has some"):
+        torchprof.from_trace(tmp_path / "trace.json", model, inputs=x)
 
 
 @pytest.mark.parametrize(

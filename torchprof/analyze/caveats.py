@@ -12,7 +12,8 @@ from torchprof.analyze.varying import varying_work
 from torchprof.run.meta import Meta
 from torchprof.run.ranks import of_ranks
 from torchprof.run.run import Run
-from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
+from torchprof.run.sentences import WITHOUT_SHAPES
+from torchprof.run.warnings import Caveat, caveat
 from torchprof.run.words import DIVISORS, FORWARD, is_left_over
 
 _SLOW_START = 2  # the first call over the mean of the later calls: above this it is a warning

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from torchprof.run.rows import Rows
-from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
+from torchprof.run.sentences import WITHOUT_SHAPES
+from torchprof.run.warnings import Caveat, caveat
 from torchprof.run.words import (
     GRAPH,
     LAUNCH_NOT_RECORDED,

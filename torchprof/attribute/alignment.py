@@ -8,32 +8,16 @@ layer.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from torchprof.attribute.aligned_calls import AlignedCalls, AlignedForward, ReferenceOp
 from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.traced_ops import ComputedAgain, RangeAround, TracedOp, TracedOps, traced_ops
 from torchprof.errors import TorchprofError
-from torchprof.run.words import OPTIMIZER_STEP, Signature
-
-UNALIGNED = "torchprof:!unaligned"
-"""The label around an operator inside a forward whose layer is not known."""
-
-
-class LayerCall(NamedTuple):
-    """A call of a module: its label, and the how-manyth call of the forward it is."""
-
-    label: str
-    number: int
-
-
-class ReferenceOp(NamedTuple):
-    """An operator of the model: its name, the shapes of its inputs, and the calls around it, the outermost first."""
-
-    name: str
-    shapes: tuple[tuple[int, ...], ...]
-    calls: tuple[LayerCall, ...]
+from torchprof.run.words import Signature
 
 
 class Reference(NamedTuple):
@@ -42,35 +26,16 @@ class Reference(NamedTuple):
     ops: tuple[ReferenceOp, ...]
 
 
-class _Range(NamedTuple):
-    start_ns: int
-    end_ns: int
-
-
-class _TracedOp(NamedTuple):
-    """An operator of the trace that is in no other one, and the ranges of users around it.
-
-    ``nodes``: how many autograd nodes came before it: between two forwards of training there are some.
-    """
-
-    name: str
-    start_ns: int
-    end_ns: int
-    signature: int
-    ranges: tuple[_Range, ...]
-    nodes: int
-
-
 class Alignment(NamedTuple):
     """``labels``: the ranges of the layers, in the order of start, outer ones first. ``forwards``: how many forwards
-    were found; ``adjacent``: how many of them follow another one with nothing between. ``known_ns``, ``unknown_ns``:
-    the time of the operators in them whose layer is known, and of the others."""
+    were found; ``adjacent``: how many of them follow another one with nothing between. ``total_ns``: the time of the
+    operators in them; ``unknown_ns``: the part of it without a layer, by the layer before it."""
 
     labels: list[Event]
     forwards: int
     adjacent: int
-    known_ns: int
-    unknown_ns: int
+    total_ns: int
+    unknown_ns: Counter[str]
 
 
 _CLASSES = {
@@ -85,7 +50,9 @@ _CLASSES = {
         "group norm": "group_norm native_group_norm",
         "rms norm": "rms_norm",
         "embedding": "embedding embedding_bag _embedding_bag",
-        "attention": "scaled_dot_product_attention _native_multi_head_attention",
+        "attention": "scaled_dot_product_attention _native_multi_head_attention _scaled_dot_product_flash_attention "
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
+        "_scaled_dot_product_cudnn_attention",
         "encoder layer": "_transformer_encoder_layer_fwd",
         "recurrent": "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
         "max pool": "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices adaptive_max_pool2d",
@@ -110,6 +77,14 @@ _PARAMETERS = {
 """The inputs that are parameters, whose shapes do not depend on the batch. ``linear`` is looked at by its name."""
 
 
+_OF_ATTENTION = frozenset(
+    f"aten::{name}"
+    for name, kind in _CLASSES.items()
+    if kind in ("attention", "softmax") or name in ("matmul", "bmm", "baddbmm", "einsum")
+)
+"""The operators that one way to compute attention has, and another has not."""
+
+
 def _class_of(name: str) -> str | None:
     bare = name.removeprefix("aten::").removesuffix("_")
     return _CLASSES.get(bare)
@@ -122,25 +97,37 @@ def align(
 
     Raises TorchprofError if no forward of a model is found, with the place where trace and model part.
     """
+    traced = traced_ops(events)
     labels: list[Event] = []
-    forwards = adjacent = known = unknown = 0
-    by_thread = _operators(events)
+    unknown: Counter[str] = Counter()
+    forwards = adjacent = total = 0
     taken: set[tuple[int, int]] = set()  # the operators of the models before: thread and start
     for of_model in references:
-        searches = [_Search(one, by_thread, signatures) for one in of_model]
-        best = max(searches, key=lambda search: (search.forwards, -search.unknown_ns, search.longest))
-        if not best.forwards:
-            raise TorchprofError(best.why_not())
-        if not taken.isdisjoint(best.operators):
+        best = _best(of_model, traced, signatures)
+        calls = best.calls
+        if not taken.isdisjoint(calls.operators):
             raise TorchprofError("Several of the models fit the same operators: which of them ran is not in the trace.")
-        taken |= best.operators
-        labels += best.labels
-        adjacent += best.adjacent
+        taken |= calls.operators
+        labels += calls.labels
+        unknown += calls.unknown_ns
         forwards += best.forwards
-        known += best.known_ns
-        unknown += best.unknown_ns
+        adjacent += best.adjacent
+        total += calls.total_ns
     labels.sort(key=lambda label: (label.start_ns, -label.end_ns))
-    return Alignment(labels, forwards, adjacent, known, unknown)
+    return Alignment(labels, forwards, adjacent, total, unknown)
+
+
+def _best(references: Sequence[Reference], traced: TracedOps, signatures: Sequence[Signature]) -> _Search:
+    """The search that finds most forwards of a model: first with all operators that are compared; if there is none,
+    without those of attention, which may be computed in another way."""
+    found = [_Search(one, traced, signatures) for one in references]
+    if not any(search.forwards for search in found):
+        why_not = max(found, key=lambda search: search.longest).why_not()
+        if not any(search.is_refused for search in found):
+            found = [_Search(one, traced, signatures, replaced=_OF_ATTENTION) for one in references]
+        if not any(search.forwards for search in found):
+            raise TorchprofError(why_not)
+    return max(found, key=lambda search: (search.forwards, -search.calls.unknown_ns.total(), search.longest))
 
 
 def with_labels(events: Iterable[Event], labels: Sequence[Event]) -> Iterator[Event]:
@@ -154,65 +141,48 @@ def with_labels(events: Iterable[Event], labels: Sequence[Event]) -> Iterator[Ev
     yield from waiting[at:]
 
 
-def _operators(events: Iterable[Event]) -> dict[int, list[_TracedOp]]:
-    """The operators of forwards, by thread, without those inside others, in backward and in optimizers."""
-    found: defaultdict[int, list[_TracedOp]] = defaultdict(list)
-    until: defaultdict[int, int] = defaultdict(int)  # by thread: the end of an op, or of a range that is no forward
-    ranges: defaultdict[int, list[_Range]] = defaultdict(list)
-    nodes = 0
-    for event in events:
-        kind, thread, start = event.kind, event.thread, event.start_ns
-        if kind is Kind.KERNEL:
-            break
-        if kind is Kind.NODE or kind is Kind.BACKWARD_FUNCTION:
-            nodes += 1
-        if start < until[thread]:
-            continue
-        if kind is Kind.OP:
-            if "::" in event.name:
-                open_ranges = ranges[thread]
-                while open_ranges and open_ranges[-1].end_ns <= start:
-                    open_ranges.pop()
-                around = tuple(open_ranges)
-                found[thread].append(_TracedOp(event.name, start, event.end_ns, event.signature, around, nodes))
-            until[thread] = event.end_ns
-        elif kind is Kind.USER_LABEL and not event.name.startswith(OPTIMIZER_STEP):
-            open_ranges = ranges[thread]
-            while open_ranges and open_ranges[-1].end_ns <= start:
-                open_ranges.pop()
-            open_ranges.append(_Range(start, event.end_ns))
-        elif kind not in (Kind.MEMORY, Kind.STEP, Kind.SAMPLE, Kind.COLLECTIVE):
-            until[thread] = event.end_ns
-    return dict(found)
-
-
 class _Search:
     """The forwards of one order of operators in a trace."""
 
     def __init__(
-        self, reference: Reference, by_thread: dict[int, list[_TracedOp]], signatures: Sequence[Signature]
+        self,
+        reference: Reference,
+        traced: TracedOps,
+        signatures: Sequence[Signature],
+        replaced: Collection[str] = frozenset(),
     ) -> None:
+        """``replaced``: the names of operators that are not compared."""
         self._ops = reference.ops
         self._signatures = signatures
-        self._places = [at for at, op in enumerate(self._ops) if _class_of(op.name)]
+        self._replaced = replaced
+        self._places = self._compared(self._ops)
         self._classes = [_class_of(self._ops[at].name) for at in self._places]
         self._fallback = _borders(self._classes)
         block = len(self._classes) - (self._fallback[-1] if self._classes else 0)
         self._repeats_blocks = block < len(self._classes) and len(self._classes) % block == 0
-        self.labels: list[Event] = []
-        self.operators: set[tuple[int, int]] = set()  # thread and start of those in forwards
-        self.forwards = self.adjacent = self.known_ns = self.unknown_ns = 0
+        self.calls = AlignedCalls(self._ops, replaced)
+        self.forwards = self.adjacent = 0
         self.longest = (0, "")  # how much of the order was found at most, and what came instead
         self._other_shape = ""
         self._is_ambiguous = False
         if self._classes:
-            for thread, ops in by_thread.items():
-                self._search(thread, ops)
+            found = {thread: self._search(thread, on.ops) for thread, on in traced.by_thread.items()}
+            for again in traced.again:
+                self._add_computed_again(again, traced, found.get(again.forward_thread, []))
+
+    def _compared(self, ops: Iterable[TracedOp | ReferenceOp]) -> list[int]:
+        """The places of the operators that are compared."""
+        return [at for at, op in enumerate(ops) if _class_of(op.name) and op.name not in self._replaced]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the order is there, and was not accepted."""
+        return self._is_ambiguous or bool(self._other_shape)
 
     # Where the forwards are
 
-    def _search(self, thread: int, ops: list[_TracedOp]) -> None:
-        places = [at for at, op in enumerate(ops) if _class_of(op.name)]
+    def _search(self, thread: int, ops: list[TracedOp]) -> list[AlignedForward]:
+        places = self._compared(ops)
         classes = [_class_of(ops[at].name) for at in places]
         size = len(self._classes)
         ends = self._ends(classes, [ops[at].name for at in places])
@@ -221,13 +191,26 @@ class _Search:
             first for first in fitting if self._has_same_parameters([ops[at] for at in places[first : first + size]])
         ]
         starts = self._apart(fitting, [(ops[at].nodes, ops[at].ranges[:1]) for at in places])
-        last = -1  # the last operator of the forward before
+        found: list[AlignedForward] = []
         for first in starts:
             matched = places[first : first + size]
+            last = found[-1].last if found else -1
             before = max(last, places[first - 1] if first else -1) + 1
             self.adjacent += last >= 0 and self._is_adjacent(ops, last, matched[0])
             after = places[first + size] if first + size < len(places) else len(ops)
-            last = self._align(thread, ops, matched, before, after)
+            found.append(self.calls.add_forward(thread, ops, matched, self._places, range(before, after)))
+        self.forwards += len(found)
+        return found
+
+    def _add_computed_again(self, again: ComputedAgain, traced: TracedOps, forwards: Sequence[AlignedForward]) -> None:
+        on = traced.by_thread.get(again.forward_thread)
+        compared = self._compared(again.ops)
+        if on is None or not compared:
+            return
+        maker = on.maker_of(again.sequence)
+        number = bisect_right(forwards, maker, key=lambda forward: forward.first) - 1
+        if number >= 0 and maker <= forwards[number].last:
+            self.calls.add_computed_again(again, compared, on, maker, forwards[number])
 
     def _ends(self, classes: Sequence[str | None], names: Sequence[str]) -> list[int]:
         """Where the whole order ends, by the search of Knuth, Morris and Pratt: each operator is looked at once."""
@@ -245,7 +228,7 @@ class _Search:
             self.longest = matched, ""
         return ends
 
-    def _apart(self, starts: list[int], spans: Sequence[tuple[int, tuple[_Range, ...]]]) -> list[int]:
+    def _apart(self, starts: list[int], spans: Sequence[tuple[int, tuple[RangeAround, ...]]]) -> list[int]:
         """The starts of forwards that do not overlap. Where several overlap, which are right is known only if they fill
         the time between two backward passes, or a range of the user such as that of a step (``spans``). If the model
         repeats equal blocks and nothing else, several forwards may be one of a deeper model: then only one may fill
@@ -264,14 +247,14 @@ class _Search:
             at += len(group)
         return kept
 
-    def _is_adjacent(self, ops: list[_TracedOp], last: int, first: int) -> bool:
+    def _is_adjacent(self, ops: list[TracedOp], last: int, first: int) -> bool:
         """Whether a forward follows the one before at once: no backward, no range of users and no other operator is
         between them. If the model is one of several equal blocks, both may be one forward of a deeper model."""
         before, after = ops[last], ops[first]
         lead = self._places[0]
         return first - last - 1 <= lead and before.nodes == after.nodes and before.ranges == after.ranges
 
-    def _filling(self, group: list[int], spans: Sequence[tuple[int, tuple[_Range, ...]]]) -> list[int]:
+    def _filling(self, group: list[int], spans: Sequence[tuple[int, tuple[RangeAround, ...]]]) -> list[int]:
         size, known = len(self._classes), set(group)
         found: list[int] = []
         segments: list[list[int]] = []
@@ -292,7 +275,7 @@ class _Search:
                 self._is_ambiguous = True
         return found
 
-    def _has_same_parameters(self, traced: Sequence[_TracedOp]) -> bool:
+    def _has_same_parameters(self, traced: Sequence[TracedOp]) -> bool:
         """Whether the parameters have the same shapes, as far as the trace has shapes."""
         for at, op in zip(self._places, traced):
             if not op.signature:
@@ -304,77 +287,11 @@ class _Search:
                     here, there = tuple(ours[number]), tuple(theirs[number])
                     if here and there and here != there:
                         self._other_shape = self._other_shape or (
-                            f"{_layer_of(self._ops[at])} has a parameter of shape {[*here]}, and {op.name} in the "
+                            f"`{self._ops[at].layer}` has a parameter of shape {[*here]}, and {op.name} in the "
                             f"trace one of {[*there]}"
                         )
                         return False
         return True
-
-    # One forward
-
-    def _align(self, thread: int, ops: list[_TracedOp], matched: list[int], before: int, after: int) -> int:
-        """Note the labels of one forward. ``matched``: the places in the trace of the operators of the order. From
-        ``before`` to ``after``: what may belong to the forward. Returns the place of its last operator."""
-        pairs: dict[int, int] = {}  # place in the trace → place in the model
-        last_traced, last_model = before - 1, -1
-        for number, (traced, model) in enumerate(zip(matched, self._places)):
-            pairs[traced] = model
-            self._between(ops, (last_traced + 1, traced), (last_model + 1, model), pairs, is_first=number == 0)
-            last_traced, last_model = traced, model
-        self._between(ops, (last_traced + 1, after), (last_model + 1, len(self._ops)), pairs, is_last=True)
-        self._label(thread, ops, pairs)
-        self.forwards += 1
-        return max(pairs)
-
-    def _between(
-        self,
-        ops: list[_TracedOp],
-        traced: tuple[int, int],
-        model: tuple[int, int],
-        pairs: dict[int, int],
-        *,
-        is_first: bool = False,
-        is_last: bool = False,
-    ) -> None:
-        """Pair the operators between two that are paired: from both ends as long as their names are equal. At the ends
-        of the forward, only from the inner end."""
-        first, last = traced
-        start, stop = model
-        if not is_first:
-            while first < last and start < stop and ops[first].name == self._ops[start].name:
-                pairs[first] = start
-                first, start = first + 1, start + 1
-        if not is_last:
-            while first < last and start < stop and ops[last - 1].name == self._ops[stop - 1].name:
-                last, stop = last - 1, stop - 1
-                pairs[last] = stop
-
-    def _label(self, thread: int, ops: list[_TracedOp], pairs: dict[int, int]) -> None:
-        """The ranges of the calls, from the first to the last operator of each; and of operators without a layer."""
-        spans: dict[LayerCall, tuple[int, int]] = {}
-        places = sorted(pairs)
-        self.operators.update((thread, ops[place].start_ns) for place in places)
-        for place in places:
-            for call in self._ops[pairs[place]].calls:
-                first, _ = spans.get(call, (place, place))
-                spans[call] = first, place
-        for call, (first, last) in spans.items():
-            start, end = _around_ranges(ops[first], ops[last])
-            self.labels.append(Event(Kind.LABEL, call.label, start, end, thread))
-        for place, following in pairwise(places):
-            self.known_ns += ops[place].end_ns - ops[place].start_ns
-            if following == place + 1:
-                continue
-            one, other = self._ops[pairs[place]].calls, self._ops[pairs[following]].calls
-            is_inside = one == other and pairs[following] == pairs[place] + 1
-            for between in range(place + 1, following):
-                op = ops[between]
-                if is_inside:
-                    self.known_ns += op.end_ns - op.start_ns
-                else:
-                    self.unknown_ns += op.end_ns - op.start_ns
-                    self.labels.append(Event(Kind.LABEL, UNALIGNED, op.start_ns, op.end_ns, thread))
-        self.known_ns += ops[places[-1]].end_ns - ops[places[-1]].start_ns
 
     # If there is none
 
@@ -394,13 +311,13 @@ class _Search:
         if not length:
             return (
                 "No forward of the model was found in the trace: its first operator "
-                f"({model.name} in {_layer_of(model)}) is nowhere followed by the others."
+                f"({model.name} in `{model.layer}`) is nowhere followed by the others."
             )
         last = self._ops[self._places[length - 1]]
         goes_on = f"continues with {instead}" if instead else "ends"
         return (
             f"No forward of the model was found in the trace. They are equal for at most {length} operators, up to "
-            f"{_layer_of(last)}: then the trace {goes_on}, and the model has {model.name} in {_layer_of(model)}."
+            f"`{last.layer}`: then the trace {goes_on}, and the model has {model.name} in `{model.layer}`."
         )
 
 
@@ -413,19 +330,3 @@ def _borders(classes: Sequence[str | None]) -> list[int]:
         length += classes[at] == classes[length]
         found[at] = length
     return found
-
-
-def _around_ranges(first: _TracedOp, last: _TracedOp) -> tuple[int, int]:
-    """From the start of an operator to the end of another one, with the ranges of users that begin or end between."""
-    start, end = first.start_ns, last.end_ns
-    for one in first.ranges:
-        if one.end_ns < end:
-            start = min(start, one.start_ns)
-    for one in last.ranges:
-        if one.start_ns > start:
-            end = max(end, one.end_ns)
-    return start, end
-
-
-def _layer_of(op: ReferenceOp) -> str:
-    return f"`{op.calls[-1].label.removeprefix('torchprof:')}`"

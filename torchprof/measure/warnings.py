@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.rows import Rows
-from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat
+from torchprof.run.sentences import WITHOUT_SHAPES
+from torchprof.run.warnings import Caveat, caveat
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, is_left_over
 
 _CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # a jump up to this share of the time, or up to this time, is no warning

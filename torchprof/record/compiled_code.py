@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from torchprof.run.meta import CompiledRegion
-from torchprof.run.warnings import TOO_MUCH_FOR_STACKS, Caveat, caveat
+from torchprof.run.sentences import TOO_MUCH_FOR_STACKS
+from torchprof.run.warnings import Caveat, caveat
 
 _RESUME = re.compile(r"__resume_at_(\d+)_\d+")
 

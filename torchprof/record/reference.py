@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchprof.attribute.alignment import LayerCall, Reference, ReferenceOp
+from torchprof.attribute.aligned_calls import LayerCall, ReferenceOp
+from torchprof.attribute.alignment import Reference
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.errors import TorchprofError
 from torchprof.record.labels import Labels, label_of
@@ -138,7 +139,8 @@ def _ops(events: Iterator[Event], session: Session, label_at: Mapping[str, str])
             number += 1
             calls.append((event.end_ns, LayerCall(label_at[event.name], number)))
         elif event.kind is Kind.OP and event.start_ns >= until and calls:
-            until = max(event.end_ns, event.start_ns + 1)
+            if "::" in event.name:  # not a function of autograd in Python
+                until = max(event.end_ns, event.start_ns + 1)
             shapes = session.signatures[event.signature].shapes
             yield ReferenceOp(event.name, tuple(map(tuple, shapes)), tuple(call for _, call in calls))
 

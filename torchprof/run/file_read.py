@@ -26,9 +26,10 @@ from torchprof.run.meta import Meta
 from torchprof.run.rows import Around, Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.timeline import DeviceTime, Lane, Spans, Timeline
 from torchprof.run.unfinished import Entered, Unfinished
-from torchprof.run.warnings import WITHOUT_SHAPES, Caveat
+from torchprof.run.warnings import Caveat
 from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature
 
 _START = 256  # bytes: the format is named in the first of them

@@ -23,9 +23,10 @@ from torchprof.run.renumber import on_layers, renumbered
 from torchprof.run.rows import Rows, compacted
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.timeline import DeviceTime, Timeline
 from torchprof.run.unfinished import Unfinished
-from torchprof.run.warnings import WITHOUT_SHAPES, Caveat, caveat, sharing_key
+from torchprof.run.warnings import Caveat, caveat, sharing_key
 
 _Path = tuple[str, ...]
 

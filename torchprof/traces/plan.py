@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchprof.attribute.alignment import UNALIGNED, Reference, align
+from torchprof.attribute.aligned_calls import UNALIGNED
+from torchprof.attribute.alignment import Reference, align
 from torchprof.attribute.collectives import layers_by_fqn
-from torchprof.attribute.events import Event, Site
+from torchprof.attribute.events import Event, Kind, Site
 from torchprof.errors import TorchprofError, some
 from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer
-from torchprof.run.warnings import MODULES_OF_CALL_STACKS, caveat
+from torchprof.run.sentences import MODULES_OF_CALL_STACKS
+from torchprof.run.warnings import caveat
 from torchprof.run.words import OUTSIDE
 from torchprof.traces.events import TraceEvents
 from torchprof.traces.layers import layers_of_labels, layers_of_modules, layers_of_ranges, path_of
@@ -128,16 +130,20 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
     try:
         found = align(events.events(()), model.references, events.signatures)
     except TorchprofError as why:
+        compiled = " Code that torch.compile compiled cannot be aligned, and the trace has some." * events.has_compiled
         raise TorchprofError(
-            f"{path} names no layers. {why} Give from_trace the model of the recording. {how_else}"
+            f"{path} names no layers. {why}{compiled} Give from_trace the model of the recording. {how_else}"
         ) from None
-    share = found.known_ns / max(found.known_ns + found.unknown_ns, 1)
-    seen.notes.append(caveat("layers_by_alignment", count=found.forwards, share=share))
+    seen.notes.append(caveat("layers_by_alignment", count=found.forwards))
+    if unknown := found.unknown_ns.total():
+        layers = [layer for layer, _ in found.unknown_ns.most_common()]
+        seen.notes.append(caveat("layers_in_doubt", layers, share=unknown / max(found.total_ns, 1)))
     if found.adjacent:
         seen.notes.append(caveat("adjacent_forwards", count=found.adjacent))
     sites = {**model.plan.sites, UNALIGNED: Site((OUTSIDE,))}
-    labels = [label for label in found.labels if label.name in sites]  # without those inside the selected layers
-    called = {layer for label in labels for layer in sites[label.name].layers if layer >= 0}
+    # Without those inside the selected layers.
+    labels = [label for label in found.labels if label.name in sites or label.kind is Kind.STOPPED]
+    called = {layer for label in labels if label.kind is Kind.LABEL for layer in sites[label.name].layers if layer >= 0}
     return replace(model.plan, sites=sites, callable_layers=called & set(model.plan.callable_layers), labels=labels)
 
 

@@ -1,0 +1,211 @@
+"""The calls of layers in a trace that names none, once it is known where the forwards of the model are."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from torchprof.attribute.event_names import STOPPED
+from torchprof.attribute.events import PREFIX, Event, Kind
+from torchprof.attribute.traced_ops import ComputedAgain, OpsOfThread, TracedOp
+
+UNALIGNED = PREFIX + "!unaligned"
+"""The label around an operator inside a forward whose layer is not known."""
+
+
+class LayerCall(NamedTuple):
+    """A call of a module: its label, and the how-manyth call of the forward it is."""
+
+    label: str
+    number: int
+
+
+class ReferenceOp(NamedTuple):
+    """An operator of the model: its name, the shapes of its inputs, and the calls around it, the outermost first."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    calls: tuple[LayerCall, ...]
+
+    @property
+    def layer(self) -> str:
+        return self.calls[-1].label.removeprefix(PREFIX)
+
+
+@dataclass(frozen=True)
+class AlignedForward:
+    """A forward of a model in a trace, from the place ``first`` to ``last``. ``pairs``: the place in the trace
+    and in the model of each operator whose counterpart is known. ``matched``: the places in the trace of those that are
+    compared."""
+
+    pairs: Mapping[int, int]
+    matched: Sequence[int]
+    first: int
+    last: int
+
+
+def pair_between(
+    traced: Sequence[str],
+    model: Sequence[str],
+    *,
+    from_start: bool = True,
+    from_end: bool = True,
+) -> list[tuple[int, int]]:
+    """Pairs of equal operators between two that are paired: from both ends as long as the names are equal."""
+    pairs = []
+    first, start, last, stop = 0, 0, len(traced), len(model)
+    while from_start and first < last and start < stop and traced[first] == model[start]:
+        pairs.append((first, start))
+        first, start = first + 1, start + 1
+    while from_end and first < last and start < stop and traced[last - 1] == model[stop - 1]:
+        last, stop = last - 1, stop - 1
+        pairs.append((last, stop))
+    return pairs
+
+
+class AlignedCalls:
+    """The labels of the calls of one model, collected forward by forward.
+
+    ``labels``: also those around operators without a layer. ``operators``: thread and start of all that are paired.
+    ``total_ns``: the time of the operators in forwards, and in what backward computes again. ``unknown_ns``: the part
+    of it that has no layer, by the layer before it.
+    """
+
+    def __init__(self, model: Sequence[ReferenceOp], replaced: Collection[str]) -> None:
+        """``replaced``: the names of operators of which others may take the place."""
+        self._model = model
+        self._replaced = replaced
+        self._names = [op.name for op in model]
+        self._spans: dict[LayerCall, tuple[int, int]] = {}  # of each call: its first and last operator
+        for at, op in enumerate(model):
+            for call in op.calls:
+                self._spans[call] = self._spans.get(call, (at, at))[0], at
+        self.labels: list[Event] = []
+        self.operators: set[tuple[int, int]] = set()
+        self.total_ns = 0
+        self.unknown_ns: Counter[str] = Counter()
+
+    def add_forward(
+        self, thread: int, ops: Sequence[TracedOp], matched: Sequence[int], places: Sequence[int], around: range
+    ) -> AlignedForward:
+        """``matched``: where the operators at ``places`` of the model are in the trace. ``around``: what may belong to
+        the forward."""
+        pairs = dict(zip(matched, places))
+        borders = [(around.start - 1, -1), *zip(matched, places), (around.stop, len(self._model))]
+        for number, ((traced, model), (next_traced, next_model)) in enumerate(pairwise(borders)):
+            between = pair_between(
+                [op.name for op in ops[traced + 1 : next_traced]],
+                self._names[model + 1 : next_model],
+                from_start=number > 0,
+                from_end=number < len(matched),
+            )
+            pairs.update((traced + 1 + one, model + 1 + other) for one, other in between)
+        self._label(thread, ops, pairs, {place: self._model[model].calls for place, model in pairs.items()})
+        return AlignedForward(pairs, matched, min(pairs), max(pairs))
+
+    def add_computed_again(
+        self, again: ComputedAgain, compared: Sequence[int], on: OpsOfThread, maker: int, forward: AlignedForward
+    ) -> None:
+        """What an autograd node computes again: a part of the forward that ends with the operator that created the
+        node, or the inside of it if it is a function of autograd. What does not fit there has no layer.
+
+        ``compared``: the places in ``again.ops`` of the operators that are compared.
+        """
+        names = [op.name for op in again.ops]
+        after = bisect_right(forward.matched, maker)
+        first = after if "::" not in on.ops[maker].name else after - len(compared)
+        matched = forward.matched[max(first, 0) : max(first, 0) + len(compared)]
+        if [on.ops[place].name for place in matched] != [names[place] for place in compared]:
+            if again.has_own_ops:  # else a graph of backward is recorded: these are the operators of the node
+                layer = self._model[forward.pairs[max(forward.pairs.keys() & range(maker + 1))]].layer
+                self.total_ns += sum(op.own_ns for op in again.ops)
+                self._label_unknown(again.thread, again.ops, layer)
+            return
+        copies = dict(zip(compared, matched))  # place in what is computed again → place in the forward
+        borders = [(-1, forward.first - 1), *zip(compared, matched), (len(names), forward.last + 1)]
+        for number, ((one, other), (next_one, next_other)) in enumerate(pairwise(borders)):
+            between = pair_between(
+                names[one + 1 : next_one],
+                [op.name for op in on.ops[other + 1 : next_other]],
+                from_start=number > 0,
+                from_end=number < len(compared),
+            )
+            copies.update((one + 1 + here, other + 1 + there) for here, there in between)
+        pairs = {place: forward.pairs[copy] for place, copy in copies.items() if copy in forward.pairs}
+        begin, last_compared = min(pairs.values()), forward.pairs[matched[-1]]
+        later = [pair for pair in (forward.pairs[place] for place in forward.matched) if pair > last_compared][:1]
+
+        def is_whole(call: LayerCall) -> bool:
+            """Whether the call is computed again from its beginning, and up to its last operator that is compared."""
+            first, last = self._spans[call]
+            return first >= begin and not (later and last >= later[0])
+
+        calls = {place: tuple(filter(is_whole, self._model[model].calls[1:])) for place, model in pairs.items()}
+        self._label(again.thread, again.ops, pairs, calls)
+        if copies.get(len(names) - 1) == maker:
+            # torch stops there, in general before it executes the operator.
+            last = again.ops[-1]
+            self.labels.append(Event(Kind.STOPPED, STOPPED, last.end_ns, last.end_ns, again.thread))
+
+    def _label(
+        self,
+        thread: int,
+        ops: Sequence[TracedOp],
+        pairs: Mapping[int, int],
+        calls: Mapping[int, tuple[LayerCall, ...]],
+    ) -> None:
+        """Note the range of each call, and of each operator without a layer. ``pairs``, ``calls``: of the operators
+        with a counterpart, its place in the model, and the calls around them."""
+        spans: dict[LayerCall, tuple[TracedOp, TracedOp, int]] = {}
+        places = sorted(pairs)
+        for place in places:
+            op = ops[place]
+            self.operators.add((thread, op.start_ns))
+            self.total_ns += op.own_ns
+            for call in calls[place]:
+                first, _, end = spans.get(call, (op, op, 0))
+                spans[call] = first, op, max(end, op.end_ns)
+        for call, (first, last, end) in spans.items():
+            start, end = _with_ranges(first, last, end)
+            self.labels.append(Event(Kind.LABEL, call.label, start, end, thread))
+        for place, following in pairwise(places):
+            between, (before, after) = ops[place + 1 : following], (pairs[place], pairs[following])
+            self.total_ns += sum(op.own_ns for op in between)
+            self._label_unknown(thread, self._unknown_between(between, before, after), self._model[before].layer)
+
+    def _unknown_between(self, ops: Sequence[TracedOp], before: int, after: int) -> list[TracedOp]:
+        """Those of the operators between two in the model whose layer is not known.
+
+        Where operators are missing that others may replace, those that take their place are in the same call.
+        """
+        if not ops:
+            return []
+        around = tuple(one for one, other in zip(self._model[before].calls, self._model[after].calls) if one == other)
+        missing = self._model[before + 1 : after]
+        if not missing:
+            return [] if self._model[before].calls == self._model[after].calls else [*ops]
+        replaced = [op for op in missing if op.name in self._replaced]
+        if replaced and all(op.calls == around for op in replaced):
+            return [op for op in ops if op.name not in self._replaced]
+        return [*ops]
+
+    def _label_unknown(self, thread: int, ops: Sequence[TracedOp], after: str) -> None:
+        for op in ops:
+            self.labels.append(Event(Kind.LABEL, UNALIGNED, op.start_ns, op.end_ns, thread))
+            self.unknown_ns[after] += op.own_ns
+
+
+def _with_ranges(first: TracedOp, last: TracedOp, end_ns: int) -> tuple[int, int]:
+    """From the start of an operator to the end of another one, with the ranges of users that begin or end between."""
+    start, end = first.start_ns, end_ns
+    for one in first.ranges:
+        if one.end_ns < end:
+            start = min(start, one.start_ns)
+    for one in last.ranges:
+        if one.start_ns > start:
+            end = max(end, one.end_ns)
+    return start, end

@@ -1,0 +1,454 @@
+"""The sentence of each warning, made of its layers and facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torchprof.errors import some
+from torchprof.run.cost import format_time
+from torchprof.run.words import (
+    AMBIGUOUS_MODULE,
+    COMPILED_BEFORE,
+    GRAPH_NOT_READ,
+    LAUNCHED_BEFORE,
+    NESTED_GRAPHS,
+    OTHER_MODULE,
+    UNKNOWN_KERNEL,
+    UNKNOWN_MODULE,
+)
+
+Fact = Any
+"""An int, float, str or bool, or nested tuples of these: what JSON can store."""
+
+Sentence = Callable[..., str]
+_Function = TypeVar("_Function", bound=Sentence)
+
+SENTENCES: dict[str, Sentence] = {}
+"""For each code the function that makes the sentence of the layers and facts. It has the name of the code."""
+
+
+def _sentence(function: _Function) -> _Function:
+    SENTENCES[function.__name__] = function
+    return function
+
+
+def _fixed(code: str, text: str) -> None:
+    """Declare a code with a constant sentence."""
+
+    def sentence(layers: list[str]) -> str:
+        return text
+
+    SENTENCES[code] = sentence
+
+
+def _of_layers(code: str, text: str) -> None:
+    """Declare a code whose sentence names layers: they replace ``{layers}`` in ``text``."""
+
+    def sentence(layers: list[str]) -> str:
+        return text.replace("{layers}", some(layers))
+
+    SENTENCES[code] = sentence
+
+
+def _of_facts(code: str, text: str) -> None:
+    """Declare a code whose sentence has facts: ``{name}`` in ``text`` is that fact. A tuple becomes a list in words.
+    ``(s)`` is the plural of a noun after ``{count}``."""
+
+    def sentence(layers: list[str], **facts: Fact) -> str:
+        words = {name: some(list(fact)) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
+        return text.replace("(s)", "" if facts.get("count") == 1 else "s").format(**words)
+
+    SENTENCES[code] = sentence
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+# Modules and their calls
+
+_of_layers("modules_added", "Added or replaced inside the block: {layers}. Their work counts in the layer above.")
+_of_layers("modules_removed", "Removed inside the block: {layers}. Their figures end there.")
+_of_layers("layers_unlabelled", "Cannot be labeled: {layers}. Their work counts in the layer above.")
+_of_layers("never_called", "Never called: {layers}. If another layer uses the parameters, that work counts there.")
+
+
+@_sentence
+def calls_not_recorded(layers: list[str], calls: int) -> str:
+    return (
+        f"{_counted(calls, 'call')} of {layers[0]} on other threads {'was' if calls == 1 else 'were'} not recorded. "
+        "torch's profiler records the thread that enters the block, and the threads of autograd."
+    )
+
+
+@_sentence
+def called_by_others(layers: list[str], callers: Sequence[str]) -> str:
+    """``callers``: for each of the layers its caller, "" for code outside the model."""
+    past = [f"{inner} by {outer or 'code outside the model'}" for inner, outer in zip(layers, callers)]
+    return (
+        f"Not called by the layer above: {some(past)}. This time counts in the totals of the layers above, not of the "
+        "callers, so these totals differ from the duration of calls."
+    )
+
+
+@_sentence
+def label_cost(layers: list[str], calls: int, cost_ns: float, is_at_most: bool, wall_ns: int) -> str:
+    about = "at most" if is_at_most else "about"
+    return (
+        f"{cost_ns / wall_ns:.0%} of the recorded time is overhead of the labels: {about} {format_time(cost_ns)} of "
+        f"{format_time(wall_ns)} ({calls:,} calls, {format_time(cost_ns / calls)} each). It is in the times of layers."
+    )
+
+
+@_sentence
+def clock_set(layers: list[str], jump_ns: int, wall_ns: int) -> str:
+    direction = "forward" if jump_ns > 0 else "back"
+    return (
+        f"The times of this run are wrong: the system clock was set {direction} by {format_time(abs(jump_ns))} during "
+        f"a recording of {format_time(wall_ns)}. Measure again."
+    )
+
+
+# Communication between ranks
+
+_of_facts("collectives_unmatched", "{count} collective(s) without a known caller: counted outside of layers.")
+_of_facts(
+    "buckets_uncertain",
+    "{count} gradient bucket(s) with unknown layers, as in the first backward of DistributedDataParallel: counted in "
+    "the layer of the last gradient before.",
+)
+_of_layers(
+    "buckets_unordered",
+    "The layers of gradient buckets are estimates in {layers}. DistributedDataParallel had not sorted its buckets when "
+    "the recording began: it does so after the first backward, but never with find_unused_parameters=True. A bucket "
+    "counts in the layers whose gradients were ready before it.",
+)
+
+# What could not be recorded
+
+_of_facts(
+    "device_without_kernels",
+    "{device} reports no kernels to torch's profiler: its columns are unknown. The columns of the CPU are correct.",
+)
+_of_facts("no_device", "{device} was requested, but torch finds no {device} device: its columns are unknown.")
+_of_facts(
+    "device_not_recordable",
+    "{device} was requested, but this version of torch cannot record its kernels: its columns are unknown.",
+)
+_of_facts(
+    "moved_to_device",
+    "The model was moved to {device} inside the block: only the CPU was recorded. Move it before the block, or use "
+    'device="{kind}".',
+)
+_fixed("recording_lost", "The last recording is lost: an error occurred while torch's profiler was stopping.")
+_of_facts(
+    "nothing_after_steps",
+    "Nothing was recorded: after {steps} calls of step() the schedule had not started to record.",
+)
+_of_facts(
+    "nothing_after_warmup",
+    "Nothing was recorded: warmup={warmup} leaves out the first {warmup} calls of the model, and there were {calls}. "
+    "Only calls of the model's own forward count. If you use the model in other ways, warm up before the block.",
+)
+_of_facts(
+    "nothing_after_calls",
+    "Nothing was recorded: the first {warmup} model calls are left out as warm-up, and there were {calls}.",
+)
+_of_facts(
+    "compiler_unknown",
+    "The layers of compiled kernels are unknown: the compiler of this version of torch does not report them "
+    "({reason}). Compiled regions are shown whole. torch 2.13 is supported.",
+)
+_of_facts("backward_incomplete", "Backward is incomplete: on the meta device it stopped with {error}")
+
+TOO_MUCH_FOR_STACKS = (
+    "With source lines, the profiler records every Python call of the compiler: gigabytes of memory even for a small "
+    "model. Call the model once before the block, or use warmup=1."
+)
+
+
+@_sentence
+def stacks_left_out(layers: list[str], modules: Sequence[str]) -> str:
+    names = ", ".join(modules)
+    return f"Source lines were not recorded: torch.compile had not compiled {names} yet. {TOO_MUCH_FOR_STACKS}"
+
+
+# Programs that were recorded as a whole
+
+_of_facts(
+    "too_many_models", "Only the first {count} models have layers. The work of later models counts outside of layers."
+)
+_fixed(
+    "gave_way",
+    "The recording ended early: the program started a profiler of its own. Only the time before is in the figures.",
+)
+_fixed("no_model_called", "No model was called: all recorded work is outside of models.")
+
+
+@_sentence
+def calls_reached(layers: list[str], calls: int) -> str:
+    return f"{_counted(calls, 'model call')} recorded, as requested. The program then continued without recording."
+
+
+@_sentence
+def start_up(layers: list[str], before_ns: int, first_ns: int, calls: int, all_ns: int) -> str:
+    """``before_ns``: before the first call of a model. ``first_ns``: the first step, with ``calls`` calls of models."""
+    parts = [f"{format_time(before_ns)} before the first model call"]
+    if calls:
+        parts.append(f"{format_time(first_ns)} in the first step ({calls} model call{'s' if calls > 1 else ''})")
+    left_out = before_ns + first_ns
+    return (
+        f"Start-up: {format_time(left_out)} of {format_time(all_ns)}, not in the figures: "
+        f"{' and '.join(parts)}. `--warmup 0` records it."
+    )
+
+
+@_sentence
+def long_start(layers: list[str], start_ns: int, wall_ns: int) -> str:
+    return (
+        f"{format_time(start_ns)} of {format_time(wall_ns)} passed before the first model call: imports, data, making "
+        "the model. `--warmup 1` leaves that out."
+    )
+
+
+@_sentence
+def calls_on_other_threads(layers: list[str], classes: Sequence[tuple[str, int]]) -> str:
+    calls = [f"{name} ({count})" for name, count in classes]
+    return f"Calls on threads that torch's profiler does not record are missing: {some(calls)}."
+
+
+# Trace files
+
+MODULES_OF_CALL_STACKS = (
+    'It was recorded with_stack=True by an old version of torch, which writes the source lines of operators ("Call '
+    'stack"), but no modules: record it inside `torchprof.annotate(model)`, or with a newer torch'
+)
+"""How to record a trace with modules, if this one has only call stacks of operators."""
+
+_of_facts("trace_around_unread", "The text {where} the events of {file} could not be read.")
+_of_facts("trace_end_unread", "All events of {file} were read, but {reason}.")
+_of_facts("trace_goes_on", "{file} has more text after the end of its trace: it was ignored.")
+_of_facts(
+    "trace_without_operators",
+    "{file} has no operators, as if recorded without ProfilerActivity.CPU: the work of the CPU is unknown, and so "
+    "are the operator and the layer of each kernel.",
+)
+_of_facts(
+    "trace_events_missing",
+    "{count} event(s) of {file} are missing: without a name, time or thread, or with an impossible time.",
+)
+_of_facts(
+    "trace_of_processes",
+    "{file} has events of {count} processes, but torch writes one file per process. Where two processes use the same "
+    "numbers, kernels and backward may count in the wrong layer.",
+)
+_of_facts(
+    "trace_without_numbers",
+    "{file} has no sequence numbers, as in traces of torch 1.8: the layers of backward are unknown, and backward is "
+    "shown outside of layers.",
+)
+_of_facts(
+    "trace_events_unread",
+    "Missing, because unreadable: {lost:,} of {events:,} events of {file}. The first begins at character {at:,}.",
+)
+_of_facts(
+    "trace_events_twice",
+    "Twice in {file}, with the same time, thread or stream, name and number: {count:,} event(s). The copies were "
+    "ignored. Was the file merged with a copy of itself?",
+)
+_of_facts(
+    "layers_by_alignment",
+    "The trace names no layers: its operators were aligned with those of the model's forward, in {count:,} call(s).",
+)
+
+
+@_sentence
+def layers_in_doubt(layers: list[str], share: float) -> str:
+    return (
+        f"Operators that were not found in the model have no layer: {share:.1%} of the time of its calls. They come "
+        f"after {some(layers)}."
+    )
+
+
+_of_facts(
+    "adjacent_forwards",
+    "{count:,} call(s) of the model follow another one at once: they may be parts of one call of a deeper model.",
+)
+
+
+@_sentence
+def trace_cut(layers: list[str], file: str, events: int, reason: str) -> str:
+    return f"{file} is cut off after {_counted(events, 'event')}{reason and ': '}{reason}. Later events are missing."
+
+
+@_sentence
+def trace_without_layers(layers: list[str], file: str, has_call_stacks: bool) -> str:
+    how = f" {MODULES_OF_CALL_STACKS}." if has_call_stacks else ""
+    return (
+        f"{file} has no layers, so all work is outside of layers. Give the model, and they are found by the order of "
+        "operators: from_trace(trace, model), or --model. A trace has layers if it was recorded inside "
+        f"torchprof.annotate(model), with_stack=True, or with record_function ranges around operators.{how}"
+    )
+
+
+# Matching a trace with a model
+
+_of_facts(
+    "too_many_places",
+    "Called in more than {most} places, and not shown as layers: {modules}. Their work counts in the layer around "
+    "them.",
+)
+_of_layers(
+    "labelled_in_trace_only",
+    "Labeled in the trace, but not in the model: {layers}. Their work counts in the layer that called them.",
+)
+_of_facts(
+    "matched_by_order",
+    "Matched by the order of first calls, which is assumed to be the order in the source code: {modules}.",
+)
+_of_facts(
+    "matched_of_more",
+    "The model has more modules of this class that were never called. It is assumed that the first ones were called: "
+    "{modules}.",
+)
+_of_facts(
+    "matched_of_fewer",
+    "The trace has more modules of this class than the model. It is assumed that the first that fit are these: "
+    "{modules}.",
+)
+_of_facts(
+    "matched_far",
+    "Not called by their parent, so these may be other modules of the same class: {modules}.",
+)
+_of_facts("not_in_model_shown", "Not found in the model, and shown below their callers: {modules}.")
+_of_facts("not_in_model", "Not found in the model, and not shown as layers: {modules}.")
+_fixed(
+    "model_of_other_sizes",
+    "No operator in the trace has an input with the shape of a parameter of the model. Is this the model that was "
+    "traced, with the same sizes?",
+)
+_of_facts(
+    "classes_of_one_name",
+    "Several classes of the model have the same name ({classes}). torch numbers the modules of each class separately, "
+    "so different modules have the same name in the trace, and figures may be of another module. To distinguish them, "
+    "record inside torchprof.annotate(model).",
+)
+
+
+# What follows from the run
+
+_COMPILE_IN_IT = (
+    "compile the model inside the block (call torch.compiler.reset() before the block, or start a new process); "
+    "warmup=1 leaves the first call, which compiles, out of the figures"
+)
+_WHY_UNKNOWN = {
+    COMPILED_BEFORE: f"they were compiled before the block. To see their layers, {_COMPILE_IN_IT}",
+    NESTED_GRAPHS: "they are in graphs inside another graph (torch.cond, torch.while_loop, nested regions)",
+    GRAPH_NOT_READ: "their graphs could not be read during compilation",
+    UNKNOWN_KERNEL: "their names are in no graph, or several kernels have the same name",
+    UNKNOWN_MODULE: "torch does not record which module their operations come from",
+    OTHER_MODULE: "they belong to modules that are not profiled",
+    AMBIGUOUS_MODULE: "the compiled function may have called any of several modules of one class",
+}
+"""Why the layers of compiled kernels are unknown, by the reason in the name of their row."""
+
+_WHY_SLOW = {
+    "same": "This start-up work, of the model or of the profiler, is in the totals",
+    "varying": "Input shapes differ between calls, so it is unknown how much of that is start-up",
+    "": "This is start-up work or other input shapes, and is in the totals",
+}
+
+
+@_sentence
+def slow_start(layers: list[str], first_ns: int, later_ns: float, shapes: str) -> str:
+    """``shapes``: whether the input shapes of all calls were the "same" or "varying"; "" if unknown."""
+    return (
+        f"The first recorded call of {layers[0]} took {format_time(first_ns)}, later calls {format_time(later_ns)} on "
+        f"average. {_WHY_SLOW[shapes]}."
+    )
+
+
+@_sentence
+def launched_before(layers: list[str], kernels: int, device: str, device_ns: int, all_ns: int) -> str:
+    """``all_ns``: the time of all kernels in the recording."""
+    verb, them = ("was", "it") if kernels == 1 else ("were", "them")
+    return (
+        f"{_counted(kernels, 'kernel')} {verb} launched before the recording began: {format_time(device_ns)}, "
+        f"{device_ns / max(all_ns, 1):.1%} of the {device} time. The row {LAUNCHED_BEFORE} has {them}; no layer, step, "
+        "share or comparison includes this time."
+    )
+
+
+@_sentence
+def graph_breaks(layers: list[str], places: Sequence[str]) -> str:
+    breaks = _counted(len(places), "graph break")
+    return f'{breaks} of torch.compile: {some(list(places))}. The report "compiled" shows the reasons.'
+
+
+@_sentence
+def compiled_meanwhile(layers: list[str], cpu_ns: int, by_layers: bool) -> str:
+    without = "use warmup=1" if by_layers else "call the model once before the block, or use warmup=1"
+    return f"The totals include {format_time(cpu_ns)} of compilation by torch.compile. To leave it out, {without}."
+
+
+_of_facts("kernels_divided", "The time of a kernel that serves several layers is {how} among them: an estimate.")
+
+
+@_sentence
+def not_attributable(layers: list[str], reason: str, share: float) -> str:
+    """``share``: the fraction of the time in kernels of compiled graphs."""
+    why = _WHY_UNKNOWN.get(reason, reason)
+    return f"{share:.0%} of the time in kernels of compiled graphs is not attributable to layers: {why}."
+
+
+_fixed(
+    "inside_compiled",
+    "The times of layers inside compiled code are unknown: compiled code does not call them one by one. To see their "
+    f"share of the kernels, use compile_layers=True, and {_COMPILE_IN_IT}.",
+)
+
+
+@_sentence
+def machine_busy(layers: list[str], delay_ns: int, wall_ns: int) -> str:
+    return (
+        f"The machine was busy: the main thread waited for a processor for {format_time(delay_ns)} of "
+        f"{format_time(wall_ns)} ({delay_ns / wall_ns:.0%}). CPU times include this. Measure again on an idle machine."
+    )
+
+
+WITHOUT_SHAPES = "uncounted_without_shapes"
+"""The only code that is both stored and computed. Only torch knows which of these operators have a formula, so their
+names are stored. How often and where they were called is computed from the run."""
+
+_UNCOUNTED = {
+    "uncounted_operator": "{names} ({count} call{s}, in {layers})",
+    WITHOUT_SHAPES: "{count} call{s} of {names} (in {layers}), recorded without shapes: use record_shapes=True",
+    "uncounted_generated": "{count} generated kernel{s} of torch.compile (in {layers})",
+    "uncounted_graph": "{count} call{s} of compiled graphs, whose kernels were not recorded (in {layers})",
+    "uncounted_replayed": "{count} kernel{s} that CUDA graphs replayed (in {layers})",
+    "uncounted_replay": "{count} CUDA graph{s}, whose kernels were not recorded (in {layers})",
+    "uncounted_no_operator": "{count} kernel{s} that no operator launched: {names} (in {layers})",
+    "uncounted_no_launch": "{count} kernel{s} whose launch was not recorded: {names} (in {layers})",
+}
+_WIDTH = 60  # of a name
+
+
+def _of_uncounted(code: str, text: str) -> None:
+    def sentence(layers: list[str], names: Sequence[str], count: int) -> str:
+        words = {"names": some([*map(_short, names)]), "layers": some([*map(_short, layers)])}
+        return f"Not counted: {text.format(count=count, s='' if count == 1 else 's', **words)}."
+
+    SENTENCES[code] = sentence
+
+
+for _code, _text in _UNCOUNTED.items():
+    _of_uncounted(_code, _text)
+
+_of_facts("uncounted_more", "Not counted: {operators} more operators without a FLOPs formula (calls: {calls}).")
+
+
+def _short(name: str) -> str:
+    """A long name without its middle."""
+    head = _WIDTH * 3 // 5
+    return name if len(name) <= _WIDTH else f"{name[:head]}…{name[len(name) - (_WIDTH - 1 - head) :]}"
