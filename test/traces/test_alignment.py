@@ -475,6 +475,17 @@ def test_another_width_is_refused_if_shapes_were_recorded(tmp_path: Path) -> Non
         torchprof.from_trace(trace, Bert(100, 32, 3, 4, 96), inputs=(TOKENS,))
 
 
+def test_without_a_model_the_operators_tell_what_it_may_be(tmp_path: Path) -> None:
+    model = ResNet50()
+    x = torch.rand(1, 3, 64, 64)
+    trace = without_labels(recorded(tmp_path, model, lambda: back(model(x)), steps=3))
+    (warning,) = torchprof.from_trace(trace).warnings
+    modules = Counter(type(module).__name__ for module in model.modules())
+    calls = {"convolution": modules["Conv2d"], "batch norm": modules["BatchNorm2d"], "max pool": 1, "linear": 1}
+    assert dict(warning.facts["kinds"]) == {name: 3 * count for name, count in {**calls, "ReLU": 49}.items()}
+    assert " The operators: 3 times 53 convolution, 53 batch norm, 49 ReLU, 1 " in str(warning)
+
+
 @pytest.mark.skipif(not TRACES.exists(), reason="the real traces are not here")
 def test_a_trace_of_strangers_is_a_resnet_50() -> None:
     """On two A100, with DistributedDataParallel, without shapes and stacks."""

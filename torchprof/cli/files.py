@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torchprof
-from torchprof.cli.models import call_of, make_model
+from torchprof.cli.models import call_of, make_without_data
 from torchprof.cli.options import wants_timeline
 from torchprof.cli.output import progress
 from torchprof.errors import TorchprofError
@@ -69,7 +69,7 @@ def read(files: Files, arguments: argparse.Namespace) -> torchprof.Run:
 def _model(arguments: argparse.Namespace) -> torch.nn.Module | None:
     """The model of ``--model``; None without it."""
     if arguments.model:
-        return make_model(arguments.model, arguments.kwargs)
+        return make_without_data(arguments.model, arguments.kwargs)
     options = {
         "--kwargs": arguments.kwargs != "{}",
         "--input": bool(arguments.input),

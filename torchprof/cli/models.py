@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +26,9 @@ _INPUT = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>[a-z]\w*):)?(?P<shape>\d+(?:,\d+)*)"
     r"(?::(?P<low>-?\d+(?:\.\d+)?)\.\.(?P<high>-?\d+(?:\.\d+)?))?"
 )
+
+
+SPECS = "file.py:Net, package.module:Net, timm:NAME, torchvision:NAME or transformers:FOLDER"
 
 
 class ModelCall(NamedTuple):
@@ -78,6 +82,17 @@ def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
     return found
 
 
+def make_without_data(spec: str, kwargs_text: str) -> torch.nn.Module:
+    """The module of ``make_model`` on the meta device, which needs no memory; with data if it cannot be made there."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return make_model(spec, kwargs_text)
+    except TorchprofError:  # perhaps because the model reads a value of a tensor when it is made
+        return make_model(spec, kwargs_text)
+
+
 def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
     """The module that ``spec`` names; if it names a callable, the module that this makes.
 
@@ -95,6 +110,8 @@ def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
                 # Hugging Face models take a config object.
                 kwargs["config"] = made.config_class(**kwargs.get("config", {}))
             made = made(**kwargs)
+        except TorchprofError:
+            raise
         except Exception as error:
             raise TorchprofError(f"{spec} failed when it was called: {type(error).__name__}: {error}") from error
     elif kwargs:
@@ -104,11 +121,41 @@ def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
     return made
 
 
+def _of_timm(timm: Any, name: str, **kwargs: Any) -> Any:
+    return timm.create_model(name, pretrained=False, **kwargs)
+
+
+def _of_torchvision(torchvision: Any, name: str, **kwargs: Any) -> Any:
+    return torchvision.models.get_model(name, weights=None, **kwargs)
+
+
+def _of_transformers(transformers: Any, place: str, **kwargs: Any) -> Any:
+    """The model of a ``config.json``, or of a folder with one, with random weights. ``kwargs``: for its config."""
+    path = Path(place)
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise TorchprofError(
+            f"transformers has no {place!r}, and there is no file {file}: write transformers:LlamaForCausalLM, or "
+            "transformers:FOLDER with the folder of a config.json."
+        )
+    config = transformers.AutoConfig.from_pretrained(file, local_files_only=True, trust_remote_code=False, **kwargs)
+    classes = [getattr(transformers, name, None) for name in config.architectures or ()]
+    return classes[0](config) if classes and classes[0] else transformers.AutoModel.from_config(config)
+
+
+_LIBRARIES: dict[str, Callable[..., Any]] = {
+    "timm": _of_timm,
+    "torchvision": _of_torchvision,
+    "transformers": _of_transformers,
+}
+"""What makes a model of a library from a name that is not in its package."""
+
+
 def _find(spec: str) -> Any:
-    """Import the object that ``package.module:name`` or ``file.py:name`` names."""
+    """Import what ``package.module:name`` or ``file.py:name`` names; for a model of a library, get what makes it."""
     place, colon, name = spec.rpartition(":")
     if not colon or not place or not name:
-        raise TorchprofError(f"{spec!r} names no model: write file.py:Net or package.module:Net.")
+        raise TorchprofError(f"{spec!r} names no model: write {SPECS}.")
     try:
         if place.endswith(".py"):
             path = Path(place).resolve()
@@ -126,10 +173,13 @@ def _find(spec: str) -> Any:
     except TorchprofError:
         raise
     except Exception as error:
-        raise TorchprofError(f"{place} could not be imported: {type(error).__name__}: {error}") from error
+        install = f". Install it: pip install {place}" if place in _LIBRARIES and isinstance(error, ImportError) else ""
+        raise TorchprofError(f"{place} could not be imported: {type(error).__name__}: {error}{install}") from error
     try:
         return attrgetter(name)(module)
     except AttributeError as error:
+        if place in _LIBRARIES:
+            return partial(_LIBRARIES[place], module, name)
         names = [one for one in vars(module) if not one.startswith("_")]
         raise TorchprofError(f"{place} has no {name!r}. {suggest(name, names)}") from error
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchprof.analyze.amounts import parse_amount
+from torchprof.cli.models import SPECS
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import format_of, options_of
 from torchprof.run.cost import Unit
@@ -56,7 +57,7 @@ def add_options(parser: argparse._ActionsContainer, *names: str, **more: Any) ->
 
 def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """The model to run, how it is called, and its mode. Returns their group."""
-    parser.add_argument("spec", metavar="SPEC", help="what makes the model: file.py:Net or package.module:Net")
+    parser.add_argument("spec", metavar="SPEC", help=f"what makes the model: {SPECS}")
     model = parser.add_argument_group("the model and its call")
     model.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments that make the model: a JSON object")
     model.add_argument("--input", action="append", default=[], metavar="INPUT", help="a tensor, once for each")

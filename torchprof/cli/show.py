@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from torchprof.cli.files import files_of, read
+from torchprof.cli.models import SPECS
 from torchprof.cli.options import (
     add_json_option,
     add_output_option,
@@ -61,7 +62,7 @@ def add_to(commands: Commands) -> None:
         several.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
         several.add_argument("--add-cycles", action="store_true", help="add up saved runs of one rank, in this order")
         traces = parser.add_argument_group("traces")
-        traces.add_argument("--model", metavar="SPEC", help="the model: file.py:Net or package.module:Net")
+        traces.add_argument("--model", metavar="SPEC", help=f"the model: {SPECS}")
         traces.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments that make the model")
         traces.add_argument(
             "--input",

@@ -75,7 +75,7 @@ def references_of(
 
     run(twin, "meta")
     if (not found or any(isinstance(one, _FUSED) for one in wrapped.modules())) and _is_small_on_cpu(wrapped):
-        run(copy.deepcopy(wrapped), "cpu")
+        run(_on_cpu(wrapped), "cpu")
     if not found:
         name, what = type(model).__name__, "the inputs" if args is not None else "likely inputs"
         raise TorchprofError(
@@ -87,9 +87,20 @@ def references_of(
 
 
 def _is_small_on_cpu(model: nn.Module) -> bool:
-    """Whether a model can be called on the CPU, too: all its tensors are there, and are not too large to be copied."""
+    """Whether a model can be called on the CPU, too: its tensors are there or have no data, and are not too large."""
     tensors = [*model.parameters(), *model.buffers()]
-    return all(one.device.type == "cpu" for one in tensors) and sum(one.nbytes for one in tensors) <= _SMALL
+    return all(one.device.type in ("cpu", "meta") for one in tensors) and sum(one.nbytes for one in tensors) <= _SMALL
+
+
+def _on_cpu(model: nn.Module) -> nn.Module:
+    """A copy of the model on the CPU, with zeros for tensors without data."""
+    twin = copy.deepcopy(model)
+    if any(one.is_meta for one in (*twin.parameters(), *twin.buffers())):
+        twin.to_empty(device="cpu")
+        with torch.no_grad():
+            for one in (*twin.parameters(), *twin.buffers()):
+                one.zero_()
+    return twin
 
 
 def _zeros_on_cpu(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -282,14 +283,35 @@ def trace_cut(layers: list[str], file: str, events: int, reason: str) -> str:
     return f"{file} is cut off after {_counted(events, 'event')}{reason and ': '}{reason}. Later events are missing."
 
 
+_WITH_THE_MODEL = (
+    "Give the model, and its layers are found by the order of operators: from_trace(trace, model), or --model."
+)
+
+
 @_sentence
-def trace_without_layers(layers: list[str], file: str, has_call_stacks: bool) -> str:
+def trace_without_layers(
+    layers: list[str], file: str, has_call_stacks: bool, kinds: Sequence[tuple[str, int]] = ()
+) -> str:
     how = f" {MODULES_OF_CALL_STACKS}." if has_call_stacks else ""
     return (
-        f"{file} has no layers, so all work is outside of layers. Give the model, and they are found by the order of "
-        "operators: from_trace(trace, model), or --model. A trace has layers if it was recorded inside "
-        f"torchprof.annotate(model), with_stack=True, or with record_function ranges around operators.{how}"
+        f"{file} has no layers, so all work is outside of layers.{_of_operators(kinds)} {_WITH_THE_MODEL} A trace has "
+        "layers if it was recorded inside torchprof.annotate(model), with_stack=True, or with record_function ranges "
+        f"around operators.{how}"
     )
+
+
+@_sentence
+def ranges_as_layers(layers: list[str], kinds: Sequence[tuple[str, int]]) -> str:
+    return f"The layers are ranges of record_function.{_of_operators(kinds)} {_WITH_THE_MODEL}"
+
+
+def _of_operators(kinds: Sequence[tuple[str, int]]) -> str:
+    """A sentence on the operators by which people know a model, and how often."""
+    if not kinds:
+        return ""
+    times = math.gcd(*(count for _, count in kinds))
+    what = some([f"{count // times:,} {kind}" for kind, count in kinds], 6)
+    return f" The operators: {f'{times:,} times ' if times > 1 else ''}{what}."
 
 
 # Matching a trace with a model

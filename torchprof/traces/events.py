@@ -7,8 +7,8 @@ Differences between the traces of different versions of torch and of different d
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from torchprof.attribute.collectives import ACCUMULATES
@@ -122,6 +122,12 @@ class TraceEvents:
     def has_operators(self) -> bool:
         """Whether CPU work was recorded. Calls of a device's runtime do not count: the device's events include them."""
         return any(group in _OF_CPU for group, _ in self._names)
+
+    def count_of(self, names: Iterable[str]) -> Counter[str]:
+        """How often operators with these names ran."""
+        wanted = {*names}
+        numbers = {number: name for number, (_, name) in enumerate(self._names) if name in wanted}
+        return Counter(numbers[number] for number in self._cpu.name if number in numbers)
 
     @property
     def has_compiled(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,11 +106,16 @@ def plan_trace(
         hierarchy = layers_of_modules(modules)
     else:
         hierarchy = layers_of_ranges(events.ranges())
+        if hierarchy.layers and (kinds := _kinds_of_layers(events)):
+            seen.notes.append(caveat("ranges_as_layers", kinds=kinds))
     seen.notes += hierarchy.warnings
     if events.device is not None and not events.has_operators:
         seen.notes.append(caveat("trace_without_operators", file=path.name))
     elif not hierarchy.layers:
-        seen.notes.append(caveat("trace_without_layers", file=path.name, has_call_stacks=events.table.has_call_stacks))
+        has_stacks = events.table.has_call_stacks
+        seen.notes.append(
+            caveat("trace_without_layers", file=path.name, has_call_stacks=has_stacks, kinds=_kinds_of_layers(events))
+        )
     paths = [layer.path for layer in hierarchy.layers]
     called = {layer for site in hierarchy.sites.values() for layer in site.layers}
     layers = TracePlan(hierarchy.sites, paths, called, layers_by_fqn(paths))
@@ -145,6 +151,37 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
     labels = [label for label in found.labels if label.name in sites or label.kind is Kind.STOPPED]
     called = {layer for label in labels if label.kind is Kind.LABEL for layer in sites[label.name].layers if layer >= 0}
     return replace(model.plan, sites=sites, callable_layers=called & set(model.plan.callable_layers), labels=labels)
+
+
+_KINDS_OF_LAYERS = {
+    f"aten::{name}{in_place}": kind
+    for kind, names in {
+        "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+        "linear": "linear",
+        "embedding": "embedding embedding_bag",
+        "attention": "scaled_dot_product_attention",
+        "recurrent": "lstm gru rnn_tanh rnn_relu",
+        "batch norm": "batch_norm",
+        "layer norm": "layer_norm",
+        "group norm": "group_norm",
+        "RMS norm": "rms_norm",
+        "max pool": "max_pool1d max_pool2d max_pool3d",
+        "ReLU": "relu",
+        "GELU": "gelu",
+        "SiLU": "silu",
+    }.items()
+    for name in names.split()
+    for in_place in ("", "_")
+}
+"""The operators that only layers call, and never each other."""
+
+
+def _kinds_of_layers(events: TraceEvents) -> tuple[tuple[str, int], ...]:
+    """How often the operators ran by which people know a model, the most frequent first."""
+    found: Counter[str] = Counter()
+    for name, count in events.count_of(_KINDS_OF_LAYERS).items():
+        found[_KINDS_OF_LAYERS[name]] += count
+    return tuple(found.most_common())
 
 
 def _how_to_record_modules(events: TraceEvents) -> str:
