@@ -1616,6 +1616,11 @@ def test_checkpointed_layers_of_transformers_still_checkpoint() -> None:
     assert len(seen) == 2 * unprofiled, "the very same program ran"
     attention = next(node for node in prof.run.tree("recompute").walk() if node.layer.path[-1] == "attn")
     assert attention.calls == unprofiled - 1
+    block = next(node for node in prof.run.tree("recompute").walk() if node.layer.path[-2:] == ("h", "0"))
+    assert block.calls == 1
+    adds = [row for row in prof.run.rows if row.frames and row.frames[-1].name == "aten::add"]
+    again = [row for row in adds if row.layer is not None and row.layer.path[-2] == "h" and row.phase == "recompute"]
+    assert [row.calls for row in again] == [1, 1], "the first of a block's two residuals; the other is not needed"
 
 
 def test_a_user_label_with_our_prefix_stays_the_users() -> None:

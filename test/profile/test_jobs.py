@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from build.distributed_models import BATCH, CLASSES, INNER, STEPS, WIDTH, Experts
+import torch
+from build.aligned import share_found, without_labels
+from build.distributed_models import BATCH, CLASSES, INNER, STEPS, WIDTH, Experts, Net
 from build.libraries import RELEASE
 from build.places import ROOT
 from build.warm import warm_job
@@ -250,6 +252,18 @@ def test_each_rank_of_ddp_computes_the_whole_model_for_its_own_batch(ddp: Finish
     for run in ddp.runs:
         assert total_macs(run, "Net") == STEPS * (EMBED + 3 * BLOCK + HEAD)
     assert total_macs(ddp.run, "Net") == ddp.ranks * STEPS * (EMBED + 3 * BLOCK + HEAD)
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_a_trace_without_labels_gets_the_layers_of_the_model(how: str, request: pytest.FixtureRequest) -> None:
+    """The model that is given is not wrapped, and is in no job."""
+    finished: Finished = request.getfixturevalue(how)
+    for rank in range(finished.ranks):
+        trace = without_labels(finished.folder / f"trace{rank}.json")
+        aligned = torchprof.from_trace(trace, Net(), inputs=(torch.rand(BATCH, WIDTH),))
+        assert aligned.tree().calls == STEPS
+        assert share_found(finished.runs[rank], aligned) > 0.99
 
 
 # FSDP2

@@ -11,6 +11,9 @@ from typing import NamedTuple
 from torchprof.attribute.events import Event, Kind
 from torchprof.run.words import OPTIMIZER_STEP, is_runtime_call
 
+_NO_FORWARD = (OPTIMIZER_STEP, "FSDP::")
+"""The beginnings of the names of ranges that contain nothing of a forward. FSDP's hooks name their layers."""
+
 
 class RangeAround(NamedTuple):
     start_ns: int
@@ -103,7 +106,7 @@ def traced_ops(events: Iterable[Event]) -> TracedOps:
         if kind is Kind.OP:
             if not is_runtime_call(event.name):
                 _add(thread, event, nodes)
-        elif kind is Kind.USER_LABEL and not event.name.startswith(OPTIMIZER_STEP):
+        elif kind is Kind.USER_LABEL and not event.name.startswith(_NO_FORWARD):
             thread.ranges.append(RangeAround(start, end))
         elif is_node:
             if kind is Kind.NODE or not thread.nodes:

@@ -20,6 +20,7 @@ from torchprof.measure.recording import Options
 from torchprof.profile.cycle import Cycles, Setup
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiler import Provenance
+from torchprof.record.forwards import backward_task
 from torchprof.record.labels import Labels
 from torchprof.record.outermost_calls import OutermostCalls
 from torchprof.record.plan import Plan
@@ -43,7 +44,6 @@ _FOLLOWING = 3
 """The first step is start-up only if at least this many calls of models follow it."""
 
 
-_backward_task: Callable[[], int] = optional("torch._C._current_graph_task_id", lambda: -1)
 _tracing_state: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
 
 
@@ -158,7 +158,7 @@ class Program:
 
     def _before_call(self, module: nn.Module) -> None:
         # A recomputation by a checkpoint is part of backward. While TorchScript traces, nothing may be added.
-        if _backward_task() != -1 or _tracing_state() is not None:
+        if backward_task() != -1 or _tracing_state() is not None:
             return
         if not self._is_known(module):
             return

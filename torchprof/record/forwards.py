@@ -18,8 +18,11 @@ import torch
 from torch import nn
 
 from torchprof.record.session import record
+from torchprof.record.torch_internals import optional
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+backward_task: Callable[[], int] = optional("torch._C._current_graph_task_id", lambda: -1)
+"""The number of the backward pass that runs on this thread; -1 outside of backward."""
 
 
 class LabelsByModule(dict[int, Any]):
@@ -37,14 +40,21 @@ class StandIn:
     """A function or object that stands in place of a forward or of a hook, and its users.
 
     ``thing``: the function or object. ``labels``: of the modules whose calls it labels. ``put_back(thing)`` restores
-    the original, unless other code has replaced ``thing`` meanwhile. ``thing`` may keep a module alive, so it is held
-    weakly here.
+    the original, unless other code has replaced ``thing`` meanwhile. ``label_in_backward()``: if a forward checkpoints
+    what it wraps, that has a label in backward, too. ``thing`` may keep a module alive, so it is held weakly here.
     """
 
     _known: ClassVar[WeakValueDictionary[int, StandIn]] = WeakValueDictionary()  # by the id of the thing
 
-    def __init__(self, thing: Any, labels: LabelsByModule, put_back: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        thing: Any,
+        labels: LabelsByModule,
+        put_back: Callable[[Any], None],
+        label_in_backward: Callable[[], None] = lambda: None,
+    ) -> None:
         self.labels = labels
+        self.label_in_backward = label_in_backward
         self._thing = ref(thing)
         self._put_back = put_back
         self._users: set[int] = set()
@@ -84,17 +94,25 @@ def on_class(owner: type) -> StandIn | None:
     except (AttributeError, TypeError):
         return None
     # It has to find itself on the class now, too: see refers_to_itself.
-    own_cells = [cell for cell in getattr(original, "__closure__", None) or () if _holds(cell, original)]
-    for cell in own_cells:
+    cells = getattr(original, "__closure__", None) or ()
+    own_cells = [(cell, original) for cell in cells if _holds(cell, original)]
+    for cell, _ in own_cells:
         cell.cell_contents = thing
+    wrapped: Any = getattr(original, "__wrapped__", None)
+    inner_cells = [(cell, wrapped) for cell in cells if own_cells and wrapped is not None and _holds(cell, wrapped)]
+
+    def label_in_backward() -> None:
+        for cell, content in inner_cells:
+            if cell.cell_contents is content:
+                cell.cell_contents = _labelling_in_backward(content, labels)
 
     def put_back(ours: Any) -> None:
-        for cell in own_cells:
-            cell.cell_contents = original
+        for cell, content in (*own_cells, *inner_cells):
+            cell.cell_contents = content
         if owner.__dict__.get("forward") is ours:
             owner.forward = original  # type: ignore[attr-defined]
 
-    return StandIn(thing, labels, put_back)
+    return StandIn(thing, labels, put_back, label_in_backward)
 
 
 def on_instance(module: nn.Module, name: str) -> StandIn:
@@ -182,6 +200,19 @@ def _labelling(original: Callable[..., Any], labels: LabelsByModule) -> Any:
         return result
 
     # With this attribute, torch.compile traces and compiles the original forward instead of the wrapper.
+    forward._torchdynamo_inline = original  # type: ignore[attr-defined]
+    leave_to_eager(forward)
+    return forward
+
+
+def _labelling_in_backward(original: Callable[..., Any], labels: LabelsByModule) -> Any:
+    """As ``_labelling``, for a call that has its label in forward, but not when backward computes it again."""
+    labelled, task = _labelling(original, labels), backward_task
+
+    @functools.wraps(original)
+    def forward(self_: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return (original if task() < 0 else labelled)(self_, *args, **kwargs)
+
     forward._torchdynamo_inline = original  # type: ignore[attr-defined]
     leave_to_eager(forward)
     return forward

@@ -281,12 +281,15 @@ class Labels:
             found, is_unlabelled = of_class[kind]
             self.unlabelled += [target.label] * is_unlabelled
             yield from found
-            return
-        found, before = [], len(self.unlabelled)
-        for stand_in in self._on_classes(target, module):
-            found.append(stand_in)
-            yield stand_in
-        of_class[kind] = found, len(self.unlabelled) > before
+        else:
+            found, before = [], len(self.unlabelled)
+            for stand_in in self._on_classes(target, module):
+                found.append(stand_in)
+                yield stand_in
+            of_class[kind] = found, len(self.unlabelled) > before
+        if getattr(module, "gradient_checkpointing", False):  # of transformers
+            for stand_in in found:
+                stand_in.label_in_backward()
 
     def _on_classes(self, target: Target, module: nn.Module) -> Iterator[StandIn]:
         # A lazy module changes its class in its first call, before its forward is looked up a second time.

@@ -86,7 +86,10 @@ INTERNALS: dict[str, Internal] = {
         "2.4", "2.15", "whether TorchScript is tracing", "labels are recorded in a trace of TorchScript"
     ),
     "torch._C._current_graph_task_id": Internal(
-        "2.4", "2.15", "whether backward is running", "a recomputation is a call of a model in torchprof run"
+        "2.4",
+        "2.15",
+        "whether backward is running",
+        "what is computed again is a call of a model in torchprof run; layers of transformers have none of it",
     ),
     "torch._C._get_privateuse1_backend_name": Internal(
         "2.4", "2.15", "the name of a device that an extension adds", "such a device is unknown by its name"
