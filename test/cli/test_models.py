@@ -35,7 +35,8 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages with the calls of timm and torchvision that are used here."""
     for name in ("timm", "torchvision"):
         (tmp_path / f"{name}.py").write_text(LIBRARY, encoding="utf-8")
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.setitem(sys.modules, name, None)  # the test ends without the package
+        del sys.modules[name]
     monkeypatch.syspath_prepend(str(tmp_path))
 
 

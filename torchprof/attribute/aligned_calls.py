@@ -17,6 +17,10 @@ UNALIGNED = PREFIX + "!unaligned"
 """The label around an operator inside a forward whose layer is not known."""
 
 
+_OF_CHECKPOINT = ("aten::empty", "_NoopSaveInputs")
+"""What torch.utils.checkpoint itself runs in forward, before the function that it will compute again."""
+
+
 class LayerCall(NamedTuple):
     """A call of a module: its label, and the how-manyth call of the forward it is."""
 
@@ -136,7 +140,10 @@ class AlignedCalls:
             )
             copies.update((one + 1 + here, other + 1 + there) for here, there in between)
         pairs = {place: forward.pairs[copy] for place, copy in copies.items() if copy in forward.pairs}
-        begin, last_compared = min(pairs.values()), forward.pairs[matched[-1]]
+        first_copy, last_compared = min(copies.values()), forward.pairs[matched[-1]]
+        begin = 1 + max((pair for place, pair in forward.pairs.items() if place < first_copy), default=-1)
+        while begin and self._names[begin - 1] in _OF_CHECKPOINT:
+            begin -= 1
         later = [pair for pair in (forward.pairs[place] for place in forward.matched) if pair > last_compared][:1]
 
         def is_whole(call: LayerCall) -> bool:

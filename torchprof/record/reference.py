@@ -65,10 +65,9 @@ def references_of(
         for mode in _MODES:
             model.train(mode.training)
             for one in inputs:
-                try:
-                    reference = _recorded(model, path, device, one, kwargs, mode)
-                except Exception as error:  # of the user's code; inputs that were only likely may not fit
-                    failure = failure or error
+                reference = _recorded(model, path, device, one, kwargs, mode)
+                if isinstance(reference, Exception):
+                    failure = failure or reference
                     continue
                 found.setdefault(tuple((op.name, op.calls) for op in reference.ops), reference)
                 break
@@ -117,8 +116,9 @@ def _recorded(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     mode: _Mode,
-) -> Reference:
-    """The operators of one call. ``root``: the path of the model that the labels begin with."""
+) -> Reference | Exception:
+    """The operators of one call; or its error: inputs that were only likely may not fit. ``root``: the path of the
+    model that the labels begin with."""
     on_device = shape_of if device == "meta" else _zeros_on_cpu
     args, kwargs = _pytree.tree_map(on_device, (tuple(args), dict(kwargs)))
     plan = Plan([twin], None)
@@ -131,6 +131,8 @@ def _recorded(
             where = torch.device("meta") if device == "meta" else nullcontext()
             with torch.random.fork_rng([]), where, torch.set_grad_enabled(mode.with_gradients):
                 twin(*args, **kwargs)
+        except Exception as error:  # of the user's code
+            return error
         finally:
             session.stop()
     finally:
@@ -152,8 +154,9 @@ def _ops(events: Iterator[Event], session: Session, label_at: Mapping[str, str])
         elif event.kind is Kind.OP and event.start_ns >= until and calls:
             if "::" in event.name:  # not a function of autograd in Python
                 until = max(event.end_ns, event.start_ns + 1)
-            shapes = session.signatures[event.signature].shapes
-            yield ReferenceOp(event.name, tuple(map(tuple, shapes)), tuple(call for _, call in calls))
+            # torch before 2.13 gives no shapes of lists.
+            shapes = tuple(tuple(shape or ()) for shape in session.signatures[event.signature].shapes)
+            yield ReferenceOp(event.name, shapes, tuple(call for _, call in calls))
 
 
 def _likely_inputs(model: nn.Module) -> Iterator[tuple[torch.Tensor, ...]]:

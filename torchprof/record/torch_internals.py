@@ -126,7 +126,7 @@ INTERNALS: dict[str, Internal] = {
         "2.4", "2.15", "the process groups", "the groups of collectives are unknown"
     ),
     "torch.distributed.device_mesh.DeviceMesh._get_root_mesh": Internal(
-        "2.9", "2.15", "the whole mesh of a job", "the mesh is that of the first sharded parameter"
+        "2.11", "2.15", "the whole mesh of a job", "the mesh is that of the first sharded parameter"
     ),
     "torch.distributed.device_mesh._mesh_resources": Internal("2.4", "2.9", "the same", "the same"),
     "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data": Internal(
@@ -138,7 +138,7 @@ INTERNALS: dict[str, Internal] = {
     ),
     f"{_FRAMES}._FrameExecStrategy": Internal("2.9", "2.15", "the same", "the same"),
     f"{_FRAMES}._FrameAction": Internal("2.9", "2.15", "the same", "the same"),
-    f"{_FRAMES}.skip_code": Internal("2.4", "2.9", "the same", "labels are compiled, with one graph break each"),
+    f"{_FRAMES}.skip_code": Internal("2.4", "2.6", "the same", "labels are compiled, with one graph break each"),
     f"{_FRAMES}.set_eval_frame": Internal("2.4", "2.15", "the same", "the same"),
     f"{_FRAMES}._debug_get_cache_entry_list": Internal(
         "2.4", "2.15", "whether a forward is compiled already", "source lines are left out for compiled models"
@@ -187,7 +187,7 @@ ATTRIBUTES: dict[str, Internal] = {
     "_opoverload": Internal("2.4", "2.15", "the operator of a custom op", "it has no events in torch 2.15"),
     "_pyobj_dispatcher": Internal("2.14", "2.15", "whether an operator is called past the profiler", "the same"),
     # Of meshes and groups
-    "_get_root_mesh": Internal("2.9", "2.15", "the whole mesh of a job", "the mesh is that of the parameter"),
+    "_get_root_mesh": Internal("2.11", "2.15", "the whole mesh of a job", "the mesh is that of the parameter"),
     # Of compiled code
     "_dynamo_source": Internal("2.4", "2.15", "which module a compiled function took", "its layers are unknown"),
     "_torchdynamo_disable": Internal("2.4", "2.15", "that a forward is never compiled", "source lines are left out"),
