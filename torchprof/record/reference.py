@@ -149,6 +149,8 @@ def _ops(events: Iterator[Event], session: Session, label_at: Mapping[str, str])
         while calls and calls[-1][0] <= event.start_ns:
             calls.pop()
         if event.kind is Kind.LABEL:
+            if event.name not in label_at:  # of hooks that exchange data
+                continue
             number += 1
             calls.append((event.end_ns, LayerCall(label_at[event.name], number)))
         elif event.kind is Kind.OP and event.start_ns >= until and calls:

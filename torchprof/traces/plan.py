@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +26,8 @@ from torchprof.traces.module_trees import ModelModule, refuse_another_model
 if TYPE_CHECKING:
     from torchprof.record.plan import Plan
 
+References = Sequence[Sequence[Reference]] | str
+
 
 @dataclass(frozen=True)
 class TracePlan:
@@ -43,20 +45,20 @@ class TracePlan:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The plan of the model that was given, without its modules, so that it can be sent to other processes.
+    """The plan of the model that was given, without its modules.
 
-    ``references``: for each model, the orders that the operators of its forward may have; an error message if these
-    could not be found.
+    ``references``: finds, for each model, the orders that the operators of its forward may have; an error message if
+    the model does not run. It is called only for a trace without layers, as it runs the models.
     """
 
     plan: TracePlan
     names: Sequence[str]
     layers: tuple[Layer, ...]
     modules: Sequence[ModelModule]
-    references: Sequence[Sequence[Reference]] | str = ()
+    references: Callable[[], References]
 
     @classmethod
-    def of(cls, plan: Plan, references: Sequence[Sequence[Reference]] | str) -> ModelPlan:
+    def of(cls, plan: Plan, references: Callable[[], References]) -> ModelPlan:
         """The plan of a model without its modules."""
         from torchprof.traces.model import model_modules  # imports torch, which a trace without a model does not need
 
@@ -71,6 +73,20 @@ class ModelPlan:
         )
         described = tuple(map(_with_unknown_mode, plan.layers()))
         return cls(layers, plan.names, described, model_modules(plan), references)
+
+    def complete(self) -> ModelPlan:
+        """The same plan with its references found, so that it can be sent to other processes."""
+        return replace(self, references=_Found(self.references()))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """References that were found before."""
+
+    references: References
+
+    def __call__(self) -> References:
+        return self.references
 
 
 def plan_trace(
@@ -131,10 +147,11 @@ def plan_trace(
 def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observations) -> TracePlan:
     """The plan of a trace that names no layers: its operators are aligned with those of the model."""
     how_else = f"With layers in the trace no alignment is needed: {_how_to_record_modules(events)}."
-    if isinstance(model.references, str):
-        raise TorchprofError(f"{path} names no layers. {model.references} {how_else}")
+    references = model.references()
+    if isinstance(references, str):
+        raise TorchprofError(f"{path} names no layers. {references} {how_else}")
     try:
-        found = align(events.events(()), model.references, events.signatures)
+        found = align(events.events(()), references, events.signatures)
     except TorchprofError as why:
         compiled = " Code that torch.compile compiled cannot be aligned, and the trace has some." * events.has_compiled
         raise TorchprofError(

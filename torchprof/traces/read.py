@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchprof.attribute.alignment import Reference, with_labels
+from torchprof.attribute.alignment import with_labels
 from torchprof.attribute.events import Detail
 from torchprof.attribute.process_groups import sole_group
 from torchprof.errors import TorchprofError
@@ -29,7 +29,7 @@ from torchprof.traces.events import TraceEvents
 from torchprof.traces.file import TraceFile
 from torchprof.traces.header import meta_of_header, process_groups
 from torchprof.traces.parallel import read_in_processes
-from torchprof.traces.plan import ModelPlan, TracePlan, plan_trace
+from torchprof.traces.plan import ModelPlan, References, TracePlan, plan_trace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,15 +96,14 @@ def from_trace(
         models = checked_models(model)
         plan = Plan(models, paths)
         roots = [spot.path[0] for spot, _ in plan.spots if len(spot.path) == 1]
-        known = ModelPlan.of(plan, _references(dict(zip(roots, models)), inputs, kwargs or {}))
+        known = ModelPlan.of(plan, cache(partial(_references, dict(zip(roots, models)), inputs, kwargs or {})))
     if processes > 1 and len(files) > 1:
+        known = known and known.complete()
         return _combined(_read_at_once(files, known, with_timeline, progress, min(processes, len(files))))
     return _combined(_read_in_turn(files, known, with_timeline, progress))
 
 
-def _references(
-    models: Mapping[str, nn.Module], inputs: Sequence[Any] | None, kwargs: Mapping[str, Any]
-) -> list[list[Reference]] | str:
+def _references(models: Mapping[str, nn.Module], inputs: Sequence[Any] | None, kwargs: Mapping[str, Any]) -> References:
     """For each model, by its name in labels, the orders that the operators of its forward may have; the message if one
     does not run."""
     from torchprof.record.reference import references_of
