@@ -87,7 +87,10 @@ class _Observers:
         if options.with_flops:
             from torchprof.measure.flops.estimate import Estimate
 
-            self.flops = Estimate(source.signatures)
+            graphs = recording.graphs
+            # A graph whose kernels are at their layers is not counted as a whole.
+            whole = {key: one for key, one in recording.called.items() if graphs is None or graphs.why_unknown(key)}
+            self.flops = Estimate(source.signatures, whole)
         if options.profile_memory:
             start = recording.start
             before = None if start is NOT_MEASURED else start.sizes

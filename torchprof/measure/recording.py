@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.events import Event, Site
@@ -99,6 +99,18 @@ class EventSource(Protocol):
     def called_from(self, signature: int, source: int) -> int: ...
 
 
+class CalledGraph(NamedTuple):
+    """A graph of Inductor that was called: its ``text``, with the operators that are in it. ``calls``: the inputs of
+    each call, in order: the shape of a tensor, else the value; only for a graph whose sizes differ between calls."""
+
+    text: str
+    calls: list[tuple[Any, ...]]
+
+    @property
+    def has_symbols(self) -> bool:
+        return "Sym(" in self.text
+
+
 @dataclass(frozen=True)
 class RecordedCycle:
     """One recording: its events, and the state of the process and the model at its start and end.
@@ -107,7 +119,8 @@ class RecordedCycle:
     they were at the end. ``origin``: the process that was recorded. ``observations``: those made so far; ``assemble``
     adds its own. ``start`` and ``end``: the live memory at these times. ``has_steps``: whether the events contain our
     marks of steps. ``from_first_mark``: whether a step began with the recording. ``group``: the group of the
-    collectives that do not name one, see ``sole_group``. ``graphs``: the compiled graphs that are known. ``regions``:
+    collectives that do not name one, see ``sole_group``. ``graphs``: the compiled graphs whose layers are known.
+    ``called``: the compiled graphs that were called, by the key in the range around each call. ``regions``:
     all compiled code of the process. ``python_samples``: (time, source line, number of sampling intervals) of each
     sample of Python; None if Python was not sampled.
 
@@ -126,6 +139,7 @@ class RecordedCycle:
     from_first_mark: bool = True
     group: GroupOfRanks | None = None
     graphs: CompiledGraphs | None = None
+    called: Mapping[str, CalledGraph] = field(default_factory=dict)
     regions: Iterable[CompiledRegion] = ()
     python_samples: Iterable[tuple[int, str, int]] | None = None
     began_ns: int = 0

@@ -20,6 +20,7 @@ from torchprof.measure.live_memory import NOT_MEASURED
 from torchprof.measure.recording import Observations, Options, RecordedCycle
 from torchprof.measure.warnings import about_clock
 from torchprof.profile.event_lists import event_lists_by_path
+from torchprof.record.called_graphs import CalledGraphs
 from torchprof.record.compiled_code import StackWarning, compiled_regions
 from torchprof.record.compiler import Provenance
 from torchprof.record.environment import this_process
@@ -81,6 +82,7 @@ class Cycle:
         self._regions: tuple[CompiledRegion, ...] = ()
         self._stack_warning = StackWarning()
         self._sampler: Sampler | None = None
+        self._called = CalledGraphs()
 
     def start(self) -> None:
         """Start recording. If this fails, all that was switched on is switched off again."""
@@ -90,6 +92,8 @@ class Cycle:
                 self._start_memory = held_now(setup.plan.models, watch=True)
             if setup.samples_python:
                 self._sampler = Sampler(get_ident())
+            if setup.asked.with_flops:
+                self._called.on()
             self.session.start(step_begins=setup.from_first_mark)
             if self._sampler is not None:
                 self._sampler.start()
@@ -134,6 +138,7 @@ class Cycle:
             seen,
             group=self.job.group,
             graphs=None if setup.provenance is None else setup.provenance.graphs(setup.plan),
+            called=self._called.by_key,
             regions=self._regions,
             start=self._start_memory,
             end=self._end_memory,
@@ -158,6 +163,7 @@ class Cycle:
     def _stop_watching(self) -> None:
         with ExitStack() as each:  # all are called, even if one raises an error
             each.callback(self._stack_warning.off)
+            each.callback(self._called.off)
             each.callback(self._start_memory.stop_watching)
             if self._sampler is not None:
                 each.callback(self._sampler.stop)

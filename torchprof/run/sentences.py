@@ -447,7 +447,7 @@ _UNCOUNTED = {
     "uncounted_operator": "{names} ({count} call{s}, in {layers})",
     WITHOUT_SHAPES: "{count} call{s} of {names} (in {layers}), recorded without shapes: use record_shapes=True",
     "uncounted_generated": "{count} generated kernel{s} of torch.compile (in {layers})",
-    "uncounted_graph": "{count} call{s} of compiled graphs, whose kernels were not recorded (in {layers})",
+    "uncounted_graph": "at least {count} operator{s} in compiled graphs (in {layers})",
     "uncounted_replayed": "{count} kernel{s} that CUDA graphs replayed (in {layers})",
     "uncounted_replay": "{count} CUDA graph{s}, whose kernels were not recorded (in {layers})",
     "uncounted_no_operator": "{count} kernel{s} that no operator launched: {names} (in {layers})",

@@ -13,6 +13,7 @@ from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
 from torchprof.measure.flops.formulas.attention import FORWARD_ATTENTION
 from torchprof.measure.flops.free_ops import does_no_arithmetic
+from torchprof.measure.flops.graph_text import WorkOfGraphs
 from torchprof.measure.flops.operation import Operation, Work
 from torchprof.measure.flops.torch_registry import (
     calls_only_ops,
@@ -21,6 +22,7 @@ from torchprof.measure.flops.torch_registry import (
     registered_formula,
     registered_work,
 )
+from torchprof.measure.recording import CalledGraph
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, Signature
 from torchprof.run.words import is_generated as is_kernel_of_compile
@@ -99,6 +101,7 @@ class _Open:
         "is_in_mode",
         "is_opaque",
         "name",
+        "of_graph",
         "parts",
         "place",
         "prepares",
@@ -126,6 +129,7 @@ class _Open:
         self.views = False  # an op is inside it that returns a view
         self.prepares = False  # an op is inside it that prepares work of other code
         self.works = False  # an op is inside it that does something itself, if only to move data
+        self.of_graph: tuple[Work, int] | None = None  # of a compiled graph: see work_of_graph
 
 
 class _Inner(NamedTuple):
@@ -150,12 +154,15 @@ class Estimate:
     first call with some shapes, a ``DTensor`` also tries the op on fake tensors of the whole shape, to learn the shape
     of the result: this is no work.
 
+    A compiled graph counts as the operators in its text, whatever kernels they were fused into.
+
     It keeps its own stack of open ops, because work is added up from inner to outer ops, and some ranges take no part
     in that: ranges without arithmetic and everything inside them, labels, and ops that were stopped before they were
     executed.
     """
 
-    def __init__(self, signatures: Sequence[Signature]) -> None:
+    def __init__(self, signatures: Sequence[Signature], graphs: Mapping[str, CalledGraph] | None = None) -> None:
+        """``graphs``: see ``RecordedCycle.called``."""
         self.counts: dict[int, Count] = {}
         self._signatures = signatures
         self._work: dict[tuple[str, int], Work | None] = {}
@@ -166,6 +173,7 @@ class Estimate:
         self._known: set[int] = set()  # indices of places: their work is known, with everything inside them
         self._kernels: Counter[Place] = Counter()
         self._replays: Counter[Place] = Counter()  # calls that replay a graph of kernels
+        self._graphs = WorkOfGraphs(graphs or {})
 
     @staticmethod
     def has_formula(name: str) -> bool:
@@ -311,6 +319,10 @@ class Estimate:
             entered.is_opaque = True
         entered.is_opaque |= is_generated
         entered.parts = [*parts, (entered.place, item[4])] if parts else ()
+        if name.startswith(CALL):
+            entered.of_graph = self._graphs.of_next_call(name)
+            if entered.of_graph is not None:
+                self._known.add(entered.place)
         if work is not None:
             self._known.update([place for place, _ in entered.parts] or [entered.place])
         stack.append(entered)
@@ -336,7 +348,9 @@ class Estimate:
         done = stack.pop()
         found, work = done.found, None if done.is_dispatched else done.work
         is_part = self._is_on_a_part(done)
-        if work is None:
+        if done.of_graph is not None:
+            found = _of_graph(done.place, *done.of_graph, found)
+        elif work is None:
             if not self._explains(done) and not any(count.uncounted for _, count in done.found):
                 found = [*done.found, (done.place, Count(0, 0, 1))]
         elif is_part:
@@ -425,6 +439,16 @@ class Estimate:
         if not is_ops:
             self._opaque.add(name)
         return is_ops
+
+
+def _of_graph(place: int, work: Work, uncounted: int, found: Sequence[tuple[int, Count]]) -> list[tuple[int, Count]]:
+    """The counts of a compiled graph: those of the library ops that it calls, and the rest at the graph itself, whose
+    kernels are fused. If the ops have more work than the whole graph, all of it is at the graph."""
+    of_ops = [(at, count._replace(uncounted=0)) for at, count in found if count.macs or count.flops]
+    macs, flops = (whole - sum(count[at] for _, count in of_ops) for at, whole in enumerate(work))
+    if macs < 0 or flops < 0:
+        return [(place, Count(*work, uncounted))]
+    return [*of_ops, (place, Count(macs, flops, uncounted))]
 
 
 def _around(place: Place) -> Iterator[Place]:

@@ -111,6 +111,11 @@ def _all_overloads(name: str, keys: Sequence[str]) -> bool | None:
     return found
 
 
+def operator_of(name: str, overload: str) -> Any:
+    """An operator by its name in a profile; None if this torch does not have it."""
+    return getattr(_packet(name), overload, None)
+
+
 def _packet(name: str) -> Any:
     namespace, _, op = name.rpartition("::")
     if not namespace:

@@ -37,6 +37,11 @@ def _index_put(op: Operation) -> tuple[int, int]:
     return 0, op.numel(2) if op.scalar(3) else 0  # the values of the indices are not recorded
 
 
+@counts("_unsafe_masked_index_put_accumulate")  # (self, mask, indices, values): of torch.compile
+def _masked_index_put(op: Operation) -> tuple[int, int]:
+    return 0, op.numel(3)
+
+
 @counts("col2im", "unfold_backward")
 @counts(*(f"{pad}_pad{dims}d_backward" for pad in ("reflection", "replication") for dims in (1, 2, 3)))
 def _col2im(op: Operation) -> tuple[int, int]:

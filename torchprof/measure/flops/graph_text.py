@@ -1,0 +1,304 @@
+"""The arithmetic of a graph that torch.compile made, from the text that Inductor keeps of it.
+
+The text is that of ``torch.fx.GraphModule.print_readable``: a Python function whose variables are annotated with type
+and sizes, such as ``addmm: "f32[s0, 16][16, 1]cpu" = torch.ops.aten.addmm.default(bias, x, weight)``. It is parsed and
+never executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torchprof.attribute.compiled_graphs import CALL
+from torchprof.measure.flops.formulas import formula_of, work_of
+from torchprof.measure.flops.free_ops import does_no_arithmetic
+from torchprof.measure.flops.operation import Operation, Unknown, Work
+from torchprof.measure.flops.torch_registry import operator_of, registered_formula, registered_work
+from torchprof.measure.recording import CalledGraph
+from torchprof.run.words import Signature
+
+_TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[^\]]*)\]")
+_NUMBER = re.compile(r"Sym\((?P<value>.*)\)")
+_DTYPES = {
+    "f64": "double",
+    "f32": "float",
+    "f16": "c10::Half",
+    "bf16": "c10::BFloat16",
+    "c128": "c10::complex<double>",
+    "c64": "c10::complex<float>",
+    "i64": "long int",
+    "i32": "int",
+    "i16": "short int",
+    "i8": "signed char",
+    "u8": "unsigned char",
+    "b8": "bool",
+    "f8e4m3fn": "c10::Float8_e4m3fn",
+    "f8e5m2": "c10::Float8_e5m2",
+}
+"""torch's short names of types (``torch.utils._dtype_abbrs``), as its profiler spells them."""
+_OPERATORS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+
+
+_FREE = frozenset(
+    {
+        "prims::inductor_seed",
+        "prims::inductor_seeds",
+        "prims::inductor_lookup_seed",
+        "prims::inductor_random",
+        "prims::inductor_randint",
+        "prims::inductor_force_stride_order",
+        "prims::_inductor_bucketize",
+        "prims::_low_memory_max_pool_offsets_to_indices",
+        "prims::_low_memory_max_pool2d_offsets_to_indices",
+        "prims::rev",
+    }
+)
+"""Operators of Inductor's graphs (``torch/_inductor/inductor_prims.py``) that do no floating-point arithmetic."""
+_SAME_AS = {
+    "prims::_low_memory_max_pool2d_with_offsets": "aten::max_pool2d_with_indices",
+    "prims::prepare_softmax_online": "aten::logsumexp",  # maximum, difference, exponential, sum
+}
+"""Operators of Inductor's graphs that do the arithmetic of others, with the same inputs."""
+
+
+class GraphTensor(NamedTuple):
+    """A tensor of a graph: its type, and its sizes as expressions of the symbols of the graph."""
+
+    dtype: str
+    sizes: tuple[ast.expr, ...]
+
+
+class GraphOp(NamedTuple):
+    """A call of an operator in a graph: its name as in a profile, and its inputs in the order of its schema.
+
+    An input is a ``GraphTensor``, a list of inputs, an expression of a number, or a constant.
+    """
+
+    name: str
+    inputs: tuple[Any, ...]
+
+
+class GraphText(NamedTuple):
+    """``inputs``: the sizes of the inputs of the graph; for an input that is a number, its expression; else None.
+    ``ops``: the calls of operators. ``unread``: how many lines call something else."""
+
+    inputs: tuple[GraphTensor | ast.expr | None, ...]
+    ops: tuple[GraphOp, ...]
+    unread: int
+
+    def symbols(self, given: Sequence[Any]) -> dict[str, int]:
+        """The values of the symbols in a call of the graph. ``given``: by input, the sizes of a tensor, or a number."""
+        found: dict[str, int] = {}
+        for ours, theirs in zip(self.inputs, given):
+            sizes = ours.sizes if isinstance(ours, GraphTensor) else [ours]
+            for size, value in zip(sizes, theirs if isinstance(theirs, tuple) else [theirs]):
+                if isinstance(size, ast.Name) and isinstance(value, int):
+                    found.setdefault(size.id, value)
+        return found
+
+
+def read_graph(text: str) -> GraphText:
+    """Parse the text of a graph. Raises ValueError if it is no such text."""
+    try:
+        functions = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef)]
+    except SyntaxError as error:
+        raise ValueError(f"not the text of a graph: {error}") from error
+    if len(functions) != 1:
+        raise ValueError("not the text of one graph")
+    values: dict[str, Any] = {}
+    for argument in functions[0].args.args:
+        values[argument.arg] = _annotated(argument.annotation)
+    inputs = tuple(values[argument.arg] for argument in functions[0].args.args[1:])
+    ops: list[GraphOp] = []
+    unread = 0
+    for line in functions[0].body:
+        if not isinstance(line, (ast.Assign, ast.AnnAssign)):
+            continue
+        target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
+        if isinstance(target, ast.Name) and isinstance(line, ast.AnnAssign):
+            values[target.id] = _annotated(line.annotation)
+        if isinstance(line.value, ast.Call):
+            op = _op(line.value, values)
+            unread += op is None
+            ops += [op] if op is not None else []
+    return GraphText(inputs, tuple(ops), unread)
+
+
+def work_of_graph(graph: GraphText, symbols: Mapping[str, int]) -> tuple[Work, int]:
+    """The work of one call of a graph, and how many of its operators are not counted."""
+    macs = flops = 0
+    uncounted = graph.unread
+    for op in graph.ops:
+        if does_no_arithmetic(op.name) or op.name in _FREE:
+            continue
+        work = _work_of(op, symbols)
+        if work is None:
+            uncounted += 1
+        else:
+            macs, flops = macs + work.macs, flops + work.flops
+    return Work(macs, flops), uncounted
+
+
+def _work_of(op: GraphOp, symbols: Mapping[str, int]) -> Work | None:
+    """The work of one operator; None if it is unknown."""
+    try:
+        signature = _signature(op, symbols)
+    except (Unknown, ArithmeticError):
+        return None
+    name = _SAME_AS.get(op.name, op.name)
+    if name == "prims::fma":
+        product, total = (work_of(Operation(f"aten::{one}", signature)) for one in ("mul", "add"))
+        return Work(0, product.flops + total.flops) if product is not None and total is not None else None
+    if name == "prims::_low_memory_max_pool_with_offsets":
+        name = f"aten::max_pool{len(signature.scalars[1] or ())}d_with_indices"
+    work = work_of(Operation(name, signature))
+    if work is None and formula_of(name) is None and registered_formula(name) is not None:
+        work = registered_work(name, signature)
+    return work
+
+
+class WorkOfGraphs:
+    """The work of the calls of compiled graphs, one call after the other."""
+
+    def __init__(self, graphs: Mapping[str, CalledGraph]) -> None:
+        """``graphs``: by their keys."""
+        self._graphs = graphs
+        self._texts: dict[str, GraphText | None] = {}  # None: it cannot be read
+        self._work: dict[tuple[str, tuple[tuple[str, int], ...]], tuple[Work, int]] = {}
+        self._calls: Counter[str] = Counter()
+
+    def of_next_call(self, name: str) -> tuple[Work, int] | None:
+        """``work_of_graph`` of the next call, by the name of the range around it; None if the graph is not known."""
+        key = name.removeprefix(CALL).partition(" ")[0]
+        graph = self._graphs.get(key)
+        if graph is None:
+            return None
+        if key not in self._texts:
+            try:
+                self._texts[key] = read_graph(graph.text)
+            except ValueError:
+                self._texts[key] = None
+        text = self._texts[key]
+        if text is None:
+            return None
+        symbols: dict[str, int] = {}
+        if graph.has_symbols:
+            number = self._calls[key]
+            self._calls[key] += 1
+            if number >= len(graph.calls):
+                return None
+            symbols = text.symbols(graph.calls[number])
+        of_call = key, tuple(symbols.items())
+        if of_call not in self._work:
+            self._work[of_call] = work_of_graph(text, symbols)
+        return self._work[of_call]
+
+
+def _annotated(annotation: ast.expr | None) -> GraphTensor | ast.expr | None:
+    """The tensor or the number of an annotation; None for anything else."""
+    text = annotation.value if isinstance(annotation, ast.Constant) else None
+    if not isinstance(text, str):
+        return None
+    tensor, number = _TENSOR.match(text), _NUMBER.fullmatch(text)
+    try:
+        if number is not None:
+            return ast.parse(number["value"], mode="eval").body
+        if tensor is not None:
+            sizes = ast.parse(f"({tensor['sizes']},)" if tensor["sizes"] else "()", mode="eval").body
+            assert isinstance(sizes, ast.Tuple)
+            return GraphTensor(_DTYPES.get(tensor["dtype"], tensor["dtype"]), tuple(sizes.elts))
+    except SyntaxError:
+        pass
+    return None
+
+
+def _op(call: ast.Call, values: Mapping[str, Any]) -> GraphOp | None:
+    """The call of an operator; None if something else is called."""
+    names: list[str] = []
+    function: ast.expr = call.func
+    while isinstance(function, ast.Attribute):
+        names.append(function.attr)
+        function = function.value
+    if len(names) != 4 or names[3] != "ops":
+        return None
+    overload, name, namespace, _ = names
+    schema = getattr(operator_of(f"{namespace}::{name}", overload), "_schema", None)
+    if schema is None:
+        return None
+    given: dict[str, Any] = {one.name: value for one, value in zip(schema.arguments, call.args)}
+    given.update({one.arg: one.value for one in call.keywords if one.arg is not None})
+    inputs = []
+    for argument in schema.arguments:
+        if argument.name in given:
+            inputs.append(_value(given[argument.name], values))
+        else:
+            inputs.append(argument.default_value if argument.has_default_value() else None)
+    return GraphOp(f"{namespace}::{name}", tuple(inputs))
+
+
+def _value(expression: ast.expr, values: Mapping[str, Any]) -> Any:
+    """The value of an argument: see ``GraphOp``."""
+    if isinstance(expression, ast.Name):
+        return values.get(expression.id, expression)
+    if isinstance(expression, ast.Constant):
+        return expression.value
+    if isinstance(expression, (ast.List, ast.Tuple)):
+        return [_value(one, values) for one in expression.elts]
+    return expression
+
+
+def _signature(op: GraphOp, symbols: Mapping[str, int]) -> Signature:
+    shapes: list[Any] = []
+    dtypes: list[str] = []
+    scalars: list[Any] = []
+    for one in op.inputs:
+        shape, dtype, scalar = _recorded(one, symbols)
+        shapes.append(shape)
+        dtypes.append(dtype)
+        scalars.append(scalar)
+    return Signature(tuple(shapes), tuple(dtypes), tuple(scalars))
+
+
+def _recorded(value: Any, symbols: Mapping[str, int]) -> tuple[Any, str, Any]:
+    """Shape, type and value of an input, as torch's profiler records them: see ``Signature``."""
+    if isinstance(value, GraphTensor):
+        return tuple(_number(size, symbols) for size in value.sizes), value.dtype, None
+    if isinstance(value, list):
+        inner = [_recorded(one, symbols) for one in value]
+        if any(isinstance(one, GraphTensor) for one in value):
+            return tuple(shape for shape, _, _ in inner), "TensorList", None
+        return (), "ScalarList", tuple(scalar for _, _, scalar in inner)
+    if value is None:
+        return (), "", None
+    if isinstance(value, ast.expr):
+        try:
+            return (), "Scalar", _number(value, symbols)
+        except Unknown:
+            return (), "", None
+    return (), "Scalar" if isinstance(value, (bool, int, float)) else "", value
+
+
+def _number(expression: ast.expr, symbols: Mapping[str, int]) -> int:
+    """The value of an expression. Raises Unknown if it is more than arithmetic on symbols."""
+    if isinstance(expression, ast.Constant) and isinstance(expression.value, (int, float)):
+        return expression.value  # type: ignore[return-value]
+    if isinstance(expression, ast.Name) and expression.id in symbols:
+        return symbols[expression.id]
+    if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.USub):
+        return -_number(expression.operand, symbols)
+    if isinstance(expression, ast.BinOp) and type(expression.op) in _OPERATORS:
+        left, right = (_number(one, symbols) for one in (expression.left, expression.right))
+        return _OPERATORS[type(expression.op)](left, right)
+    raise Unknown
