@@ -187,9 +187,7 @@ def test_generated_kernels_have_one_warning() -> None:
         for number in range(4)
     ]
     assert said(*kernels) == ["Not counted: 32 generated kernels of torch.compile (in Net.a, Net.b)."]
-    assert said(row(1, GRAPH, uncounted=1)) == [
-        "Not counted: at least 1 operator in compiled graphs (in Net.a)."
-    ]
+    assert said(row(1, GRAPH, uncounted=1)) == ["Not counted: at least 1 operator in compiled graphs (in Net.a)."]
 
 
 def test_operators_without_shapes_have_one_warning_with_a_remedy() -> None:

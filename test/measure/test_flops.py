@@ -1089,9 +1089,7 @@ def test_a_region_that_inductor_compiled_is_a_lower_bound() -> None:
     model = nn.Sequential(Generated(), nn.ReLU())
     with torchprof.Profile(model, with_flops=True) as prof:
         model(torch.rand(ROWS, 3))
-    assert uncounted(prof.run) == [
-        "Not counted: at least 1 operator in compiled graphs (in Sequential.0)."
-    ]
+    assert uncounted(prof.run) == ["Not counted: at least 1 operator in compiled graphs (in Sequential.0)."]
     assert uncounted(prof.run)[0] in prof.display().splitlines()
     region, relu = prof.run.tree("forward").children
     assert (region.total.macs, region.total.uncounted) == (ROWS * 12, 1)

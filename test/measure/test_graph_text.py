@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from torchprof.measure.flops.graph_text import WorkOfGraphs, read_graph, work_of_graph
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel
+from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls
+from torchprof.measure.flops.graph_text import read_graph, work_of_nodes
+from torchprof.measure.flops.operation import Work
 from torchprof.measure.recording import CalledGraph
 
 TEXT = """
@@ -24,25 +27,27 @@ class GraphModule(torch.nn.Module):
 RANGE = "## Call CompiledFxGraph key ##"
 
 
-def test_the_operators_of_a_graph_are_counted_with_the_sizes_of_a_call() -> None:
+def test_the_nodes_of_a_graph_are_counted_with_the_sizes_of_a_call() -> None:
     """s0 = 3: a product of 3×8 and 8×16, and one FLOP for each of 48 elements in relu and in the comparison."""
     graph = read_graph(TEXT)
-    assert [op.name.removeprefix("aten::") for op in graph.ops] == [
-        *("permute", "mm", "reshape", "relu", "var_mean", "le")
+    assert [(op.node, op.name.removeprefix("aten::")) for op in graph.ops] == [
+        ("permute", "permute"),
+        ("mm", "mm"),
+        ("view", "reshape"),
+        ("relu", "relu"),
+        ("var_mean", "var_mean"),
+        ("le", "le"),
     ]
     symbols = graph.symbols([(16, 8), 3, (3, 8)])
     assert symbols == {"s0": 3}
-    without_variance = graph._replace(ops=tuple(op for op in graph.ops if op.name != "aten::var_mean"))
-    work, uncounted = work_of_graph(without_variance, symbols)
-    assert (work.macs, work.flops - 2 * work.macs, uncounted) == (3 * 8 * 16, 48 + 48, 0)
-    whole, uncounted = work_of_graph(graph, symbols)
-    assert uncounted == 0 and whole.macs == work.macs
-    assert 2 * 48 <= whole.flops - work.flops <= 4 * 48
+    work = work_of_nodes(graph, symbols)
+    variance = work.pop("var_mean")
+    assert work == {"mm": Work(3 * 8 * 16, 2 * 3 * 8 * 16), "relu": Work(0, 48), "le": Work(0, 48)}
+    assert variance is not None and 2 * 48 <= variance.flops <= 4 * 48
 
 
 def test_a_size_that_is_not_known_is_not_counted() -> None:
-    work, uncounted = work_of_graph(read_graph(TEXT), {})
-    assert (work.macs, uncounted) == (0, 4)
+    assert work_of_nodes(read_graph(TEXT), {}) == dict.fromkeys(("mm", "relu", "var_mean", "le"))
 
 
 @pytest.mark.parametrize(
@@ -56,18 +61,76 @@ def test_a_size_that_is_not_known_is_not_counted() -> None:
 )
 def test_what_is_not_understood_is_not_counted(line: str) -> None:
     text = f'def forward(self, x: "f32[2]", z: "f32[u0]"):\n    {line}\n    return y\n'
-    assert work_of_graph(read_graph(text), {})[1] == 1
+    assert [*work_of_nodes(read_graph(text), {}).values()] == [None]
 
 
 @pytest.mark.parametrize("text", ["", "def forward(:", "x = 1", "def one(): pass\ndef other(): pass"])
 def test_a_text_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not the text of"):
         read_graph(text)
-    assert WorkOfGraphs({"key": CalledGraph(text, [])}).of_next_call(RANGE) is None
+    assert GraphCalls({"key": CalledGraph(text, [])}).next(RANGE) is None
 
 
 def test_each_call_has_its_own_sizes() -> None:
-    graphs = WorkOfGraphs({"key": CalledGraph(TEXT, [((16, 8), 3, (3, 8)), ((16, 8), 5, (5, 8))])})
-    works = [graphs.of_next_call(RANGE) for _ in range(3)]
-    assert [None if one is None else one[0].macs for one in works] == [3 * 128, 5 * 128, None]
-    assert graphs.of_next_call("## Call CompiledFxGraph other ##") is None
+    graphs = GraphCalls({"key": CalledGraph(TEXT, [((16, 8), 3, (3, 8)), ((16, 8), 5, (5, 8))])})
+    for size in (3, 5):
+        call = graphs.next(RANGE)
+        assert call is not None
+        ((place, count),), known = call.counts(7, [])
+        assert (place, count.macs, count.uncounted, known) == (7, size * 128, 0, set())
+    assert graphs.next(RANGE) is None
+    assert graphs.next("## Call CompiledFxGraph other ##") is None
+
+
+# Ops and kernels in a call
+
+NODES = {"mm": Work(100, 200), "relu": Work(0, 10), "norm": Work(0, 30), "sort": None}
+
+
+def test_the_rest_of_a_graph_is_at_its_call() -> None:
+    found, known = GraphCall("key", NODES, None).counts(1, [(2, Count(100, 205, 0)), (3, Count(0, 0, 1))])
+    assert found == [(2, Count(100, 205, 0)), (1, Count(0, 35, 1))]
+    assert known == set()
+
+
+def test_ops_with_more_work_than_the_graph_are_not_added_to_it() -> None:
+    assert GraphCall("key", NODES, None).counts(1, [(2, Count(101, 202, 0))])[0] == [(1, Count(100, 240, 1))]
+
+
+def with_layers(*kernels: CompiledKernel) -> CompiledGraphs:
+    return CompiledGraphs({"key": kernels})
+
+
+def test_kernels_have_the_work_of_their_nodes() -> None:
+    """relu is computed in both kernels: it counts in the first. The second kernel is divided among two layers."""
+    layers = with_layers(
+        CompiledKernel("mm", (), nodes=("mm",)),
+        CompiledKernel("cpp_fused_relu_0", (), nodes=("relu",)),
+        CompiledKernel("cpp_fused_norm_relu_1", (), nodes=("relu", "norm")),
+    )
+    call = GraphCall("key", NODES, layers)
+    for name, parts in (
+        ("aten::mm", [(2, 50)]),
+        ("cpp_fused_relu_0", [(3, 5)]),
+        ("cpp_fused_norm_relu_1", [(4, 1), (5, 2)]),
+    ):
+        call.note(name, parts)
+    found, known = call.counts(1, [(2, Count(100, 200, 0)), (3, Count(0, 0, 1)), (4, Count(0, 0, 1))])
+    assert found == [
+        (2, Count(100, 200, 0)),
+        (3, Count(0, 10, 0)),
+        (4, Count(0, 10, 0)),
+        (5, Count(0, 20, 0)),
+        (1, Count(0, 0, 1)),
+    ]
+    assert known == {3, 4, 5}
+
+
+def test_a_kernel_with_a_node_of_unknown_work_or_of_another_name_is_not_counted() -> None:
+    layers = with_layers(CompiledKernel("cpp_fused_relu_sort_0", (), nodes=("relu", "sort")))
+    call = GraphCall("key", NODES, layers)
+    call.note("cpp_fused_relu_sort_0", [(3, 5)])
+    call.note("cpp_fused_sin_7", [(4, 5)])
+    found, known = call.counts(1, [])
+    assert found == [(3, Count(0, 10, 1)), (4, Count(0, 0, 1)), (1, Count(100, 230, 0))]
+    assert known == {3}

@@ -61,11 +61,12 @@ class OwnedWork(NamedTuple):
 
 class CompiledKernel(NamedTuple):
     """A kernel that a graph calls. ``parts``: its work, by owner. ``recomputes``: whether it is in a backward graph
-    only to repeat work of the forward inside a checkpoint."""
+    only to repeat work of the forward inside a checkpoint. ``nodes``: those of the graph that it computes, by name."""
 
     name: str
     parts: tuple[OwnedWork, ...]
     recomputes: bool = False
+    nodes: tuple[str, ...] = ()
 
 
 class ModuleTensor(NamedTuple):
@@ -146,6 +147,10 @@ class CompiledGraphs:
 
     def recomputes(self, graph: str, kernel: int) -> bool:
         return self._graphs[graph][kernel].recomputes
+
+    def nodes_of(self, graph: str, kernel: int) -> tuple[str, ...]:
+        """The nodes of a graph that a kernel computes, by name."""
+        return self._graphs[graph][kernel].nodes
 
     def layers_of(self, graph: str, kernel: int, around: int, inputs: str = "") -> tuple[tuple[int, int], ...] | str:
         """The layers that a kernel works for, each with its weight. If not all are known: the reason.

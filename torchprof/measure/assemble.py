@@ -86,11 +86,9 @@ class _Observers:
         self.lockstep: Locksteps | None = None
         if options.with_flops:
             from torchprof.measure.flops.estimate import Estimate
+            from torchprof.measure.flops.graph_calls import GraphCalls
 
-            graphs = recording.graphs
-            # A graph whose kernels are at their layers is not counted as a whole.
-            whole = {key: one for key, one in recording.called.items() if graphs is None or graphs.why_unknown(key)}
-            self.flops = Estimate(source.signatures, whole)
+            self.flops = Estimate(source.signatures, GraphCalls(recording.called, recording.graphs))
         if options.profile_memory:
             start = recording.start
             before = None if start is NOT_MEASURED else start.sizes

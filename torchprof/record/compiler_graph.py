@@ -182,17 +182,20 @@ class Graph:
                 name,
                 tuple(self._parts(works, made_for)) or (OwnedWork(None, 0, 0),),
                 self._is_backward and bool(works) and all(work.recomputes for work in works),
+                tuple(work.node for work in works if not self._prepares(work, made_for)),
             )
             for name, made_for, works in self._kernels
         )
 
     def _parts(self, works: Iterable[_Work], made_for: Set[str]) -> Iterator[OwnedWork]:
         for work in works:
-            # A kernel may only prepare the inputs of a library op: that does not cost the FLOPs of the op.
-            prepares = work.node in self._of_library and work.node not in made_for
-            flops = work.elements if work.flops is None or prepares else work.flops
+            flops = work.elements if work.flops is None or self._prepares(work, made_for) else work.flops
             for owner in work.owners:
                 yield OwnedWork(self._from_self(owner), flops // len(work.owners), work.nbytes // len(work.owners))
+
+    def _prepares(self, work: _Work, made_for: Set[str]) -> bool:
+        """Whether a kernel only prepares the inputs of a library op: that does not cost the FLOPs of the op."""
+        return work.node in self._of_library and work.node not in made_for
 
     def _from_self(self, owner: Owner | None) -> Owner | None:
         """An owner with the root ``SELF`` for the module whose forward this graph is."""

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from torchprof.attribute.compiled_graphs import CALL, cut_in_proportion
+from torchprof.attribute.compiled_graphs import CALL
 from torchprof.attribute.events import Detail, Kind
 from torchprof.attribute.nesting import OpenRanges
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
 from torchprof.measure.flops.formulas.attention import FORWARD_ATTENTION
 from torchprof.measure.flops.free_ops import does_no_arithmetic
-from torchprof.measure.flops.graph_text import WorkOfGraphs
+from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls, divided
 from torchprof.measure.flops.operation import Operation, Work
 from torchprof.measure.flops.torch_registry import (
     calls_only_ops,
@@ -22,7 +22,6 @@ from torchprof.measure.flops.torch_registry import (
     registered_formula,
     registered_work,
 )
-from torchprof.measure.recording import CalledGraph
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, Signature
 from torchprof.run.words import is_generated as is_kernel_of_compile
@@ -80,19 +79,12 @@ _MOST = 1 << 61
 are from a damaged trace; the op is not counted then."""
 
 
-class Count(NamedTuple):
-    """The work of one place, and the number of its calls that are not counted."""
-
-    macs: int
-    flops: int
-    uncounted: int
-
-
 class _Open:
     """An op that has not ended: its own ``work`` by formula (None: unknown), the counts ``found`` inside it; ``parts``:
     (place, ns) of each part if it is divided among layers."""
 
     __slots__ = (
+        "call",
         "end_ns",
         "found",
         "inner",
@@ -101,7 +93,6 @@ class _Open:
         "is_in_mode",
         "is_opaque",
         "name",
-        "of_graph",
         "parts",
         "place",
         "prepares",
@@ -129,7 +120,7 @@ class _Open:
         self.views = False  # an op is inside it that returns a view
         self.prepares = False  # an op is inside it that prepares work of other code
         self.works = False  # an op is inside it that does something itself, if only to move data
-        self.of_graph: tuple[Work, int] | None = None  # of a compiled graph: see work_of_graph
+        self.call: GraphCall | None = None  # of a compiled graph whose work is known
 
 
 class _Inner(NamedTuple):
@@ -154,15 +145,14 @@ class Estimate:
     first call with some shapes, a ``DTensor`` also tries the op on fake tensors of the whole shape, to learn the shape
     of the result: this is no work.
 
-    A compiled graph counts as the operators in its text, whatever kernels they were fused into.
+    A compiled graph counts as the nodes in its text, whatever kernels they were fused into.
 
     It keeps its own stack of open ops, because work is added up from inner to outer ops, and some ranges take no part
     in that: ranges without arithmetic and everything inside them, labels, and ops that were stopped before they were
     executed.
     """
 
-    def __init__(self, signatures: Sequence[Signature], graphs: Mapping[str, CalledGraph] | None = None) -> None:
-        """``graphs``: see ``RecordedCycle.called``."""
+    def __init__(self, signatures: Sequence[Signature], graphs: GraphCalls | None = None) -> None:
         self.counts: dict[int, Count] = {}
         self._signatures = signatures
         self._work: dict[tuple[str, int], Work | None] = {}
@@ -173,7 +163,7 @@ class Estimate:
         self._known: set[int] = set()  # indices of places: their work is known, with everything inside them
         self._kernels: Counter[Place] = Counter()
         self._replays: Counter[Place] = Counter()  # calls that replay a graph of kernels
-        self._graphs = WorkOfGraphs(graphs or {})
+        self._graphs = graphs or GraphCalls({})
 
     @staticmethod
     def has_formula(name: str) -> bool:
@@ -320,9 +310,11 @@ class Estimate:
         entered.is_opaque |= is_generated
         entered.parts = [*parts, (entered.place, item[4])] if parts else ()
         if name.startswith(CALL):
-            entered.of_graph = self._graphs.of_next_call(name)
-            if entered.of_graph is not None:
+            entered.call = self._graphs.next(name)
+            if entered.call is not None:
                 self._known.add(entered.place)
+        elif stack and stack[-1].call is not None:
+            stack[-1].call.note(name, entered.parts or [(entered.place, item[4])])
         if work is not None:
             self._known.update([place for place, _ in entered.parts] or [entered.place])
         stack.append(entered)
@@ -348,8 +340,9 @@ class Estimate:
         done = stack.pop()
         found, work = done.found, None if done.is_dispatched else done.work
         is_part = self._is_on_a_part(done)
-        if done.of_graph is not None:
-            found = _of_graph(done.place, *done.of_graph, found)
+        if done.call is not None:
+            found, known = done.call.counts(done.place, found)
+            self._known |= known
         elif work is None:
             if not self._explains(done) and not any(count.uncounted for _, count in done.found):
                 found = [*done.found, (done.place, Count(0, 0, 1))]
@@ -362,7 +355,7 @@ class Estimate:
         else:
             found = [(done.place, Count(work[0], work[1], 0))]
         if done.parts:
-            found = [one for place, count in found for one in _divided(count, done.parts)]
+            found = [one for place, count in found for one in divided(count, done.parts)]
         if stack:
             around = stack[-1]
             is_same = around.name == done.name
@@ -441,29 +434,12 @@ class Estimate:
         return is_ops
 
 
-def _of_graph(place: int, work: Work, uncounted: int, found: Sequence[tuple[int, Count]]) -> list[tuple[int, Count]]:
-    """The counts of a compiled graph: those of the library ops that it calls, and the rest at the graph itself, whose
-    kernels are fused. If the ops have more work than the whole graph, all of it is at the graph."""
-    of_ops = [(at, count._replace(uncounted=0)) for at, count in found if count.macs or count.flops]
-    macs, flops = (whole - sum(count[at] for _, count in of_ops) for at, whole in enumerate(work))
-    if macs < 0 or flops < 0:
-        return [(place, Count(*work, uncounted))]
-    return [*of_ops, (place, Count(macs, flops, uncounted))]
-
-
 def _around(place: Place) -> Iterator[Place]:
     """The place, its outer places in its layer, and the places around its layer's range."""
     inner: Place | None = place
     while inner is not None:
         yield inner
         inner = inner.outer or inner.within
-
-
-def _divided(count: Count, parts: Sequence[tuple[int, int]]) -> list[tuple[int, Count]]:
-    """The count of an op, divided among its parts like its time. An uncounted op is uncounted in every part."""
-    weights = [ns for _, ns in parts] if any(ns for _, ns in parts) else [1] * len(parts)
-    shares = zip(*([end - start for start, end in cut_in_proportion(0, whole, weights)] for whole in count[:2]))
-    return [(place, Count(macs, flops, count.uncounted)) for (place, _), (macs, flops) in zip(parts, shares)]
 
 
 def _has_users_formula(name: str) -> bool:

@@ -10,16 +10,13 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torchprof.attribute.compiled_graphs import CALL
 from torchprof.measure.flops.formulas import formula_of, work_of
 from torchprof.measure.flops.free_ops import does_no_arithmetic
 from torchprof.measure.flops.operation import Operation, Unknown, Work
 from torchprof.measure.flops.torch_registry import operator_of, registered_formula, registered_work
-from torchprof.measure.recording import CalledGraph
 from torchprof.run.words import Signature
 
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[^\]]*)\]")
@@ -81,22 +78,23 @@ class GraphTensor(NamedTuple):
 
 
 class GraphOp(NamedTuple):
-    """A call of an operator in a graph: its name as in a profile, and its inputs in the order of its schema.
+    """A node of a graph that calls an operator: the node's name, the operator's name as in a profile, and its inputs in
+    the order of its schema; no ``name`` and no inputs if it calls something else.
 
     An input is a ``GraphTensor``, a list of inputs, an expression of a number, or a constant.
     """
 
+    node: str
     name: str
     inputs: tuple[Any, ...]
 
 
 class GraphText(NamedTuple):
     """``inputs``: the sizes of the inputs of the graph; for an input that is a number, its expression; else None.
-    ``ops``: the calls of operators. ``unread``: how many lines call something else."""
+    ``ops``: the nodes that call something."""
 
     inputs: tuple[GraphTensor | ast.expr | None, ...]
     ops: tuple[GraphOp, ...]
-    unread: int
 
     def symbols(self, given: Sequence[Any]) -> dict[str, int]:
         """The values of the symbols in a call of the graph. ``given``: by input, the sizes of a tensor, or a number."""
@@ -122,37 +120,31 @@ def read_graph(text: str) -> GraphText:
         values[argument.arg] = _annotated(argument.annotation)
     inputs = tuple(values[argument.arg] for argument in functions[0].args.args[1:])
     ops: list[GraphOp] = []
-    unread = 0
     for line in functions[0].body:
         if not isinstance(line, (ast.Assign, ast.AnnAssign)):
             continue
         target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
-        if isinstance(target, ast.Name) and isinstance(line, ast.AnnAssign):
-            values[target.id] = _annotated(line.annotation)
+        node = target.id if isinstance(target, ast.Name) else f"line {line.lineno}"
+        if isinstance(line, ast.AnnAssign):
+            values[node] = _annotated(line.annotation)
         if isinstance(line.value, ast.Call):
-            op = _op(line.value, values)
-            unread += op is None
-            ops += [op] if op is not None else []
-    return GraphText(inputs, tuple(ops), unread)
+            ops.append(_op(node, line.value, values))
+    return GraphText(inputs, tuple(ops))
 
 
-def work_of_graph(graph: GraphText, symbols: Mapping[str, int]) -> tuple[Work, int]:
-    """The work of one call of a graph, and how many of its operators are not counted."""
-    macs = flops = 0
-    uncounted = graph.unread
-    for op in graph.ops:
-        if does_no_arithmetic(op.name) or op.name in _FREE:
-            continue
-        work = _work_of(op, symbols)
-        if work is None:
-            uncounted += 1
-        else:
-            macs, flops = macs + work.macs, flops + work.flops
-    return Work(macs, flops), uncounted
+def work_of_nodes(graph: GraphText, symbols: Mapping[str, int]) -> dict[str, Work | None]:
+    """The work of the nodes of a graph in one call, by name; None if it is unknown. Without those that do none."""
+    return {
+        op.node: _work_of(op, symbols)
+        for op in graph.ops
+        if not (op.name and (does_no_arithmetic(op.name) or op.name in _FREE))
+    }
 
 
 def _work_of(op: GraphOp, symbols: Mapping[str, int]) -> Work | None:
     """The work of one operator; None if it is unknown."""
+    if not op.name:
+        return None
     try:
         signature = _signature(op, symbols)
     except (Unknown, ArithmeticError):
@@ -167,43 +159,6 @@ def _work_of(op: GraphOp, symbols: Mapping[str, int]) -> Work | None:
     if work is None and formula_of(name) is None and registered_formula(name) is not None:
         work = registered_work(name, signature)
     return work
-
-
-class WorkOfGraphs:
-    """The work of the calls of compiled graphs, one call after the other."""
-
-    def __init__(self, graphs: Mapping[str, CalledGraph]) -> None:
-        """``graphs``: by their keys."""
-        self._graphs = graphs
-        self._texts: dict[str, GraphText | None] = {}  # None: it cannot be read
-        self._work: dict[tuple[str, tuple[tuple[str, int], ...]], tuple[Work, int]] = {}
-        self._calls: Counter[str] = Counter()
-
-    def of_next_call(self, name: str) -> tuple[Work, int] | None:
-        """``work_of_graph`` of the next call, by the name of the range around it; None if the graph is not known."""
-        key = name.removeprefix(CALL).partition(" ")[0]
-        graph = self._graphs.get(key)
-        if graph is None:
-            return None
-        if key not in self._texts:
-            try:
-                self._texts[key] = read_graph(graph.text)
-            except ValueError:
-                self._texts[key] = None
-        text = self._texts[key]
-        if text is None:
-            return None
-        symbols: dict[str, int] = {}
-        if graph.has_symbols:
-            number = self._calls[key]
-            self._calls[key] += 1
-            if number >= len(graph.calls):
-                return None
-            symbols = text.symbols(graph.calls[number])
-        of_call = key, tuple(symbols.items())
-        if of_call not in self._work:
-            self._work[of_call] = work_of_graph(text, symbols)
-        return self._work[of_call]
 
 
 def _annotated(annotation: ast.expr | None) -> GraphTensor | ast.expr | None:
@@ -224,19 +179,19 @@ def _annotated(annotation: ast.expr | None) -> GraphTensor | ast.expr | None:
     return None
 
 
-def _op(call: ast.Call, values: Mapping[str, Any]) -> GraphOp | None:
-    """The call of an operator; None if something else is called."""
+def _op(node: str, call: ast.Call, values: Mapping[str, Any]) -> GraphOp:
+    """A node that calls something."""
     names: list[str] = []
     function: ast.expr = call.func
     while isinstance(function, ast.Attribute):
         names.append(function.attr)
         function = function.value
     if len(names) != 4 or names[3] != "ops":
-        return None
+        return GraphOp(node, "", ())
     overload, name, namespace, _ = names
     schema = getattr(operator_of(f"{namespace}::{name}", overload), "_schema", None)
     if schema is None:
-        return None
+        return GraphOp(node, "", ())
     given: dict[str, Any] = {one.name: value for one, value in zip(schema.arguments, call.args)}
     given.update({one.arg: one.value for one in call.keywords if one.arg is not None})
     inputs = []
@@ -245,7 +200,7 @@ def _op(call: ast.Call, values: Mapping[str, Any]) -> GraphOp | None:
             inputs.append(_value(given[argument.name], values))
         else:
             inputs.append(argument.default_value if argument.has_default_value() else None)
-    return GraphOp(f"{namespace}::{name}", tuple(inputs))
+    return GraphOp(node, f"{namespace}::{name}", tuple(inputs))
 
 
 def _value(expression: ast.expr, values: Mapping[str, Any]) -> Any:

@@ -1,0 +1,124 @@
+"""The arithmetic of the calls of compiled graphs, and of the kernels in them whose layers are known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from torchprof.attribute.compiled_graphs import CompiledGraphs, cut_in_proportion, graph_of
+from torchprof.measure.flops.graph_text import GraphText, read_graph, work_of_nodes
+from torchprof.measure.flops.operation import Work
+from torchprof.measure.recording import CalledGraph
+from torchprof.run.words import is_generated
+
+
+class Count(NamedTuple):
+    """The work of one place, and the number of its calls that are not counted."""
+
+    macs: int
+    flops: int
+    uncounted: int
+
+
+Parts = Sequence[tuple[int, int]]
+"""(place, ns) of each part of an op that is divided among layers; one part for any other op."""
+
+
+class GraphCall:
+    """One call of a graph: the work of its nodes, and the ops that ran directly in it so far, in their order."""
+
+    def __init__(self, key: str, nodes: Mapping[str, Work | None], layers: CompiledGraphs | None) -> None:
+        self._key = key
+        self._nodes = nodes
+        self._layers = layers
+        self._ran: list[tuple[str, Parts]] = []
+
+    def note(self, name: str, parts: Parts) -> None:
+        """An op runs directly in the call."""
+        self._ran.append((name, parts))
+
+    def counts(self, place: int, found: Sequence[tuple[int, Count]]) -> tuple[list[tuple[int, Count]], set[int]]:
+        """The counts by place, and the places of kernels whose work is known.
+
+        ``place``: of the call. ``found``: the counts of the ops in it. Library ops keep theirs. A kernel whose layers
+        are known has the work of its nodes, a node of several kernels in the first of them; any other kernel in a layer
+        is not counted. The rest of the graph's work is at the call itself. If the ops have more than the whole graph,
+        all of it is at the call.
+        """
+        of_ops = [(at, count._replace(uncounted=0)) for at, count in found if count.macs or count.flops]
+        left = dict(self._nodes)
+        known: set[int] = set()
+        if self._layers is not None:
+            for works, parts in self._kernels(left):
+                if works is None:
+                    of_ops += [(at, Count(0, 0, 1)) for at, _ in parts]
+                    continue
+                of_ops += divided(_sum(works), parts)
+                known.update(at for at, _ in parts)
+        whole = _sum([*self._nodes.values()])
+        macs, flops = (of_all - sum(one[at] for _, one in of_ops) for at, of_all in enumerate(whole[:2]))
+        if macs >= 0 and flops >= 0:
+            return [*of_ops, (place, Count(macs, flops, sum(work is None for work in left.values())))], known
+        return (of_ops if known else [(place, whole)]), known
+
+    def _kernels(self, left: dict[str, Work | None]) -> Iterator[tuple[list[Work | None] | None, Parts]]:
+        """For each generated kernel that ran: the work of its nodes, which are taken out of ``left``; None if it is
+        unknown which kernel it is. And its parts."""
+        assert self._layers is not None
+        numbers = self._layers.called(self._key, [name for name, _ in self._ran])
+        for (name, parts), number in zip(self._ran, numbers):
+            if is_generated(name):
+                nodes = None if number is None else self._layers.nodes_of(self._key, number)
+                yield None if nodes is None else [left.pop(node) for node in nodes if node in left], parts
+
+
+class GraphCalls:
+    """The calls of compiled graphs, one after the other."""
+
+    def __init__(self, graphs: Mapping[str, CalledGraph], layers: CompiledGraphs | None = None) -> None:
+        """``graphs``: by their keys. ``layers``: what is known of the layers of their kernels."""
+        self._graphs = graphs
+        self._layers = layers
+        self._texts: dict[str, GraphText | None] = {}  # None: it cannot be read
+        self._work: dict[tuple[str, tuple[tuple[str, int], ...]], Mapping[str, Work | None]] = {}
+        self._calls: Counter[str] = Counter()
+
+    def next(self, name: str) -> GraphCall | None:
+        """The next call, by the name of the range around it; None if the graph is not known."""
+        key = graph_of(name)
+        graph = self._graphs.get(key)
+        if graph is None:
+            return None
+        if key not in self._texts:
+            try:
+                self._texts[key] = read_graph(graph.text)
+            except ValueError:
+                self._texts[key] = None
+        text = self._texts[key]
+        if text is None:
+            return None
+        symbols: dict[str, int] = {}
+        if graph.has_symbols:
+            number = self._calls[key]
+            self._calls[key] += 1
+            if number >= len(graph.calls):
+                return None
+            symbols = text.symbols(graph.calls[number])
+        of_call = key, tuple(symbols.items())
+        if of_call not in self._work:
+            self._work[of_call] = work_of_nodes(text, symbols)
+        has_layers = self._layers is not None and not self._layers.why_unknown(key)
+        return GraphCall(key, self._work[of_call], self._layers if has_layers else None)
+
+
+def divided(count: Count, parts: Parts) -> list[tuple[int, Count]]:
+    """The count of an op, divided among its parts like its time. An uncounted op is uncounted in every part."""
+    weights = [ns for _, ns in parts] if any(ns for _, ns in parts) else [1] * len(parts)
+    shares = zip(*([end - start for start, end in cut_in_proportion(0, whole, weights)] for whole in count[:2]))
+    return [(place, Count(macs, flops, count.uncounted)) for (place, _), (macs, flops) in zip(parts, shares)]
+
+
+def _sum(works: Sequence[Work | None]) -> Count:
+    known = [work for work in works if work is not None]
+    return Count(sum(work.macs for work in known), sum(work.flops for work in known), len(works) - len(known))
