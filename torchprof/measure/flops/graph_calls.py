@@ -21,7 +21,7 @@ class Count(NamedTuple):
     uncounted: int
 
 
-Parts = Sequence[tuple[int, int]]
+PartsOfOp = Sequence[tuple[int, int]]
 """(place, ns) of each part of an op that is divided among layers; one part for any other op."""
 
 
@@ -32,9 +32,9 @@ class GraphCall:
         self._key = key
         self._nodes = nodes
         self._layers = layers
-        self._ran: list[tuple[str, Parts]] = []
+        self._ran: list[tuple[str, PartsOfOp]] = []
 
-    def note(self, name: str, parts: Parts) -> None:
+    def note(self, name: str, parts: PartsOfOp) -> None:
         """An op runs directly in the call."""
         self._ran.append((name, parts))
 
@@ -62,7 +62,7 @@ class GraphCall:
             return [*of_ops, (place, Count(macs, flops, sum(work is None for work in left.values())))], known
         return (of_ops if known else [(place, whole)]), known
 
-    def _kernels(self, left: dict[str, Work | None]) -> Iterator[tuple[list[Work | None] | None, Parts]]:
+    def _kernels(self, left: dict[str, Work | None]) -> Iterator[tuple[list[Work | None] | None, PartsOfOp]]:
         """For each generated kernel that ran: the work of its nodes, which are taken out of ``left``; None if it is
         unknown which kernel it is. And its parts."""
         assert self._layers is not None
@@ -112,7 +112,7 @@ class GraphCalls:
         return GraphCall(key, self._work[of_call], self._layers if has_layers else None)
 
 
-def divided(count: Count, parts: Parts) -> list[tuple[int, Count]]:
+def divided(count: Count, parts: PartsOfOp) -> list[tuple[int, Count]]:
     """The count of an op, divided among its parts like its time. An uncounted op is uncounted in every part."""
     weights = [ns for _, ns in parts] if any(ns for _, ns in parts) else [1] * len(parts)
     shares = zip(*([end - start for start, end in cut_in_proportion(0, whole, weights)] for whole in count[:2]))
