@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torchprof.run.lockstep import GroupOfRanks, Lockstep, LockstepKey
     from torchprof.run.memory import Held, Memory
     from torchprof.run.merge import merge
-    from torchprof.run.meta import CompiledRegion, MeshDim, Meta, Peak
+    from torchprof.run.meta import Compilation, CompiledRegion, MeshDim, Meta, Peak
     from torchprof.run.operators import Op
     from torchprof.run.outputs import ReportText
     from torchprof.run.rows import Around, Row, Rows
@@ -49,6 +49,7 @@ __all__ = [
     "BudgetExceeded",
     "Caveat",
     "Change",
+    "Compilation",
     "CompiledRegion",
     "Cost",
     "DeviceTime",
@@ -113,6 +114,7 @@ _FILES = {
     "BudgetExceeded": "analyze.compare.budget",
     "Caveat": "run.warnings",
     "Change": "analyze.compare.diff",
+    "Compilation": "run.meta",
     "CompiledRegion": "run.meta",
     "Cost": "run.cost",
     "DeviceTime": "run.timeline",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from build.compiled import call, region
 from build.events import MAIN, function, label, node, op, run_of_events
 
+import torchprof
 from torchprof.analyze.caveats import about_compiled
 from torchprof.analyze.compiled import compiled_in
 from torchprof.analyze.figures import incomplete_phases
@@ -19,7 +23,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run.cost import Cost
 from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
-from torchprof.run.meta import CompiledRegion
+from torchprof.run.meta import Compilation, CompiledRegion
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD
 
@@ -285,6 +289,74 @@ def test_regions_of_one_name_with_different_code_on_ranks_have_unknown_code() ->
 def test_regions_of_one_name_with_different_code_in_cycles_have_unknown_code() -> None:
     one, other = run_of(FORWARD_EVENTS), run_of(FORWARD_EVENTS, (FIRST._replace(line=99), REST))
     assert add_cycle(one, other).meta.regions == (REST,)
+
+
+SECOND = 1_000_000_000
+
+
+def compilation(name: str, step: int | None, phase: str = FORWARD, **changes: Any) -> Compilation:
+    code = ("Net.forward", "/home/me/net.py", 10)
+    parts = (10 * SECOND, SECOND, 2 * SECOND, 3 * SECOND, 4 * SECOND)
+    one = Compilation(name, phase, *code, step, "", "", *parts, False, 77 if step is None else 100 + step)
+    return one._replace(**changes)
+
+
+def with_compilations(run: Run, *compilations: Compilation, steps: int = 5) -> Run:
+    return replace(run, metas=(replace(run.meta, compilations=compilations, steps=steps),))
+
+
+def test_the_table_of_compilations() -> None:
+    run = with_compilations(
+        run_of(FORWARD_EVENTS),
+        compilation("0/0", None, from_cache=True),
+        compilation("0/0", 0, BACKWARD),
+        compilation("0/1", 3, reason="k == 1.5", kernels_ns=None),
+        compilation("0/2", 4, failure="too much", reason="k == 2.5"),
+        compilation("0/3", 4),
+    )
+    lines = run.report("compiled").splitlines()
+    table = lines[lines.index("") + 1 :]
+    assert [line.strip() for line in table[0].split("|")] == (
+        ["Compiled", "Phase", "When", "Time", "Tracing", "Autograd", "Lowering", "Kernels", "Why"]
+    )
+    rows = [[cell.strip() for cell in line.split("|")] for line in table[2:7]]
+    assert rows[0] == (
+        ["0/0", "forward", "before", "10.000s", "1.000s", "2.000s", "3.000s", "4.000s", "first version (from cache)"]
+    )
+    assert [(row[0], row[2], row[-2], row[-1]) for row in rows[1:]] == [
+        ("0/0", "step 1", "4.000s", "first backward"),
+        ("0/1", "step 4", "–", "k == 1.5"),
+        ("0/2", "step 5", "4.000s", "failed: too much; k == 2.5"),
+        ("0/3", "step 5", "4.000s", "–"),
+    ]
+
+
+def test_compilations_of_several_ranks_and_without_steps() -> None:
+    one = with_compilations(run_of(FORWARD_EVENTS), compilation("0/0", 0), steps=0)
+    both = replace(one, metas=(one.meta, replace(one.meta, rank=1)))
+    text = both.report("compiled")
+    assert re.search(r"0/0 +\| 0 +\| forward +\| recorded", text) and re.search(r"0/0 +\| 1 +\| forward", text)
+
+
+def test_cycles_have_each_compilation_once_with_its_step_among_all() -> None:
+    """The second cycle, after five steps of the first, also knows the compilations before it."""
+    first = with_compilations(run_of(FORWARD_EVENTS), compilation("0/0", None), compilation("0/1", 3))
+    second = with_compilations(
+        run_of(FORWARD_EVENTS),
+        compilation("0/0", None),
+        compilation("0/1", None, began_ns=103),
+        compilation("0/2", 1, began_ns=200),
+    )
+    found = add_cycle(first, second).meta.compilations
+    assert [(one.name, one.step) for one in found] == [("0/0", None), ("0/1", 3), ("0/2", 6)]
+
+
+def test_a_saved_run_has_its_compilations_and_a_stripped_one_no_files(tmp_path: Path) -> None:
+    run = with_compilations(run_of(FORWARD_EVENTS), compilation("0/0", None), compilation("0/1", 3, kernels_ns=None))
+    run.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json").meta.compilations == run.meta.compilations
+    run.save(tmp_path / "stripped.json", strip=True)
+    assert [one.file for one in torchprof.load(tmp_path / "stripped.json").meta.compilations] == ["", ""]
 
 
 def test_a_run_without_compiled_code() -> None:

@@ -24,7 +24,7 @@ from torchprof import TorchprofError
 from torchprof.run.meta import CompiledRegion
 from torchprof.run.run import Run
 
-SAVED = DATA / "run-schema-1.json"
+SAVED = DATA / "run-schema-2.json"
 
 
 def document(path: Path) -> dict[str, Any]:
@@ -48,11 +48,17 @@ def test_saving_a_loaded_run_gives_the_same_file(tmp_path: Path) -> None:
     assert torchprof.load(tmp_path / "run.json") == run
 
 
-@pytest.mark.parametrize("schema", [2, 999, 0, -1, None, "1", True, 1.0])
+def test_a_file_of_schema_1_is_read() -> None:
+    """It has no compilations, and no hints for graph breaks."""
+    old, new = torchprof.load(DATA / "run-schema-1.json"), torchprof.load(SAVED)
+    assert old == new
+
+
+@pytest.mark.parametrize("schema", [3, 999, 0, -1, None, "1", True, 1.0])
 def test_a_file_of_another_schema_is_refused(schema: Any, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps({**document(SAVED), "schema": schema}), encoding="utf-8")
-    with pytest.raises(TorchprofError, match=f"has schema {schema}; this torchprof reads up to 1"):
+    with pytest.raises(TorchprofError, match=f"has schema {schema}; this torchprof reads up to 2"):
         torchprof.load(file)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.meta import CompiledRegion
@@ -143,6 +144,17 @@ def compiled_in(run: Run) -> Compiled:
             part.beside += cost
     found.uses += uses.values()
     return found
+
+
+def python_name(region: CompiledRegion) -> str:
+    """The function of a region, with its file and line. The rest of a function after a graph break has the name of the
+    function."""
+    owner, _, name = region.function.rpartition(".")
+    if name.startswith(RESUMED):
+        name = name.removeprefix(RESUMED).rpartition("_at_")[0]
+    function = f"{owner}.{name}" if owner else name
+    file = PurePath(region.file).name
+    return f"{function} ({file}:{region.line})" if file else f"{function} (line {region.line})"
 
 
 def _known_regions(run: Run) -> dict[str, CompiledRegion]:

@@ -35,7 +35,7 @@ from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.memory import Memory
-from torchprof.run.meta import CompiledRegion, Meta
+from torchprof.run.meta import Compilation, CompiledRegion, Meta
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
@@ -155,7 +155,8 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
         model=tuple(layer.kind for layer in layers if len(layer.path) == 1 and layer.kind),
         steps=observers.steps.count if observers.steps else 0,
         busy_ns=tuple(sorted(busy.items())),
-        regions=_regions_that_ran(recording, regions),
+        regions=(ran := _regions_that_ran(recording, regions)),
+        compilations=_compilations_of(recording, ran),
     )
     times = observers.devices.result() if observers.devices else ()
     ended = None if source.start_ns is None else source.start_ns + source.wall_ns
@@ -230,6 +231,14 @@ def _meta(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Meta:
 def _regions_that_ran(recording: RecordedCycle, places: Iterable[Place]) -> tuple[CompiledRegion, ...]:
     ran = {place.frame.name for place in places if place.frame is not None}
     return tuple(region for region in recording.regions if region.name in ran)
+
+
+def _compilations_of(recording: RecordedCycle, ran: Sequence[CompiledRegion]) -> tuple[Compilation, ...]:
+    """The compilations of the regions that ran, and those while they ran."""
+    code = {(region.name, region.file, region.line) for region in ran}
+    return tuple(
+        one for one in recording.compilations if one.step is not None or (one.name, one.file, one.line) in code
+    )
 
 
 def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[int]) -> tuple[Layer, ...]:

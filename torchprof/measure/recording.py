@@ -12,7 +12,7 @@ from torchprof.attribute.events import Event, Site
 from torchprof.measure.live_memory import NOT_MEASURED, LiveMemory
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GroupOfRanks
-from torchprof.run.meta import CompiledRegion, Meta
+from torchprof.run.meta import Compilation, CompiledRegion, Meta
 from torchprof.run.warnings import Caveat
 from torchprof.run.words import Signature
 
@@ -121,8 +121,8 @@ class RecordedCycle:
     marks of steps. ``from_first_mark``: whether a step began with the recording. ``group``: the group of the
     collectives that do not name one, see ``sole_group``. ``graphs``: the compiled graphs whose layers are known.
     ``called``: the compiled graphs that were called, by the key in the range around each call. ``regions``:
-    all compiled code of the process. ``python_samples``: (time, source line, number of sampling intervals) of each
-    sample of Python; None if Python was not sampled.
+    all compiled code of the process, and ``compilations`` when it was compiled. ``python_samples``: (time, source line,
+    number of sampling intervals) of each sample of Python; None if Python was not sampled.
 
     ``began_ns``: the time of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
     on the clock of ``time.perf_counter_ns``, which never jumps. Events may be on another clock.
@@ -141,6 +141,7 @@ class RecordedCycle:
     graphs: CompiledGraphs | None = None
     called: Mapping[str, CalledGraph] = field(default_factory=dict)
     regions: Iterable[CompiledRegion] = ()
+    compilations: Iterable[Compilation] = ()
     python_samples: Iterable[tuple[int, str, int]] | None = None
     began_ns: int = 0
 

@@ -21,6 +21,7 @@ from torchprof.measure.recording import Observations, Options, RecordedCycle
 from torchprof.measure.warnings import about_clock
 from torchprof.profile.event_lists import event_lists_by_path
 from torchprof.record.called_graphs import CalledGraphs
+from torchprof.record.compilations import compilations
 from torchprof.record.compiled_code import StackWarning, compiled_regions
 from torchprof.record.compiler import Provenance
 from torchprof.record.environment import this_process
@@ -32,7 +33,7 @@ from torchprof.record.python_lines import Sampler
 from torchprof.record.session import Session
 from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
-from torchprof.run.meta import CompiledRegion
+from torchprof.run.meta import Compilation, CompiledRegion
 from torchprof.run.run import Run
 from torchprof.run.warnings import Caveat, caveat
 
@@ -80,6 +81,7 @@ class Cycle:
         self._setup = setup
         self._start_memory = self._end_memory = NOT_MEASURED
         self._regions: tuple[CompiledRegion, ...] = ()
+        self._compilations: tuple[Compilation, ...] = ()
         self._stack_warning = StackWarning()
         self._sampler: Sampler | None = None
         self._called = CalledGraphs()
@@ -120,6 +122,7 @@ class Cycle:
             self.session.stop(self.job.in_traces)
         self.seen.notes += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
         self._regions = compiled_regions()
+        self._compilations = compilations(self.session.step_starts)
         if setup.asked.profile_memory:
             self._end_memory = held_now(setup.plan.models)
 
@@ -140,6 +143,7 @@ class Cycle:
             graphs=None if setup.provenance is None else setup.provenance.graphs(setup.plan),
             called=self._called.by_key,
             regions=self._regions,
+            compilations=self._compilations,
             start=self._start_memory,
             end=self._end_memory,
             has_steps=session.steps > 0,

@@ -124,7 +124,9 @@ def compiled_regions() -> tuple[CompiledRegion, ...]:
         from torch._dynamo.eval_frame import _debug_get_cache_entry_list
         from torch._dynamo.utils import get_compilation_metrics
 
-        reasons = {one.compile_id: one.restart_reasons for one in get_compilation_metrics() if one.restart_reasons}
+        reasons = {
+            one.compile_id: sorted(one.restart_reasons) for one in get_compilation_metrics() if one.restart_reasons
+        }
         return tuple(
             _region(code, version.code, str(version.compile_id), reasons.get(str(version.compile_id), ()))
             for code in (seen() for seen in input_codes.seen)
@@ -135,7 +137,7 @@ def compiled_regions() -> tuple[CompiledRegion, ...]:
         return ()
 
 
-def _region(code: CodeType, compiled: CodeType, name: str, reasons: Iterable[str]) -> CompiledRegion:
+def _region(code: CodeType, compiled: CodeType, name: str, reasons: Sequence[str]) -> CompiledRegion:
     """The region of a function's code. ``compiled``: its compiled code. After a graph break, that calls functions for
     the rest, and their names have the offset of the instruction with which they continue."""
     resumes = [int(match[1]) for match in map(_RESUME.match, compiled.co_names) if match]
@@ -146,7 +148,8 @@ def _region(code: CodeType, compiled: CodeType, name: str, reasons: Iterable[str
         code.co_filename,
         code.co_firstlineno,
         min(lines) if lines else None,
-        "; ".join(map(_in_short, sorted(reasons))) if lines else "",
+        "; ".join(map(_in_short, reasons)) if lines else "",
+        next(filter(None, map(_hint, reasons)), "") if lines else "",
     )
 
 
@@ -155,3 +158,9 @@ def _in_short(reason: str) -> str:
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     explanations = [line.removeprefix("Explanation: ") for line in lines[1:] if line.startswith("Explanation: ")]
     return ": ".join([*lines[:1], *explanations[:1]])
+
+
+def _hint(reason: str) -> str:
+    """The first hint of torch's message about a graph break; "" if it has none."""
+    lines = (line.strip() for line in reason.splitlines())
+    return next((line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: ")), "")

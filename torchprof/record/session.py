@@ -85,7 +85,7 @@ class Session(Recording):
             )
         )
         self.started = False
-        self.steps = 0
+        self._step_ends: list[int] = []
         self._prepared = False
         self.began_ns = self._epoch_ns = self.clock_jump_ns = 0
         self._wall_ns = 0
@@ -163,7 +163,17 @@ class Session(Recording):
         """Record the end of a step."""
         with record(STEP_MARK):
             pass
-        self.steps += 1
+        self._step_ends.append(time.perf_counter_ns())
+
+    @property
+    def steps(self) -> int:
+        """How many steps have ended."""
+        return len(self._step_ends)
+
+    @property
+    def step_starts(self) -> list[int]:
+        """When the recording, and each step after the first, began: in ns since 1970."""
+        return [at + self._epoch_ns for at in (self.began_ns, *self._step_ends)]
 
     def stop(self, distributed: str | None = None) -> None:
         """End the session. ``distributed``: the job of this process, as JSON for the trace."""

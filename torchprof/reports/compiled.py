@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from torchprof.analyze.compiled import RESUMED, Compiled, PhaseOfRegion, compiled_in
+from torchprof.analyze.compiled import Compiled, PhaseOfRegion, compiled_in, python_name
 from torchprof.analyze.records import layer_name
 from torchprof.errors import some
 from torchprof.reports import report
 from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import draw, printable, stacked
 from torchprof.run.cost import UNKNOWN, Cost, format_number, format_time
-from torchprof.run.meta import CompiledRegion
+from torchprof.run.meta import Compilation
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
@@ -27,8 +27,12 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
     such as code between two graphs. A region nested in another one, as after a graph break, is not included in the
     figures of the outer region.
 
-    Below the table: each graph break, with the line and torch's reason; the time torch.compile took to compile; and, if
-    layers were requested, the shares of kernel time that belong to one layer, to several layers, or to unknown ones.
+    A second table has each time that torch.compile compiled one of these regions, and all that it compiled during the
+    recording: how long its parts took, and why. *Tracing* is Dynamo, *Autograd* is AOTAutograd, *Lowering* is Inductor,
+    and *Kernels* are the compilers of Triton and C++. torch keeps the last 64.
+
+    Below: each graph break, with the line and torch's reason; the time torch.compile took to compile; and, if layers
+    were requested, the shares of kernel time that belong to one layer, to several layers, or to unknown ones.
 
     ``tablefmt``: any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
@@ -36,8 +40,9 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
     uses = found.uses
     notes = [*_breaks(run, found), *_times(run, found), *about_sums(run)]
     notes += [*map(printable, warnings_of(run, without=["graph_breaks"]))]  # the table has their reasons
+    history = _history(run, tablefmt)
     if not uses:
-        return stacked(["No code of torch.compile ran during the recording.", *notes])
+        return stacked(["No code of torch.compile ran during the recording.", *history, *notes])
     phases = [phase for phase in (FORWARD, RECOMPUTE, BACKWARD) if any(phase in use.phases for use in uses)]
     parts = ["overhead", "graph", *(["kernels"] if "device_ns" in run.meta.requested else []), "beside"]
     headings = ["Region", "Module", "Code", "Calls", "Guards"]
@@ -48,7 +53,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
         cells = [
             use.name,
             layer_name(run, use.layer),
-            UNKNOWN if use.known is None else _place(use.known),
+            UNKNOWN if use.known is None else python_name(use.known),
             format_number(use.calls),
         ]
         cells.append(format_time(guards.cpu_ns))
@@ -57,7 +62,53 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
             cells += [texts.get(part, "") for part in parts]
         table.append([*map(printable, cells)])
     text = draw(headings, table, tablefmt)
-    return stacked([text, *([""] if notes else []), *notes])
+    return stacked([text, *history, *([""] if notes else []), *notes])
+
+
+def _history(run: Run, tablefmt: str | None) -> Iterator[str]:
+    """A table with every compilation, after an empty line."""
+    every = [(meta, one) for meta in run.metas for one in meta.compilations]
+    if not every:
+        return
+    has_ranks, knows_kernels = len(run.metas) > 1, any(one.kernels_ns is not None for _, one in every)
+    headings = [
+        "Compiled",
+        *(["Rank"] if has_ranks else []),
+        "Phase",
+        "When",
+        "Time",
+        "Tracing",
+        "Autograd",
+        "Lowering",
+    ]
+    headings += [*(["Kernels"] if knows_kernels else []), "Why"]
+    table = []
+    for meta, one in every:
+        times = [one.ns, one.tracing_ns, one.autograd_ns, one.lowering_ns]
+        cells = [one.name, *([str(meta.rank)] if has_ranks else []), one.phase, _when(one, meta.steps)]
+        cells += map(format_time, times)
+        if knows_kernels:
+            cells.append(UNKNOWN if one.kernels_ns is None else format_time(one.kernels_ns))
+        table.append([*map(printable, [*cells, _why(one)])])
+    yield ""
+    yield draw(headings, table, tablefmt)
+
+
+def _when(one: Compilation, steps: int) -> str:
+    if one.step is None:
+        return "before"
+    return f"step {one.step + 1}" if steps else "recorded"
+
+
+def _why(one: Compilation) -> str:
+    """Why it was compiled, or why it was not."""
+    if one.failure:
+        return f"failed: {one.failure}" + (f"; {one.reason}" if one.reason else "")
+    is_first = one.name.rpartition("/")[2] == "0"
+    why = one.reason or ("first version" if is_first else UNKNOWN)
+    if one.phase == BACKWARD:  # the reason is that of its forward
+        why = "first backward"
+    return f"{why} (from cache)" if one.from_cache else why
 
 
 def _texts(run: Run, part: PhaseOfRegion) -> dict[str, str]:
@@ -68,16 +119,6 @@ def _texts(run: Run, part: PhaseOfRegion) -> dict[str, str]:
         "kernels": format_time(part.graph.device_ns) if is_measured else UNKNOWN,
         "beside": format_time(part.beside.cpu_ns),
     }
-
-
-def _place(region: CompiledRegion) -> str:
-    """The function with its file and line. The rest of a function after a graph break has the name of the function."""
-    owner, _, name = region.function.rpartition(".")
-    if name.startswith(RESUMED):
-        name = name.removeprefix(RESUMED).rpartition("_at_")[0]
-    function = f"{owner}.{name}" if owner else name
-    file = PurePath(region.file).name
-    return f"{function} ({file}:{region.line})" if file else f"{function} (line {region.line})"
 
 
 def _breaks(run: Run, found: Compiled) -> Iterator[str]:

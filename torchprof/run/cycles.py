@@ -11,7 +11,7 @@ from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOT_RECORDED, STEP, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
-from torchprof.run.meta import CompiledRegion, Meta
+from torchprof.run.meta import Compilation, CompiledRegion, Meta
 from torchprof.run.rows import Around, Chains, Rows, rows_of_lines
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -164,6 +164,7 @@ def _sum_of_metas(before: Meta, now: Meta) -> Meta:
         warnings=(),
         busy_ns=tuple(sorted(busy.items())),
         regions=_unambiguous(before.regions + now.regions),
+        compilations=_each_once(before, now),
     )
 
 
@@ -178,6 +179,15 @@ def _unambiguous(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...
     for region in regions:
         found.setdefault(region.name, set()).add(region)
     return tuple(one for ones in found.values() if len(ones) == 1 for one in ones)
+
+
+def _each_once(before: Meta, now: Meta) -> tuple[Compilation, ...]:
+    """The compilations of two recordings. The later one also knows those in the earlier one, as before it."""
+    found = {(one.name, one.phase, one.began_ns): one for one in before.compilations}
+    for one in now.compilations:
+        step = None if one.step is None else before.steps + one.step
+        found.setdefault((one.name, one.phase, one.began_ns), one._replace(step=step))
+    return tuple(sorted(found.values(), key=lambda one: one.began_ns))
 
 
 def _higher_peaks(before: Sequence[Memory], now: Sequence[Memory]) -> tuple[Memory, ...]:

@@ -27,7 +27,7 @@ from torchprof.run.words import Frame, Signature
 if TYPE_CHECKING:
     from torchprof.run.run import Run
 
-SCHEMA = 1
+SCHEMA = 2
 """The version of the format. It increases when an older reader would misread a newer file."""
 SAMPLE_NAMES = itemgetter("phase", "device", "measure")
 SAMPLE_NUMBERS = itemgetter("layer", "rank", "count", "sum", "min", "max", "first")
@@ -119,7 +119,8 @@ def _parts(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
 
 def _stripped(meta: Meta) -> Meta:
     regions = tuple(region._replace(file="") for region in meta.regions)
-    return replace(meta, machine="", script="", job="", regions=regions)
+    compilations = tuple(one._replace(file="") for one in meta.compilations)
+    return replace(meta, machine="", script="", job="", regions=regions, compilations=compilations)
 
 
 def _plain(meta: Meta) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class CompiledRegion(NamedTuple):
 
     ``name`` is its compile id ("0/1": the second version of the first function). The ``function`` is in ``file`` from
     ``line`` on. If the region ends in a graph break, that is at ``break_line`` for ``break_reason`` ("" if unknown),
-    and the rest of the function is another region.
+    and the rest of the function is another region. ``break_hint``: what torch advises against the break, "" if nothing.
     """
 
     name: str
@@ -43,6 +43,38 @@ class CompiledRegion(NamedTuple):
     line: int
     break_line: int | None = None
     break_reason: str = ""
+    break_hint: str = ""
+
+
+class Compilation(NamedTuple):
+    """One time that torch.compile compiled a region.
+
+    ``name`` is the compile id of the region, ``phase`` forward or backward. It is made of the ``function`` in ``file``
+    from ``line`` on ("" and 0 if unknown). ``step``: how many recorded steps had ended when it began; None if it began
+    before the recording. ``reason``: why the versions before did not fit, in torch's words; "" for the first version,
+    and if unknown. ``failure``: why there is no compiled code, "" if there is.
+
+    ``ns``: how long it took. Its parts: ``tracing_ns`` (Dynamo), ``autograd_ns`` (AOTAutograd), ``lowering_ns``
+    (Inductor, without the next), ``kernels_ns`` (compilers of Triton and C++; None if this torch does not tell: then it
+    is in ``lowering_ns``). ``from_cache``: whether its graph was in a cache; None if this torch does not tell.
+    ``began_ns``: when, in ns since 1970.
+    """
+
+    name: str
+    phase: str
+    function: str
+    file: str
+    line: int
+    step: int | None
+    reason: str
+    failure: str
+    ns: int
+    tracing_ns: int
+    autograd_ns: int
+    lowering_ns: int
+    kernels_ns: int | None
+    from_cache: bool | None
+    began_ns: int
 
 
 @dataclass(frozen=True)
@@ -65,7 +97,8 @@ class Meta:
     - ``warnings``: the stored ones, which do not follow from the run; ``Run.warnings`` has all.
     - ``environment``: (name, value) of the hardware and software, in words. ``switches``: (name, value) of the settings
       of torch that affect speed, as they were at the end.
-    - ``regions``: the compiled regions that ran; frames of kind "region" have their names.
+    - ``regions``: the compiled regions that ran; frames of kind "region" have their names. ``compilations``: when and
+      why torch.compile compiled these, and all other code while it was recorded, in the order of time.
     - ``versions``: (name, version) of torchprof, torch and Python. ``flags``: (name, value) of what was to be recorded.
     - ``machine``, ``script``: names that ``save(strip=True)`` leaves out.
     """
@@ -92,6 +125,7 @@ class Meta:
     environment: tuple[tuple[str, str], ...] = ()
     switches: tuple[tuple[str, str], ...] = ()
     regions: tuple[CompiledRegion, ...] = ()
+    compilations: tuple[Compilation, ...] = ()
     machine: str = ""
     script: str = ""
 

@@ -1,0 +1,180 @@
+"""torch.compile: code that is compiled again and again, code that is no longer compiled, and graph breaks."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.compiled import Compiled, compiled_in, python_name
+from torchprof.run.cost import format_time
+from torchprof.run.meta import Compilation
+from torchprof.run.words import BACKWARD, FORWARD
+
+_REMEDIES = (
+    (
+        re.compile(r"tensor '(?P<what>[^']*)' size mismatch at index (?P<at>\d+)"),
+        "If this size varies, say so before the first call: `torch._dynamo.mark_dynamic({what}, {at})`, or compile "
+        "with `dynamic=True`. Else pad the inputs to a few sizes.",
+    ),
+    (re.compile("rank mismatch"), "Call it with tensors of the same number of dimensions each time."),
+    (re.compile("stride mismatch"), "Call it with tensors of the same memory layout each time: `.contiguous()`."),
+    (
+        re.compile("(dtype|device|dispatch key set|requires_grad) mismatch|GLOBAL_STATE changed|[Aa]utocast|grad_mode"),
+        "Call it with the same types and devices, and in the same modes (`torch.no_grad()`, autocast), each time. If "
+        "you need both, call it once in each way before the loop that matters.",
+    ),
+    (
+        re.compile(r"\.training\b"),
+        "Training and evaluation need a version each: call it once in each mode before the loop that matters.",
+    ),
+    (re.compile("___check_type_id"), "Call it with values of the same Python types each time."),
+    (
+        re.compile("___check_obj_id|___check_current_backend"),
+        "Call it with the same objects (modules, functions) each time, or compile a function for each of them.",
+    ),
+    (
+        re.compile(r"\blen\("),
+        "Call it with lists and dicts of the same length each time: their length is part of the compiled code.",
+    ),
+    (
+        re.compile(r"== [-\d.]"),
+        "This number is part of the compiled code: pass it as a tensor, or keep it the same.",
+    ),
+)
+_ANY_REMEDY = (
+    "Keep what torch names here the same in all calls. `TORCH_LOGS=recompiles` prints each reason as it occurs."
+)
+_NO_REASON = "torch did not keep the reason"
+_MOST_REASONS = 2
+_AT_LIMIT = re.compile("(recompile|cache.size).?limit", re.IGNORECASE)
+
+
+@rule
+def compiled_again(evidence: Evidence) -> Iterator[Advice]:
+    """Functions that torch.compile compiled again while they were recorded: a version before did not fit the call.
+
+    The gain is the time of these compilations, with those of their backward.
+    """
+    again = [one for one in _recorded(evidence) if one.name.rpartition("/")[2] != "0" and not one.failure]
+    if not again:
+        return
+    found = compiled_in(evidence.run)
+    by_function: defaultdict[tuple[str, str, int], list[Compilation]] = defaultdict(list)
+    for one in again:
+        by_function[one.function, one.file, one.line].append(one)
+    for several in by_function.values():
+        versions = [one for one in several if one.phase == FORWARD]
+        if not versions:
+            continue
+        alike: defaultdict[str, list[str]] = defaultdict(list)  # by remedy
+        for one in versions:
+            alike[remedy_of(one.reason)].append(one.reason)
+        most = sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:_MOST_REASONS]
+        why = [
+            (f"`{first}`" if first else _NO_REASON) + (f" and {len(more)} more like it" if more else "")
+            for _, (first, *more) in most
+        ]
+        others = len(versions) - sum(len(reasons) for _, reasons in most)
+        why += [f"{others} for other reasons"] if others else []
+        ns = sum(one.ns for one in several)
+        layer, layers = _layers(evidence, found, several)
+        yield Advice(
+            layer,
+            f"torch.compile compiled {_described(found, several[0])} again {_times(len(versions))}, for "
+            f"{format_time(ns)}: {', '.join(why)}.",
+            " ".join(remedy for remedy, _ in most),
+            ns,
+            None,
+            "compiled_again",
+            layers,
+        )
+
+
+@rule
+def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
+    """Functions that reached torch.compile's limit of versions: all further calls that fit no version run without
+    torch.compile. The gain is unknown."""
+    for one in _every(evidence):
+        if one.phase == BACKWARD or not _AT_LIMIT.search(one.failure):
+            continue
+        found = compiled_in(evidence.run)
+        layer, layers = _layers(evidence, found, [one])
+        last = f" The last reason: `{one.reason}`." if one.reason else ""
+        yield Advice(
+            layer,
+            f"torch.compile gave up on {_described(found, one)}: it had compiled as many versions as it may. Calls "
+            f"that fit none of them run without torch.compile.{last}",
+            f"{remedy_of(one.reason)} To allow more versions: `torch._dynamo.config.recompile_limit`.",
+            None,
+            None,
+            "no_longer_compiled",
+            layers,
+        )
+
+
+@rule
+def graph_broken(evidence: Evidence) -> Iterator[Advice]:
+    """Graph breaks for which torch has a hint. The gain is unknown: what the parts of a function cost together is not
+    recorded."""
+    if not any(region.break_hint for meta in evidence.run.metas for region in meta.regions):
+        return
+    found = compiled_in(evidence.run)
+    for region, uses in found.breaks.items():
+        if not region.break_hint:
+            continue
+        numbers = dict.fromkeys(use.layer for use in uses)
+        file = PurePath(region.file).name
+        where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
+        yield Advice(
+            ", ".join(map(evidence.name_of, numbers)),
+            f"The compiled graph ends at {where}, {_times(sum(use.calls for use in uses))}: {region.break_reason}.",
+            region.break_hint,
+            None,
+            None,
+            "graph_broken",
+            tuple(evidence.name_of(number) for number in numbers if number >= 0),
+        )
+
+
+def remedy_of(reason: str) -> str:
+    """What to change, for torch's reason to compile again."""
+    for pattern, remedy in _REMEDIES:
+        if match := pattern.search(reason):
+            return remedy.format(**match.groupdict())
+    return _ANY_REMEDY
+
+
+def _every(evidence: Evidence) -> Iterator[Compilation]:
+    for meta in evidence.run.metas:
+        yield from meta.compilations
+
+
+def _recorded(evidence: Evidence) -> Iterator[Compilation]:
+    """The compilations during the recording."""
+    return (one for one in _every(evidence) if one.step is not None)
+
+
+def _layers(evidence: Evidence, found: Compiled, several: list[Compilation]) -> tuple[str, tuple[str, ...]]:
+    """The layers that some compilations were for: as one name, and each."""
+    functions = {one.name.partition("/")[0] for one in several}
+    numbers = dict.fromkeys(use.layer for use in found.uses if use.name.partition("/")[0] in functions)
+    name = ", ".join(map(evidence.name_of, numbers)) or ", ".join(evidence.run.meta.model)
+    return name, tuple(evidence.name_of(number) for number in numbers if number >= 0)
+
+
+def _described(found: Compiled, one: Compilation) -> str:
+    """The compiled function, with its file and line."""
+    of = one.name.partition("/")[0]
+    known = next((use.known for use in found.uses if use.known and use.name.partition("/")[0] == of), None)
+    if known is not None:
+        return python_name(known)
+    file = PurePath(one.file).name
+    return f"{one.function} ({file}:{one.line})" if file else one.function or f"the region {one.name}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
