@@ -515,14 +515,15 @@ PLACES = {
     "index_put": Case(lambda: x(5, 4).index_put((CLASSES,), x(2, 4), accumulate=True), 0, 8),
     "index_put without sums": Case(lambda: x(5, 4).index_put((CLASSES,), x(2, 4)), 0, 0),
     "_index_put_impl": Case(lambda: aten._index_put_impl_(x(5, 4), [CLASSES], x(2, 4), True), 0, 8),
-    "_unsafe_masked_index_put_accumulate": Case(
-        lambda: aten._unsafe_masked_index_put_accumulate(x(5, 4), torch.tensor([[True], [False]]), [CLASSES], x(2, 4)),
-        0,
-        8,
-    ),
     "_unsafe_index_put": Case(lambda: aten._unsafe_index_put(x(5, 4), [CLASSES], x(2, 4), True), 0, 8),
     "col2im": Case(lambda: F.fold(x(2, 12, 9), (4, 4), 2), 0, 2 * 12 * 9),
 }
+if hasattr(aten, "_unsafe_masked_index_put_accumulate"):  # not in torch 2.4
+    PLACES["_unsafe_masked_index_put_accumulate"] = Case(
+        lambda: aten._unsafe_masked_index_put_accumulate(x(5, 4), torch.tensor([[True], [False]]), [CLASSES], x(2, 4)),
+        0,
+        8,
+    )
 
 
 def real_fft(length: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from build.architectures import ARCHITECTURES
+from build.libraries import RELEASE
 from torch import Tensor, nn
 
 import torchprof
@@ -107,6 +108,7 @@ def test_library_calls_keep_their_rows_and_fused_kernels_are_at_the_region() -> 
     assert rest.cost.flops >= 4 * 64, "at least one for each element of the activation"
 
 
+@pytest.mark.skipif(RELEASE < (2, 13), reason="torch before 2.13 does not tell what this needs")
 @pytest.mark.parametrize("name", MODELS)
 def test_kernels_at_their_layers_have_the_work_of_their_nodes(name: str) -> None:
     """All work of a graph is in its kernels, and each layer has the products of its own forward and backward."""
@@ -138,6 +140,18 @@ def test_a_graph_that_was_compiled_before_counts_as_a_whole_though_layers_are_as
     run = counted(compiled, [x], compile_layers=True)
     forward = run.tree(FORWARD).total
     assert (forward.macs, forward.uncounted) == (2 * 4 * 16 * 64, 0)
+
+
+def test_inference_counts_too() -> None:
+    """The text of such a graph names its class otherwise."""
+    model, x = MLP(16, 64), torch.rand(4, 16)
+    compiled = torch.compile(model)
+    with torch.no_grad():
+        compiled(x)
+        with Profile(compiled, with_flops=True) as prof:
+            compiled(x)
+    total = prof.run.tree(FORWARD).total
+    assert (total.macs, total.uncounted) == (2 * 4 * 16 * 64, 0)
 
 
 def test_nothing_is_compiled_again_and_torch_is_restored() -> None:

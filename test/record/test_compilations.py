@@ -134,10 +134,9 @@ def test_each_compilation_is_at_its_step_and_their_time_is_that_of_the_events() 
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     compiled = torch.compile(net, dynamic=False)
     compiled(torch.rand(2, 8)).sum().backward()
-    with (
-        torch._dynamo.config.patch(recompile_limit=3),  # type: ignore[attr-defined, unused-ignore]
-        Profile(compiled) as prof,
-    ):
+    config: Any = torch._dynamo.config
+    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    with config.patch({limit: 3}), Profile(compiled) as prof:
         for size in (2, 3, 3, 4, 5):
             compiled(torch.rand(size, 8)).sum().backward()
             prof.step()

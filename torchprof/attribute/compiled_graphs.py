@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from torchprof.run.words import AMBIGUOUS_MODULE, COMPILED_BEFORE, OTHER_MODULE, UNKNOWN_MODULE
@@ -29,6 +29,10 @@ SELF = "L['self']"
 argument is called."""
 _LARGEST_TABLE = 4_000_000
 """The largest table for matching kernels with ops, in entries: it takes a second or two."""
+_CONTAINERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuantizableLinear"})
+"""Modules that are never called: those around them use their parameters. The last is in ``MultiheadAttention``."""
+_LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
+"""Modules that call no products: if their parameter is in one, another module uses it, as for tied weights."""
 _PREFIX = re.compile(r"graph_\d+_")
 
 
@@ -36,7 +40,8 @@ class TracedModule(NamedTuple):
     """A module that an operation was traced in.
 
     ``root``: the variable of the compiled function through which the module was reached ("L['self']"). ``path``: the
-    attribute names from there to the module. ``kind``: the name of its class.
+    attribute names from there to the module. ``kind``: the name of its class. If that is unknown, it is "", and the
+    root is a parameter of the module.
     """
 
     root: str
@@ -61,12 +66,14 @@ class OwnedWork(NamedTuple):
 
 class CompiledKernel(NamedTuple):
     """A kernel that a graph calls. ``parts``: its work, by owner. ``recomputes``: whether it is in a backward graph
-    only to repeat work of the forward inside a checkpoint. ``nodes``: those of the graph that it computes, by name."""
+    only to repeat work of the forward inside a checkpoint. ``nodes``: those of the graph that it computes, by name.
+    ``why_unknown``: why its modules are unknown, if they are."""
 
     name: str
     parts: tuple[OwnedWork, ...]
     recomputes: bool = False
     nodes: tuple[str, ...] = ()
+    why_unknown: str = UNKNOWN_MODULE
 
 
 class ModuleTensor(NamedTuple):
@@ -95,7 +102,8 @@ class CompiledGraphs:
 
     ``graphs``: key of a graph → its kernels in the order of their calls, or the reason why they are unknown; None if
     the user did not ask for layers of compiled code. ``modules``: by real path. ``divisor``: which of ``DIVISORS``
-    divides the time of a kernel among several layers; None: it is not divided. ``is_alone(path)``: whether the module
+    divides the time of a kernel among several layers; None: it is not divided. ``hiding``: the keys of graphs in which
+    some kernels have no events, so that their time is in that of the call. ``is_alone(path)``: whether the module
     at this path is the only one of its class in the process. ``inputs``: name of the COMPILED_INPUTS range of a call →
     the tensors that the compiled function took from modules.
     """
@@ -107,6 +115,7 @@ class CompiledGraphs:
         divisor: str | None = None,
         is_alone: Callable[[tuple[str, ...]], bool] = lambda path: True,
         inputs: Mapping[str, Sequence[ModuleTensor]] | None = None,
+        hiding: Set[str] = frozenset(),
     ) -> None:
         self._is_alone = is_alone
         self.is_asked = graphs is not None
@@ -115,6 +124,7 @@ class CompiledGraphs:
         self._graphs = {key: kernels for key, kernels in known.items() if not isinstance(kernels, str)}
         self._unknown = {key: reason for key, reason in known.items() if isinstance(reason, str)}
         self._inputs = inputs or {}
+        self._hiding = hiding
         # A wrapper comes before the module inside it, which has the same path here and replaces it.
         self._modules = {_unwrapped(path): module for path, module in (modules or {}).items()}
         self._path_of: dict[int, tuple[str, ...]] = {}  # by layer: the path of the innermost module that is shown as it
@@ -128,6 +138,10 @@ class CompiledGraphs:
     def why_unknown(self, graph: str) -> str:
         """Why the kernels of a graph are unknown; "" if they are known."""
         return "" if graph in self._graphs else self._unknown.get(graph, COMPILED_BEFORE)
+
+    def why_call_is_unknown(self, graph: str) -> str:
+        """Why the time of a call of a graph, without its known kernels, may be of layers; "" if it is not."""
+        return self.why_unknown(graph) or (COMPILED_BEFORE if graph in self._hiding else "")
 
     def called(self, graph: str, names: Sequence[str]) -> list[int | None]:
         """For each op that ran in one call of a graph: the number of its kernel, or None if it is unknown.
@@ -168,15 +182,25 @@ class CompiledGraphs:
         places = self._places_in(graph, around, inputs)
         for part in self._graphs[graph][kernel].parts:
             if part.owner is None:
-                return UNKNOWN_MODULE
+                return self._graphs[graph][kernel].why_unknown
             layer = around
             if part.owner:
                 place = places[part.owner[-1].root, _unwrapped(part.owner[-1].path)]
                 if isinstance(place, str):
                     return place
+                if not part.owner[-1].kind:  # by a parameter
+                    place = self._that_calls(place)
+                    if self._modules[place].kind in _LOOKUPS:
+                        return self._graphs[graph][kernel].why_unknown
                 layer = self._modules[place].layer
             weights[layer] = weights.get(layer, 0) + (part.weight(self.divisor) if self.divisor else 0)
         return tuple(sorted(weights.items())) or UNKNOWN_MODULE
+
+    def _that_calls(self, path: tuple[str, ...]) -> tuple[str, ...]:
+        """The module that works with the parameters of a module: itself, unless it is only a container."""
+        while len(path) > 1 and path[:-1] in self._modules and self._modules[path].kind in _CONTAINERS:
+            path = path[:-1]
+        return path
 
     def _places_in(
         self, graph: str, around: int, inputs: str
@@ -235,7 +259,8 @@ class CompiledGraphs:
         return place if is_known else AMBIGUOUS_MODULE
 
     def _fits(self, path: tuple[str, ...], steps: set[tuple[tuple[str, ...], str]]) -> bool:
-        return all(path + below in self._modules and self._modules[path + below].kind == kind for below, kind in steps)
+        known = [(self._modules.get(path + below), kind) for below, kind in steps]
+        return all(module is not None and kind in (module.kind, "") for module, kind in known)
 
 
 def _aligned(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:

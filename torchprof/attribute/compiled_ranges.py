@@ -72,7 +72,7 @@ class CompiledRanges:
             place.is_closed = True
             return place
         if kind is Kind.GRAPH:
-            if self._graphs.is_asked and (reason := self._graphs.why_unknown(graph_of(name))):
+            if self._graphs.is_asked and (reason := self._graphs.why_call_is_unknown(graph_of(name))):
                 outer = inside(outer, "kernels", f"{NOT_ATTRIBUTABLE}: {reason}")
             return inside(outer, "op", GRAPH)
         region = outer
@@ -103,9 +103,14 @@ class CompiledRanges:
             outer = self._places.inside(outer, "kernels", described) if described else outer
             return self._places.inside(outer, "op", event.name, event.signature)
 
+        # Of such a graph, the call itself may be of layers: it is in a row with the kernels of unknown layers.
+        is_unknown_call = bool(self._graphs.why_call_is_unknown(graph))
         if isinstance(layers, str):
             outer = around if phase == around.phase else self._places.of_layer(around.layer, phase, around)
-            return [(inner(outer, f"{NOT_ATTRIBUTABLE}: {layers}"), 1)]
+            described = "" if is_unknown_call and outer is around else f"{NOT_ATTRIBUTABLE}: {layers}"
+            return [(inner(outer, described), 1)]
+        if is_unknown_call and around.outer is not None and around.outer.outer is not None:
+            around = self._places.inside(around.outer.outer, "op", GRAPH)  # beside that row
         numbers = tuple(number for number, _ in layers)
         if len(layers) == 1:
             return [(inner(for_layers(numbers)), 1)]

@@ -297,8 +297,12 @@ class Attribution:
         return Attributed(event, place, around, 1, 0, outer_range)
 
     def _begin_call(self, event: Event, end: int, open_range: _Open) -> None:
-        """A compiled function is called on tensors that it took from modules."""
+        """A compiled function is called on tensors that it took from modules. The range may be inside the op of the
+        function, whose sequence number its backward has, too."""
         self._compiled.enter_call(event, end)
+        outer_range = open_range[4]
+        if outer_range is not None and outer_range.event.sequence >= 0:
+            self._compiled.note_op(event.thread, outer_range.event.sequence, event.start_ns)
 
     def _begin_collective(self, event: Event, end: int, open_range: _Open) -> Attributed:
         """A collective belongs to the op that requested it: the op around it, or an op on another thread."""

@@ -234,11 +234,12 @@ def _regions_that_ran(recording: RecordedCycle, places: Iterable[Place]) -> tupl
 
 
 def _compilations_of(recording: RecordedCycle, ran: Sequence[CompiledRegion]) -> tuple[Compilation, ...]:
-    """The compilations of the regions that ran, and those while they ran."""
+    """The compilations during the recording, and the last ones before it of the regions that ran: earlier ones of the
+    same name are of code that torch.compile forgot meanwhile."""
     code = {(region.name, region.file, region.line) for region in ran}
-    return tuple(
-        one for one in recording.compilations if one.step is not None or (one.name, one.file, one.line) in code
-    )
+    before = {(one.name, one.phase): one for one in recording.compilations if one.step is None}
+    known = [one for one in before.values() if (one.name, one.file, one.line) in code]
+    return (*known, *(one for one in recording.compilations if one.step is not None))
 
 
 def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[int]) -> tuple[Layer, ...]:

@@ -94,7 +94,7 @@ class Cycle:
                 self._start_memory = held_now(setup.plan.models, watch=True)
             if setup.samples_python:
                 self._sampler = Sampler(get_ident())
-            if setup.asked.with_flops:
+            if setup.asked.with_flops or setup.provenance is not None:
                 self._called.on()
             self.session.start(step_begins=setup.from_first_mark)
             if self._sampler is not None:
@@ -121,6 +121,8 @@ class Cycle:
         finally:
             self.session.stop(self.job.in_traces)
         self.seen.notes += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
+        if setup.provenance is not None and setup.provenance.knows_parameters:
+            self.seen.notes.append(caveat("layers_by_parameters"))
         self._regions = compiled_regions()
         self._compilations = compilations(self.session.step_starts)
         if setup.asked.profile_memory:

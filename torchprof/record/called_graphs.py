@@ -9,15 +9,18 @@ from typing import Any, ClassVar
 
 import torch
 
+from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.recording import CalledGraph
-from torchprof.record.session import is_observed
+from torchprof.record.compiler import Provenance
+from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import optional
 
 _GRAPHS = "torch._inductor.output_code.CompiledFxGraph"
 
 
 class CalledGraphs:
-    """From ``on`` to ``off``, notes each call of a graph of Inductor, whenever it was compiled.
+    """From ``on`` to ``off``, notes each call of a graph of Inductor, whenever it was compiled. While a ``Provenance``
+    is on, a range around each call tells with which parameters it was called.
 
     A method of Inductor's class of graphs is replaced for that, and restored by the last one that goes off. A process
     that did not use torch.compile before ``on`` is left as it is.
@@ -66,7 +69,11 @@ def _noting_calls() -> Callable[[], None]:
         if isinstance(key, str) and isinstance(text, str):
             for one in CalledGraphs._all_on:
                 one._note(key, text, inputs)
-        return original(graph, inputs)
+        number = Provenance.number_of_call(key, graph, inputs) if isinstance(key, str) and is_observed() else None
+        if number is None:
+            return original(graph, inputs)
+        with record(f"{COMPILED_INPUTS}{number}"):
+            return original(graph, inputs)
 
     def undo() -> None:
         if vars(graphs).get("__call__") is call:

@@ -14,15 +14,14 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from threading import local
 from typing import Any, ClassVar, Protocol
 from uuid import uuid4
-from weakref import ref
 
-from torch import nn
-
-from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, ModuleTensor, ProfiledModule
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, ProfiledModule
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
 from torchprof.record.compiler_graph import Graph
 from torchprof.record.dynamo_sources import Taken, taken_by
+from torchprof.record.graph_parameters import GraphParameters
+from torchprof.record.noted_calls import NotedCalls
 from torchprof.record.session import is_observed, record
 from torchprof.run.warnings import Caveat, caveat
 
@@ -131,7 +130,8 @@ class Provenance:
         """``divisor``: see ``CompiledGraphs``."""
         self._inductor = _Inductor()
         self._divisor = divisor
-        self._calls = _Calls()
+        self._calls = NotedCalls()
+        self._parameters = GraphParameters()
         self._undo = ExitStack()
 
     @classmethod
@@ -164,11 +164,30 @@ class Provenance:
     def graphs(self, plan: PlannedModules) -> CompiledGraphs:
         """All graphs that are known now, for the models of a profile."""
         return CompiledGraphs(
-            Provenance.known, plan.modules, self._divisor, plan.is_alone, self._calls.given(plan.holders_of)
+            {**self._parameters.kernels(), **Provenance.known},
+            plan.modules,
+            self._divisor,
+            plan.is_alone,
+            self._calls.given(plan.holders_of),
+            self._parameters.hiding(),
         )
 
+    @property
+    def knows_parameters(self) -> bool:
+        """Whether the parameters are known that graphs from before the block were called with."""
+        return bool(self._parameters.kernels())
+
     @classmethod
-    def calls(cls) -> _Calls | None:
+    def number_of_call(cls, key: str, graph: Any, inputs: Sequence[Any]) -> int | None:
+        """The number of a call of a graph, for the range around it; None if the graph was compiled in the block, if
+        nothing is known of it, and while no ``Provenance`` is on."""
+        if key in cls.known:
+            return None
+        numbers = [one._parameters.number_of(key, graph, inputs, one._calls) for one in cls._all_on]
+        return numbers[-1] if numbers else None
+
+    @classmethod
+    def calls(cls) -> NotedCalls | None:
         """Where calls of compiled functions are noted; None while no ``Provenance`` is on."""
         return next((one._calls for one in cls._all_on[-1:]), None)
 
@@ -254,58 +273,6 @@ class _StandIns:
                 if name is not None and name.startswith("aten."):
                     graph.add(name, graph.nodes_from(self._inductor.lowering, map(str, node.node.origins)))
         return called
-
-
-class _Calls:
-    """The tensors of modules that compiled functions were called with, as weak references.
-
-    Calls with the same tensors share one number. After ``MOST`` numbers only parameters are noted, because a forward
-    may replace a buffer in each call. After ``2 * MOST`` numbers no tensors are noted: one number for each function.
-    """
-
-    MOST: ClassVar[int] = 10_000
-
-    def __init__(self) -> None:
-        self._free = itertools.count()  # atomic: threads that call at the same time get different numbers
-        self._tensors: dict[int, list[tuple[Taken, Callable[[], Any]]]] = {}  # by number
-        self._numbers: dict[tuple[tuple[Taken, ...], tuple[int, ...]], int] = {}  # by the ids of the tensors
-
-    def number_of(self, taken: tuple[Taken, ...], inputs: Sequence[Any]) -> int:
-        """The number of a call. Raises IndexError or TypeError if the inputs are not those of the compiled graph."""
-        tensors = [inputs[one.number] for one in taken]
-        noted: list[Any] = tensors
-        for most in (_Calls.MOST, 2 * _Calls.MOST, None):
-            key = taken, tuple(map(id, noted))
-            number = self._numbers.get(key)
-            if number is not None and all(known() is one for (_, known), one in zip(self._tensors[number], noted)):
-                return number
-            if most is None or len(self._tensors) < most:
-                break
-            is_full = most > _Calls.MOST
-            noted = [None if is_full or not isinstance(one, nn.Parameter) else one for one in tensors]
-        number = next(self._free)
-        self._tensors[number] = [
-            (one, _nothing if tensor is None else ref(tensor)) for one, tensor in zip(taken, noted)
-        ]
-        self._numbers[key] = number
-        return number
-
-    def given(self, holders_of: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, list[ModuleTensor]]:
-        """The tensors taken in each call, by the name of its range. ``holders_of``: see ``Plan``."""
-        calls = [*self._tensors.items()]
-        tensors = [tensor() for _, call in calls for _, tensor in call]
-        holders = iter(holders_of(tensors))
-        alive = iter(tensors)
-        return {
-            f"{COMPILED_INPUTS}{number}": [
-                ModuleTensor(one.root, one.path, next(holders), next(alive) is None) for one, _ in call
-            ]
-            for number, call in calls
-        }
-
-
-def _nothing() -> None:
-    """In place of a weak reference, for a tensor that was not noted."""
 
 
 def _noting_calls(compiled: Callable[..., Any], taken: Sequence[Taken]) -> Callable[..., Any]:

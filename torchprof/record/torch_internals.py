@@ -200,6 +200,7 @@ ATTRIBUTES: dict[str, Internal] = {
     "_torchdynamo_orig_callable": Internal("2.4", "2.15", "the class that a wrapper replaces", "it has its own name"),
     "_compile_fx_inner": Internal("2.6", "2.15", "the layers of compiled kernels", "compile_layers says so"),
     "_fx_graph_cache_key": Internal("2.4", "2.15", "the graph of a compiled kernel", "its layers are unknown"),
+    "source_code": Internal("2.9", "2.15", "the layers of code compiled before the block", "they are unknown"),
     "inductor_post_grad_graph_str": Internal("2.9", "2.15", "the work of compiled graphs", "it is not counted"),
     "_inductor_triton_kernel_to_post_grad_node_info": Internal("2.9", "2.15", "the same", "compile_layers says so"),
 }

@@ -425,6 +425,12 @@ def not_attributable(layers: list[str], reason: str, share: float) -> str:
 
 
 _fixed(
+    "layers_by_parameters",
+    "Some code was compiled before the block. A call of a library in it is at the layer whose parameter it reads, or "
+    "whose gradient it computes; the layers of its other kernels are unknown.",
+)
+
+_fixed(
     "inside_compiled",
     "The times of layers inside compiled code are unknown: compiled code does not call them one by one. To see their "
     f"share of the kernels, use compile_layers=True, and {_COMPILE_IN_IT}.",

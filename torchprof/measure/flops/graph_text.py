@@ -11,6 +11,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torchprof.measure.flops.formulas import formula_of, work_of
@@ -81,25 +82,31 @@ class GraphOp(NamedTuple):
     """A node of a graph that calls an operator: the node's name, the operator's name as in a profile, and its inputs in
     the order of its schema; no ``name`` and no inputs if it calls something else.
 
-    An input is a ``GraphTensor``, a list of inputs, an expression of a number, or a constant.
+    An input is a ``GraphTensor``, a list of inputs, an expression of a number, or a constant. ``settings``: the numbers
+    among the arguments, also in lists, in their order; see ``numbers_of``. ``first``: the name of the first argument.
     """
 
     node: str
     name: str
     inputs: tuple[Any, ...]
+    settings: tuple[float, ...] = ()
+    first: str = ""
 
 
 class GraphText(NamedTuple):
-    """``inputs``: the sizes of the inputs of the graph; for an input that is a number, its expression; else None.
-    ``ops``: the nodes that call something."""
+    """``inputs``: by name the inputs of the graph, tensors or expressions of numbers; None for anything else. ``ops``:
+    the nodes that call something. ``outputs``: the name and value of what the graph returns; "" for a constant.
+    ``reads``: for each node the names of its inputs."""
 
-    inputs: tuple[GraphTensor | ast.expr | None, ...]
+    inputs: dict[str, GraphTensor | ast.expr | None]
     ops: tuple[GraphOp, ...]
+    outputs: tuple[tuple[str, GraphTensor | ast.expr | None], ...] = ()
+    reads: Mapping[str, frozenset[str]] = MappingProxyType({})
 
     def symbols(self, given: Sequence[Any]) -> dict[str, int]:
         """The values of the symbols in a call of the graph. ``given``: by input, the sizes of a tensor, or a number."""
         found: dict[str, int] = {}
-        for ours, theirs in zip(self.inputs, given):
+        for ours, theirs in zip(self.inputs.values(), given):
             sizes = ours.sizes if isinstance(ours, GraphTensor) else [ours]
             for size, value in zip(sizes, theirs if isinstance(theirs, tuple) else [theirs]):
                 if isinstance(size, ast.Name) and isinstance(value, int):
@@ -110,7 +117,9 @@ class GraphText(NamedTuple):
 def read_graph(text: str) -> GraphText:
     """Parse the text of a graph. Raises ValueError if it is no such text."""
     try:
-        functions = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef)]
+        # The class has the name of the graph's, which may be that of a lambda.
+        module = ast.parse(re.sub(r"\bclass <lambda>\(", "class GraphModule(", text, count=1))
+        functions = [one for one in ast.walk(module) if isinstance(one, ast.FunctionDef)]
     except SyntaxError as error:
         raise ValueError(f"not the text of a graph: {error}") from error
     if len(functions) != 1:
@@ -118,18 +127,25 @@ def read_graph(text: str) -> GraphText:
     values: dict[str, Any] = {}
     for argument in functions[0].args.args:
         values[argument.arg] = _annotated(argument.annotation)
-    inputs = tuple(values[argument.arg] for argument in functions[0].args.args[1:])
+    inputs = {argument.arg: values[argument.arg] for argument in functions[0].args.args[1:]}
+    outputs: tuple[tuple[str, GraphTensor | ast.expr | None], ...] = ()
     ops: list[GraphOp] = []
+    reads: dict[str, frozenset[str]] = {}
     for line in functions[0].body:
-        if not isinstance(line, (ast.Assign, ast.AnnAssign)):
-            continue
+        if isinstance(line, ast.Return) and isinstance(line.value, ast.Tuple):
+            names = [one.id if isinstance(one, ast.Name) else "" for one in line.value.elts]
+            outputs = tuple((name, values.get(name)) for name in names)
+        if not isinstance(line, (ast.Assign, ast.AnnAssign)) or isinstance(line.value, (ast.Constant, type(None))):
+            continue  # "x = None" frees it
         target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
         node = target.id if isinstance(target, ast.Name) else f"line {line.lineno}"
         if isinstance(line, ast.AnnAssign):
             values[node] = _annotated(line.annotation)
+        used = (one.id for one in ast.walk(line.value) if isinstance(one, ast.Name))
+        reads[node] = frozenset(name for name in used if name in inputs or name in reads)
         if isinstance(line.value, ast.Call):
             ops.append(_op(node, line.value, values))
-    return GraphText(inputs, tuple(ops))
+    return GraphText(inputs, tuple(ops), outputs, reads)
 
 
 def work_of_nodes(graph: GraphText, symbols: Mapping[str, int]) -> dict[str, Work | None]:
@@ -200,7 +216,17 @@ def _op(node: str, call: ast.Call, values: Mapping[str, Any]) -> GraphOp:
             inputs.append(_value(given[argument.name], values))
         else:
             inputs.append(argument.default_value if argument.has_default_value() else None)
-    return GraphOp(node, f"{namespace}::{name}", tuple(inputs))
+    first = call.args[0].id if call.args and isinstance(call.args[0], ast.Name) else ""
+    return GraphOp(node, f"{namespace}::{name}", tuple(inputs), numbers_of(call), first)
+
+
+def numbers_of(call: ast.Call) -> tuple[float, ...]:
+    """The numbers among the arguments of a call, also in lists, in their order: the same in the text of a graph and in
+    the source that Inductor makes of it, whether they have a name or not. Without the factors of an ``addmm``, which
+    may be left out."""
+    given = [*call.args, *(one.value for one in call.keywords if one.arg not in ("alpha", "beta"))]
+    each = [one for value in given for one in (value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value])]
+    return tuple(one.value for one in each if isinstance(one, ast.Constant) and isinstance(one.value, (int, float)))
 
 
 def _value(expression: ast.expr, values: Mapping[str, Any]) -> Any:

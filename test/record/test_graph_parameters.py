@@ -1,0 +1,304 @@
+"""The layers of code that was compiled before the block: by the parameters that calls of libraries work for, against
+the same model without torch.compile."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from build.architectures import ARCHITECTURES
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from examples.models import MLP, Bert, LeNet5
+from torchprof import Profile, Run
+from torchprof.measure.flops.graph_text import read_graph
+from torchprof.record.graph_parameters import _matched, _nodes
+from torchprof.record.graph_source import read_source
+from torchprof.run.words import BACKWARD, FORWARD, PHASES, RECOMPUTE
+
+pytestmark = pytest.mark.compiler
+output_code: Any = pytest.importorskip("torch._inductor.output_code")
+if "inductor_post_grad_graph_str" not in getattr(output_code.CompiledFxGraph, "__annotations__", {}):
+    pytest.skip("graphs of this torch have no text", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def train(model: Any, x: Tensor) -> None:
+    output = model(x)
+    (output[0] if isinstance(output, tuple) else output).sum().backward()
+
+
+def recorded(model: Any, step: Callable[[], object], **options: Any) -> Run:
+    with Profile(model, with_flops=True, **options) as prof:
+        step()
+    return prof.run
+
+
+def products(run: Run, phase: str) -> dict[str, int]:
+    """The MACs directly in each layer."""
+    return {node.layer.name: node.self.macs for node in run.tree(phase).walk() if node.self.macs}
+
+
+def both(model: nn.Module, step: Callable[[Any], object], **options: Any) -> tuple[Run, Run]:
+    """The run of a model that was compiled before the block, and that of the model itself."""
+    eager = recorded(model, lambda: step(model))
+    compiled = torch.compile(model, **options)
+    for _ in range(2):
+        step(compiled)
+    return recorded(compiled, lambda: step(compiled), compile_layers=True), eager
+
+
+def is_exact(run: Run, name: str) -> bool:
+    return any(
+        line.split("|")[0].strip(" │├└─") == name and "≥" not in line for line in run.report("tree").splitlines()
+    )
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "MLP": (lambda: MLP(16, 64), torch.rand(4, 16)),
+    "LeNet-5": (LeNet5, torch.rand(2, 1, 32, 32)),
+    "ResNet": (ARCHITECTURES["ResNet"].make, ARCHITECTURES["ResNet"].inputs()[0]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_each_layer_has_its_products(name: str, dynamic: bool) -> None:
+    make, x = MODELS[name]
+    run, eager = both(make(), lambda model: train(model, x), dynamic=dynamic)
+    for phase in PHASES:
+        ours, wanted = products(run, phase), products(eager, phase)
+        wrong = {layer: macs for layer, macs in ours.items() if layer != eager.layers[0].name and macs > wanted[layer]}
+        assert wrong == {}
+        assert sum(ours.values()) == sum(wanted.values())
+        found = sum(macs for layer, macs in ours.items() if layer != eager.layers[0].name)
+        assert found >= (0.9 if name == "ResNet" else 1) * sum(wanted.values())
+    assert "Some code was compiled before the block" in "\n".join(map(str, run.warnings))
+
+
+@pytest.mark.parametrize("name", ["tied words", "Siamese", "GPT", "Perceiver", "recommender"])
+def test_no_layer_has_products_of_another(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    inputs = architecture.inputs()
+
+    def step(model: Any) -> None:
+        output = model(*inputs)
+        while isinstance(output, tuple):
+            output = output[0]
+        output.sum().backward()
+
+    run, eager = both(architecture.make(), step)
+    root = eager.layers[0].name
+    for phase in PHASES:
+        wanted = products(eager, phase)
+        for layer, macs in products(run, phase).items():
+            assert layer == root or macs <= wanted.get(layer, 0), (phase, layer)
+
+
+def test_attention_has_no_parameters_and_stays_unknown() -> None:
+    tokens = torch.randint(0, 50, (2, 8))
+    run, eager = both(Bert(50, 16, 2, 2, 32).eval(), lambda model: train(model, tokens))
+    ours, wanted = products(run, FORWARD), products(eager, FORWARD)
+    of_attention = {name: macs for name, macs in wanted.items() if name.endswith(".attention")}
+    assert ours == {
+        **{name: macs for name, macs in wanted.items() if name not in of_attention},
+        "Bert": sum(of_attention.values()),
+    }
+    unknown = [row for row in run.rows if any(frame.kind == "kernels" for frame in row.frames)]
+    assert sum(row.cost.macs for row in unknown if row.phase == FORWARD) == sum(of_attention.values())
+
+
+def test_layers_are_lower_bounds_because_generated_kernels_may_be_theirs() -> None:
+    x = torch.rand(4, 16)
+    run, _ = both(MLP(16, 64), lambda model: train(model, x))
+    assert not is_exact(run, "up") and not is_exact(run, "down") and is_exact(run, "MLP")
+
+
+def test_blocks_that_were_compiled_one_by_one_share_a_graph_and_no_figures() -> None:
+    model = nn.Sequential(*(MLP(16, 64) for _ in range(3)))
+    x = torch.rand(4, 16)
+    eager = recorded(model, lambda: train(model, x))
+    for block in model:
+        block.compile()
+    train(model, x)
+    run = recorded(model, lambda: train(model, x), compile_layers=True)
+    for phase in (FORWARD, BACKWARD):
+        assert products(run, phase) == products(eager, phase)
+
+
+def test_a_teacher_and_a_student_share_a_graph_and_no_figures() -> None:
+    """One compiled function is called with both; each call has its own parameters."""
+    student = nn.Linear(16, 8)
+    teacher, x = copy.deepcopy(student), torch.rand(4, 16)
+    both_of = nn.ModuleDict({"student": student, "teacher": teacher})
+
+    @torch.compile
+    def run_one(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).tanh()
+
+    def step() -> None:
+        run_one(both_of["student"], x).sum().backward()
+        for _ in range(2):
+            run_one(both_of["teacher"], x).sum().backward()
+
+    step()
+    run = recorded(both_of, step, compile_layers=True)
+    for phase in (FORWARD, BACKWARD):
+        assert products(run, phase) == {"ModuleDict.student": 512, "ModuleDict.teacher": 1024}
+
+
+def test_two_forwards_before_a_backward() -> None:
+    model, x = MLP(16, 64), torch.rand(4, 16)
+    run, eager = both(model, lambda model: (model(x) + model(2 * x)).sum().backward())
+    for phase in (FORWARD, BACKWARD):
+        assert products(run, phase) == products(eager, phase)
+
+
+def test_a_product_that_adds_another_branch_is_not_of_its_layer_alone() -> None:
+    """torch.compile makes one product of a residual connection without a bias, and of the sum of its gradients."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(16, 16, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.fc(x.tanh())  # type: ignore[no-any-return]
+
+    x = torch.rand(4, 16)
+    run, _ = both(nn.Sequential(Block(), Block()), lambda model: train(model, x))
+    for row in run.rows:
+        if row.frames and row.frames[-1].name == "aten::addmm":
+            assert any(frame.kind == "kernels" for frame in row.frames), row
+    assert any(row.frames and row.frames[-1].name == "aten::addmm" for row in run.rows)
+
+
+def test_a_parameter_of_two_layers_is_of_neither() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.two.weight = self.one.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(self.one(x).relu())  # type: ignore[no-any-return]
+
+    x = torch.rand(4, 8)
+    run, _ = both(Tied(), lambda model: train(model, x))
+    assert products(run, FORWARD) == {"Tied": 2 * 4 * 8 * 8}
+
+
+def test_the_projection_of_torchs_attention_is_its_own_work() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.MultiheadAttention(16, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mix(x, x, x, need_weights=False)[0]  # type: ignore[no-any-return]
+
+    x = torch.rand(2, 8, 16)
+    run, eager = both(Net(), lambda model: train(model, x))
+    ours, wanted = products(run, FORWARD), products(eager, FORWARD)
+    assert "Net.mix.out_proj" not in ours
+    assert 0 < ours["Net.mix"] <= wanted["Net.mix"]
+
+
+def test_what_a_checkpoint_computes_again_is_recompute() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.block, self.last = nn.Linear(16, 16), MLP(16, 64), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(checkpoint(self.block, self.first(x), use_reentrant=False))  # type: ignore[no-any-return]
+
+    x = torch.rand(4, 16)
+    run, eager = both(Net(), lambda model: train(model, x))
+    assert products(run, FORWARD) == products(eager, FORWARD)
+    assert products(run, BACKWARD) == products(eager, BACKWARD)
+    again = products(run, RECOMPUTE)
+    assert {*again} <= {"Net.block.up", "Net.block.down"} and again["Net.block.up"] == 4 * 16 * 64
+
+
+def test_inference() -> None:
+    x = torch.rand(2, 1, 32, 32)
+
+    def step(model: Any) -> None:
+        with torch.no_grad():
+            model(x)
+
+    run, eager = both(LeNet5().eval(), step)
+    assert products(run, FORWARD) == products(eager, FORWARD)
+
+
+# Calls of libraries and the nodes of the text, by hand
+
+TEXT = """
+def forward(self, primals_1: "f32[8, 8]", primals_2: "f32[8, 8]", primals_3: "f32[8, 8]", tangents_1: "f32[8, 8]"):
+    cast: "bf16[8, 8]" = torch.ops.prims.convert_element_type.default(primals_1, torch.bfloat16);  primals_1 = None
+    mm: "bf16[8, 8]" = torch.ops.aten.mm.default(primals_3, cast);  cast = None
+    cast_1: "bf16[8, 8]" = torch.ops.prims.convert_element_type.default(primals_2, torch.bfloat16)
+    mm_1: "bf16[8, 8]" = torch.ops.aten.mm.default(mm, cast_1);  cast_1 = None
+    {branch}
+    mm_3: "bf16[8, 8]" = torch.ops.aten.mm.default(mm_1, tangents_1)
+    return (mm_3,)
+"""
+SOURCE = """
+cpp_fused_0 = async_compile.cpp_pybinding(['const float*', 'bfloat16*', 'bfloat16*'], r)
+def call(args):
+    primals_1, primals_2, primals_3, tangents_1 = args
+    cpp_fused_0(primals_1, primals_2, buf0, buf1)
+    extern_kernels.mm(primals_3, buf0, out=buf2)
+    extern_kernels.mm(buf2, buf1, out=buf3)
+    {branch}
+    extern_kernels.mm(buf3, tangents_1, out=buf5)
+    return (buf5, )
+"""
+
+
+def matches(text: str = "", source: str = "") -> list[tuple[set[str], bool] | None]:
+    """For each product, the parameters that it reads, and whether it takes gradients; None if it is unknown."""
+    parameters = {"primals_1", "primals_2"}
+    nodes = _nodes(read_graph(TEXT.format(branch=text)), parameters)
+    parsed = read_source(SOURCE.format(branch=source))
+    found = _matched(parsed, nodes, parameters)
+    return [
+        (set(found[at].parameters), found[at].takes_gradients) if at in found else None
+        for at, one in enumerate(parsed.kernels)
+        if one.is_library
+    ]
+
+
+def test_products_in_a_chain_are_known_though_their_parameters_were_cast_before() -> None:
+    assert matches() == [({"primals_1"}, False), ({"primals_2"}, False), (set(), True)]
+
+
+def test_products_side_by_side_are_not_told_apart() -> None:
+    """A third product needs the first only, so it may run before or after the second."""
+    text = 'mm_2: "bf16[8, 8]" = torch.ops.aten.mm.default(mm, primals_3)'
+    assert matches(text, "extern_kernels.mm(buf2, primals_3, out=buf4)") == [({"primals_1"}, False), None, None, None]
+
+
+def test_nothing_is_known_if_there_are_more_calls_than_nodes() -> None:
+    assert matches(source="extern_kernels.mm(buf2, buf2, out=buf4)") == [None] * 4
+
+
+def test_a_parameter_that_the_user_replaces_is_followed() -> None:
+    model, x = MLP(16, 64), torch.rand(4, 16)
+    compiled = torch.compile(model)
+    train(compiled, x)
+    model.up.weight = nn.Parameter(torch.rand(64, 16))
+    train(compiled, x)
+    run = recorded(compiled, lambda: train(compiled, x), compile_layers=True)
+    assert products(run, FORWARD) == {"MLP.up": 4 * 16 * 64, "MLP.down": 4 * 16 * 64}

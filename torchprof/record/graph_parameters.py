@@ -1,0 +1,239 @@
+"""The parameters that the kernels of a compiled graph work for, without knowledge of how it was compiled.
+
+A graph of Inductor keeps its source and the text of its nodes, and it is called with the parameters themselves. A call
+of a library that reads a parameter, or that computes the gradient of one, is work for the module that has it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from torchprof.attribute.compiled_graphs import CompiledKernel, OwnedWork, TracedModule
+from torchprof.measure.flops.graph_text import GraphTensor, GraphText, read_graph
+from torchprof.record.dynamo_sources import Taken
+from torchprof.record.graph_nodes import plain_kernel_name
+from torchprof.record.graph_source import GraphSource, read_source
+from torchprof.record.noted_calls import NotedCalls
+from torchprof.run.words import COMPILED_BEFORE
+
+_PRODUCTS = frozenset({"mm", "bmm", "mv", "convolution", "convolution_backward", "_scaled_mm", "_int_mm"})
+_PRODUCTS_AND_SUMS = frozenset({"addmm", "baddbmm", "addmv"})
+"""Products that add their first argument."""
+
+
+class _Graph(NamedTuple):
+    """``taken``: the inputs of a forward that are parameters; those of a backward are known by its forward."""
+
+    source: GraphSource
+    text: GraphText
+    taken: tuple[Taken, ...]
+
+
+class GraphParameters:
+    """The graphs that were called, and with which parameters."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[str, _Graph | None] = {}  # by key; None: it cannot be read
+        self._numbers: dict[str, set[int]] = {}  # by key of a forward: the numbers of its calls
+        self._forwards: dict[str, set[str]] = {}  # by key of a backward: those of its forwards
+
+    def number_of(self, key: str, graph: Any, inputs: Sequence[Any], calls: NotedCalls) -> int | None:
+        """The number of a call; None if nothing is known of it. A backward has the number of its forward."""
+        if key not in self._graphs:
+            self._graphs[key] = _read(graph, inputs)
+        known = self._graphs[key]
+        if known is None:
+            return None
+        if known.source.is_backward:
+            return self._of_forward(key, known, inputs, calls)
+        if not known.taken:
+            return None
+        try:
+            number = calls.number_of(known.taken, inputs)
+        except (IndexError, TypeError):  # not the inputs of the first call
+            return None
+        self._numbers.setdefault(key, set()).add(number)
+        return number
+
+    def _of_forward(self, key: str, graph: _Graph, inputs: Sequence[Any], calls: NotedCalls) -> int | None:
+        """The number of the forward call that a backward is of: the only one with the same parameters. None if the
+        backward takes no parameters; then the forward is known by the sequence number of its autograd node.
+
+        Tensors that the forward made of parameters, as in another layout, are no parameters here.
+        """
+        given = {name: one for name, one in zip(graph.source.inputs, inputs) if isinstance(one, nn.Parameter)}
+        fitting = [
+            other
+            for other, forward in self._graphs.items()
+            if forward is not None and not forward.source.is_backward and _saves_for(forward.text, graph.text)
+        ]
+        found = {
+            number: other
+            for other in fitting
+            for number in self._numbers.get(other, ())
+            if given and all(calls.tensors_of(number).get(name) is one for name, one in given.items())
+        }
+        self._forwards.setdefault(key, set()).update(found.values() if len(found) == 1 else fitting)
+        return next(iter(found)) if len(found) == 1 else None
+
+    def kernels(self) -> dict[str, tuple[CompiledKernel, ...]]:
+        """The kernels of all graphs of which something is known, by their keys."""
+        found = {}
+        for key, graph in self._graphs.items():
+            forward = graph
+            if graph is not None and graph.source.is_backward:
+                forwards = self._forwards.get(key, set())
+                forward = self._graphs[next(iter(forwards))] if len(forwards) == 1 else None
+            if graph is not None and forward is not None and forward.taken:
+                found[key] = tuple(_kernels(graph, forward))
+        return found
+
+    def hiding(self) -> set[str]:
+        """The keys of graphs with kernels that have no events."""
+        return {
+            key
+            for key, graph in self._graphs.items()
+            if graph is not None and any(one.name and not one.has_event for one in graph.source.kernels)
+        }
+
+
+def _read(graph: Any, inputs: Sequence[Any]) -> _Graph | None:
+    """What a graph keeps of itself, and its inputs that are parameters; None if it cannot be read."""
+    try:
+        source, text = read_source(graph.source_code), read_graph(graph.inductor_post_grad_graph_str)
+    except (ValueError, TypeError, AttributeError):
+        return None
+    if len(source.inputs) != len(inputs) or source.inputs != tuple(text.inputs):
+        return None
+    pairs = zip(source.inputs, inputs)
+    taken = [Taken(at, name, ()) for at, (name, one) in enumerate(pairs) if isinstance(one, nn.Parameter)]
+    return _Graph(source, text, () if source.is_backward else tuple(taken))
+
+
+def _saves_for(forward: GraphText, backward: GraphText) -> bool:
+    """Whether a backward takes what a forward returns last, by name, type and sizes, and returns gradients of its
+    inputs, by type and sizes."""
+    saved = [(name, value) for name, value in backward.inputs.items() if not name.startswith("tangents_")]
+    saved.sort(key=lambda one: not isinstance(one[1], GraphTensor))  # a forward returns numbers last
+    returned = forward.outputs[len(forward.outputs) - len(saved) :]
+    if [name for name, _ in saved] != [name for name, _ in returned] or len(backward.outputs) != len(forward.inputs):
+        return False
+    pairs = [(value, other) for (_, value), (_, other) in zip(saved, returned)]
+    pairs += [(value, other) for (name, value), other in zip(backward.outputs, forward.inputs.values()) if name]
+    return all(_may_be_equal(one, other) for one, other in pairs)
+
+
+def _may_be_equal(one: GraphTensor | ast.expr | None, other: GraphTensor | ast.expr | None) -> bool:
+    """Whether two values of graphs have the same type and sizes, as far as these are numbers."""
+    if not isinstance(one, GraphTensor) or not isinstance(other, GraphTensor):
+        return isinstance(one, GraphTensor) is isinstance(other, GraphTensor)
+    if (one.dtype, len(one.sizes)) != (other.dtype, len(other.sizes)):
+        return False
+    sizes = [(ours, theirs) for ours, theirs in zip(one.sizes, other.sizes)]
+    return all(
+        ours.value == theirs.value
+        for ours, theirs in sizes
+        if isinstance(ours, ast.Constant) and isinstance(theirs, ast.Constant)
+    )
+
+
+def _kernels(graph: _Graph, forward: _Graph) -> Iterator[CompiledKernel]:
+    """The kernels of a graph, with the parameters that they work for as owners: those that a product reads, and those
+    of which it computes the gradient. Of any other kernel nothing is known: it may also do work of others. So may a
+    product that adds what is no parameter, such as the other branch of a residual connection, or another gradient.
+    """
+    parameters = {one.root for one in forward.taken}
+    gradients: dict[str, str] = {}
+    if graph is not forward:
+        gradients = {name: of for name, of in zip(graph.source.returned, forward.source.inputs) if of in parameters}
+    nodes = _nodes(graph.text, parameters)
+    node_of = _matched(graph.source, nodes, parameters)
+    for at, kernel in enumerate(graph.source.kernels):
+        if not kernel.name or not kernel.has_event:
+            continue
+        name, node = plain_kernel_name(kernel.name), node_of.get(at)
+        roots: set[str] = set()
+        is_recomputed = graph is not forward and node is not None and not node.takes_gradients
+        is_added = kernel.first in parameters if node is None else node.adds_parameter
+        if kernel.is_library and (name in _PRODUCTS or (name in _PRODUCTS_AND_SUMS and is_added)):
+            roots |= {gradients[written] for written in kernel.writes if written in gradients}
+            if node is not None:
+                roots |= node.parameters
+            elif graph is forward or all(one.takes_gradients for one in nodes if one.op == name):
+                roots |= parameters & kernel.reads  # else it may be recomputed
+        parts = [OwnedWork((TracedModule(root, (), ""),), 0, 0) for root in sorted(roots)]
+        yield CompiledKernel(name, tuple(parts) or (OwnedWork(None, 0, 0),), is_recomputed, why_unknown=COMPILED_BEFORE)
+
+
+class _Node(NamedTuple):
+    """A node that calls an operator: its name and settings, the parameters that it reads, as bits the nodes that it
+    needs, its own bit, whether it needs the gradients that a backward takes (else it repeats work of the forward), and
+    whether its first argument is a parameter."""
+
+    op: str
+    settings: tuple[float, ...]
+    parameters: frozenset[str]
+    needs: int
+    bit: int
+    takes_gradients: bool
+    adds_parameter: bool
+
+
+def _nodes(text: GraphText, parameters: set[str]) -> list[_Node]:
+    """The nodes that call operators."""
+    called = {op.node: (bit, op) for bit, op in enumerate(text.ops)}
+    needs: dict[str, int] = {}
+    of_gradients = {name for name in text.inputs if name.startswith("tangents_")}
+    made_of: dict[str, str] = {name: name for name in parameters}  # a tensor made of one parameter alone → it
+    found = []
+    for name, reads in text.reads.items():
+        needs[name] = 0
+        for read in reads:
+            needs[name] |= needs.get(read, 0)
+        if not reads.isdisjoint(of_gradients):
+            of_gradients.add(name)
+        origins = {made_of.get(read, "") for read in reads}
+        if len(origins) == 1 and "" not in origins:
+            made_of[name] = origins.pop()
+        if name in called:
+            bit, op = called[name]
+            of_op = frozenset(made_of[read] for read in reads if read in made_of)
+            kind = op.name.rpartition("::")[2]
+            adds = op.first in made_of
+            found.append(_Node(kind, op.settings, of_op, needs[name], bit, name in of_gradients, adds))
+            needs[name] |= 1 << bit
+    return found
+
+
+def _matched(source: GraphSource, nodes: Sequence[_Node], parameters: set[str]) -> dict[int, _Node]:
+    """The nodes that calls of libraries are, by the number of the kernel, as far as there is no other possibility.
+
+    A call is the node of the same operator that alone reads the same parameters; or if among the others of its
+    operator and settings, the order of the nodes gives it only one place. The source alone does not tell all: a kernel
+    before may have made a tensor of another type or layout of a parameter.
+    """
+    found: dict[int, _Node] = {}
+    calls = {at: one for at, one in enumerate(source.kernels) if one.name and one.is_library}
+    left: defaultdict[tuple[str, tuple[float, ...]], list[int]] = defaultdict(list)
+    for at, call in calls.items():
+        name, direct = plain_kernel_name(call.name), parameters & call.reads
+        same = [node for node in nodes if node.op == name and direct and direct <= node.parameters]
+        others = [one for one in calls.values() if plain_kernel_name(one.name) == name and direct <= one.reads]
+        if len(same) == len(others) == 1:
+            found[at] = same[0]
+        else:
+            left[name, call.settings].append(at)
+    taken = {node.bit for node in found.values()}
+    for (name, settings), kernels in left.items():
+        alike = [node for node in nodes if (node.op, node.settings) == (name, settings) and node.bit not in taken]
+        for node in alike:
+            before = sum(node.needs >> other.bit & 1 for other in alike if other is not node)
+            after = sum(other.needs >> node.bit & 1 for other in alike if other is not node)
+            if before + after == len(alike) - 1 == len(kernels) - 1:
+                found[kernels[before]] = node
+    return found

@@ -1,0 +1,179 @@
+"""The kernels that a graph of Inductor calls, from the Python source that Inductor keeps of it.
+
+The source has a function ``call`` with one statement for each kernel, such as
+``extern_kernels.addmm(primals_2, primals_3, reinterpret_tensor(primals_1, …), out=buf0)``. It is parsed and never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from torchprof.measure.flops.graph_text import numbers_of
+
+_LIBRARY = re.compile(r"(inductor_)?extern_kernels\.\w+|(torch\.ops\.)?aten\.\w+(\.\w+)?|torch\.ops\.\w+\.\w+\.\w+")
+"""The calls of libraries."""
+_BUFFER = re.compile(r"buf\d+")
+_HAVE_EVENTS = ("RAIIAtenRecordFunctionHandle", "@triton")
+"""What the source of a generated kernel with an event contains: C++ that opens a range, or Triton."""
+_TANGENTS = "tangents_"
+"""The prefix of the inputs of a backward graph that are gradients of the outputs of the forward."""
+
+
+class SourceKernel(NamedTuple):
+    """A kernel that a graph calls: its ``name`` in the source, and the names of what it ``reads`` and ``writes``.
+
+    ``is_library``: whether it is a call of a library, else Inductor generated it. ``has_event``: whether a profile has
+    an event of it. ``settings``: the numbers among its arguments, see ``numbers_of``. ``first``: the name in its first
+    argument. Without a name, it is no kernel: the memory of what it reads gets another name.
+    """
+
+    name: str
+    reads: frozenset[str]
+    writes: frozenset[str]
+    is_library: bool
+    has_event: bool
+    settings: tuple[float, ...] = ()
+    first: str = ""
+
+
+class GraphSource(NamedTuple):
+    """``inputs``: the names of a graph's inputs. ``kernels``: in the order of their calls. ``returned``: the name of
+    each output, as a kernel writes it; "" for one that none writes."""
+
+    inputs: tuple[str, ...]
+    kernels: tuple[SourceKernel, ...]
+    returned: tuple[str, ...]
+
+    @property
+    def is_backward(self) -> bool:
+        return any(name.startswith(_TANGENTS) for name in self.inputs)
+
+
+def read_source(source: str) -> GraphSource:
+    """Parse the source of a graph. Raises ValueError if it has another form."""
+    try:
+        module = ast.parse(source)
+    except SyntaxError as error:
+        raise ValueError(f"not the source of a graph: {error}") from error
+    functions = [one for one in ast.walk(module) if isinstance(one, ast.FunctionDef)]
+    calls = [one for one in functions if one.name == "call"]
+    if len(calls) != 1 or any(one.name.startswith("partition_") for one in functions):
+        raise ValueError("not the source of one graph")
+    return _Reader(module).read(calls[0])
+
+
+class _Reader:
+    def __init__(self, module: ast.Module) -> None:
+        sources = dict(_sources(module))
+        self._events = {name for name, text in sources.items() if any(mark in text for mark in _HAVE_EVENTS)}
+        self._outputs = dict(_outputs(module, sources))
+        self._part_of: dict[str, str] = {}  # a part of a result → the result
+        self._inputs: tuple[str, ...] = ()
+        self._kernels: list[SourceKernel] = []
+        self._returned: tuple[str, ...] = ()
+
+    def read(self, call: ast.FunctionDef) -> GraphSource:
+        for statement in _flat(call.body):
+            if isinstance(statement, ast.Assign):
+                self._assign(statement.targets[0], statement.value)
+            elif isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
+                self._returned = tuple(next(iter(self._names(one)), "") for one in statement.value.elts)
+            elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                called = statement.value
+                is_kernel = self._call(called, None)
+                if not is_kernel and self._names(called) and not ast.unparse(called.func).startswith("assert_"):
+                    raise ValueError(f"an unknown statement: {ast.unparse(statement)}")
+        return GraphSource(self._inputs, tuple(self._kernels), self._returned)
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Name) and value.id == "args":
+            self._inputs = tuple(one.id for one in target.elts if isinstance(one, ast.Name))
+        elif isinstance(target, ast.Name):
+            if isinstance(value, ast.Call) and self._call(value, target.id):
+                return
+            names = self._names(value)
+            if isinstance(value, ast.Subscript) and names:
+                self._part_of[target.id] = names[0]
+            elif names:  # the name stands for what is written to this memory from here on
+                self._kernels.append(SourceKernel("", frozenset(names), frozenset([target.id]), False, False))
+
+    def _call(self, call: ast.Call, result: str | None) -> bool:
+        """Read a call of a kernel; False if it is none."""
+        name = ast.unparse(call.func)
+        generated = name.removesuffix(".run")
+        is_generated = generated in self._outputs
+        if not is_generated and not _LIBRARY.fullmatch(name):
+            return False
+        given = [self._names(one) for one in call.args]
+        out = {name for one in call.keywords if one.arg == "out" for name in self._names(one.value)}
+        reads = {name for names in given for name in names}
+        reads |= {name for one in call.keywords if one.arg != "out" for name in self._names(one.value)}
+        writes = out | ({result} if result is not None else set())
+        if is_generated:
+            is_written = self._outputs[generated] or [True] * len(given)
+            writes = {name for names, writes in zip(given, is_written) if writes for name in names}
+        elif not writes:
+            writes = set(reads)  # in place
+        self._kernels.append(
+            SourceKernel(
+                generated if is_generated else name,
+                frozenset(reads),
+                frozenset(writes),
+                not is_generated,
+                has_event=not is_generated or generated in self._events,
+                settings=numbers_of(call),
+                first=next(iter(given[0]), "") if given else "",
+            )
+        )
+        return True
+
+    def _names(self, expression: ast.expr) -> list[str]:
+        """The inputs and buffers in an expression; for a part of a result, the result."""
+        names = [one.id for one in ast.walk(expression) if isinstance(one, ast.Name)]
+        return [self._whole(name) for name in names if name in self._inputs or _BUFFER.fullmatch(name)]
+
+    def _whole(self, name: str) -> str:
+        return self._part_of.get(name, name)
+
+
+def _sources(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """The kernels that Inductor generated: name and source."""
+    for name, call in _assigned_calls(module):
+        if ast.unparse(call.func).startswith("async_compile."):
+            texts = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            yield name, max(texts, key=len, default="")
+
+
+def _outputs(module: ast.Module, sources: Mapping[str, str]) -> Iterator[tuple[str, list[bool] | None]]:
+    """The kernels that Inductor generated: name, and for each argument whether it is written to; None if unknown."""
+    types: dict[str, Sequence[ast.expr]] = {}
+    for name, call in _assigned_calls(module):
+        if call.args and isinstance(call.args[0], ast.List):
+            types[name] = call.args[0].elts
+    for name, text in sources.items():
+        if name in types:  # C++: the types of its arguments
+            yield name, ["const" not in ast.unparse(one) for one in types[name]]
+        elif match := re.search(rf"def {re.escape(name)}\(([^)]*)\)", text):  # Triton
+            yield name, ["out_ptr" in argument for argument in match[1].split(",")]
+        else:
+            yield name, None
+
+
+def _assigned_calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    for statement in module.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
+            target = statement.targets[0]
+            if isinstance(target, ast.Name):
+                yield target.id, statement.value
+
+
+def _flat(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements, with those inside ``with``."""
+    for one in statements:
+        if isinstance(one, ast.With):
+            yield from _flat(one.body)
+        else:
+            yield one
