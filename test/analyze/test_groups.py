@@ -11,6 +11,7 @@ from torch import nn
 import torchprof
 from torchprof import Run
 from torchprof.analyze.groups import UNKNOWN_CLASS, Group, by_class, by_pattern, pattern_of
+from torchprof.run.cost import Bound, Figure
 from torchprof.run.layers import Layer
 from torchprof.run.words import BACKWARD
 
@@ -93,6 +94,16 @@ def test_a_layer_that_may_have_run_in_a_compiled_region_makes_the_sum_a_lower_bo
     run = run_of([row(INDEX["Net.layers.0.mlp"], cpu_ns=5)], layers=inlined)
     [group] = [one for one in by_pattern(run) if one.name == "Net.layers.*.mlp"]
     assert FORWARD in group.figures.incomplete and FORWARD in group.figures.incomplete_self
+    assert group.figures.number_of_calls() == Figure(1, Bound.AT_LEAST)
+
+
+def test_the_calls_of_layers_inside_compiled_code_are_unknown_together_too() -> None:
+    """Their kernels are theirs, but nobody called them."""
+    inlined = [replace(layer, compiled=layer.name.endswith(".mlp")) for layer in LAYERS]
+    run = run_of([row(INDEX[f"Net.layers.{at}.mlp"], cpu_ns=5, calls=0) for at in range(3)], layers=inlined)
+    [group] = [one for one in by_pattern(run) if one.name == "Net.layers.*.mlp"]
+    assert group.figures.cost(FORWARD).cpu_ns == 15
+    assert group.figures.number_of_calls().bound is Bound.UNKNOWN
 
 
 def test_layers_of_a_trace_without_classes_are_one_group() -> None:

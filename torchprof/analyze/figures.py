@@ -32,7 +32,7 @@ class Figures:
     own_params: int | None = None
     has_params: bool = False  # whether a row of this kind has parameters
     unknown: bool = False  # never called: its cost is unknown
-    inlined: bool = False  # never called itself, but compiled into code around it, and may have run there
+    inlined: bool = False  # it, or one of several, was never called itself, but may have run in code compiled around it
     incomplete: Set[str] = frozenset()  # phases in which its work, or that of layers below, counts for a layer above
     incomplete_self: Set[str] = frozenset()  # phases in which that is its self
     timeless: bool = False  # outside all layers, between ops: no range measured its CPU time
@@ -76,7 +76,10 @@ class Figures:
         return Figure.of_sum(cost.flops / ns * 1e9, not cost.uncounted)
 
     def number_of_calls(self) -> Figure:
-        return _UNKNOWN if self.inlined else _BLANK if self.calls < 0 else Figure(self.calls)
+        """Of a sum, a lower bound if one of its layers may have run inside a compiled region, where it has no calls."""
+        if self.inlined:
+            return Figure.of_sum(max(self.calls, 0), False)
+        return _BLANK if self.calls < 0 else Figure(self.calls)
 
     def parameters(self) -> Figure:
         """The parameters of the layer and all layers below it."""

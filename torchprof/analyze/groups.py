@@ -85,7 +85,7 @@ def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> F
     outermost = _outermost(members, paths)
     ran = _outermost(called, [path for path, one in zip(paths, members) if not one.unknown])
     phases = frozenset(phase for one in members for phase in one.total)
-    inlined = any(one.unknown and one.inlined for one in members)
+    may_have_run = any(one.unknown and one.inlined for one in members)
     calls = [one.calls for one in members if one.calls >= 0]  # 0 of a layer that was never called
     return Figures(
         own=_added(one.own for one in called) or dict.fromkeys(phases, NO_COST),
@@ -95,9 +95,9 @@ def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> F
         own_params=_sum([one.own_params for one in members]),
         has_params=any(one.has_params for one in members),
         unknown=not called,
-        inlined=inlined and not called,
-        incomplete=phases if inlined else _union(one.incomplete for one in ran),
-        incomplete_self=phases if inlined else _union(one.incomplete_self for one in called),
+        inlined=any(one.inlined for one in members),
+        incomplete=phases if may_have_run else _union(one.incomplete for one in ran),
+        incomplete_self=phases if may_have_run else _union(one.incomplete_self for one in called),
     )
 
 

@@ -72,9 +72,11 @@ class AverageColumn(Column):
         return self.total.of(figures) / figures.calls if figures.calls > 0 else 0
 
     def figure(self, figures: Figures) -> Figure:
-        if figures.calls <= 0:
+        calls = figures.number_of_calls()
+        if calls.bound is Bound.BLANK or not calls.value:
             return Figure(0, Bound.BLANK)
-        return Figure(self.of(figures), Bound.EXACT if self.measured else Bound.UNKNOWN)
+        is_known = self.measured and calls.bound is Bound.EXACT
+        return Figure(self.of(figures), Bound.EXACT if is_known else Bound.UNKNOWN)
 
     def write(self, value: float) -> ReportCell:
         return format_time(value)
