@@ -245,6 +245,8 @@ class CompiledGraphs:
         """
         if root == SELF:
             fitting = {self._path_of[around]} if around in self._path_of else set()
+        elif not held and any(not kind for _, kind in steps):
+            return AMBIGUOUS_MODULE  # a parameter, and nothing is known of it
         elif held:
             fitting = set.intersection(*({_above(rest, _unwrapped(one)) for one in paths} for rest, paths in held))
         else:

@@ -163,19 +163,18 @@ class Provenance:
 
     def graphs(self, plan: PlannedModules) -> CompiledGraphs:
         """All graphs that are known now, for the models of a profile."""
+        before = self._parameters.known(self._calls)
+        inputs = self._calls.given(plan.holders_of)
+        for number, same in before.same.items():
+            inputs[f"{COMPILED_INPUTS}{number}"] = [] if same is None else inputs[f"{COMPILED_INPUTS}{same}"]
         return CompiledGraphs(
-            {**self._parameters.kernels(), **Provenance.known},
-            plan.modules,
-            self._divisor,
-            plan.is_alone,
-            self._calls.given(plan.holders_of),
-            self._parameters.hiding(),
+            {**before.kernels, **Provenance.known}, plan.modules, self._divisor, plan.is_alone, inputs, before.hiding
         )
 
     @property
     def knows_parameters(self) -> bool:
-        """Whether the parameters are known that graphs from before the block were called with."""
-        return bool(self._parameters.kernels())
+        """Whether graphs from before the block were called with parameters."""
+        return bool(self._parameters)
 
     @classmethod
     def number_of_call(cls, key: str, graph: Any, inputs: Sequence[Any]) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -26,32 +26,36 @@ _PRODUCTS_AND_SUMS = frozenset({"addmm", "baddbmm", "addmv"})
 """Products that add their first argument."""
 
 
-class _Graph(NamedTuple):
-    """``taken``: the inputs of a forward that are parameters; those of a backward are known by its forward."""
+class _Called(NamedTuple):
+    """A graph that was called: its source, its text, and its inputs that are parameters."""
 
-    source: GraphSource
-    text: GraphText
+    source: str
+    text: str
     taken: tuple[Taken, ...]
 
 
+class _Graph(NamedTuple):
+    source: GraphSource
+    text: GraphText
+    parameters: dict[str, Taken]  # by the name of the input
+
+
 class GraphParameters:
-    """The graphs that were called, and with which parameters."""
+    """The graphs that were called, and with which parameters.
+
+    A call only notes the parameters: the graphs are read when their kernels are asked for.
+    """
 
     def __init__(self) -> None:
-        self._graphs: dict[str, _Graph | None] = {}  # by key; None: it cannot be read
-        self._numbers: dict[str, set[int]] = {}  # by key of a forward: the numbers of its calls
-        self._forwards: dict[str, set[str]] = {}  # by key of a backward: those of its forwards
+        self._called: dict[str, _Called | None] = {}  # by key; None: it does not keep its source and text
+        self._numbers: dict[str, set[int]] = {}  # by key: the numbers of its calls
 
     def number_of(self, key: str, graph: Any, inputs: Sequence[Any], calls: NotedCalls) -> int | None:
-        """The number of a call; None if nothing is known of it. A backward has the number of its forward."""
-        if key not in self._graphs:
-            self._graphs[key] = _read(graph, inputs)
-        known = self._graphs[key]
-        if known is None:
-            return None
-        if known.source.is_backward:
-            return self._of_forward(key, known, inputs, calls)
-        if not known.taken:
+        """The number of a call; None if the graph takes no parameters."""
+        if key not in self._called:
+            self._called[key] = _called(key, graph, inputs)
+        known = self._called[key]
+        if known is None or not known.taken:
             return None
         try:
             number = calls.number_of(known.taken, inputs)
@@ -60,59 +64,82 @@ class GraphParameters:
         self._numbers.setdefault(key, set()).add(number)
         return number
 
-    def _of_forward(self, key: str, graph: _Graph, inputs: Sequence[Any], calls: NotedCalls) -> int | None:
-        """The number of the forward call that a backward is of: the only one with the same parameters. None if the
-        backward takes no parameters; then the forward is known by the sequence number of its autograd node.
+    def __bool__(self) -> bool:
+        return any(one is not None and one.taken for one in self._called.values())
+
+    def known(self, calls: NotedCalls) -> KnownGraphs:
+        """What is known of all graphs that were called."""
+        graphs = {key: graph for key, one in self._called.items() if one and (graph := _read(one)) is not None}
+        found = KnownGraphs({}, set(), {})
+        for key, graph in graphs.items():
+            if any(one.name and not one.has_event for one in graph.source.kernels):
+                found.hiding.add(key)
+            if not graph.source.is_backward:
+                if graph.parameters:
+                    found.kernels[key] = tuple(_kernels(graph, graph))
+                continue
+            forwards = [
+                other
+                for other, one in graphs.items()
+                if one.parameters and not one.source.is_backward and _saves_for(one.text, graph.text)
+            ]
+            forwards_of = self._forward_calls(key, graph, {other: graphs[other] for other in forwards}, calls)
+            found.same.update({number: known[1] if known else None for number, known in forwards_of.items()})
+            keys = {known[0] for known in forwards_of.values() if known} or {*forwards}
+            if len(keys) == 1:
+                found.kernels[key] = tuple(_kernels(graph, graphs[keys.pop()]))
+        return found
+
+    def _forward_calls(
+        self, key: str, graph: _Graph, forwards: Mapping[str, _Graph], calls: NotedCalls
+    ) -> dict[int, tuple[str, int] | None]:
+        """For each number of a backward, the key and the number of its forward: the only one with the same parameters;
+        None if there are several, or none.
 
         Tensors that the forward made of parameters, as in another layout, are no parameters here.
         """
-        given = {name: one for name, one in zip(graph.source.inputs, inputs) if isinstance(one, nn.Parameter)}
-        fitting = [
-            other
-            for other, forward in self._graphs.items()
-            if forward is not None and not forward.source.is_backward and _saves_for(forward.text, graph.text)
-        ]
-        found = {
-            number: other
-            for other in fitting
-            for number in self._numbers.get(other, ())
-            if given and all(calls.tensors_of(number).get(name) is one for name, one in given.items())
-        }
-        self._forwards.setdefault(key, set()).update(found.values() if len(found) == 1 else fitting)
-        return next(iter(found)) if len(found) == 1 else None
-
-    def kernels(self) -> dict[str, tuple[CompiledKernel, ...]]:
-        """The kernels of all graphs of which something is known, by their keys."""
-        found = {}
-        for key, graph in self._graphs.items():
-            forward = graph
-            if graph is not None and graph.source.is_backward:
-                forwards = self._forwards.get(key, set())
-                forward = self._graphs[next(iter(forwards))] if len(forwards) == 1 else None
-            if graph is not None and forward is not None and forward.taken:
-                found[key] = tuple(_kernels(graph, forward))
+        found: dict[int, tuple[str, int] | None] = {}
+        for number in self._numbers.get(key, ()):
+            given = calls.tensors_of(number)
+            by_name = {name: given.get(one.root) for name, one in graph.parameters.items()}
+            fitting = []
+            for other, forward in forwards.items():
+                for of_forward in self._numbers.get(other, ()):
+                    tensors = calls.tensors_of(of_forward)
+                    named = {name: tensors.get(one.root) for name, one in forward.parameters.items()}
+                    if all(one is not None and named.get(name) is one for name, one in by_name.items()):
+                        fitting.append((other, of_forward))
+            found[number] = fitting[0] if len(fitting) == 1 else None
         return found
 
-    def hiding(self) -> set[str]:
-        """The keys of graphs with kernels that have no events."""
-        return {
-            key
-            for key, graph in self._graphs.items()
-            if graph is not None and any(one.name and not one.has_event for one in graph.source.kernels)
-        }
+
+class KnownGraphs(NamedTuple):
+    """What is known of graphs that were compiled before. ``kernels``: by key. ``hiding``: see ``CompiledGraphs``.
+    ``same``: for a number of a backward's call, the number of its forward's call; None if that is unknown."""
+
+    kernels: dict[str, tuple[CompiledKernel, ...]]
+    hiding: set[str]
+    same: dict[int, int | None]
 
 
-def _read(graph: Any, inputs: Sequence[Any]) -> _Graph | None:
-    """What a graph keeps of itself, and its inputs that are parameters; None if it cannot be read."""
+def _called(key: str, graph: Any, inputs: Sequence[Any]) -> _Called | None:
+    """What a graph keeps of itself, and which of its inputs are parameters; None if it keeps nothing."""
+    source, text = (getattr(graph, name, None) for name in ("source_code", "inductor_post_grad_graph_str"))
+    taken = [Taken(at, f"{key}/{at}", ()) for at, one in enumerate(inputs) if isinstance(one, nn.Parameter)]
+    if not isinstance(source, str) or not isinstance(text, str):
+        return None
+    return _Called(source, text, tuple(taken))
+
+
+def _read(called: _Called) -> _Graph | None:
+    """A graph that was called; None if it cannot be read."""
     try:
-        source, text = read_source(graph.source_code), read_graph(graph.inductor_post_grad_graph_str)
-    except (ValueError, TypeError, AttributeError):
+        source, text = read_source(called.source), read_graph(called.text)
+    except ValueError:
         return None
-    if len(source.inputs) != len(inputs) or source.inputs != tuple(text.inputs):
+    if source.inputs != tuple(text.inputs) or any(one.number >= len(source.inputs) for one in called.taken):
         return None
-    pairs = zip(source.inputs, inputs)
-    taken = [Taken(at, name, ()) for at, (name, one) in enumerate(pairs) if isinstance(one, nn.Parameter)]
-    return _Graph(source, text, () if source.is_backward else tuple(taken))
+    return _Graph(source, text, {source.inputs[one.number]: one for one in called.taken})
 
 
 def _saves_for(forward: GraphText, backward: GraphText) -> bool:
@@ -147,7 +174,7 @@ def _kernels(graph: _Graph, forward: _Graph) -> Iterator[CompiledKernel]:
     of which it computes the gradient. Of any other kernel nothing is known: it may also do work of others. So may a
     product that adds what is no parameter, such as the other branch of a residual connection, or another gradient.
     """
-    parameters = {one.root for one in forward.taken}
+    parameters = {*forward.parameters}
     gradients: dict[str, str] = {}
     if graph is not forward:
         gradients = {name: of for name, of in zip(graph.source.returned, forward.source.inputs) if of in parameters}
@@ -166,7 +193,8 @@ def _kernels(graph: _Graph, forward: _Graph) -> Iterator[CompiledKernel]:
                 roots |= node.parameters
             elif graph is forward or all(one.takes_gradients for one in nodes if one.op == name):
                 roots |= parameters & kernel.reads  # else it may be recomputed
-        parts = [OwnedWork((TracedModule(root, (), ""),), 0, 0) for root in sorted(roots)]
+        owners = [(TracedModule(forward.parameters[name].root, (), ""),) for name in sorted(roots)]
+        parts = [OwnedWork(owner, 0, 0) for owner in owners]
         yield CompiledKernel(name, tuple(parts) or (OwnedWork(None, 0, 0),), is_recomputed, why_unknown=COMPILED_BEFORE)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from torchprof.measure.flops.graph_text import numbers_of
@@ -52,6 +53,7 @@ class GraphSource(NamedTuple):
         return any(name.startswith(_TANGENTS) for name in self.inputs)
 
 
+@lru_cache(maxsize=256)
 def read_source(source: str) -> GraphSource:
     """Parse the source of a graph. Raises ValueError if it has another form."""
     try:

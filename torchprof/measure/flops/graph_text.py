@@ -11,6 +11,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -114,6 +115,7 @@ class GraphText(NamedTuple):
         return found
 
 
+@lru_cache(maxsize=256)
 def read_graph(text: str) -> GraphText:
     """Parse the text of a graph. Raises ValueError if it is no such text."""
     try:
