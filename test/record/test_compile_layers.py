@@ -40,12 +40,13 @@ from torchprof.attribute.compiled_graphs import TracedModule
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
 from torchprof.record import compiler, compiler_graph
+from torchprof.record.called_graphs import CalledGraphs
 from torchprof.record.compiler import Provenance, _noting_calls
 from torchprof.record.dynamo_sources import Taken, step_of
 from torchprof.record.noted_calls import NotedCalls
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
-from torchprof.run.words import BACKWARD, FORWARD, OTHER_MODULE, RECOMPUTE, Frame
+from torchprof.run.words import BACKWARD, FORWARD, LAYERS_NOT_RECORDED, NOT_ATTRIBUTABLE, OTHER_MODULE, RECOMPUTE, Frame
 
 pytestmark = [
     pytest.mark.compiler,
@@ -495,10 +496,7 @@ def test_a_second_profile_of_what_the_first_compiled_knows_its_layers() -> None:
     assert UNKNOWN not in {layers for _, _, layers in kernels_of(first.run)}
     with no_new_graphs(), torchprof.Profile(compiled) as plainly:
         train(compiled)
-    # Nobody asked for layers: all kernels are in the region, and nothing is said of what is not known.
-    assert {layers for _, _, layers in kernels_of(plainly.run)} == {("Mlp",)}
-    assert not [frame for row in plainly.run.rows for frame in row.frames if frame.kind == "kernels"]
-    assert kernels_of(plainly.run).total() == kernels_of(first.run).total()
+    assert kernels_of(plainly.run) == kernels_of(first.run)
 
 
 def test_of_what_was_compiled_before_the_block_only_calls_of_libraries_are_attributable() -> None:
@@ -521,7 +519,7 @@ def test_of_what_was_compiled_before_the_block_only_calls_of_libraries_are_attri
     }
     text = "\n".join(sentences(before.run))
     assert "of the time in kernels of compiled graphs is not attributable" in text
-    assert "Some code was compiled before the block" in text
+    assert "In code that was compiled before the block, a call of a library is at the layer" in text
     with torchprof.Profile(compiled, compile_layers=True) as inside:
         start_anew()
         train(compiled)
@@ -612,7 +610,8 @@ def test_blocks_that_share_one_graph_have_each_their_region() -> None:
         if row.layer and row.phase == BACKWARD and any(frame.name == "CompiledFunctionBackward" for frame in row.frames)
     }
     assert backward == {("Net", "blocks", "0"), ("Net", "blocks", "1")}
-    assert {layers for _, _, layers in kernels_of(found.run)} == {(block,) for block in NET_BLOCKS[:2]}
+    known = {layers for _, _, layers in kernels_of(found.run)} - {UNKNOWN}
+    assert known == {(f"{block}.{layer}",) for block in NET_BLOCKS[:2] for layer in ("fc1", "fc2")}
 
 
 def test_two_models_with_one_graph_have_each_their_layers(mlp: Recorded) -> None:
@@ -955,7 +954,7 @@ def test_what_a_block_compiled_tells_nothing_after_the_block() -> None:
     function = _noting_calls(lambda x: x, [Taken(0, "G['m']", ())])
     kept, fresh = torch.rand(2), [torch.rand(2) for _ in range(5)]
     assert ranges_of_calls(function, [kept, *fresh]) == []
-    first, beside, second = Provenance(), Provenance(), Provenance()
+    first, beside, second = CalledGraphs(), CalledGraphs(), CalledGraphs()
     for block in (first, beside):
         block.on()
     assert ranges_of_calls(function, [kept, fresh[0], kept]) == [f"{COMPILED_INPUTS}{number}" for number in (0, 1, 0)]
@@ -1415,7 +1414,7 @@ PRIVATE = [
 
 @pytest.mark.parametrize(("room", "name"), PRIVATE, ids=[name for _, name in PRIVATE])
 def test_a_torch_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, room: str, name: str) -> None:
-    """One sentence, regions as without the option, and the user's program runs."""
+    """One sentence, layers as without the option, and the user's program runs."""
     start_anew()
     model = Small()
     compiled: Any = torch.compile(model)
@@ -1436,10 +1435,11 @@ def test_a_torch_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, room: str, 
         prof.stop()
         torch.testing.assert_close(result, model(x))
     (sentence,) = [one for one in sentences(prof.run) if "does not report them" in one]
-    assert "regions are shown whole" in sentence and name.split(".")[-1] in sentence
+    assert "generated are unknown" in sentence and name.split(".")[-1] in sentence
     assert not any("ttributable" in one for one in sentences(prof.run))
-    assert {layers for _, _, layers in kernels_of(prof.run)} == {("Small",)}
-    assert not [row for row in prof.run.rows if is_fused(row)]
+    assert {layers for _, _, layers in kernels_of(prof.run)} == {("Small.fc",)}
+    said = {frame.name for row in prof.run.rows for frame in row.frames if frame.kind == "kernels"}
+    assert said == {f"{NOT_ATTRIBUTABLE}: {LAYERS_NOT_RECORDED}"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""The layers of code that was compiled before the block: by the parameters that calls of libraries work for, against
-the same model without torch.compile."""
+"""The layers of compiled code without ``compile_layers``, and of code that was compiled before the block: by the
+parameters that calls of libraries work for, against the same model without torch.compile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,15 @@ from torchprof import Profile, Run
 from torchprof.measure.flops.graph_text import read_graph
 from torchprof.record.graph_parameters import _matched, _nodes
 from torchprof.record.graph_source import read_source
-from torchprof.run.words import BACKWARD, FORWARD, PHASES, RECOMPUTE
+from torchprof.run.words import (
+    BACKWARD,
+    COMPILED_BEFORE,
+    FORWARD,
+    LAYERS_NOT_RECORDED,
+    NOT_ATTRIBUTABLE,
+    PHASES,
+    RECOMPUTE,
+)
 
 pytestmark = pytest.mark.compiler
 output_code: Any = pytest.importorskip("torch._inductor.output_code")
@@ -55,7 +63,7 @@ def both(model: nn.Module, step: Callable[[Any], object], **options: Any) -> tup
     compiled = torch.compile(model, **options)
     for _ in range(2):
         step(compiled)
-    return recorded(compiled, lambda: step(compiled), compile_layers=True), eager
+    return recorded(compiled, lambda: step(compiled)), eager
 
 
 def is_exact(run: Run, name: str) -> bool:
@@ -71,6 +79,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
 }
 
 
+KINDS = ("layers_by_parameters", "inside_compiled")
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_each_layer_has_its_products(name: str, dynamic: bool) -> None:
@@ -83,7 +94,54 @@ def test_each_layer_has_its_products(name: str, dynamic: bool) -> None:
         assert sum(ours.values()) == sum(wanted.values())
         found = sum(macs for layer, macs in ours.items() if layer != eager.layers[0].name)
         assert found >= (0.9 if name == "ResNet" else 1) * sum(wanted.values())
-    assert "Some code was compiled before the block" in "\n".join(map(str, run.warnings))
+    assert [warning.code for warning in run.warnings if warning.code in KINDS] == ["layers_by_parameters"]
+
+
+def test_compile_layers_knows_no_more_of_what_was_compiled_before() -> None:
+    model, x = LeNet5(), torch.rand(2, 1, 32, 32)
+    compiled = torch.compile(model)
+    train(compiled, x)
+    runs = [recorded(compiled, lambda: train(compiled, x), compile_layers=asked) for asked in (False, True)]
+    for phase in (FORWARD, BACKWARD):
+        assert products(runs[0], phase) == products(runs[1], phase)
+    rows = [{frame.name for row in run.rows for frame in row.frames if frame.kind == "kernels"} for run in runs]
+    assert rows == [{f"{NOT_ATTRIBUTABLE}: {LAYERS_NOT_RECORDED}"}, {f"{NOT_ATTRIBUTABLE}: {COMPILED_BEFORE}"}]
+    said = ["\n".join(map(str, run.warnings)) for run in runs]
+    assert ["that was compiled before the block" in one for one in said] == [False, True]
+    assert ["use compile_layers=True" in one for one in said] == [True, False]
+    assert all("not attributable to layers" in one for one in said)
+    assert all("kernels of the forward phase" in run.report("compiled") for run in runs)
+
+
+def test_code_that_is_compiled_in_the_block_without_compile_layers() -> None:
+    model, x = LeNet5(), torch.rand(2, 1, 32, 32)
+    eager = recorded(model, lambda: train(model, x))
+    compiled = torch.compile(model)
+    run = recorded(compiled, lambda: train(compiled, x))
+    for phase in (FORWARD, BACKWARD):
+        assert products(run, phase) == products(eager, phase)
+
+
+def test_a_graph_without_parameters_tells_nothing() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = nn.Tanh()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(x @ x) @ x  # type: ignore[no-any-return]
+
+    run, _ = both(Net(), lambda model: model(torch.rand(8, 8)))
+    assert products(run, FORWARD) == {"Net": 2 * 8**3}
+    assert not any(frame.kind == "kernels" for row in run.rows for frame in row.frames)
+    assert [warning.code for warning in run.warnings if warning.code in KINDS] == ["inside_compiled"]
+
+
+def test_a_recording_leaves_the_method_of_graphs_as_it_was() -> None:
+    model, x = MLP(16, 64), torch.rand(4, 16)
+    before = output_code.CompiledFxGraph.__call__
+    run, _ = both(model, lambda model: train(model, x))
+    assert output_code.CompiledFxGraph.__call__ is before and products(run, FORWARD)
 
 
 @pytest.mark.parametrize("name", ["tied words", "Siamese", "GPT", "Perceiver", "recommender"])
@@ -131,7 +189,7 @@ def test_blocks_that_were_compiled_one_by_one_share_a_graph_and_no_figures() -> 
     for block in model:
         block.compile()
     train(model, x)
-    run = recorded(model, lambda: train(model, x), compile_layers=True)
+    run = recorded(model, lambda: train(model, x))
     for phase in (FORWARD, BACKWARD):
         assert products(run, phase) == products(eager, phase)
 
@@ -152,7 +210,7 @@ def test_a_teacher_and_a_student_share_a_graph_and_no_figures() -> None:
             run_one(both_of["teacher"], x).sum().backward()
 
     step()
-    run = recorded(both_of, step, compile_layers=True)
+    run = recorded(both_of, step)
     for phase in (FORWARD, BACKWARD):
         assert products(run, phase) == {"ModuleDict.student": 512, "ModuleDict.teacher": 1024}
 
@@ -300,5 +358,5 @@ def test_a_parameter_that_the_user_replaces_is_followed() -> None:
     train(compiled, x)
     model.up.weight = nn.Parameter(torch.rand(64, 16))
     train(compiled, x)
-    run = recorded(compiled, lambda: train(compiled, x), compile_layers=True)
+    run = recorded(compiled, lambda: train(compiled, x))
     assert products(run, FORWARD) == {"MLP.up": 4 * 16 * 64, "MLP.down": 4 * 16 * 64}

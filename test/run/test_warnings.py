@@ -67,6 +67,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "graph_breaks": {"places": ("net.py:3", "net.py:8")},
     "compiled_meanwhile": {"cpu_ns": 4_000, "by_layers": False},
     "kernels_divided": {"how": "divided by bytes"},
+    "layers_by_parameters": {"asked": True},
     "not_attributable": {"reason": COMPILED_BEFORE, "share": 0.25},
     "machine_busy": {"delay_ns": 20_000, "wall_ns": 100_000},
     "uncounted_more": {"operators": 3, "calls": 17},
@@ -82,6 +83,7 @@ SHOWN = {
     "uncounted_without_shapes": "3 calls of aten::sort, mine (in Net.one, Net.two), recorded without shapes",
     "uncounted_more": "Not counted: 3 more operators without a FLOPs formula (calls: 17).",
     "not_attributable": "25% of the time in kernels of compiled graphs is not attributable to layers: they were ",
+    "exported": "Net.one, Net.two: a graph of torch.export runs",
     "never_called": "Never called: Net.one, Net.two. ",
     "graph_breaks": '2 graph breaks of torch.compile: net.py:3, net.py:8. The report "compiled" shows the reasons.',
 }

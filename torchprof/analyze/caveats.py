@@ -14,7 +14,7 @@ from torchprof.run.ranks import of_ranks
 from torchprof.run.run import Run
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.warnings import Caveat, caveat
-from torchprof.run.words import DIVISORS, FORWARD, is_left_over
+from torchprof.run.words import DIVISORS, FORWARD, LAYERS_NOT_RECORDED, is_left_over
 
 _SLOW_START = 2  # the first call over the mean of the later calls: above this it is a warning
 _SHARE_UNKNOWN = 0.01  # the share of the kernels' time with unknown layers: above this it is a warning
@@ -105,10 +105,11 @@ def about_compiled(run: Run) -> Iterator[Caveat]:
     kernels = {frame.name.partition(":")[0] for chain in run.rows.frames for frame in chain if frame.kind == "kernels"}
     for how in sorted(kernels & {f"divided by {divisor}" for divisor in DIVISORS}):
         yield caveat("kernels_divided", how=how)
+    is_told = any(warning.code == "compiler_unknown" for warning in run.meta.warnings)
     for reason, share in found.unknown_shares(run).items():
-        if share > _SHARE_UNKNOWN:
+        if share > _SHARE_UNKNOWN and not (reason == LAYERS_NOT_RECORDED and is_told):
             yield caveat("not_attributable", reason=reason, share=share)
-    if not by_layers and found.has_graphs and _has_inlined_layers(run):
+    if not by_layers and not found.shares and found.has_graphs and _has_inlined_layers(run):
         yield caveat("inside_compiled")
 
 

@@ -73,7 +73,7 @@ class Compiled:
     """The use of torch.compile in a run.
 
     ``uses``: every region that ran, in the order of first use; a region excludes the regions nested in it. ``shares``:
-    by phase, the costs of the kernels by what is known of their layers; empty without ``compile_layers``. ``compiled``:
+    by phase, the costs of the kernels by what is known of their layers; empty if no layer is known. ``compiled``:
     how often torch.compile compiled during the recording, and ``compiling``: the cost of that.
     """
 
@@ -111,6 +111,7 @@ def compiled_in(run: Run) -> Compiled:
     found = Compiled()
     known = _known_regions(run)
     by_layers = ("compile_layers", True) in run.meta.flags
+    by_layers |= any(frame.kind == "kernels" for chain in run.rows.frames for frame in chain)
     uses: dict[tuple[int, str], RegionUse] = {}
     for (layer, phase, is_shared), steps, calls, cost in _sums_in_regions(run):
         frames = [frame for _, frame in steps]

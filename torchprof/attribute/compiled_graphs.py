@@ -101,11 +101,11 @@ class CompiledGraphs:
     """The kernels of compiled graphs, and the modules of the profiled models.
 
     ``graphs``: key of a graph → its kernels in the order of their calls, or the reason why they are unknown; None if
-    the user did not ask for layers of compiled code. ``modules``: by real path. ``divisor``: which of ``DIVISORS``
+    nobody looked for them. ``modules``: by real path. ``divisor``: which of ``DIVISORS``
     divides the time of a kernel among several layers; None: it is not divided. ``hiding``: the keys of graphs in which
     some kernels have no events, so that their time is in that of the call. ``is_alone(path)``: whether the module
     at this path is the only one of its class in the process. ``inputs``: name of the COMPILED_INPUTS range of a call →
-    the tensors that the compiled function took from modules.
+    the tensors that the compiled function took from modules. ``why_missing``: why the other graphs are unknown.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class CompiledGraphs:
         is_alone: Callable[[tuple[str, ...]], bool] = lambda path: True,
         inputs: Mapping[str, Sequence[ModuleTensor]] | None = None,
         hiding: Set[str] = frozenset(),
+        why_missing: str = COMPILED_BEFORE,
     ) -> None:
         self._is_alone = is_alone
         self.is_asked = graphs is not None
@@ -125,6 +126,7 @@ class CompiledGraphs:
         self._unknown = {key: reason for key, reason in known.items() if isinstance(reason, str)}
         self._inputs = inputs or {}
         self._hiding = hiding
+        self._why_missing = why_missing
         # A wrapper comes before the module inside it, which has the same path here and replaces it.
         self._modules = {_unwrapped(path): module for path, module in (modules or {}).items()}
         self._path_of: dict[int, tuple[str, ...]] = {}  # by layer: the path of the innermost module that is shown as it
@@ -137,11 +139,11 @@ class CompiledGraphs:
 
     def why_unknown(self, graph: str) -> str:
         """Why the kernels of a graph are unknown; "" if they are known."""
-        return "" if graph in self._graphs else self._unknown.get(graph, COMPILED_BEFORE)
+        return "" if graph in self._graphs else self._unknown.get(graph, self._why_missing)
 
     def why_call_is_unknown(self, graph: str) -> str:
         """Why the time of a call of a graph, without its known kernels, may be of layers; "" if it is not."""
-        return self.why_unknown(graph) or (COMPILED_BEFORE if graph in self._hiding else "")
+        return self.why_unknown(graph) or (self._why_missing if graph in self._hiding else "")
 
     def called(self, graph: str, names: Sequence[str]) -> list[int | None]:
         """For each op that ran in one call of a graph: the number of its kernel, or None if it is unknown.

@@ -94,8 +94,7 @@ class Cycle:
                 self._start_memory = held_now(setup.plan.models, watch=True)
             if setup.samples_python:
                 self._sampler = Sampler(get_ident())
-            if setup.asked.with_flops or setup.provenance is not None:
-                self._called.on()
+            self._called.on()
             self.session.start(step_begins=setup.from_first_mark)
             if self._sampler is not None:
                 self._sampler.start()
@@ -121,8 +120,8 @@ class Cycle:
         finally:
             self.session.stop(self.job.in_traces)
         self.seen.notes += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
-        if setup.provenance is not None and setup.provenance.knows_parameters:
-            self.seen.notes.append(caveat("layers_by_parameters"))
+        if self._called.knows_parameters:
+            self.seen.notes.append(caveat("layers_by_parameters", asked=setup.provenance is not None))
         self._regions = compiled_regions()
         self._compilations = compilations(self.session.step_starts)
         if setup.asked.profile_memory:
@@ -142,7 +141,7 @@ class Cycle:
             this_process(self.job),
             seen,
             group=self.job.group,
-            graphs=None if setup.provenance is None else setup.provenance.graphs(setup.plan),
+            graphs=self._called.layers(setup.plan, setup.provenance),
             called=self._called.by_key,
             regions=self._regions,
             compilations=self._compilations,
@@ -159,7 +158,7 @@ class Cycle:
         """Whether something is measured that needs an event for each op, also of those inside other ops."""
         asked, setup = self._setup.asked, self._setup
         is_detailed = asked.profile_memory or asked.with_timeline or setup.samples_python
-        return is_detailed or self.job.world_size > 1 or setup.provenance is not None
+        return is_detailed or self.job.world_size > 1 or setup.provenance is not None or self._called.knows_layers
 
     @cached_property
     def event_lists(self) -> defaultdict[tuple[str, ...], list[EventList]]:

@@ -1,26 +1,42 @@
-"""The graphs of torch.compile that are called while a session records: their texts, and the sizes of their inputs."""
+"""The graphs of torch.compile that are called while a session records: their texts, the sizes of their inputs, and the
+layers of their kernels."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
+from torchprof.attribute.compiled_graphs import CompiledGraphs, ProfiledModule
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.recording import CalledGraph
 from torchprof.record.compiler import Provenance
+from torchprof.record.graph_parameters import GraphParameters
+from torchprof.record.noted_calls import NotedCalls
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import optional
+from torchprof.run.words import COMPILED_BEFORE, LAYERS_NOT_RECORDED
 
 _GRAPHS = "torch._inductor.output_code.CompiledFxGraph"
 
 
+class PlannedModules(Protocol):
+    """The modules of a profile. ``Plan`` implements it."""
+
+    @property
+    def modules(self) -> Mapping[tuple[str, ...], ProfiledModule]: ...
+
+    def is_alone(self, path: tuple[str, ...]) -> bool: ...
+
+    def holders_of(self, tensors: Sequence[Any]) -> list[tuple[tuple[str, ...], ...] | None]: ...
+
+
 class CalledGraphs:
-    """From ``on`` to ``off``, notes each call of a graph of Inductor, whenever it was compiled. While a ``Provenance``
-    is on, a range around each call tells with which parameters it was called.
+    """From ``on`` to ``off``, notes each call of a graph of Inductor, whenever it was compiled. A range around the call
+    tells with which parameters it was called, unless a ``Provenance`` knows the layers of the graph.
 
     A method of Inductor's class of graphs is replaced for that, and restored by the last one that goes off. A process
     that did not use torch.compile before ``on`` is left as it is.
@@ -33,20 +49,65 @@ class CalledGraphs:
     def __init__(self) -> None:
         self.by_key: dict[str, CalledGraph] = {}
         """The graphs by the key in the profiler's range around each call."""
+        self._calls = NotedCalls()
+        self._parameters = GraphParameters()
 
     def on(self) -> None:
         with CalledGraphs._lock:
             if not CalledGraphs._all_on:
                 CalledGraphs._undo = _noting_calls()
             CalledGraphs._all_on.append(self)
+            self._calls = NotedCalls.current() or self._calls  # the numbers of calls stand in the events of all
+            self._calls.on()
 
     def off(self) -> None:
         """Note no more calls. Does nothing the second time."""
         with CalledGraphs._lock:
             if self in CalledGraphs._all_on:
                 CalledGraphs._all_on.remove(self)
+                self._calls.off()
                 if not CalledGraphs._all_on:
                     CalledGraphs._undo()
+
+    @property
+    def knows_parameters(self) -> bool:
+        """Whether graphs that no ``Provenance`` knows were called with parameters."""
+        return bool(self._parameters)
+
+    @property
+    def knows_layers(self) -> bool:
+        """Whether layers of any graph that was called may be known."""
+        return self.knows_parameters or any(key in Provenance.known for key in self.by_key)
+
+    def layers(self, plan: PlannedModules, provenance: Provenance | None) -> CompiledGraphs | None:
+        """The layers of all graphs, for the models of a profile; None if nothing is known and nobody asked for it.
+
+        ``provenance``: the one that was on.
+        """
+        if provenance is None and not self.knows_layers:
+            return None
+        why_unknown = LAYERS_NOT_RECORDED if provenance is None else COMPILED_BEFORE
+        known = self._parameters.known(self._calls, why_unknown)
+        inputs = self._calls.given(plan.holders_of)
+        for number, same in known.same.items():
+            inputs[f"{COMPILED_INPUTS}{number}"] = [] if same is None else inputs[f"{COMPILED_INPUTS}{same}"]
+        return CompiledGraphs(
+            {**known.kernels, **Provenance.known},
+            plan.modules,
+            None if provenance is None else provenance.divisor,
+            plan.is_alone,
+            inputs,
+            known.hiding,
+            why_unknown,
+        )
+
+    @classmethod
+    def _number_of(cls, key: str, graph: Any, inputs: Sequence[Any]) -> int | None:
+        """The number of a call, for the range around it; None if the graph is known, or has no parameters."""
+        if key in Provenance.known:
+            return None
+        numbers = [one._parameters.number_of(key, graph, inputs, one._calls) for one in cls._all_on]
+        return numbers[-1] if numbers else None
 
     def _note(self, key: str, text: str, inputs: Sequence[Any]) -> None:
         known = self.by_key.get(key)
@@ -69,7 +130,7 @@ def _noting_calls() -> Callable[[], None]:
         if isinstance(key, str) and isinstance(text, str):
             for one in CalledGraphs._all_on:
                 one._note(key, text, inputs)
-        number = Provenance.number_of_call(key, graph, inputs) if isinstance(key, str) and is_observed() else None
+        number = CalledGraphs._number_of(key, graph, inputs) if isinstance(key, str) and is_observed() else None
         if number is None:
             return original(graph, inputs)
         with record(f"{COMPILED_INPUTS}{number}"):

@@ -9,18 +9,17 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from threading import local
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 from uuid import uuid4
 
-from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, ProfiledModule
+from torchprof.attribute.compiled_graphs import CompiledKernel
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
 from torchprof.record.compiler_graph import Graph
 from torchprof.record.dynamo_sources import Taken, taken_by
-from torchprof.record.graph_parameters import GraphParameters
 from torchprof.record.noted_calls import NotedCalls
 from torchprof.record.session import is_observed, record
 from torchprof.run.warnings import Caveat, caveat
@@ -30,17 +29,6 @@ _KEY = f"torchprof-{uuid4().hex[:8]}"
 _NUMBERS = itertools.count(1)
 _RANGE = re.compile(r'RAIIAtenRecordFunctionHandle \S+\("graph_\d+_(\S+)"')
 """The line in the source of a C++ kernel that opens its range in the profiler's events."""
-
-
-class PlannedModules(Protocol):
-    """The modules of a profile. ``Plan`` implements it."""
-
-    @property
-    def modules(self) -> Mapping[tuple[str, ...], ProfiledModule]: ...
-
-    def is_alone(self, path: tuple[str, ...]) -> bool: ...
-
-    def holders_of(self, tensors: Sequence[Any]) -> list[tuple[tuple[str, ...], ...] | None]: ...
 
 
 class CompilerUnknown(TorchprofError):
@@ -124,14 +112,10 @@ class Provenance:
     """The kernels of all graphs that were compiled while any ``Provenance`` was on, or the reason why they are unknown.
     The key is in the name of the range around a graph."""
 
-    _all_on: ClassVar[list[Provenance]] = []
-
     def __init__(self, divisor: str | None = None) -> None:
         """``divisor``: see ``CompiledGraphs``."""
         self._inductor = _Inductor()
-        self._divisor = divisor
-        self._calls = NotedCalls()
-        self._parameters = GraphParameters()
+        self.divisor = divisor
         self._undo = ExitStack()
 
     @classmethod
@@ -147,10 +131,6 @@ class Provenance:
         inductor, ours = self._inductor, _StandIns(self._inductor)
         with ExitStack() as undo:
             undo.callback(ours.forget_graphs)
-            if Provenance._all_on:  # the numbers of calls stand in the events of all that are on
-                self._calls = Provenance._all_on[-1]._calls
-            Provenance._all_on.append(self)
-            undo.callback(Provenance._all_on.remove, self)
             _replace(undo, inductor.enter, ours.compile_function)
             _replace(undo, inductor.cached, ours.compile_with_provenance)
             _replace(undo, inductor.compile, ours.compile_graph)
@@ -160,35 +140,6 @@ class Provenance:
 
     def off(self) -> None:
         self._undo.close()
-
-    def graphs(self, plan: PlannedModules) -> CompiledGraphs:
-        """All graphs that are known now, for the models of a profile."""
-        before = self._parameters.known(self._calls)
-        inputs = self._calls.given(plan.holders_of)
-        for number, same in before.same.items():
-            inputs[f"{COMPILED_INPUTS}{number}"] = [] if same is None else inputs[f"{COMPILED_INPUTS}{same}"]
-        return CompiledGraphs(
-            {**before.kernels, **Provenance.known}, plan.modules, self._divisor, plan.is_alone, inputs, before.hiding
-        )
-
-    @property
-    def knows_parameters(self) -> bool:
-        """Whether graphs from before the block were called with parameters."""
-        return bool(self._parameters)
-
-    @classmethod
-    def number_of_call(cls, key: str, graph: Any, inputs: Sequence[Any]) -> int | None:
-        """The number of a call of a graph, for the range around it; None if the graph was compiled in the block, if
-        nothing is known of it, and while no ``Provenance`` is on."""
-        if key in cls.known:
-            return None
-        numbers = [one._parameters.number_of(key, graph, inputs, one._calls) for one in cls._all_on]
-        return numbers[-1] if numbers else None
-
-    @classmethod
-    def calls(cls) -> NotedCalls | None:
-        """Where calls of compiled functions are noted; None while no ``Provenance`` is on."""
-        return next((one._calls for one in cls._all_on[-1:]), None)
 
 
 class _StandIns:
@@ -278,13 +229,13 @@ def _noting_calls(compiled: Callable[..., Any], taken: Sequence[Taken]) -> Calla
     """A function that calls the graphs of a compiled function and notes which tensors of modules it was called with.
 
     That is needed because one graph serves all modules for which the guards hold. The function stays in the compiled
-    code; without an active profiler of ours it only passes the call on.
+    code; unless calls are noted, it only passes the call on.
     """
     taken = tuple(taken)
 
     @functools.wraps(compiled)
     def noting(*args: Any, **kwargs: Any) -> Any:
-        calls = Provenance.calls()
+        calls = NotedCalls.current()
         if calls is None or not is_observed():
             return compiled(*args, **kwargs)
         try:

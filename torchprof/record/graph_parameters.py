@@ -19,7 +19,6 @@ from torchprof.record.dynamo_sources import Taken
 from torchprof.record.graph_nodes import plain_kernel_name
 from torchprof.record.graph_source import GraphSource, read_source
 from torchprof.record.noted_calls import NotedCalls
-from torchprof.run.words import COMPILED_BEFORE
 
 _PRODUCTS = frozenset({"mm", "bmm", "mv", "convolution", "convolution_backward", "_scaled_mm", "_int_mm"})
 _PRODUCTS_AND_SUMS = frozenset({"addmm", "baddbmm", "addmv"})
@@ -67,8 +66,8 @@ class GraphParameters:
     def __bool__(self) -> bool:
         return any(one is not None and one.taken for one in self._called.values())
 
-    def known(self, calls: NotedCalls) -> KnownGraphs:
-        """What is known of all graphs that were called."""
+    def known(self, calls: NotedCalls, why_unknown: str) -> KnownGraphs:
+        """What is known of all graphs that were called. ``why_unknown``: why the modules of the others are unknown."""
         graphs = {key: graph for key, one in self._called.items() if one and (graph := _read(one)) is not None}
         found = KnownGraphs({}, set(), {})
         for key, graph in graphs.items():
@@ -76,7 +75,7 @@ class GraphParameters:
                 found.hiding.add(key)
             if not graph.source.is_backward:
                 if graph.parameters:
-                    found.kernels[key] = tuple(_kernels(graph, graph))
+                    found.kernels[key] = tuple(_kernels(graph, graph, why_unknown))
                 continue
             forwards = [
                 other
@@ -87,7 +86,7 @@ class GraphParameters:
             found.same.update({number: known[1] if known else None for number, known in forwards_of.items()})
             keys = {known[0] for known in forwards_of.values() if known} or {*forwards}
             if len(keys) == 1:
-                found.kernels[key] = tuple(_kernels(graph, graphs[keys.pop()]))
+                found.kernels[key] = tuple(_kernels(graph, graphs[keys.pop()], why_unknown))
         return found
 
     def _forward_calls(
@@ -114,7 +113,7 @@ class GraphParameters:
 
 
 class KnownGraphs(NamedTuple):
-    """What is known of graphs that were compiled before. ``kernels``: by key. ``hiding``: see ``CompiledGraphs``.
+    """What is known of graphs by their parameters. ``kernels``: by key. ``hiding``: see ``CompiledGraphs``.
     ``same``: for a number of a backward's call, the number of its forward's call; None if that is unknown."""
 
     kernels: dict[str, tuple[CompiledKernel, ...]]
@@ -169,7 +168,7 @@ def _may_be_equal(one: GraphTensor | ast.expr | None, other: GraphTensor | ast.e
     )
 
 
-def _kernels(graph: _Graph, forward: _Graph) -> Iterator[CompiledKernel]:
+def _kernels(graph: _Graph, forward: _Graph, why_unknown: str) -> Iterator[CompiledKernel]:
     """The kernels of a graph, with the parameters that they work for as owners: those that a product reads, and those
     of which it computes the gradient. Of any other kernel nothing is known: it may also do work of others. So may a
     product that adds what is no parameter, such as the other branch of a residual connection, or another gradient.
@@ -195,7 +194,7 @@ def _kernels(graph: _Graph, forward: _Graph) -> Iterator[CompiledKernel]:
                 roots |= parameters & kernel.reads  # else it may be recomputed
         owners = [(TracedModule(forward.parameters[name].root, (), ""),) for name in sorted(roots)]
         parts = [OwnedWork(owner, 0, 0) for owner in owners]
-        yield CompiledKernel(name, tuple(parts) or (OwnedWork(None, 0, 0),), is_recomputed, why_unknown=COMPILED_BEFORE)
+        yield CompiledKernel(name, tuple(parts) or (OwnedWork(None, 0, 0),), is_recomputed, why_unknown=why_unknown)
 
 
 class _Node(NamedTuple):

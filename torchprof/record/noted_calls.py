@@ -22,11 +22,23 @@ class NotedCalls:
     """
 
     MOST: ClassVar[int] = 10_000
+    _all_on: ClassVar[list[NotedCalls]] = []
 
     def __init__(self) -> None:
         self._free = itertools.count()  # atomic: threads that call at the same time get different numbers
         self._tensors: dict[int, list[tuple[Taken, Callable[[], Any]]]] = {}  # by number
         self._numbers: dict[tuple[tuple[Taken, ...], tuple[int, ...]], int] = {}  # by the ids of the tensors
+
+    @classmethod
+    def current(cls) -> NotedCalls | None:
+        """Where calls are noted now; None if none is on."""
+        return cls._all_on[-1] if cls._all_on else None
+
+    def on(self) -> None:
+        NotedCalls._all_on.append(self)
+
+    def off(self) -> None:
+        NotedCalls._all_on.remove(self)
 
     def number_of(self, taken: tuple[Taken, ...], inputs: Sequence[Any]) -> int:
         """The number of a call. Raises IndexError or TypeError if the inputs are not those of the compiled graph."""

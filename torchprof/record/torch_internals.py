@@ -184,6 +184,7 @@ ATTRIBUTES: dict[str, Internal] = {
     "_checkpoint_wrapped_module": Internal("2.4", "2.15", "the module of a checkpoint", "the wrapper is a layer"),
     "_packed_params": Internal("2.4", "2.15", "that a layer is quantized", "its parameters are counted as 0"),
     "_delay_all_reduce_all_params": Internal("2.4", "2.15", "that a hook exchanges gradients", "they have no bucket"),
+    "_ty": Internal("2.6", "2.15", "the class of a module of torch.export.unflatten", "it has torch's class"),
     "_compiled_call_impl": Internal("2.4", "2.15", "that it was compiled in place", "it is taken for one that was not"),
     # Of tensors and operators
     "_schema": Internal("2.4", "2.15", "the arguments and results of an operator", "a registered formula is not used"),
@@ -200,7 +201,7 @@ ATTRIBUTES: dict[str, Internal] = {
     "_torchdynamo_orig_callable": Internal("2.4", "2.15", "the class that a wrapper replaces", "it has its own name"),
     "_compile_fx_inner": Internal("2.6", "2.15", "the layers of compiled kernels", "compile_layers says so"),
     "_fx_graph_cache_key": Internal("2.4", "2.15", "the graph of a compiled kernel", "its layers are unknown"),
-    "source_code": Internal("2.9", "2.15", "the layers of code compiled before the block", "they are unknown"),
+    "source_code": Internal("2.9", "2.15", "the layers of compiled code", "they are unknown"),
     "inductor_post_grad_graph_str": Internal("2.9", "2.15", "the work of compiled graphs", "it is not counted"),
     "_inductor_triton_kernel_to_post_grad_node_info": Internal("2.9", "2.15", "the same", "compile_layers says so"),
 }

@@ -13,6 +13,7 @@ from torchprof.run.words import (
     COMPILED_BEFORE,
     GRAPH_NOT_READ,
     LAUNCHED_BEFORE,
+    LAYERS_NOT_RECORDED,
     NESTED_GRAPHS,
     OTHER_MODULE,
     UNKNOWN_KERNEL,
@@ -73,6 +74,11 @@ _of_layers("modules_added", "Added or replaced inside the block: {layers}. Their
 _of_layers("modules_removed", "Removed inside the block: {layers}. Their figures end there.")
 _of_layers("layers_unlabelled", "Cannot be labeled: {layers}. Their work counts in the layer above.")
 _of_layers("never_called", "Never called: {layers}. If another layer uses the parameters, that work counts there.")
+_of_layers(
+    "exported",
+    "{layers}: a graph of torch.export runs the operators of its layers itself, so their figures are unknown. To see "
+    "them, profile torch.export.unflatten(program).",
+)
 
 
 @_sentence
@@ -158,8 +164,8 @@ _of_facts(
 )
 _of_facts(
     "compiler_unknown",
-    "The layers of compiled kernels are unknown: the compiler of this version of torch does not report them "
-    "({reason}). Compiled regions are shown whole. torch 2.13 is supported.",
+    "The layers of kernels that torch.compile generated are unknown: the compiler of this version of torch does not "
+    "report them ({reason}). torch 2.13 is supported.",
 )
 _of_facts("backward_incomplete", "Backward is incomplete: on the meta device it stopped with {error}")
 
@@ -366,6 +372,7 @@ _COMPILE_IN_IT = (
 )
 _WHY_UNKNOWN = {
     COMPILED_BEFORE: f"they were compiled before the block. To see their layers, {_COMPILE_IN_IT}",
+    LAYERS_NOT_RECORDED: f"these were not recorded. To record them, use compile_layers=True, and {_COMPILE_IN_IT}",
     NESTED_GRAPHS: "they are in graphs inside another graph (torch.cond, torch.while_loop, nested regions)",
     GRAPH_NOT_READ: "their graphs could not be read during compilation",
     UNKNOWN_KERNEL: "their names are in no graph, or several kernels have the same name",
@@ -424,11 +431,14 @@ def not_attributable(layers: list[str], reason: str, share: float) -> str:
     return f"{share:.0%} of the time in kernels of compiled graphs is not attributable to layers: {why}."
 
 
-_fixed(
-    "layers_by_parameters",
-    "Some code was compiled before the block. A call of a library in it is at the layer whose parameter it reads, or "
-    "whose gradient it computes; the layers of its other kernels are unknown.",
-)
+@_sentence
+def layers_by_parameters(layers: list[str], asked: bool) -> str:
+    where = "that was compiled before the block" if asked else "of torch.compile"
+    return (
+        f"In code {where}, a call of a library is at the layer whose parameter it reads or whose gradient it computes; "
+        "the layers of its other kernels are unknown."
+    )
+
 
 _fixed(
     "inside_compiled",

@@ -21,6 +21,7 @@ REPLAYS = frozenset({"cudaGraphLaunch", "hipGraphLaunch"})
 NOT_ATTRIBUTABLE = "not attributable"
 """Prefix of the name of a group of kernels with unknown layers. ``: `` and one of the reasons below follow."""
 COMPILED_BEFORE = "compiled before"
+LAYERS_NOT_RECORDED = "layers not recorded"
 NESTED_GRAPHS = "nested graphs"
 GRAPH_NOT_READ = "graph not read"
 UNKNOWN_KERNEL = "unknown kernel"
