@@ -26,6 +26,7 @@ from torchprof.measure.warnings import (
     about_callers,
     about_cost,
     about_exchanges,
+    about_exported,
     about_labels,
     about_modules,
     about_shapes,
@@ -320,6 +321,7 @@ def _warnings(run: Run, plan: LayerPlan, observations: Observations) -> Iterator
     inlined = {index for index, layer in enumerate(run.layers) if layer.compiled}
     silent = plan.callable_layers - called - set(unobserved) - inlined
     yield from about_uncalled(run.rows, run.layers, called, silent)
+    yield from about_exported(run.layers, called)
     yield from about_callers(run.layers, plan.callable_layers, called, observations.callers, run.meta.wall_ns)
     yield from about_shapes(run.rows, _has_formula)
     if observations.label_ns is not None:

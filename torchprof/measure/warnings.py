@@ -96,6 +96,14 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
         yield caveat("never_called", found)
 
 
+def about_exported(layers: Sequence[Layer], called: Set[int]) -> Iterator[Caveat]:
+    """Graphs of torch.export, which run the operators of the layers below them themselves."""
+    hiding = {layer.path[:-1] for index, layer in enumerate(layers) if layer.compiled and index not in called}
+    found = [layers[at].name for at in sorted(called) if layers[at].kind == "GraphModule" and layers[at].path in hiding]
+    if found:
+        yield caveat("exported", found)
+
+
 def _layers_with(operators: Set[str], rows: Rows) -> set[int]:
     """The layers with rows of any of these operators."""
     of_chain = [any(frame.name in operators for frame in chain) for chain in rows.frames]

@@ -6,6 +6,7 @@ from collections import namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from torchprof.errors import TorchprofError
@@ -33,7 +34,7 @@ def walk_modules(module: nn.Module, name: str = "", path: tuple[str, ...] = ()) 
     ``name`` replaces the class name as the first step of the paths; ``path`` is put before it. A module that is its own
     ancestor is not entered again.
     """
-    waiting = [(module, (*path, name or user_class_of(module).__name__), frozenset[int]())]
+    waiting = [(module, (*path, name or root_name(module)), frozenset[int]())]
     while waiting:
         here, here_path, above = waiting.pop()
         children = [(step, child) for step, child in here._modules.items() if child is not None]
@@ -76,6 +77,26 @@ def user_class_of(module: nn.Module) -> type:
     return cls
 
 
+def class_name(module: nn.Module) -> str:
+    """The name of a module's class in the user's code. Of a ScriptModule, it is the class that was scripted."""
+    return module.original_name if isinstance(module, torch.jit.ScriptModule) else root_name(module)
+
+
+def root_name(module: nn.Module) -> str:
+    """The name of a model, with which the paths of its layers begin: its class. For a module that
+    ``torch.export.unflatten`` made, it is the class of the exported module; for a ScriptModule, torch's class."""
+    if type(module).__module__ == "torch.export.unflatten":
+        return (getattr(module, "_ty", None) or type(module).__name__).rpartition(".")[2]
+    return user_class_of(module).__name__
+
+
+def is_exported(module: nn.Module) -> bool:
+    """Whether a module is a graph of ``torch.export``, which runs the operators of its modules and calls none."""
+    return isinstance(module, torch.fx.GraphModule) and any(
+        isinstance(node.target, torch._ops.OpOverload) and "nn_module_stack" in node.meta for node in module.graph.nodes
+    )
+
+
 def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
     """The numbers of the entries of ``known`` that match some paths (see ``run.paths``).
 
@@ -105,6 +126,8 @@ def checked_models(model: Any) -> list[nn.Module]:
             hint = ""
             if hasattr(one, "_torchdynamo_orig_callable"):
                 hint = " A compiled function has no layers: profile the module it calls."
+            elif isinstance(one, torch.export.ExportedProgram):
+                hint = " Profile torch.export.unflatten(program): it has the layers of the model."
             elif isinstance(one, type) and issubclass(one, nn.Module):
                 hint = f" Make one first: {one.__name__}(...)."
             raise TorchprofError(f"Profile needs a torch.nn.Module or a list of them, not {one!r:.80}.{hint}")

@@ -20,7 +20,16 @@ from torchprof.attribute.events import Site
 from torchprof.record.compiled_code import is_under_compile
 from torchprof.record.ddp import Replicas
 from torchprof.record.labels import Target, label_of
-from torchprof.record.modules import Trace, select, user_class_of, walk_modules, wrapped_step
+from torchprof.record.modules import (
+    Trace,
+    class_name,
+    is_exported,
+    root_name,
+    select,
+    user_class_of,
+    walk_modules,
+    wrapped_step,
+)
 from torchprof.run.layers import Layer
 
 
@@ -29,8 +38,8 @@ class ModuleAtPath(NamedTuple):
 
     ``path``: the real path. ``shown``: the path that users see, without wrappers. ``module``: a weak reference, so that
     the plan does not keep the module alive. ``wrapper``: the number of the spot of the module that only wraps this one.
-    ``compiled``: whether it is inside a ScriptModule or a module under torch.compile, so that its code may run without
-    a call of its forward. ``callable``: whether it has a forward.
+    ``compiled``: whether it is inside a ScriptModule, a module under torch.compile or a graph of torch.export, so that
+    its code may run without a call of its forward. ``callable``: whether it has a forward.
     """
 
     path: tuple[str, ...]
@@ -54,9 +63,9 @@ def _spots(models: Iterable[nn.Module], before: Sequence[ModuleAtPath] = ()) -> 
         core = model
         while (step := wrapped_step(core)) is not None:
             core = getattr(core, step)
-        root = _numbered(user_class_of(core).__name__, shown)
+        root = _numbered(root_name(core), shown)
         above: dict[tuple[str, ...], tuple[int, str | None, bool]] = {}
-        for path, leaf, module in walk_modules(model, name=_numbered(user_class_of(model).__name__, real)):
+        for path, leaf, module in walk_modules(model, name=_numbered(root_name(model), real)):
             shown_path: tuple[str, ...] = (root,)
             wrapper, compiled = None, False
             if len(path) > 1:
@@ -90,7 +99,7 @@ def _own_tensors(module: nn.Module | None) -> list[int]:
 
 def _may_inline(module: nn.Module) -> bool:
     """Whether the children of a module may run without a call of their forwards."""
-    return isinstance(module, torch.jit.ScriptModule) or is_under_compile(module)
+    return isinstance(module, torch.jit.ScriptModule) or is_under_compile(module) or is_exported(module)
 
 
 class Plan:
@@ -314,10 +323,7 @@ class Plan:
             layers.append(
                 Layer(
                     path=path,
-                    # For a ScriptModule, the class that was scripted.
-                    kind=core.original_name
-                    if isinstance(core, torch.jit.ScriptModule)
-                    else user_class_of(core).__name__,
+                    kind=class_name(core),
                     params=None if unknown else sum(numbers),
                     trainable_params=None
                     if unknown

@@ -120,7 +120,8 @@ class Measured:
 
     def below(self, module: nn.Module, path: LayerPath) -> Iterator[tuple[str, nn.Module | None, LayerPath | None]]:
         """The children of a module: name, module, path. The path is None if the run does not have this layer."""
-        is_wrapper = _class_name(module) != self._kinds[path]  # a wrapper and its module share one layer
+        are_layers = any((*path, name) in self._kinds for name, _ in module._modules.items())
+        is_wrapper = not are_layers and _class_name(module) != self._kinds[path]  # it and its module share one layer
         for name, child in module._modules.items():
             child_path = path if is_wrapper else (*path, name)
             yield name, child, child_path if child is not None and child_path in self._kinds else None
