@@ -379,7 +379,6 @@ def test_the_idle_time_of_a_device_is_omitted_if_the_recorded_time_is_unknown() 
 def test_work_that_no_operator_launched_has_time_on_the_device_alone() -> None:
     run = without_layers_on_device(wall_ns=20_000)
     between = line(run.report("tree", show_events=True).replace("└── ", ""), "(between ops)")
-    assert (between["Self CPU total"], between["CPU total"]) == ("–", "–")
     assert (between["Self CUDA total"], between["CUDA total"]) == ("0.100us", "0.100us")
     on_cuda = run.report("top").split("\n\n")[1]
     assert "no operator launched it" in on_cuda and "Python" not in on_cuda

@@ -10,6 +10,7 @@ from torch import nn
 
 import torchprof
 from torchprof import Run
+from torchprof.run.words import AUTOGRAD_ENGINE
 
 
 def without_labels(trace: Path) -> Path:
@@ -30,7 +31,8 @@ def op_amounts(run: Run, *, nodes: bool = True) -> dict[tuple[Any, ...], Amount]
     """The calls and the time of operators, and of autograd nodes, by layer, phase and the operators around them."""
     found: dict[tuple[Any, ...], Amount] = {}
     for row in run.rows:
-        frames = tuple(frame.name for frame in row.frames if frame.kind == "op")
+        # Only labels say when autograd's engine was called.
+        frames = tuple(frame.name for frame in row.frames if frame.kind == "op" and frame.name != AUTOGRAD_ENGINE)
         if frames and (nodes or "aten::" in frames[-1]):
             key = (row.layer.name if row.layer else "", row.phase, frames)
             before = found.get(key, Amount())

@@ -69,7 +69,12 @@ def run_of_events(
 ) -> Run:
     """The run of events of one model. ``sites``: the layers of labels by name."""
     attribution = Attribution(sites, [layer.path for layer in layers], graphs=graphs)
-    rows, samples, busy = fold(attribution.attribute(events), attribution.places.all, layers)
+    rows, samples, busy = fold(
+        attribution.attribute(events),
+        attribution.places.all,
+        layers,
+        recorded_ns=(lambda: meta["wall_ns"]) if "wall_ns" in meta else None,
+    )
     about = Meta((layers[0].path[0],), **{"busy_ns": tuple(sorted(busy.items())), **meta})
     return Run((about,), tuple(layers), rows, samples)
 

@@ -531,8 +531,8 @@ def test_rows_that_were_not_selected_stay_in_the_tree_and_are_blank() -> None:
     prof = profiled(AlexNet(), images(), paths=[("AlexNet", "features", "3"), ("AlexNet", "classifier")])
     lines = prof.display().split("\n\n")[0].splitlines()
     rows = [(line.split(" | ")[0].rstrip(), [cell.strip() for cell in line.split("|")[1:]]) for line in lines[2:]]
-    assert [len(rows), rows[-1][0]] == [len(ALEXNET_PATHS) + 1, "(not selected)"]
-    filled = [ALEXNET_PATHS[at] for at, (_, cells) in enumerate(rows[:-1]) if any("│" not in c and c for c in cells)]
+    assert [len(rows), rows[-2][0], rows[-1][0]] == [len(ALEXNET_PATHS) + 2, "(not selected)", "(outside)"]
+    filled = [ALEXNET_PATHS[at] for at, (_, cells) in enumerate(rows[:-2]) if any("│" not in c and c for c in cells)]
     assert filled == [("AlexNet", "features", "3"), ("AlexNet", "classifier")]
 
 

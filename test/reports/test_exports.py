@@ -381,13 +381,6 @@ def test_the_rows_are_those_of_the_run(run: Run) -> None:
         assert (record["input_shapes"] or "[]") == json.dumps(shapes)
 
 
-def test_the_time_of_no_layer_between_operators_is_unknown() -> None:
-    run = run_of([row(-1, cpu_allocated=8, calls=0), row(0, cpu_ns=4)], requested=EVERYTHING, measured=EVERYTHING)
-    for of in ("operators", "rows"):
-        [outside] = [one for one in named(records_of(run, of)) if one["layer"] == "(outside)"]
-        assert (outside["self_cpu_ns"], outside["self_cpu_allocated_bytes"], outside["calls"]) == (None, 8, None)
-
-
 def test_a_sampled_source_line_has_calls_and_no_cost() -> None:
     from torchprof.run.words import Frame
 

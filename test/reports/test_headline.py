@@ -210,13 +210,14 @@ def test_work_outside_of_all_layers_is_described_if_it_is_the_largest_part() -> 
     assert head(*work) == (
         "67% of the CPU time is outside of all layers, 75% of that in the label `Optimizer.step#AdamW.step`."
     )
-    assert head(took(OUTSIDE, 10, phase=BACKWARD), took(OUTSIDE, 10)) == (
+    assert head(took(OUTSIDE, 10), took(OUTSIDE, 10)) == (
         "All of the CPU time is outside of all layers, all of that in `aten::x`."
     )
 
 
 def test_time_in_which_nothing_ran_is_outside_of_layers_as_in_top() -> None:
-    run = run_of(NET, *BODY, wall_ns=4_000, busy_ns=(("cpu", 1_000),))
+    idle = OUTSIDE, FORWARD, (), {"cpu_ns": 3_000}
+    run = run_of(NET, *BODY, idle, wall_ns=4_000)
     assert run.report("headline") == (
         "75% of the CPU time is outside of all layers, all of that where no operator ran."
     )
@@ -311,8 +312,9 @@ def test_several_ranks_are_summed_and_mentioned() -> None:
 
 
 def test_time_in_which_nothing_ran_is_summed_over_ranks() -> None:
-    one = [(where, phase, frames, {**cost, "rank": rank}) for rank in (0, 1) for where, phase, frames, cost in BODY]
-    run = run_of(NET, *one, ranks=2, wall_ns=4_000, busy_ns=(("cpu", 1_000),))
+    work = [*BODY, (OUTSIDE, FORWARD, (), {"cpu_ns": 3_000})]
+    one = [(where, phase, frames, {**cost, "rank": rank}) for rank in (0, 1) for where, phase, frames, cost in work]
+    run = run_of(NET, *one, ranks=2, wall_ns=4_000)
     # 3000 of 4000 on each of both.
     assert run.report("headline").startswith("Over all 2 ranks, 75% of the CPU time is outside of all layers")
 

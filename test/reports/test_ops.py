@@ -33,7 +33,7 @@ from torchprof.reports.ranking import operator_name
 from torchprof.run.cost import Cost
 from torchprof.run.operators import Sums
 from torchprof.run.rows import Around
-from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame
+from torchprof.run.words import AUTOGRAD_ENGINE, BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, RECOMPUTE = PHASES
@@ -184,10 +184,10 @@ def figures(found: dict[Key, Sums]) -> dict[Key, Any]:
 
 
 def ours(found: dict[Operator, Sums], key_of: Callable[[Operator], Key]) -> dict[Key, Any]:
-    """Our figures without the time between ops; operators that torch gives the same key are summed."""
+    """Our figures without the time in which no operator ran; operators that torch gives the same key are summed."""
     added: dict[Key, Sums] = {}
     for operator, sums in found.items():
-        if operator.name != BETWEEN_OPS:
+        if operator.name not in (BETWEEN_OPS, AUTOGRAD_ENGINE):
             known = added.setdefault(key_of(operator), Sums())
             known.calls += sums.calls
             known.self += sums.self

@@ -126,7 +126,8 @@ def test_a_comparison_with_the_live_run_shows_no_change(trace: Path) -> None:
         diff = torchprof.compare(before, after)
         pairs = [pair for pair in diff.walk() if pair.is_layer]
         assert [(pair.how, pair.differs) for pair in pairs] == [("same", ())] * 4
-        changes = [change for pair in diff.walk() for change in pair.changes.values()]
+        # A session of torch.profiler is longer in its trace: the time in which nothing ran differs.
+        changes = [change for pair in diff.walk() if pair.is_layer for change in pair.changes.values()]
         assert len(changes) > 40
         assert {change.difference for change in changes} <= {0, None}
         assert all(change.before == change.after for change in changes)

@@ -35,7 +35,6 @@ class Figures:
     inlined: bool = False  # it, or one of several, was never called itself, but may have run in code compiled around it
     incomplete: Set[str] = frozenset()  # phases in which its work, or that of layers below, counts for a layer above
     incomplete_self: Set[str] = frozenset()  # phases in which that is its self
-    timeless: bool = False  # outside all layers, between ops: no range measured its CPU time
     left_over: bool = False  # launched before the recording began: not part of shares
 
     def cost(self, phase: str, is_self: bool = False) -> Cost:
@@ -49,7 +48,7 @@ class Figures:
         """
         if phase not in self.total:
             return _BLANK
-        if not measured or self.unknown or (self.timeless and measure.fields[0][0] == "cpu_ns"):
+        if not measured or self.unknown:
             return _UNKNOWN
         cost = self.cost(phase, is_self)
         is_of_kernels = measure.unit is Unit.TIME or measure.lower_bound_if is not None
@@ -59,9 +58,7 @@ class Figures:
     def is_exact(self, phase: str) -> bool:
         """Whether every measured figure of a phase is exact: a fast check that is true for most rows."""
         return (
-            phase in self.total
-            and not (self.unknown or self.timeless or phase in self.incomplete)
-            and not self.total[phase].uncounted
+            phase in self.total and not (self.unknown or phase in self.incomplete) and not self.total[phase].uncounted
         )
 
     def rate(self, phase: str, on_device: bool, measured: bool = True) -> Figure:
@@ -71,7 +68,7 @@ class Figures:
             return _BLANK
         cost = self.total[phase]
         ns = cost.device_ns if on_device else cost.cpu_ns
-        if not measured or self.unknown or self.timeless or phase in self.incomplete or ns <= 0:
+        if not measured or self.unknown or phase in self.incomplete or ns <= 0:
             return _UNKNOWN
         return Figure.of_sum(cost.flops / ns * 1e9, not cost.uncounted)
 

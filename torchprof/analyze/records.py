@@ -115,7 +115,7 @@ def operator_records(run: Run) -> Table:
                 kind = one.layers[index].kind or None if index >= 0 else None
                 for op, labels in _flat(found):
                     own_time = op.name == BETWEEN_OPS
-                    costs = Figures({phase: op.self}, {phase: op.total}, timeless=own_time and index == OUTSIDE)
+                    costs = Figures({phase: op.self}, {phase: op.total})
                     records.append(
                         (
                             LAUNCHED_BEFORE if op.name == LAUNCHED_BEFORE else layer_name(one, index),
@@ -170,7 +170,6 @@ def row_records(run: Run) -> Table:
             own={row.phase: row.cost},
             total={row.phase: row.cost},
             unknown=not own_time and row.frames[-1].kind == "python",
-            timeless=own_time and index == OUTSIDE,
         )
         records.append(
             (

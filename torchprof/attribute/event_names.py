@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from torchprof.attribute.compiled_graphs import CALL, COMPILES, COMPILES_TOO, REGION
 from torchprof.attribute.events import COMPILED_INPUTS, PREFIX, Event, Kind
@@ -13,13 +13,19 @@ RAISED = PREFIX + "!raised"
 """A label of length 0 inside the range of a call that did not return, because it raised an exception."""
 STOPPED = PREFIX + "!stopped"
 """A label of length 0 where activation checkpointing stops a recompute early: the op before it was not executed."""
+OPENED = PREFIX + "!opened"
+"""The first label of a session: torch allocates its buffers there. Nothing is recorded until the first mark."""
 STEP_MARK = PREFIX + "!step"
-"""A label of length 0 at the start of a session, and at the end of each step in it."""
+"""A label of length 0 at the start of a recording, and at the end of each step in it."""
 STARTED = PREFIX + "!started"
-"""A label of length 0 at the start of a session that begins in the middle of a step."""
+"""A label of length 0 at the start of a recording that begins in the middle of a step."""
+ENDED = PREFIX + "!ended"
+"""A label of length 0 at the end of a recording. What follows in its session is work of torchprof."""
 GARBAGE_COLLECTION_LABEL = PREFIX + "!gc"
 """The label around a collection of Python's garbage collector, in the events. Reports show such a range under the name
 ``GARBAGE_COLLECTION`` of ``run.words``."""
+ENGINE_LABEL = PREFIX + "!engine"
+"""The label around a call of autograd's engine."""
 MEMORY = "[memory]"
 """The name of every event of an allocation or a free."""
 NODE_PREFIX = "autograd::engine::evaluate_function: "
@@ -46,12 +52,18 @@ def event_kind(name: str) -> Kind | None:
         return Kind.MEMORY
     if name in _BOOKKEEPING or name == RAISED:
         return None
+    if name == OPENED:
+        return Kind.OPENED
+    if name == ENDED:
+        return Kind.ENDED
     if name == STOPPED:
         return Kind.STOPPED
     if name in (STEP_MARK, STARTED):
         return Kind.STEP
     if name == GARBAGE_COLLECTION_LABEL:
         return Kind.GARBAGE
+    if name == ENGINE_LABEL:
+        return Kind.ENGINE
     if name.startswith(COMPILED_INPUTS):
         return Kind.COMPILED_INPUTS
     if name.startswith(PREFIX):
@@ -92,6 +104,31 @@ def numbers_of_devices(of_work: Iterable[int], of_memory: Iterable[int]) -> dict
     """
     work, memory = sorted(set(of_work)), sorted(set(of_memory))
     return dict(zip(work, memory)) if len(work) == len(memory) else {}
+
+
+def is_of_a_call(name: str) -> bool:
+    """Whether one of our labels is around the forward of a module, and is no mark and no other range of ours."""
+    return name.startswith(PREFIX) and not name.startswith(PREFIX + "!")
+
+
+def recorded(events: Iterable[Event], note: Callable[[int], object] = int) -> Iterator[Event]:
+    """The events between the marks at the start and the end of a recording; all events of a session without them.
+    ``note`` is called with the time between these marks, in ns."""
+    later = iter(events)
+    began: int | None = None
+    opened, step, ended, kernel = Kind.OPENED, Kind.STEP, Kind.ENDED, Kind.KERNEL
+    for event in later:
+        if event[0] is opened:
+            event = next((one for one in later if one[0] is step or one[0] is kernel), event)
+            began = event.end_ns
+        if event[0] is opened:
+            return
+        if event[0] is ended:
+            if began is not None:
+                note(event.start_ns - began)
+            break
+        yield event
+    yield from (event for event in later if event[0] is kernel)
 
 
 def with_steps(events: Iterable[Event], steps: int) -> Iterator[Event]:

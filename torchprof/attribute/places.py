@@ -13,7 +13,8 @@ class Place:
 
     There is one object for each distinct place; ``index`` numbers them in the order of first use. Calls of an op with
     different ``signature`` have different places. ``within``: the op or label around the layer's range, usually None.
-    ``is_node``: whether it is an autograd node. ``is_closed``: whether everything inside it counts as this place.
+    ``is_node``: whether it is an autograd node; ``is_engine``: a call of autograd's engine. ``is_closed``: whether
+    everything inside it counts as this place.
     ``shared``: the layers of work for several layers at once; ``layer`` is then their nearest common ancestor.
     """
 
@@ -22,6 +23,7 @@ class Place:
         "frame",
         "index",
         "is_closed",
+        "is_engine",
         "is_node",
         "layer",
         "outer",
@@ -50,9 +52,17 @@ class Place:
         self.frame = frame
         self.signature = signature
         self.shared = shared
-        self.is_node = False
+        self.is_engine = self.is_node = False
         self.is_closed = False
         self._inner: dict[Any, Place] | None = None  # most places contain no others and need no dict
+
+    @property
+    def is_in_node(self) -> bool:
+        """Whether it is an autograd node, or inside one."""
+        place: Place | None = self
+        while place is not None and not place.is_node:
+            place = place.outer
+        return place is not None
 
     @property
     def frames(self) -> tuple[Frame, ...]:

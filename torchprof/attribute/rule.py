@@ -13,6 +13,7 @@ from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE, Col
 from torchprof.attribute.common_ancestor import CommonAncestor
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.compiled_ranges import CompiledRanges, WeightedPlaces, divide, regions_around
+from torchprof.attribute.engine_calls import NodeGaps
 from torchprof.attribute.events import HOOKS, PREFIX, Event, Kind, Site
 from torchprof.attribute.lookahead import LookAhead
 from torchprof.attribute.node_makers import NodeMakers
@@ -89,6 +90,7 @@ class Attribution:
         # Autograd nodes.
         self._makers: defaultdict[int, NodeMakers] = defaultdict(NodeMakers)  # by forward thread
         self._made_in: dict[tuple[int, int], int] = {}  # (forward thread, sequence number) → layer, selected or not
+        self._gaps = NodeGaps(self.places)
         self._node_before: dict[tuple[int, int], Place | None] = {}  # (thread, depth) → the place of its last maker
         self._nearest_of: dict[tuple[str, int], int] = {}  # (label, calling layer) → its layer in this call
         self._launched_by: dict[int, Place] = {}  # by correlation ID: the place of the device work
@@ -104,6 +106,7 @@ class Attribution:
         - Forward work belongs to the innermost labelled range around it on its thread. A labelled range inside backward
           is recompute.
         - Backward work belongs to the layer of the op that created its autograd node, on any thread.
+        - Time of autograd's engine between two nodes belongs to a layer only if both nodes do.
         - A kernel belongs to the op that launched it.
         - A garbage collection belongs to no layer, with everything inside it: it can interrupt anything.
         - Work without a layer gets the layer OUTSIDE. No event is dropped.
@@ -115,15 +118,9 @@ class Attribution:
         """
         new = tuple.__new__  # takes a third of the time of Attributed(...)
         op, kernel, marks = Kind.OP, Kind.KERNEL, (Kind.MEMORY, Kind.STOPPED, Kind.STEP)
-        outside, inside, stacks, makers, pieces = (
-            self._outside,
-            self.places.inside,
-            self._stacks,
-            self._makers,
-            self._pieces,
-        )
+        outside, inside, stacks, pieces = self._outside, self.places.inside, self._stacks, self._pieces
         launched_by, replayed, shares, divided = self._launched_by, self._replayed, self._shares, self._divided
-        collectives, compiled, selected = self._collectives, self._compiled, self._selected
+        collectives, compiled, makers, selected = self._collectives, self._compiled, self._makers, self._selected
         called_from = self._called_from
         look_ahead = LookAhead(self.graphs)
         compiled_kernels = self._compiled_kernels = look_ahead.kernels
@@ -197,6 +194,8 @@ class Attribution:
                                 self._made_in[thread, number] = layer
                 else:
                     event = look_ahead.open_up(event)
+            if around is not None and around.is_engine:
+                yield from self._gaps.before(event, place, around, outer_range)
             attributed = new(Attributed, (event, place, around, calls, end - start, outer_range))
             stack.append((end, place, label, layer, attributed))
             if correlation:
@@ -384,10 +383,16 @@ class Attribution:
             return outer
         return self.places.of_layer(layer, RECOMPUTE if outer.phase == BACKWARD else outer.phase, around)
 
+    def _engine(self, event: Event, open_range: _Open) -> _Opened:
+        _, around, label, layer, _ = open_range
+        return self._gaps.call(around), int(bool(event.name)), label, layer
+
     def _node(self, event: Event, open_range: _Open) -> _Opened:
         """An autograd node with the engine's work around it: backward of the layer of the op that created the node.
         The ranges around it do not matter."""
-        _, around, label, _, _ = open_range
+        _, around, label, _, outer_range = open_range
+        if around is not None and around.is_engine and outer_range is not None:
+            around = outer_range.around
         thread, sequence, forward_thread = event.thread, event.sequence, event.forward_thread
         level = (thread, len(self._stacks[thread]))
         if sequence >= 0:
@@ -479,6 +484,7 @@ _INSTANTS: Mapping[Kind, Callable[[Attribution, Event, int, _Open], Attributed |
 """The methods for events that open no range."""
 _RANGES: Mapping[Kind, Callable[[Attribution, Event, _Open], _Opened]] = {
     Kind.LABEL: Attribution._label,
+    Kind.ENGINE: Attribution._engine,
     Kind.NODE: Attribution._node,
     Kind.BACKWARD_FUNCTION: Attribution._backward_function,
     Kind.GARBAGE: Attribution._garbage,

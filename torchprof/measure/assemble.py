@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchprof.attribute.collectives import CollectiveOwners
 from torchprof.attribute.compiled_graphs import CompiledGraphs
+from torchprof.attribute.engine_calls import with_engine_calls
 from torchprof.attribute.event_names import with_steps
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.places import Attributed, Place
@@ -137,6 +138,7 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
         counts=observers.flops.result() if observers.flops else None,
         signatures=source.signatures,
         timed=options.timed,
+        recorded_ns=(lambda: source.wall_ns) if options.on_cpu else None,
     )
     attribution.places.close()
     if not options.on_cpu:
@@ -167,7 +169,8 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
 
 
 def _events_of(recording: RecordedCycle) -> Iterable[Event]:
-    """The events of a recording, with those that torch's profiler does not record: frees, marks of steps, samples."""
+    """The events of a recording, with those that torch's profiler does not record: frees, marks of steps, samples, and
+    the passes of autograd's engine."""
     events = recording.events
     if recording.start.blocks:
         events = with_frees(events, recording.start, recording.began_ns)
@@ -175,7 +178,7 @@ def _events_of(recording: RecordedCycle) -> Iterable[Event]:
         events = with_steps(events, recording.source.torchs_steps)
     if recording.python_samples is not None:
         events = _with_samples(events, recording.python_samples, recording.began_ns)
-    return events
+    return with_engine_calls(events)
 
 
 def _memory_and_timeline(
@@ -264,14 +267,14 @@ def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[i
 def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int]], began_ns: int) -> Iterator[Event]:
     """Add SAMPLE events in the order of time, on the thread that began the session.
 
-    This thread made the first STEP mark, at ``began_ns`` on the clock of the samples.
+    This thread made the first STEP mark, which ended at ``began_ns`` on the clock of the samples.
     """
     thread: int | None = None
     waiting: Iterator[Event] = iter(())
     sample: Event | None = None
     for event in events:
         if thread is None and event.kind is Kind.STEP:
-            thread, offset_ns = event.thread, event.start_ns - began_ns
+            thread, offset_ns = event.thread, event.end_ns - began_ns
             waiting = (
                 Event(Kind.SAMPLE, line, at_ns + offset_ns, at_ns + offset_ns, event.thread)
                 for at_ns, line, intervals in samples

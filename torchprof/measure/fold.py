@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from operator import add, sub
 
@@ -39,14 +39,17 @@ def fold(
     counts: Mapping[int, tuple[int, int, int]] | None = None,
     signatures: Sequence[Signature] = (),
     timed: bool = True,
+    recorded_ns: Callable[[], int] | None = None,
 ) -> tuple[Rows, dict[SampleKey, Spread], dict[str, int]]:
     """Sum events: rows; samples with the durations of calls; and the busy time of each device.
 
     Self time: each event adds its time to its place and subtracts it from the place around it. The CPU is busy while
     any recorded thread is inside any op or range. Without ``timed``, all times are 0 and there are no samples.
+    ``recorded_ns``: gives the recorded time after the last event. What the CPU was not busy for is outside all layers.
 
-    ``places``: the list that the attribution fills while ``attributed`` is read. ``counts`` may fill meanwhile, too:
-    index of a place → MACs, FLOPs, and the number of calls and kernels without a formula.
+    ``places``: the list that the attribution fills while ``attributed`` is read; the first is outside all layers.
+    ``counts`` may fill meanwhile, too: index of a place → MACs, FLOPs, and the number of calls and kernels without a
+    formula.
 
     This function is long because its loop runs for each of perhaps a million events: a call for each would cost more
     than the additions.
@@ -113,6 +116,8 @@ def fold(
     missing = len(places) - len(cpu_ns)
     cpu_ns.extend([0] * missing)
     calls.extend([0] * missing)
+    if timed and recorded_ns is not None:
+        cpu_ns[0] += max(recorded_ns() - covered, 0)
     _add_counts(other, counts or {})
     rows = _rows(cpu_ns, calls, inside if timed else _untimed(inside), other, places, layers, rank, signatures)
     collected = _by_thread(collections)

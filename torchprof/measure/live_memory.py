@@ -68,7 +68,7 @@ def with_frees(events: Iterable[Event], start: LiveMemory, began_ns: int) -> Ite
     entry in ``start.freed``, an allocation at its address. The free gets the true size. A later event of the same free
     is omitted.
 
-    ``began_ns``: the time of the first STEP event of the recording on the clock of ``start.freed``.
+    ``began_ns``: the end of the first STEP event of the recording on the clock of ``start.freed``.
     """
     live = dict(start.blocks)
     noted: set[tuple[str, int]] = set()  # freed according to ``start.freed``; torch may record the free later
@@ -86,7 +86,7 @@ def with_frees(events: Iterable[Event], start: LiveMemory, began_ns: int) -> Ite
 
     for event in events:
         if offset_ns is None and event.kind is Kind.STEP:
-            main, offset_ns = event.thread, event.start_ns - began_ns
+            main, offset_ns = event.thread, event.end_ns - began_ns
         # Kernels come after all other events, with times of the device: notes cannot be sorted between them.
         while (
             notes

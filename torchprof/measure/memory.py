@@ -277,7 +277,8 @@ class Allocations:
             self._in_pass = True
             self._next_begins(start, ACTIVATIONS)
             self._passes.append(_Stage(GRADIENTS, start, end, has_graph=True))
-        if around is not None and around.phase != FORWARD:  # a backward pass inside a node, as with checkpoints
+        is_inner = around is not None and around.phase != FORWARD and (not around.is_engine or around.is_in_node)
+        if is_inner:  # a backward pass inside a node, as with checkpoints
             within: float = self._node_ends[thread]
         else:
             within = inf

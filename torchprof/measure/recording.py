@@ -124,7 +124,7 @@ class RecordedCycle:
     all compiled code of the process, and ``compilations`` when it was compiled. ``python_samples``: (time, source line,
     number of sampling intervals) of each sample of Python; None if Python was not sampled.
 
-    ``began_ns``: the time of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
+    ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
     on the clock of ``time.perf_counter_ns``, which never jumps. Events may be on another clock.
     """
 

@@ -13,10 +13,10 @@ from torchprof.attribute.events import Kind
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.samples import SampleKey, Spread, spreads_at
-from torchprof.run.words import BEFORE, FORWARD, OPTIMIZER_RANGE, OUTSIDE
+from torchprof.run.words import BACKWARD, BEFORE, FORWARD, OPTIMIZER_RANGE, OUTSIDE
 
-DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, OTHER_NS, GAP_NS, OVERLAP_NS = (
-    f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "gc", "other", "gap", "overlap")
+DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, BACKWARD_NS, OTHER_NS, GAP_NS, OVERLAP_NS = _PARTS = tuple(
+    f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "gc", "backward", "other", "gap", "overlap")
 )
 """The parts of a step outside all layers; see ``SampleKey``."""
 
@@ -66,6 +66,7 @@ class Steps:
         bare: set[Place] = set()  # the user's labels outside all layers: self time in them has no known purpose
         explained = 0  # time of the current step in which any thread is inside a range that is not bare
         until = 0  # the end of the last of these ranges
+        covered = covered_until = 0  # the same for all ranges
         launched: dict[int, int] = {}  # correlation of an op → its step
         copies: dict[int, tuple[int, Place, int]] = {}  # correlation of an op → step, place and time of its copy
         step, kernel, user_label = Kind.STEP, Kind.KERNEL, Kind.USER_LABEL
@@ -87,12 +88,14 @@ class Steps:
                     self_ns[inside] -= rest
                 rest = max(until - at, 0)
                 if self._starts:
-                    self._end_step(self_ns, bare, explained - rest, at - self._starts[-1])
+                    lasted = at - self._starts[-1]
+                    idle = max(lasted - covered + max(covered_until - at, 0), 0)
+                    self._end_step(self_ns, bare, explained - rest, lasted, idle)
                     closure.move(self_ns, self._outside[-1])
                 if self._from_first_mark:
                     self._starts.append(at)
                 self._from_first_mark = True
-                self_ns, explained = beyond, rest
+                self_ns, explained, covered = beyond, rest, max(covered_until - at, 0)
             elif kind is not memory and kind is not stopped and kind is not sample:
                 end = start + ns
                 part = parts[place] if kind is user_label else OTHER_NS
@@ -108,6 +111,9 @@ class Steps:
                 taken_by = alike[place]
                 if around is None:
                     self_ns[taken_by] += ns
+                    if end > covered_until:
+                        covered += end - max(covered_until, start)
+                        covered_until = end
                 elif (taken_from := alike[around]) is not taken_by:
                     self_ns[taken_by] += ns
                     self_ns[taken_from] -= ns
@@ -120,9 +126,11 @@ class Steps:
                         copies[by] = len(self._starts) - 1, place, ns
                 last[thread] = item
 
-    def _end_step(self, self_ns: dict[Place, int], bare: set[Place], explained: int, lasted: int) -> None:
-        """Add up a step that took ``lasted`` ns; ``bare`` and ``explained`` as in ``observe``."""
+    def _end_step(self, self_ns: dict[Place, int], bare: set[Place], explained: int, lasted: int, idle: int) -> None:
+        """Add up a step that took ``lasted`` ns; ``bare`` and ``explained`` as in ``observe``. ``idle``: the time in
+        which no range was open."""
         own_ns: defaultdict[tuple[int, str], int] = defaultdict(int)
+        own_ns[OUTSIDE, FORWARD] = idle
         parts: defaultdict[str, int] = defaultdict(int)
         overlap = -explained
         for place, ns in self_ns.items():
@@ -198,7 +206,7 @@ class Steps:
             spread(layer, phase, "cpu", "step_cpu_ns", totals)
         for (layer, phase), sums in sorted(self._layers.roll_up_by_phase(self._device, _both).items()):
             device_spreads(layer, phase, "step_device_ns", sums)
-        for measure in (DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, OTHER_NS, GAP_NS, OVERLAP_NS):
+        for measure in _PARTS:
             values = [parts[measure] for parts in self._outside]
             if any(values):
                 spread(OUTSIDE, FORWARD, "cpu", measure, values)
@@ -320,6 +328,8 @@ def _part_of(place: Place) -> str:
             return WAIT_NS
         if (_BETWEEN_HOST_AND_DEVICE if kind == "kernel" else _COPYING).fullmatch(name):
             return COPY_NS
+    if place.phase == BACKWARD:
+        return BACKWARD_NS
     for label in labels:
         if label.startswith(_LOADING):
             return DATA_NS

@@ -29,6 +29,7 @@ def label_ns() -> float | None:
             shortest = []
             session = Session(None)
             session.start()
+            session.begin()
             try:
                 for targets in ([], [Target(ref(module), label_of(("calibration",)))]):
                     labels = Labels(targets)

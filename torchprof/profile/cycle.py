@@ -221,9 +221,26 @@ class Cycles:
         cycle.start()
         self.is_recording = True
 
+    def begin_recording(self) -> None:
+        """Begin the recording of a cycle that was just started. Call it last, right before the user's code."""
+        if self.is_recording and self.last is not None:
+            self.last.session.begin()
+
+    def end_recording(self) -> None:
+        """End the recording of the current cycle. Call it first, right after the user's code; ``stop`` follows."""
+        if self.is_recording and self.last is not None:
+            self.last.session.end()
+
+    def look_at_job(self) -> None:
+        """Note the job of this process, if that is not known: the script may destroy its process group before the
+        recording ends."""
+        if self.last is not None and self.last.job.in_traces is None:
+            self.last.look_at_job()
+
     def stop(self) -> None:
         """Stop the cycle that is recording. It is read later."""
         assert self.last is not None
+        self.end_recording()
         self.is_recording = False
         try:
             self.last.stop()

@@ -148,6 +148,7 @@ class Profile:
         try:
             with DelayedSignals():
                 self._enter()
+            self._cycles.begin_recording()
             return self
         except BaseException:
             uninterrupted(self._undo_enter)
@@ -231,7 +232,10 @@ class Profile:
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         if not self.entered or self.exited:
             return
-        uninterrupted(functools.partial(self._leave, exc_type is not None))
+        try:
+            self._cycles.end_recording()
+        finally:
+            uninterrupted(functools.partial(self._leave, exc_type is not None))
         if self.schedule is not None:
             self._show_cycle()
         elif self.on_trace_ready is not None and self._session is not None:
@@ -293,6 +297,7 @@ class Profile:
             self._session.mark_step()
         self.step_num += 1
         self._begin_step(action)
+        self._cycles.begin_recording()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model. If the only argument is a function, decorate that instead."""
@@ -330,6 +335,7 @@ class Profile:
         with DelayedSignals():
             refuse_if_profiled()
             self._cycles.start_cycle()
+        self._cycles.begin_recording()
         return True
 
     # The result

@@ -118,13 +118,17 @@ class Program:
         try:
             with DelayedSignals():
                 self._put_on()
+            self._cycles.begin_recording()
             return self
         except BaseException:
             uninterrupted(self._take_off)
             raise
 
     def __exit__(self, *_: Any) -> None:
-        uninterrupted(self._end)
+        try:
+            self._cycles.end_recording()
+        finally:
+            uninterrupted(self._end)
 
     def _put_on(self) -> None:
         self._guard.on()
@@ -164,6 +168,7 @@ class Program:
             return
         first_calls = self._warmup_calls if self._start_up is None else self._start_up.calls
         if self._cycles.is_recording and self._calls - first_calls == self._max_calls:
+            self._cycles.end_recording()
             uninterrupted(functools.partial(self._end, caveat("calls_reached", calls=self._max_calls)))
             return
         self._calls += 1
@@ -173,6 +178,7 @@ class Program:
             self._start_cycle()
         if torch.is_grad_enabled():
             self._settled = False
+        self._cycles.begin_recording()
 
     def _is_known(self, module: nn.Module) -> bool:
         """Whether a module is a model, or part of a model. A new model is labelled."""
@@ -198,19 +204,19 @@ class Program:
 
     def _go_on(self, module: nn.Module) -> None:
         """Before a call of a model: end the cycle and start the next one, if this one has recorded enough."""
-        cycle = self._cycles.last
-        if cycle is not None and cycle.job.in_traces is None:
-            cycle.look_at_job()  # the script may destroy its process group before the recording ends
+        self._cycles.look_at_job()
         age = time.perf_counter() - self._since
         if self._calls == 1:
             self._start_ns = round(age * 1e9)
         if self._start_up is not None and self._start_up.ends_before(module, self._settled):
+            self._cycles.end_recording()
             with DelayedSignals():
                 self._set_start_up_aside(self._start_up)
             return
         modules = self._calls + self._outermost.inner - self._modules_before
         much = max(age / _CYCLE_S, modules * self._events_a_call / _CYCLE_EVENTS)
         if much > _PATIENCE or (much > 1 and self._settled):
+            self._cycles.end_recording()
             with DelayedSignals():
                 self._end_cycle()
                 self._start_cycle()

@@ -41,6 +41,7 @@ class ScheduledCycles(Cycles):
         """
         before, self._action = self._action, action
         if self.is_recording and (before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDING):
+            self.end_recording()
             self.end_cycle(keep_run=keep_run)
 
     def begin_step(self) -> None:

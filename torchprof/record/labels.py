@@ -22,6 +22,7 @@ from torch import nn
 from torchprof.attribute.event_names import RAISED, STOPPED
 from torchprof.attribute.events import HOOKS, PREFIX
 from torchprof.record.compiled_code import has_code, unwrapped
+from torchprof.record.engine_ranges import EngineRanges
 from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
 from torchprof.record.garbage_collection import CollectionRanges
 from torchprof.record.session import is_observed, record
@@ -211,6 +212,7 @@ class Labels:
     unobserved: Counter[str] = field(default_factory=Counter)
     unlabelled: list[str] = field(default_factory=list)
     _collections: CollectionRanges = field(default_factory=CollectionRanges)
+    _engine: EngineRanges = field(default_factory=EngineRanges)
     home: int = field(default=0, init=False)
     is_waiting: bool = field(default=False, init=False)
     _labels: list[Label] = field(default_factory=list, init=False)
@@ -229,6 +231,7 @@ class Labels:
         with _lock:
             _recursion.join(self)
             self._collections.on()
+            self._engine.on()
         try:
             self.add(self.targets)
         except BaseException:
@@ -257,6 +260,7 @@ class Labels:
                 del self._stand_ins[last]
             self.before_first = None
             self._collections.off()
+            self._engine.off()
             _recursion.leave(self)
 
     def _joined(self, target: Target, module: nn.Module, of_class: _OfClass) -> list[StandIn]:

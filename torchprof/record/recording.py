@@ -21,18 +21,16 @@ from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE
 from torchprof.attribute.event_names import (
-    GARBAGE_COLLECTION_LABEL,
     MEMORY,
     RAISED,
-    STARTED,
-    STEP_MARK,
     STOPPED,
     event_kind,
     is_a_common_name,
+    is_of_a_call,
     is_torchs_step,
     numbers_of_devices,
 )
-from torchprof.attribute.events import COMPILED_INPUTS, HOOKS, PREFIX, Detail, Event, Kind
+from torchprof.attribute.events import PREFIX, Detail, Event, Kind
 from torchprof.attribute.launches import first_correlation_id
 from torchprof.attribute.nesting import OpenRanges
 from torchprof.errors import TorchprofError
@@ -260,9 +258,7 @@ class Recording:
             if name in (RAISED, STOPPED) and around:
                 number = around[-1].number
                 found[number] = found[number]._replace(finished=False)
-            elif name not in (RAISED, STOPPED, STARTED, STEP_MARK, GARBAGE_COLLECTION_LABEL) and not name.startswith(
-                (HOOKS, COMPILED_INPUTS)
-            ):
+            elif is_of_a_call(name):
                 end = end_ns(raw)
                 around.append(_OpenCall(end, len(found)))
                 found.append(Call(name, start, end, thread, True))

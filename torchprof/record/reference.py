@@ -126,6 +126,7 @@ def _recorded(
     labels.attach()
     try:
         session.start()
+        session.begin()
         try:
             # torch uses no fused operators inside a context of a device.
             where = torch.device("meta") if device == "meta" else nullcontext()

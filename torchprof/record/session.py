@@ -8,14 +8,15 @@ import gc
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch.autograd import profiler as torch_profiler
 from torch.profiler.profiler import PROFILER_STEP_NAME
 
-from torchprof.attribute.event_names import STARTED, STEP_MARK
+from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK, recorded
+from torchprof.attribute.events import Detail, Event
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
 from torchprof.record.custom_ops import CustomOps
@@ -51,9 +52,12 @@ _WAY_OUT = (
 class Session(Recording):
     """One session of torch's profiler, from ``start`` to ``stop``; afterwards, its recording.
 
+    What we do after ``start`` and before ``stop`` is in the session, but not in the recording: that lasts from the
+    return of ``begin`` to the call of ``end``.
+
     ``device``: the kind of device whose kernels are recorded ("cuda", "xpu", …), None for the CPU alone. ``in_job``:
     this process is one of several ranks, and the shapes of collectives on a device are recorded. A child process that
-    is forked meanwhile, such as a worker of a DataLoader, records nothing. ``began_ns``: when the first mark was made,
+    is forked meanwhile, such as a worker of a DataLoader, records nothing. ``began_ns``: when the recording began,
     on the clock of ``time.perf_counter_ns``. ``clock_jump_ns``: by how much the system clock was changed meanwhile.
     """
 
@@ -88,7 +92,8 @@ class Session(Recording):
         self._step_ends: list[int] = []
         self._prepared = False
         self.began_ns = self._epoch_ns = self.clock_jump_ns = 0
-        self._wall_ns = 0
+        self._wall_ns: int | None = None
+        self._first_mark: str | None = STEP_MARK  # None: the recording has begun
         self._cpu_at_start: CpuTime | None = None
         self._guard = Guard()
         self._custom_ops = CustomOps()
@@ -105,7 +110,16 @@ class Session(Recording):
 
     @property
     def wall_ns(self) -> int:
-        return self._wall_ns
+        return self._wall_ns or 0
+
+    def events(
+        self, detail: Callable[[str], Detail] | None = None, addresses: bool = False, each_op: bool = True
+    ) -> Iterator[Event]:
+        return recorded(super().events(detail, addresses, each_op), self._note_wall_ns)
+
+    def _note_wall_ns(self, ns: int) -> None:
+        """The recorded time on the clock of the events: it is that of the trace, too, and rows add up to it."""
+        self._wall_ns = ns
 
     def prepare(self) -> None:
         """Do work that the first recorded step should not pay for. Call ``refuse_if_profiled`` before, and ``start`` or
@@ -134,7 +148,8 @@ class Session(Recording):
         self.started = False
 
     def start(self, step_begins: bool = True) -> None:
-        """Begin to record. ``step_begins``: a step begins here, too. Call ``refuse_if_profiled`` before."""
+        """Start torch's session. ``step_begins``: a step begins with the recording, too. Call ``refuse_if_profiled``
+        before, and ``begin`` after, as the last thing before the code that is to be recorded."""
         Session._waiting.discard(self)
         if not self._prepared:
             self._guard.on()
@@ -143,11 +158,11 @@ class Session(Recording):
             if not self._prepared:
                 self._prepare_trace()
             self._profiler._start_trace()
-            # The first event of a session allocates its buffers: it should be ours, not one of the first layer.
-            with record(STEP_MARK if step_begins else STARTED):
-                self.began_ns = time.perf_counter_ns()  # first, because it is the start of the mark on this clock
+            # The first event of a session allocates its buffers.
+            with record(OPENED):
+                self.began_ns = time.perf_counter_ns()  # until the recording begins
                 self._epoch_ns = time.time_ns() - self.began_ns
-                # Last, because it reads a file, and another process may get the processor.
+                self._first_mark = STEP_MARK if step_begins else STARTED
                 self._cpu_at_start = CpuTime.now()
         except BaseException:
             self._guard.off()
@@ -158,6 +173,21 @@ class Session(Recording):
         self.started = Session._under_way = True
         self._process = os.getpid()
         atexit.register(self._end_with_process)
+
+    def begin(self) -> None:
+        """Begin the recording, if it has not begun."""
+        if self.started and self._first_mark is not None:
+            first, self._first_mark = self._first_mark, None
+            with record(first):
+                pass
+            self.began_ns = time.perf_counter_ns()
+
+    def end(self) -> None:
+        """End the recording, if it has not ended. torch's session goes on until ``stop``."""
+        if self.started and self._wall_ns is None:
+            self._wall_ns = time.perf_counter_ns() - self.began_ns
+            with record(ENDED):
+                pass
 
     def mark_step(self) -> None:
         """Record the end of a step."""
@@ -177,8 +207,8 @@ class Session(Recording):
 
     def stop(self, distributed: str | None = None) -> None:
         """End the session. ``distributed``: the job of this process, as JSON for the trace."""
+        self.end()
         ended_ns = time.perf_counter_ns()
-        self._wall_ns = ended_ns - self.began_ns
         if self._cpu_at_start is not None:
             used = CpuTime.now().since(self._cpu_at_start)
             self.cpu_time = used.without_delay_of(time.perf_counter_ns() - ended_ns)  # while the file was read

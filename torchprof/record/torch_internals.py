@@ -85,6 +85,10 @@ INTERNALS: dict[str, Internal] = {
     "torch._C._get_tracing_state": Internal(
         "2.4", "2.15", "whether TorchScript is tracing", "labels are recorded in a trace of TorchScript"
     ),
+    "torch.autograd._engine_run_backward": Internal(
+        "2.4", "2.15", "when autograd's engine was called", "a backward pass begins with its first node"
+    ),
+    "torch.autograd.graph._engine_run_backward": Internal("2.4", "2.15", "the same", "the same"),
     "torch._C._current_graph_task_id": Internal(
         "2.4",
         "2.15",

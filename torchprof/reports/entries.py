@@ -90,7 +90,7 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
         if any(costs.values()):
             line = Entry(name, Figures(costs, costs), is_layer=False)
             found = {phase: [op for op in ops[phase].get(key, []) if op.name != LAUNCHED_BEFORE] for phase in ops}
-            line.ops = _op_lines(found, name, show_events, key == OUTSIDE)
+            line.ops = _op_lines(found, name, show_events)
             lines.append(line)
     if run.left_over:
         costs = {FORWARD: run.left_over}
@@ -98,7 +98,7 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
     return lines
 
 
-def _op_lines(ops: dict[str, list[Op]], layer: str, show_events: bool, in_no_layer: bool = False) -> list[Entry]:
+def _op_lines(ops: dict[str, list[Op]], layer: str, show_events: bool) -> list[Entry]:
     """The rows of the user's labels, of compiled regions and their kernels, and with ``show_events`` of operators. A
     label has one row for all phases, and so has a region; an operator has one for each phase. ``layer``: the path of
     the layer in which they ran, or ``(outside)``."""
@@ -118,7 +118,6 @@ def _op_lines(ops: dict[str, list[Op]], layer: str, show_events: bool, in_no_lay
             elif show_events:
                 own_time = op.name == BETWEEN_OPS
                 figures = Figures({phase: op.self}, {phase: op.total}, -1 if own_time else op.calls)
-                figures.timeless = own_time and in_no_layer
                 name = printable(op.name) + (f" ({phase})" if phase != FORWARD else "")
                 row = ReportCell(name, op.name, ids={"layer": layer, "kind": op.kind, "phase": phase})
                 lines.append(Entry(row, figures, is_layer=False))

@@ -82,7 +82,7 @@ def headline(run: Run) -> str:
     """
     before, measured = _subject(run)
     parts = parts_of(run, measured.field)
-    buckets: Counter[int] = Counter()  # by number of the phase for work of layers, else by OUTSIDE or NOT_SELECTED
+    buckets: Counter[int] = Counter()  # by number of the phase, or OUTSIDE or NOT_SELECTED: see _bucket
     for part, amount in parts.items():
         buckets[_bucket(part)] += amount
     if not buckets or not any(run.rows.columns[measured.field]):
@@ -146,7 +146,10 @@ def _subject(run: Run) -> tuple[str, _Measured]:
 
 
 def _bucket(part: WorkPart) -> int:
-    return part.where.phase if part.where.layer >= 0 else part.where.layer
+    """Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward."""
+    where = part.where
+    in_phase = where.layer >= 0 or (where.layer == OUTSIDE and PHASES[where.phase] == BACKWARD)
+    return where.phase if in_phase else where.layer
 
 
 class _Tree(NamedTuple):
@@ -160,7 +163,8 @@ class _Tree(NamedTuple):
     def of(cls, layers: Layers, parts: Mapping[WorkPart, int]) -> _Tree:
         own = [0] * len(layers)
         for part, amount in parts.items():
-            own[part.where.layer] += amount
+            if part.where.layer >= 0:
+                own[part.where.layer] += amount
         children: dict[int | None, Sequence[int]] = {None: layers.roots, **dict(enumerate(layers.children))}
         return cls(own, layers.roll_up(own), children)
 
@@ -198,7 +202,10 @@ def _largest_within(
             return work
         itself = "directly in it" if its else f"directly in `{_name(run, at)}`"
         return _Clause(tree.own[at], f"{itself}, not in layers below, above all {work.where}", at)
-    assert largest is not None  # the caller has checked that there is work in layers
+    outside = {part: parts[part] for part in parts if part.where.layer < 0}
+    if at is None and outside and (largest is None or sum(outside.values()) > sums[largest]):
+        return _largest_work(run, measured, outside)
+    assert largest is not None  # else all work is outside of layers
     one, several = largest
     found = kinds[largest]
     holds_more = any(tree.totals[index] > tree.own[index] for index in found)

@@ -160,6 +160,8 @@ def _parts(loop: _Loop) -> tuple[list[str], list[list[str]]]:
         add_outside("waiting for the device", "step_wait_ns")
     if loop.of(OUTSIDE, FORWARD, "step_gc_ns") is not None:
         add_outside("garbage collection", "step_gc_ns")
+    if loop.of(OUTSIDE, FORWARD, "step_backward_ns") is not None:
+        add_outside("backward of no layer", "step_backward_ns", on_device=True)
     add_outside("loss and other ops", "step_other_ns", on_device=True)
     waits = any(meta.world_size > 1 for meta in loop.run.metas)
     add_outside(f"in no op (Python{', waiting for ranks' if waits else ''})", "step_gap_ns")

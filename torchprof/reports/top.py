@@ -20,9 +20,7 @@ from torchprof.run.run import Run
 from torchprof.run.words import (
     ANY_STEP,
     BETWEEN_OPS,
-    FORWARD,
     LAUNCH_NOT_RECORDED,
-    OUTSIDE,
     PHASES,
     Frame,
     is_left_over,
@@ -212,12 +210,6 @@ def parts_of(run: Run, field: str) -> Counter[WorkPart]:
     for (layer, phase, within), ns in sums.items():
         if within is not None:
             parts[WorkPart(Where(layer, phase, within[0]), within[1])] = ns
-    if field == "cpu_ns":
-        nowhere = Where(OUTSIDE, PHASES.index(FORWARD), "")
-        for meta in run.metas:
-            covered = dict(meta.busy_ns).get("cpu")
-            if covered is not None:
-                parts[WorkPart(nowhere, BETWEEN_OPS)] += max(0, meta.wall_ns - covered)
     return Counter({part: ns for part, ns in parts.items() if ns > 0})
 
 

@@ -113,6 +113,8 @@ NO_LAYERS = {NOT_SELECTED: NOT_SELECTED_NAME, OUTSIDE: OUTSIDE_NAME}
 
 
 BETWEEN_OPS = "(between ops)"
+AUTOGRAD_ENGINE = "(autograd engine)"
+"""The name of the frame for the time in a backward pass that is in no autograd node."""
 
 
 def is_left_over(frames: Sequence[Frame]) -> bool:

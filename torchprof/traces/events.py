@@ -13,6 +13,7 @@ from functools import cached_property
 
 from torchprof.attribute.collectives import ACCUMULATES
 from torchprof.attribute.event_names import (
+    ENDED,
     MEMORY,
     NODE_PREFIX,
     STARTED,
@@ -21,6 +22,7 @@ from torchprof.attribute.event_names import (
     is_a_common_name,
     is_torchs_step,
     numbers_of_devices,
+    recorded,
 )
 from torchprof.attribute.events import HOOKS, PREFIX, Event, Kind
 from torchprof.attribute.launches import first_correlation_id
@@ -69,7 +71,11 @@ class TraceEvents:
 
     @cached_property
     def wall_ns(self) -> int:
-        """The duration of the session; if the trace does not have it, from the first event to the end of the last."""
+        """The duration of the recording in a trace of torchprof; else that of the session; if the trace does not have
+        it, from the first event to the end of the last."""
+        began, ended = self._marks_of(STARTED, STEP_MARK), self._marks_of(ENDED)
+        if began and ended:
+            return ended[0][0] - began[0][1]
         if self.table.session is not None:
             return self.table.session[1] - self.table.session[0]
         of_memory = {number for number, (group, _) in enumerate(self._names) if group is MEMORY_EVENTS}
@@ -95,8 +101,15 @@ class TraceEvents:
     @property
     def marks(self) -> int:
         """The number of torchprof's marks: one at the start of its session, and one at the end of each step."""
-        marks = {number for number, (_, name) in enumerate(self._names) if name in (STARTED, STEP_MARK)}
-        return sum(name in marks for name in self._cpu.name) if marks else 0
+        return len(self._marks_of(STARTED, STEP_MARK))
+
+    def _marks_of(self, *names: str) -> list[tuple[int, int]]:
+        """Start and end of the marks with these names, in order."""
+        marks = {number for number, (_, name) in enumerate(self._names) if name in names}
+        if not marks:
+            return []
+        lines = zip(self._cpu.start, self._cpu.ns, self._cpu.name)
+        return sorted((start, start + ns) for start, ns, name in lines if name in marks)
 
     @property
     def from_first_mark(self) -> bool:
@@ -226,10 +239,14 @@ class TraceEvents:
         return signature
 
     def events(self, sites: Collection[str]) -> Iterator[Event]:
-        """The CPU's events in the order of their start; then the work of devices, in the same order.
+        """The CPU's events in the order of their start; then the work of devices, in the same order. Of a trace of
+        torchprof, the events of its recording.
 
         ``sites``: the names of the ranges and modules that are layers.
         """
+        return recorded(self._all_events(sites))
+
+    def _all_events(self, sites: Collection[str]) -> Iterator[Event]:
         kinds, names = self._kinds(sites), [name for _, name in self._names]
         is_node_name = self._are_nodes(kinds)
         is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]

@@ -1,0 +1,153 @@
+"""Passes of autograd's engine: from its call to its return, or from the first node to the end of the last."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from math import inf
+
+from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.places import Attributed, Place, Places
+from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE
+
+_SUMS = frozenset({"aten::add", "aten::add_"})
+"""The engine adds gradients up with these operators, in old versions of torch between two nodes."""
+_WORKS = frozenset({Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.REGION, Kind.STEP, Kind.ENGINE})
+"""The kinds of events that end a pass if they begin on a thread that waits for it, or on its thread between nodes."""
+
+
+def with_engine_calls(events: Iterable[Event]) -> Iterator[Event]:
+    """The events in their order, with an ENGINE event around the nodes of each backward pass.
+
+    - Nodes on the thread that called the engine are inside the call, if that was recorded.
+    - Other nodes with time between them get an ENGINE from the first of a pass to the end of its last, thread by
+      thread. A pass ends where its thread, or a thread that made its nodes, does other work, and where a range ends
+      that was open at its first node.
+    - A thread that called the engine waits while other threads run the nodes. That time is left out of its call, which
+      becomes two events: it is counted on the other threads.
+    """
+    busy: dict[int, int] = {}  # by thread: the end of the last node that is in no other, or of the engine's call
+    around: defaultdict[int, list[float]] = defaultdict(lambda: [inf])  # by thread: the ends of the open ranges
+    current: _Pass | None = None
+    engine, node, backward, kernel = Kind.ENGINE, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.KERNEL
+    later = iter(events)
+    for event in later:
+        kind, name, start, end, thread = event[:5]
+        if kind is kernel:  # device work comes after all other events
+            later = chain((event,), later)
+            break
+        ends = around[thread]
+        while ends[-1] <= start:
+            ends.pop()
+        if current is not None and current.is_ended_by(kind, name, start, thread, busy):
+            yield from current.events()
+            current = None
+        if (kind is node or kind is backward or kind is engine) and busy.get(thread, 0) <= start:
+            busy[thread] = end
+            if current is None:
+                current = _Pass()
+            current.add(event, ends[-1])
+        if end > start:
+            ends.append(end)
+        if current is None:
+            yield event
+        else:
+            current.waiting.append(event)
+    if current is not None:
+        yield from current.events()
+    yield from later
+
+
+class _Pass:
+    """One backward pass. ``waiting``: all events since it began, on any thread."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Event] = []
+        self._call: Event | None = None
+        # By thread, but for that of the call: the start of the first node, the end of the last, the time of all.
+        self._spans: dict[int, tuple[int, int, int]] = {}
+        self._until: dict[int, float] = {}  # by thread: the end of the range around the first node
+        self._makers: set[int] = set()  # the threads whose forward made the nodes
+
+    def add(self, event: Event, until: float) -> None:
+        """Add a node, or the call of the engine, inside a range that ends at ``until``."""
+        if event.kind is Kind.ENGINE:
+            self._call = event
+            return
+        first, last, ns = self._spans.get(event.thread, (event.start_ns, event.end_ns, 0))
+        self._spans[event.thread] = first, max(last, event.end_ns), ns + event.end_ns - event.start_ns
+        self._until.setdefault(event.thread, until)
+        if event.sequence >= 0:
+            self._makers.add(event.forward_thread)
+
+    def is_ended_by(self, kind: Kind, name: str, start: int, thread: int, busy: dict[int, int]) -> bool:
+        call = self._call
+        if call is not None:
+            return thread == call.thread and start >= call.end_ns
+        if start >= self._until.get(thread, inf):
+            return True
+        if kind not in _WORKS or busy.get(thread, 0) > start:
+            return False
+        if thread in self._spans:
+            return not (kind is Kind.OP and name in _SUMS)
+        return thread in self._makers
+
+    def events(self) -> Iterator[Event]:
+        call, spans = self._call, self._spans
+        if not spans:
+            yield from self.waiting
+            return
+        name = "" if call is not None else "engine"
+        added = [
+            Event(Kind.ENGINE, name, first, last, thread)
+            for thread, (first, last, ns) in spans.items()
+            if ns < last - first
+        ]
+        rest = self.waiting
+        if call is not None and not any(_is_work_in(call, event) for event in rest):
+            first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values())
+            added.append(call._replace(end_ns=min(first, call.end_ns)))
+            if last < call.end_ns:
+                added.append(call._replace(name="", start_ns=last))
+            rest = [event for event in rest if event is not call]
+        # Ranges come before what is inside them. The sort keeps the order of equal starts.
+        yield from sorted((*added, *rest), key=lambda event: event.start_ns)
+
+
+def _is_work_in(call: Event, event: Event) -> bool:
+    return (
+        event.thread == call.thread
+        and event is not call
+        and event.end_ns > event.start_ns
+        and call.start_ns <= event.start_ns < call.end_ns
+    )
+
+
+class NodeGaps:
+    """The places of the engine's time: of its calls, and between two nodes."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        # By thread: the call of the engine; the end of the last event directly inside it; its layer if that was a node.
+        self._last: dict[int, tuple[Attributed | None, int, int]] = {}
+
+    def call(self, around: Place | None) -> Place:
+        """The place of a call of the engine: backward of no layer. Inside a node it is a part of that node."""
+        is_in_node = around is not None and around.is_in_node
+        outer = around if around is not None and is_in_node else self._places.of_layer(OUTSIDE, BACKWARD, around)
+        place = self._places.inside(outer, "op", AUTOGRAD_ENGINE)
+        place.is_engine = True
+        return place
+
+    def before(self, event: Event, place: Place, call: Place, engine: Attributed | None) -> Iterator[Attributed]:
+        """The engine's time between the last node and this event, if both are nodes of one layer and nothing ran in
+        between. ``call`` and ``engine``: the call around the event."""
+        last, since, layer = self._last.get(event.thread, (None, 0, OUTSIDE))
+        now = place.layer if place.is_node else OUTSIDE
+        self._last[event.thread] = engine, event.end_ns, now
+        if engine is None or engine is not last or layer != now or now < 0 or event.start_ns <= since:
+            return
+        home = self._places.inside(self._places.of_layer(now, BACKWARD, engine.around), "op", AUTOGRAD_ENGINE)
+        gap = Event(Kind.ENGINE, "", since, event.start_ns, event.thread)
+        yield Attributed(gap, home, call, 0, event.start_ns - since, engine)
