@@ -89,6 +89,21 @@ def test_what_is_done_between_cycles_is_not_recorded(monkeypatch):
     assert took <= prof.run.meta.wall_ns < took + SLEEP_NS
 
 
+def test_what_a_program_does_between_cycles_is_not_recorded(monkeypatch):
+    monkeypatch.setattr("torchprof.profile.program._CYCLE_EVENTS", 1)
+    for name in ("start", "stop", "read"):
+        slowed(monkeypatch, Cycle, name)
+    net = model()
+    began = time.perf_counter_ns()
+    with torch.no_grad(), Program() as program:
+        for _ in range(6):
+            net(torch.rand(4, 16))
+    took = time.perf_counter_ns() - began
+    assert program.run.meta.cycles > 3
+    assert took > program.run.meta.cycles * 6 * SLEEP_NS
+    assert program.run.meta.wall_ns < SLEEP_NS
+
+
 def test_a_program_frees_a_cycle_before_it_records_the_next_one(monkeypatch):
     monkeypatch.setattr("torchprof.profile.program._CYCLE_EVENTS", 1)
     cycles, late, begin = [], [], Session.begin

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -263,8 +264,20 @@ def print_failure(given: str, failure: Exception) -> int:
 def progress(what: str, count: int) -> Iterator[int]:
     """Like ``range(count)``; on a terminal, stderr shows the current number."""
     for number in range(count):
-        if sys.stderr.isatty():
-            print(f"\r{what} {number + 1} of {count} ", end="", file=sys.stderr, flush=True)
+        _show(f"\r{what} {number + 1} of {count} ")
         yield number
-    if count and sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    if count:
+        _show("\r\033[K")
+
+
+@contextmanager
+def shown_meanwhile(text: str) -> Iterator[None]:
+    """On a terminal, stderr shows a text until the block ends."""
+    _show(f"\r{text} ")
+    yield
+    _show("\r\033[K")
+
+
+def _show(text: str) -> None:
+    if sys.stderr.isatty():
+        print(text, end="", file=sys.stderr, flush=True)

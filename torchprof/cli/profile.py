@@ -28,6 +28,7 @@ from torchprof.cli.output import (
     print_overview,
     print_run,
     progress,
+    shown_meanwhile,
     write_files,
 )
 from torchprof.errors import TorchprofError, suggest
@@ -100,8 +101,9 @@ def execute(arguments: argparse.Namespace) -> int:
     try:
         for _ in progress("warm-up", arguments.warmup):
             step()
-        with prof:
-            for _ in progress("step", arguments.steps):
+        # Nothing is written meanwhile: its time would be recorded.
+        with shown_meanwhile(f"recording {arguments.steps} steps"), prof:
+            for _ in range(arguments.steps):
                 step()
                 prof.step()
     except TorchprofError:

@@ -91,7 +91,7 @@ class Steps:
                     lasted = at - self._starts[-1]
                     idle = max(lasted - covered + max(covered_until - at, 0), 0)
                     self._end_step(self_ns, bare, explained - rest, lasted, idle)
-                    closure.move(self_ns, self._outside[-1])
+                    closure.move(self._outside[-1])
                 if self._from_first_mark:
                     self._starts.append(at)
                 self._from_first_mark = True
@@ -99,10 +99,11 @@ class Steps:
             elif kind is not memory and kind is not stopped and kind is not sample:
                 end = start + ns
                 part = parts[place] if kind is user_label else OTHER_NS
-                if part == OPTIMIZER_NS:
-                    in_optimizer = max(in_optimizer, end)
-                elif start < in_optimizer:
-                    closure.note(place, around, ns)
+                if start < in_optimizer:
+                    closure.note(item)
+                elif part == OPTIMIZER_NS:
+                    in_optimizer = end
+                    closure.begin(place, start)
                 if part == GAP_NS:
                     bare.add(place)
                 elif end > until and (around is None or around in bare):
@@ -261,44 +262,67 @@ class _Alike(dict[Place, Place]):
 class _Closure:
     """The time of a closure inside an optimizer's step, as with LBFGS and Lightning: it runs the model and backward.
 
-    Ops outside layers, such as a loss, are not the optimizer's work from the first call of a layer in the closure to
-    the end of backward. The Python time of the optimizer's range is not its work either.
+    What is outside layers is not the optimizer's work from the first call of a layer in the closure to the end of
+    backward; the optimizer calls the first closure at once, so for this one from the beginning of the step.
     """
 
     def __init__(self, parts: Mapping[Place, str]) -> None:
         self._parts = parts
-        self._self_ns: defaultdict[Place, int] = defaultdict(int)
-        self._ranges: set[Place] = set()
+        self._self_ns: defaultdict[Place, int] = defaultdict(int)  # of ops in the closure, outside layers
+        self._ranges: set[Place] = set()  # the optimizer's step, and the user's labels inside it
+        self._began: int | None = None  # the beginning of the step, then that of a closure
+        self._until = 0  # the end of backward in the closure
+        self._inside = self._inside_until = 0  # the time directly in the ranges: since ``_began``, and up to ``_until``
+        self._python_ns = 0  # of the closures that have ended
         self._called = self._in_backward = False
 
-    def note(self, place: Place, around: Place | None, ns: int) -> None:
+    def begin(self, place: Place, start: int) -> None:
+        """An optimizer's step begins."""
+        self._end_closure()
+        self._ranges.add(place)
+        self._began, self._inside = start, 0
+
+    def note(self, item: Attributed) -> None:
         """An event inside an optimizer's step."""
+        event, place, around, _, ns, _ = item
+        is_outside = place.layer == OUTSIDE
+        is_of_optimizer = is_outside and self._parts[place] == OPTIMIZER_NS
+        if is_of_optimizer and event.kind is Kind.USER_LABEL and not event.name.startswith(OPTIMIZER_RANGE):
+            self._ranges.add(place)
+            return
         if place.phase != FORWARD:
             self._in_backward = self._called
-        elif place.layer != OUTSIDE:
-            while around is not None and around.layer == OUTSIDE and self._parts[around] == OPTIMIZER_NS:
-                self._called = True
-                self._ranges.add(around)
-                around = around.outer
-        elif place.frame is not None and place.frame.kind == "op" and self._parts[place] == OPTIMIZER_NS:
+        elif not is_outside and around in self._ranges:
+            self._called = True
+            if self._began is None:
+                self._began, self._inside = event.start_ns, 0
+        elif is_of_optimizer and event.kind is Kind.OP:
             if self._in_backward:
-                self._called = self._in_backward = False
-            inside_step = place.outer is not None and place.outer in self._ranges
-            if self._called and (inside_step or place.outer in self._self_ns):
+                self._end_closure()
+            if self._called and (place.outer in self._ranges or place.outer in self._self_ns):
                 self._self_ns[place] += ns
                 if around is not None and around in self._self_ns:
                     self._self_ns[around] -= ns
+        if around in self._ranges and self._began is not None:
+            self._inside += ns
+            if self._in_backward:
+                self._until, self._inside_until = event.start_ns + ns, self._inside
 
-    def move(self, self_ns: Mapping[Place, int], parts: dict[str, int]) -> None:
+    def _end_closure(self) -> None:
+        if self._in_backward and self._began is not None:
+            self._python_ns += self._until - self._began - self._inside_until
+        self._called = self._in_backward = False
+        self._began = None
+
+    def move(self, parts: dict[str, int]) -> None:
         """At the end of a step: move the time of the closure from the optimizer's part to other parts."""
-        of_closure = sum(self._self_ns.values())
-        parts[OPTIMIZER_NS] -= of_closure
-        parts[OTHER_NS] += of_closure
-        for place in self._ranges:
-            ns = self_ns.get(place, 0)
-            parts[self._parts[place]] -= ns
-            parts[GAP_NS] += ns
+        self._end_closure()
+        in_ops = sum(self._self_ns.values())
+        parts[OPTIMIZER_NS] -= in_ops + self._python_ns
+        parts[OTHER_NS] += in_ops
+        parts[GAP_NS] += self._python_ns
         self._self_ns.clear()
+        self._python_ns = 0
 
 
 def _beyond(at: int, last: Iterable[Attributed], alike: Mapping[Place, Place]) -> defaultdict[Place, int]:
