@@ -293,10 +293,7 @@ def differences(loop: Loop, run: Run) -> dict[str, float]:
     each = LEAST_NS * BUSY * loop.options.get("allowed", 1)
     apart = {phase: found[phase] - watch.median_ns(phase) for phase in PHASES}
     return {
-        phase: ns
-        for phase, ns in apart.items()
-        if abs(ns)
-        > max(LEAST_NS * BUSY * watch.statements[phase] * loop.options.get("allowed", 1), SHARE_OF_STEP * step)
+        phase: ns for phase, ns in apart.items() if abs(ns) > max(each * watch.statements[phase], SHARE_OF_STEP * step)
     }
 
 
