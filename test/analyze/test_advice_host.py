@@ -76,8 +76,8 @@ def test_copies_in_a_layer_are_reported() -> None:
     [advice] = of(run, "copies_in_layers")
     assert advice.layer == "Net.a"
     assert advice.finding == (
-        "4 copies between CPU and cuda in 2 forward calls (all in aten::to) take 6.000ms of CPU time and 4.000ms of "
-        "device time."
+        "4 copies between CPU and cuda in 2 forward calls (all in aten::to) take 6.000ms on the CPU and 4.000ms on "
+        "the device."
     )
     assert advice.gain_ns == 6 * MS and advice.gain_bytes is None
     assert "register_buffer" in advice.remedy
@@ -138,7 +138,7 @@ def test_copies_and_waits_as_torch_records_them() -> None:
     run = replace(run, metas=(replace(run.meta, wall_ns=10_000, busy_ns=(("cuda:0", 500),)),))
     [copy] = of(run, "copies_in_layers")
     assert copy.gain_ns == 1_000 + 300 and copy.finding.startswith("1 copy between ")
-    assert copy.finding.endswith(" takes 1.300us of CPU time and 0.400us of device time.")
+    assert copy.finding.endswith(" takes 1.300us on the CPU and 0.400us on the device.")
     [wait] = of(run, "waits_in_layers")
     assert wait.gain_ns == 100 + 4_000 and " 1 time in " in wait.finding and "(all in aten::item)" in wait.finding
 
@@ -161,8 +161,8 @@ def test_batches_from_pageable_memory_are_reported() -> None:
     [advice] = of(loop(copies(OUTSIDE)), "pageable_batches")
     assert advice.layer == "(outside)" and advice.gain_ns == 6 * MS
     assert advice.finding == (
-        "4 copies from pageable memory to cuda in 4 steps (all in aten::to) take 6.000ms of CPU time and 4.000ms of "
-        "device time."
+        "4 copies from pageable memory to cuda in 4 steps (all in aten::to) take 6.000ms on the CPU and 4.000ms on "
+        "the device."
     )
     assert "pin_memory=True" in advice.remedy
 
@@ -378,6 +378,6 @@ def test_copies_of_several_layers_are_one_finding() -> None:
     [advice] = of(run, "copies_in_layers")
     assert (advice.layer, advice.layers, advice.gain_ns) == ("Net.*", ("Net.2", "Net.1"), 18 * MS)
     assert advice.finding == (
-        "9 copies between CPU and cuda in 7 forward calls (most often in aten::to) take 18.000ms of CPU time and "
-        "9.000ms of device time. The largest gain is in Net.2: up to 14.000ms."
+        "9 copies between CPU and cuda in 7 forward calls (most often in aten::to) take 18.000ms on the CPU and "
+        "9.000ms on the device. The largest gain is in Net.2: up to 14.000ms."
     )

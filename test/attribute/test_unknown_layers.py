@@ -329,7 +329,7 @@ def test_an_unknown_class_is_blank_in_the_largest_parts() -> None:
 def test_the_headline_names_a_range() -> None:
     # 8490 of 10560 ns are the forward's, 7630 of that in one range, 4010 of that in the innermost.
     assert of_ranges().report("headline") == (
-        "80% of the CPU time is in the ranges, 90% of that in `## forward ##`, and 53% of that in the range "
+        "80% of the time is in the ranges, 72% in `## forward ##`, and 38% in the range "
         "`## forward ##.block 1.a/b <x>.é`."
     )
 

@@ -74,11 +74,14 @@ FRAMES = {
     "elsewhere": (["/some/where/else/a.py"], ("else/a.py", "function0")),
     "beside, with a name that begins alike": (["{cwd}2/a.py"], ("{name}2/a.py", "function0")),
     "a relative name": (["a.py"], ("a.py", "function0")),
-    "the standard library": (["{cwd}/a.py", STDLIB], ("a.py", "function0")),
-    "an installed package": (["{cwd}/a.py", INSTALLED, STDLIB], ("a.py", "function0")),
-    "installed for the user": (["{cwd}/a.py", "/home/me/.local/lib/site-packages/a.py"], ("a.py", "function0")),
-    "of the system": (["{cwd}/a.py", "/usr/lib/python3/dist-packages/a.py"], ("a.py", "function0")),
-    "a command": (["{cwd}/a.py", COMMAND], ("a.py", "function0")),
+    "the standard library": (["{cwd}/a.py", STDLIB], ("a.py", "function0", "function1")),
+    "an installed package": (["{cwd}/a.py", INSTALLED, STDLIB], ("a.py", "function0", "function1")),
+    "installed for the user": (
+        ["{cwd}/a.py", "/home/me/.local/lib/site-packages/a.py"],
+        ("a.py", "function0", "function1"),
+    ),
+    "of the system": (["{cwd}/a.py", "/usr/lib/python3/dist-packages/a.py"], ("a.py", "function0", "function1")),
+    "a command": (["{cwd}/a.py", COMMAND], ("a.py", "function0", "function1")),
     "no file": (["{cwd}/a.py", "<string>"], ("a.py", "function0")),
     "a checkout of torch": (["{cwd}/a.py", "/src/torch/nn/module.py"], ("a.py", "function0")),
     "beside torch": (["{cwd}/a.py", "/src/torchvision/a.py"], ("torchvision/a.py", "function1")),
@@ -94,11 +97,11 @@ FRAMES = {
 def test_the_innermost_line_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__file__="/src/torch/__init__.py"))  # type: ignore[misc]
-    files, (file, function) = FRAMES[name]
+    files, (file, function, *called) = FRAMES[name]
     with standing(*(one.format(cwd=tmp_path) for one in files)) as thread, Sampler(thread, 0.001) as sampler:
         monkeypatch.chdir("/")  # names stay as they were at the start
         wait_for(sampler, 2)
-    assert locations(sampler) == {CodeLocation(file.format(name=tmp_path.name), 2, function)}
+    assert locations(sampler) == {CodeLocation(file.format(name=tmp_path.name), 2, function, *called)}
 
 
 # All of the time.
@@ -287,3 +290,20 @@ def test_it_pauses_during_a_fork_and_does_not_run_in_the_child() -> None:
 
 def test_importing_it_imports_no_torch() -> None:
     assert run("print('torch' in sys.modules)") == "False\n"
+
+
+def test_the_interval_of_the_gil_is_as_before_afterwards() -> None:
+    before = sys.getswitchinterval()
+    with Sampler(threading.get_ident()):
+        assert sys.getswitchinterval() <= 0.0006
+    assert sys.getswitchinterval() == before
+
+
+def test_an_interval_that_the_script_sets_stays() -> None:
+    before = sys.getswitchinterval()
+    try:
+        with Sampler(threading.get_ident()):
+            sys.setswitchinterval(0.003)
+        assert sys.getswitchinterval() == pytest.approx(0.003)
+    finally:
+        sys.setswitchinterval(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from build.warnings import caveats
 
 from torchprof import Run, TorchprofError
 from torchprof.attribute.events import Event, Kind, Site
-from torchprof.reports.top import Where, parts_of, source_lines
+from torchprof.reports.top import Where, most_sampled, parts_of, source_lines
 from torchprof.run.layers import Layer
 from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE
 
@@ -129,13 +130,12 @@ def cells(text: str) -> list[list[str]]:
 
 def test_the_largest_parts_come_first_and_name_layer_type_and_line(run: Run) -> None:
     text = run.report("top", limit=5)
-    seen = "(between ops), at"
     assert cells(text)[1:] == [
-        ["33.0%", "33.000ms", "(outside)", "", "forward", f"{seen} train.py:3 main (2 of 3 samples)"],
+        ["33.0%", "33.000ms", "(outside)", "", "forward", "(between ops), 33.0% at train.py main"],
         ["25.0%", "25.000ms", "Net.conv", "Conv2d, float64", "forward", "aten::slow_conv2d"],
         ["10.0%", "10.000ms", "Net.conv", "Conv2d, float64", "backward", "evaluate: Conv"],
-        ["8.0%", "8.000ms", "Net", "Net", "forward", f"{seen} net.py:5 forward (1 of 1 samples)"],
-        ["6.0%", "6.000ms", "Net, MASK (label)", "Net", "forward", f"{seen} net.py:7 forward (2 of 3 samples)"],
+        ["8.0%", "8.000ms", "Net", "Net", "forward", "(between ops), 8.0% at net.py forward"],
+        ["6.0%", "6.000ms", "Net, MASK (label)", "Net", "forward", "(between ops), 6.0% at net.py forward"],
     ]
     assert text.splitlines()[-1] == "Smaller parts are hidden: 7, together 18.0%."
     assert "(between ops): no operator ran" in text
@@ -244,3 +244,28 @@ def test_bad_options(run: Run, name: str, option: dict[str, Any]) -> None:
 
 def test_the_names_of_work_of_no_layer(run: Run) -> None:
     assert Where(OUTSIDE, 0, "").name(run) == "(outside)" and Where(NOT_SELECTED, 0, "").name(run) == "(not selected)"
+
+
+def test_layers_that_are_alike_rank_by_their_sum_and_the_slower_ones_are_named() -> None:
+    layers = [Layer(("Net",), "Net"), *(Layer(("Net", str(at), name), "Linear") for at in range(4) for name in "ab")]
+    times = {("0", "a"): 9, ("1", "a"): 9, ("0", "b"): 30}
+    rows = [
+        hand_made.row(
+            at, hand_made.op("aten::addmm"), cpu_ns=times.get(layer.path[1:], 8 if layer.path[-1] == "a" else 6)
+        )
+        for at, layer in enumerate(layers)
+        if at
+    ]
+    run = hand_made.run_of(rows, layers=layers)
+    assert [line[:3] for line in cells(run.report("top"))[1:]] == [
+        ["58.5%", "0.048us", "Net.*.b (4 layers; 1 of 4 takes 5.0 × as long: 0)"],
+        ["41.5%", "0.034us", "Net.*.a (4 layers)"],
+    ]
+
+
+def test_the_line_with_most_samples_has_its_own_share() -> None:
+    assert most_sampled(Counter({"a.py:1 f": 3, "a.py:2 f": 1, "b.py:9 g": 1})) == ("a.py:1 f", 0.6)
+    assert most_sampled(Counter({"a.py:1 f": 2, "a.py:2 f": 2})) == ("a.py f", 1.0)
+    assert most_sampled(Counter({"a.py:1 f": 2, "b.py:2 g": 2})) is None
+    assert most_sampled(Counter({"a.py:1 <module>": 1})) is None
+    assert most_sampled(Counter()) is None

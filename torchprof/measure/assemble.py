@@ -177,7 +177,9 @@ def _events_of(recording: RecordedCycle) -> Iterable[Event]:
     if recording.source.torchs_steps:
         events = with_steps(events, recording.source.torchs_steps)
     if recording.python_samples is not None:
-        events = _with_samples(events, recording.python_samples, recording.began_ns)
+        ended_ns = recording.began_ns + recording.source.wall_ns
+        samples = (sample for sample in recording.python_samples if recording.began_ns <= sample[0] < ended_ns)
+        events = _with_samples(events, samples, recording.began_ns)
     return with_engine_calls(events)
 
 

@@ -309,5 +309,5 @@ class Cycles:
 
 
 def _lines(sampler: Sampler) -> Iterator[tuple[int, str, int]]:
-    for at_ns, (file, line, function), intervals in sampler.samples():
-        yield at_ns, f"{file}:{line} {function}", intervals
+    for at_ns, location, intervals in sampler.samples():
+        yield at_ns, str(location), intervals

@@ -16,24 +16,31 @@ from collections.abc import Iterator
 from operator import add
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torchprof.errors import TorchprofError
 
 OUR_FILES = str(Path(__file__).parents[1]) + os.sep
 """The prefix of the file names of torchprof."""
 _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_USER, _LIBRARY, _NEITHER = "user", "library", "torch, torchprof, or no file"
 _MOST_SAMPLES = 1_000_000  # 20 MB; an even number
 _NS = 1_000_000_000
+_SWITCH_S = 0.0005  # the longest time that a thread keeps the GIL if the sampler waits for it
 _PATIENCE_S = 10.0  # the longest wait for the end of the thread
 
 
 class CodeLocation(NamedTuple):
-    """A line of source: its file as it is shown, its line number, and its function."""
+    """A line of source: its file as it is shown, its line number, its function. ``calls``: the function of a library
+    that this line called, "" if it called none, or only torch's."""
 
     file: str
     line: int
     function: str
+    calls: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.function}" + (f" → {self.calls}" if self.calls else "")
 
 
 class Sample(NamedTuple):
@@ -49,7 +56,11 @@ class Sampler:
 
     The line is that of the innermost frame of the user's code. User code is in a file, and not in the standard library,
     an installed package (site-packages), torch or torchprof. If no frame is user code, the line is that of the
-    innermost frame outside torchprof.
+    innermost frame outside torchprof. The function of a library that the line called is noted, too: a line that only
+    calls ``trainer.train()`` says little.
+
+    While it samples, a thread that waits for the GIL gets it after 0.5 ms (``sys.setswitchinterval``). At Python's 5 ms
+    most samples of a loop would be at its next call that releases the GIL, instead of at its slow line.
 
     A sample stands for all intervals since the sample before (``intervals``). C code that holds the GIL, such as
     NumPy's, delays the sampler, and when it returns, the thread is still at the line that called it. So the sum of all
@@ -72,9 +83,11 @@ class Sampler:
         self._ident = thread_ident
         self._every = 1  # intervals from one sample to the next
         self._folder = str(Path.cwd())  # at the start, because the script may change it
-        self._is_users: dict[str, bool] = {}
-        self._indices: dict[tuple[int, int], int] = {}
-        self._locations: list[tuple[CodeType, int]] = []  # keeps the code alive, so that no other object gets its id
+        self._owners: dict[str, str] = {}  # by file
+        self._indices: dict[tuple[int, int, int], int] = {}
+        self._locations: list[
+            tuple[CodeType, int, CodeType | None]
+        ] = []  # keeps the code alive, so that no other object gets its id
         self._times = array("q")
         self._at = array("i")
         self._intervals = array("q")
@@ -83,6 +96,8 @@ class Sampler:
     def start(self) -> None:
         """Begin to sample, or continue."""
         if self not in _running:
+            if not _running:
+                _GilSwitching.often()
             _running.add(self)
             atexit.register(self.stop)
             self._resume()
@@ -90,7 +105,10 @@ class Sampler:
     def stop(self) -> None:
         """End the sampling. Does nothing if it is not running."""
         self._pause()
-        _running.discard(self)
+        if self in _running:
+            _running.discard(self)
+            if not _running:
+                _GilSwitching.as_before()
         atexit.unregister(self.stop)
 
     def __enter__(self) -> Sampler:
@@ -106,7 +124,10 @@ class Sampler:
             *zip(self._times, self._at, self._intervals)
         ]  # first: a sample may come meanwhile, with a new location
         locations = [
-            CodeLocation(_shown(code.co_filename, self._folder), line, code.co_name) for code, line in self._locations
+            CodeLocation(
+                _shown(code.co_filename, self._folder), line, code.co_name, called.co_name if called is not None else ""
+            )
+            for code, line, called in self._locations
         ]
         for at_ns, index, intervals in taken:
             yield Sample(at_ns, locations[index], intervals)
@@ -136,30 +157,33 @@ class Sampler:
         frame = sys._current_frames().get(self._ident)
         while frame is not None and frame.f_code.co_filename.startswith(OUR_FILES):
             frame = frame.f_back
-        frame = self._users(frame) or frame
+        frame, called = self._users(frame)
         if frame is None:  # the thread has ended
             return
-        key = id(frame.f_code), frame.f_lineno
+        key = id(frame.f_code), frame.f_lineno, id(called)
         index = self._indices.get(key)
         if index is None:
             index = self._indices[key] = len(self._locations)
-            self._locations.append((frame.f_code, frame.f_lineno))
+            self._locations.append((frame.f_code, frame.f_lineno, called))
         self._times.append(time.perf_counter_ns())
         self._at.append(index)
         self._intervals.append(intervals)
         if len(self._times) >= _MOST_SAMPLES:
             self._thin()
 
-    def _users(self, frame: FrameType | None) -> FrameType | None:
+    def _users(self, innermost: FrameType | None) -> tuple[FrameType | None, CodeType | None]:
+        """The innermost frame of the user's code, or else the innermost one; and the library's function it called."""
+        frame, called = innermost, None
         while frame is not None:
             file = frame.f_code.co_filename
-            users = self._is_users.get(file)
-            if users is None:
-                users = self._is_users[file] = _is_users(file)
-            if users:
-                return frame
+            owner = self._owners.get(file)
+            if owner is None:
+                owner = self._owners[file] = _owner_of(file)
+            if owner == _USER:
+                return frame, called
+            called = frame.f_code if owner == _LIBRARY else None
             frame = frame.f_back
-        return None
+        return innermost, None
 
     def _thin(self) -> None:
         self._times = self._times[::2]
@@ -168,17 +192,18 @@ class Sampler:
         self._every *= 2
 
 
-def _is_users(file: str) -> bool:
-    """Whether a file is user code: a file, and not of torchprof, Python, torch or an installed package, nor the script
-    of an installed command, such as ``bin/torchprof``."""
+def _owner_of(file: str) -> str:
+    """Whose code a file is. The user's is a file, and not of torchprof, Python, torch or an installed package, nor the
+    script of an installed command, such as ``bin/torchprof``."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)
-    if torch is not None and file.startswith(str(Path(torch).parent) + os.sep):
-        return False
-    return not (
-        file.startswith(("<", OUR_FILES, *_LIBRARIES))
+    if file.startswith(("<", OUR_FILES)) or (torch is not None and file.startswith(str(Path(torch).parent) + os.sep)):
+        return _NEITHER
+    is_installed = (
+        file.startswith(_LIBRARIES)
         or {"site-packages", "dist-packages"} & set(Path(file).parts)
         or Path(file).parent == Path(sys.executable).parent
     )
+    return _LIBRARY if is_installed else _USER
 
 
 def _shown(file: str, folder: str) -> str:
@@ -189,6 +214,24 @@ def _shown(file: str, folder: str) -> str:
     if path.is_relative_to(folder):
         return str(path.relative_to(folder))
     return str(Path(*path.parts[-2:]))
+
+
+class _GilSwitching:
+    """How soon a thread that waits for the GIL gets it, in seconds."""
+
+    _before: ClassVar[float] = 0.0
+    _ours: ClassVar[float] = 0.0  # as Python rounded it
+
+    @classmethod
+    def often(cls) -> None:
+        cls._before = sys.getswitchinterval()
+        sys.setswitchinterval(min(_SWITCH_S, cls._before))
+        cls._ours = sys.getswitchinterval()
+
+    @classmethod
+    def as_before(cls) -> None:
+        if sys.getswitchinterval() == cls._ours:  # else the script has set it meanwhile
+            sys.setswitchinterval(cls._before)
 
 
 _running: set[Sampler] = set()

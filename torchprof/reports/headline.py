@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,10 +11,11 @@ from torchprof.reports import report
 from torchprof.reports.notes import summed_over
 from torchprof.reports.ranking import shortened
 from torchprof.reports.text import printable
-from torchprof.reports.top import WorkPart, parts_of, source_lines
+from torchprof.reports.top import WorkPart, most_sampled, parts_of, source_lines
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.run import Run
 from torchprof.run.words import (
+    AUTOGRAD_ENGINE,
     BACKWARD,
     BETWEEN_OPS,
     FORWARD,
@@ -25,6 +26,7 @@ from torchprof.run.words import (
     RECOMPUTE,
 )
 
+_NEARLY_ALL_OF_IT = 0.995  # of the part before: both would have the same share
 _NEARLY_ALL = 0.95  # a phase with this share of the total is treated as all of it
 _MOSTLY_IDLE = 0.5  # a device that is idle for more than this share of the time waits for the CPU
 
@@ -68,7 +70,7 @@ class _Clause(NamedTuple):
 
 @report("headline", "in one or two sentences, the part of the model that takes most", answers="time")
 def headline(run: Run) -> str:
-    """Where the time goes: "62% of the forward is in `layer3`, 71% of that in its 3×3 convolutions."
+    """Where the time goes: "62% of the forward is in `layer3`, 44% in its 3×3 convolutions."
 
     The headline is about the largest of four parts: forward, backward, recomputation, and work outside of all layers.
     It gives the part's share of the total if that is less than 95 %. From the model it descends into any layer with
@@ -77,8 +79,8 @@ def headline(run: Run) -> str:
     sentence names the largest layer.
 
     It uses the device's time if that was measured. A device that was idle for more than half of the time waits for the
-    CPU: then the headline says so, and uses CPU time. In a run without times it uses FLOPs. 100 % is the same as in
-    ``top``; sums are over all ranks.
+    CPU: then the headline says so, and uses the time on the CPU. In a run without times it uses FLOPs. 100 % is the
+    same as in ``top``; sums are over all ranks.
     """
     before, measured = _subject(run)
     parts = parts_of(run, measured.field)
@@ -91,7 +93,7 @@ def headline(run: Run) -> str:
     here = {part: amount for part, amount in parts.items() if _bucket(part) == largest}
     everything = sum(buckets.values())
     if largest < 0:
-        clauses = [_Clause(whole, _NO_LAYER[largest]), _largest_work(run, measured, here)]
+        clauses = [_Clause(whole, _NO_LAYER[largest]), *_largest_work(run, measured, here)]
         return before + _sentence(run, measured, f"the {measured.name}", everything, clauses)
     phases = _PHASES if run.meta.model else _OF_RANGES
     phase = phases[PHASES[largest]] + (" of the selected layers" if run.meta.paths is not None else "")
@@ -106,7 +108,7 @@ def headline(run: Run) -> str:
     named = at is not None and (len(run.layers[at].path) > 1 or len(run.roots) > 1)
     if at is not None and named:
         clauses.append(_Clause(tree.totals[at], f"in `{_name(run, at)}`", at))
-    clauses.append(_largest_within(run, measured, tree, here, at, "its " if named else ""))
+    clauses.extend(_largest_within(run, measured, tree, here, at, "its " if named else ""))
     sentence = before + _sentence(run, measured, of, total, clauses)
     parts_of_model = [] if named else [one for one in tree.children[at] if tree.totals[one]]
     if before or len(parts_of_model) < 2:
@@ -128,7 +130,7 @@ def _subject(run: Run) -> tuple[str, _Measured]:
         ]
         idle = 1 - max((share for _, share in busy), default=1.0)
         on_device = _Measured("device_ns", f"{device} time")
-        cpu = _Measured("cpu_ns", "CPU time") if "cpu_ns" in meta.measured else on_device
+        cpu = _Measured("cpu_ns", "time on the CPU") if "cpu_ns" in meta.measured else on_device
         if not any(run.rows.columns["device_ns"]):
             return f"Nothing ran on {device}. ", cpu
         if not parts_of(run, "device_ns"):
@@ -139,7 +141,7 @@ def _subject(run: Run) -> tuple[str, _Measured]:
             return f"Every device was idle for at least {int(100 * idle)}% of the time. ", cpu
         return "", on_device
     if "cpu_ns" in meta.measured or "flops" not in meta.measured:
-        return "", _Measured("cpu_ns", "CPU time", plain=True)
+        return "", _Measured("cpu_ns", "time", plain=True)
     name = "counted FLOPs" if any(run.rows.columns["uncounted"]) else "FLOPs"
     over = summed_over(run)
     return "", _Measured("flops", f"{name} (summed over {over})" if over else name)
@@ -188,7 +190,7 @@ class _Tree(NamedTuple):
 
 def _largest_within(
     run: Run, measured: _Measured, tree: _Tree, parts: Mapping[WorkPart, int], at: int | None, its: str
-) -> _Clause:
+) -> list[_Clause]:
     """The largest part below a layer (``at``; None: below no model): a kind of layers, or the layer's own work."""
     kinds: dict[tuple[str, str], list[int]] = {}
     for index in sorted(tree.below(at)):
@@ -201,7 +203,8 @@ def _largest_within(
         if largest is None:
             return work
         itself = "directly in it" if its else f"directly in `{_name(run, at)}`"
-        return _Clause(tree.own[at], f"{itself}, not in layers below, above all {work.where}", at)
+        own = _Clause(tree.own[at], f"{itself}, not in layers below, above all {work[0].where}", at)
+        return [own, *work[1:]]
     outside = {part: parts[part] for part in parts if part.where.layer < 0}
     if at is None and outside and (largest is None or sum(outside.values()) > sums[largest]):
         return _largest_work(run, measured, outside)
@@ -212,33 +215,40 @@ def _largest_within(
     within = "directly in" if holds_more else "in"
     if len(found) == 1:
         the_layer = None if holds_more else found[0]
-        return _Clause(sums[largest], f"{within} the {one} `{_name(run, found[0])}`", the_layer)
-    return _Clause(sums[largest], f"{within} {its}{several}")
+        return [_Clause(sums[largest], f"{within} the {one} `{_name(run, found[0])}`", the_layer)]
+    return [_Clause(sums[largest], f"{within} {its}{several}")]
 
 
-def _largest_work(run: Run, measured: _Measured, parts: Mapping[WorkPart, int]) -> _Clause:
-    """The largest of operators, labels, kernels, and time between operators; for the latter with the source line that
-    has the most samples, if there was a sampling thread."""
-    between = "where no operator ran" if measured.field == "cpu_ns" else "in work that no operator launched"
-    works: Counter[str] = Counter()
-    for part, amount in parts.items():
-        if part.where.label == LAUNCH_NOT_RECORDED:
-            works[f"in the kernel `{shortened(part.work)}`"] += amount
-        elif part.where.label:
-            works[f"in the label `{shortened(part.where.label)}`"] += amount
-        elif part.work == BETWEEN_OPS:
-            works[between] += amount
-        else:
-            works[f"in `{shortened(part.work)}`"] += amount
-    [(where, amount)] = works.most_common(1)
-    if where == between and measured.field == "cpu_ns":
-        seen: Counter[str] = Counter()
+def _largest_work(run: Run, measured: _Measured, parts: Mapping[WorkPart, int]) -> list[_Clause]:
+    """The largest of operators, labels, kernels, and time between operators; then the source line that takes most of it
+    between operators, if there was a sampling thread."""
+    works: defaultdict[str, list[WorkPart]] = defaultdict(list)
+    for part in parts:
+        works[_described(measured, part)].append(part)
+    amounts = {where: sum(parts[part] for part in found) for where, found in works.items()}
+    where = max(amounts, key=amounts.__getitem__)
+    clauses = [_Clause(amounts[where], where)]
+    gaps = [part for part in works[where] if part.work == BETWEEN_OPS]
+    if gaps and measured.field == "cpu_ns":
         lines = source_lines(run)
-        for place in {part.where for part in parts if part.work == BETWEEN_OPS and not part.where.label}:
-            seen.update(lines.get(place, {}))
-        for line, _ in seen.most_common(1):
-            where += f", most often at `{shortened(line)}`"
-    return _Clause(amount, where)
+        sampled = most_sampled(sum((lines[part.where] for part in gaps if part.where in lines), Counter[str]()))
+        if sampled is not None:
+            line, share = sampled
+            amount = min(round(sum(parts[part] for part in gaps) * share), amounts[where])
+            clauses.append(_Clause(amount, f"at `{shortened(line)}`"))
+    return clauses
+
+
+def _described(measured: _Measured, part: WorkPart) -> str:
+    """A phrase for the work of a part."""
+    label, work = part.where.label, part.work
+    if label == LAUNCH_NOT_RECORDED:
+        return f"in the kernel `{shortened(work)}`"
+    if label:
+        return f"in the label `{shortened(label)}`"
+    if work == BETWEEN_OPS:
+        return "where no operator ran" if measured.field == "cpu_ns" else "in work that no operator launched"
+    return "in autograd's engine" if work == AUTOGRAD_ENGINE else f"in `{shortened(work)}`"
 
 
 def _kind(layer: Layer, is_of_model: bool) -> tuple[str, str]:
@@ -266,15 +276,19 @@ def _name(run: Run, index: int) -> str:
 
 
 def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Sequence[_Clause]) -> str:
-    """Each part as a share of the one before: "62% of the forward is in …, 71% of that in …"."""
+    """Each part is inside the one before, and has its share of the whole: "62% of the forward is in …, 44% in …"."""
     texts = []
+    before = whole
     for number, clause in enumerate(clauses):
         if number == 0:
             verb = "are" if measured.field == "flops" else "is"
             texts.append(f"{_share(clause.amount, whole)} of {of} {verb} {clause.where}")
         else:
-            texts.append(f"{_share(clause.amount, whole)} of that {clause.where}")
-        whole = clause.amount
+            share = _share(clause.amount, whole)
+            if clause.amount >= _NEARLY_ALL_OF_IT * before:
+                share = "all of it" if clause.amount == before else "nearly all of it"
+            texts.append(f"{share} {clause.where}")
+        before = clause.amount
     if len(texts) > 2:
         texts[-1] = f"and {texts[-1]}"
     ranks = f"over all {len(run.metas)} ranks, " if len(run.metas) > 1 else ""

@@ -140,6 +140,6 @@ def _about_busy_machines(run: Run) -> Iterator[str]:
         most = max(shares, key=shares.__getitem__)
         yield (
             f"The machine was busy on {len(shares)} of {len(run.metas)} ranks: the main thread waited for a processor "
-            f"for up to {shares[most]:.0%} of the time (rank {most}). CPU times include this. Measure again on an idle "
+            f"for up to {shares[most]:.0%} of the time (rank {most}). Times include this. Measure again on an idle "
             "machine."
         )

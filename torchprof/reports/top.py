@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from statistics import median
+from statistics import mean, median
 from typing import NamedTuple
 
 from torchprof.analyze.groups import likeness, pattern_of
 from torchprof.analyze.records import layer_name
+from torchprof.errors import some
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import check_number, draw, printable, spaced, stacked
 from torchprof.run.cost import ReportCell, format_count, format_share, format_time
+from torchprof.run.layers import Layer
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
@@ -29,7 +32,9 @@ from torchprof.run.words import (
 
 _USUAL_TYPE = "float32"
 _ALIKE = 3  # so many layers that are alike become one row
-_OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer has a row of its own
+_OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer is named in the row of the others
+_FEWEST_SAMPLES = 5  # with fewer the line with the most samples may be there by chance
+_LINE_NUMBER = re.compile(r":\d+ ")
 _UNKNOWN_LAUNCH = Frame("label", LAUNCH_NOT_RECORDED)
 _NO_OPERATOR = {
     "cpu_ns": "(between ops): no operator ran: Python, other libraries, or waiting for a thread.",
@@ -64,10 +69,11 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     """The largest parts of all recorded time: the self of an operator in one layer and phase, or the time there between
     operators, which is Python and libraries that it calls.
 
-    On the CPU, 100 % is the time of operators and ranges plus the time in which none of them ran. If a device was
+    On the CPU, 100 % is the recorded time, and the work of other threads meanwhile. If a device was
     measured, a table of its time comes first, and above it its idle time. A run without times has a table of FLOPs. The
     type of a layer's parameters is shown if it is not float32. A source line is the one with the most samples between
-    operators of that part, with the number of its samples; it needs a sampling thread, which ``torchprof run`` has.
+    operators of that part, with its own share of all recorded time; from fewer than five samples it is only the
+    function, if all are in one. It needs a sampling thread, which ``torchprof run`` has.
 
     ``limit``: the number of parts. ``tablefmt``: any of tabulate's formats. Raises TorchprofError for a negative number
     and an unknown format.
@@ -144,10 +150,12 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
             layer = run.layers[where.layer]
             types = [dtype for dtype, _ in layer.dtype_bytes if dtype != _USUAL_TYPE]
             kind = ", ".join([layer.kind, *types] if layer.kind else types)
-        if work == BETWEEN_OPS and seen:
-            [(line, times)] = seen.most_common(1)
-            work = f"{work}, at {line} ({times} of {sum(seen.values())} samples)"
-        name = _name_of(run, row)
+        sampled = most_sampled(seen) if work == BETWEEN_OPS else None
+        if sampled is not None:
+            line, of_these = sampled
+            share = format_share(amount * of_these / whole)
+            work = f"{work}, {share} at {line}" if share != format_share(0) else work
+        name = _name_of(run, row, parts)
         found.append(LargestPart(amount / whole, amount, where.layer, name, kind, PHASES[where.phase], work))
     if not (hidden := rows[limit:]):
         return found, ""
@@ -166,8 +174,7 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None)
 
 
 def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
-    """The parts of each row: the same work in layers that are alike is one row, without the layers that take much more
-    than the others."""
+    """The parts of each row: the same work in at least three layers that are alike is one row."""
     keys = likeness(run)
     groups: defaultdict[Hashable, list[WorkPart]] = defaultdict(list)
     for part in parts:
@@ -176,25 +183,34 @@ def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart
         groups[key, where.phase, where.label, part.work].append(part)
     rows = []
     for group in groups.values():
-        usual = median(parts[part] for part in group) * _OUTLIER
-        alike = [part for part in group if parts[part] <= usual]
-        if len(alike) < _ALIKE:
-            rows += [[part] for part in group]
-        else:
-            rows += [[part] for part in group if parts[part] > usual]
-            rows.append(alike)
+        rows += [group] if len(group) >= _ALIKE else [[part] for part in group]
     return rows
 
 
-def _name_of(run: Run, row: Sequence[WorkPart]) -> str:
-    """The layer of a row, or the pattern of its layers and how many they are."""
+def _name_of(run: Run, row: Sequence[WorkPart], parts: Mapping[WorkPart, int]) -> str:
+    """The layer of a row, or the pattern of its layers, how many they are, and which of them are slower."""
     where = row[0].where
     if len(row) == 1:
         return where.name(run)
     layers = [run.layers[part.where.layer] for part in row]
     name = pattern_of([layer.path for layer in layers])
-    text = printable(f"{name} ({len(row)} layers){f', {where.label} (label)' if where.label else ''}")
+    label = f", {where.label} (label)" if where.label else ""
+    text = printable(f"{name} ({len(row)} layers{_about_slower(row, layers, name, parts)}){label}")
     return ReportCell(text, name, ids={"layers": [layer.name for layer in layers]})
+
+
+def _about_slower(row: Sequence[WorkPart], layers: Sequence[Layer], pattern: str, parts: Mapping[WorkPart, int]) -> str:
+    """How much longer the slower layers of a row take than the others, and what stands for the ``*`` of the pattern in
+    their paths."""
+    usual = median(parts[part] for part in row)
+    slow = {layer.path: parts[part] for layer, part in zip(layers, row) if parts[part] > usual * _OUTLIER}
+    if not slow:
+        return ""
+    times = mean(slow.values()) / usual
+    differs = [position for position, step in enumerate(pattern.split(".")) if step == "*"]
+    steps = [".".join(path[position] for position in differs) for path in slow]
+    verb = "takes" if len(slow) == 1 else "take"
+    return f"; {len(slow)} of {len(row)} {verb} {times:.1f} × as long: {some(steps, 3)}"
 
 
 def parts_of(run: Run, field: str) -> Counter[WorkPart]:
@@ -244,3 +260,15 @@ def source_lines(run: Run) -> dict[Where, Counter[str]]:
         if frames and frames[-1].kind == "python":
             found[Where(layer, phase, _label(frames))][frames[-1].name] += samples
     return dict(found)
+
+
+def most_sampled(seen: Counter[str]) -> tuple[str, float] | None:
+    """The source line with the most samples, and its share of them. Of fewer than five: the function, if all are in
+    one, else None."""
+    samples = sum(seen.values())
+    if samples >= _FEWEST_SAMPLES:
+        [(line, times)] = seen.most_common(1)
+        return line, times / samples
+    functions = {_LINE_NUMBER.sub(" ", line) for line in seen}
+    is_known = len(functions) == 1 and not any("<module>" in function for function in functions)
+    return (functions.pop(), 1.0) if is_known else None

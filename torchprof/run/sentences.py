@@ -451,7 +451,7 @@ _fixed(
 def machine_busy(layers: list[str], delay_ns: int, wall_ns: int) -> str:
     return (
         f"The machine was busy: the main thread waited for a processor for {format_time(delay_ns)} of "
-        f"{format_time(wall_ns)} ({delay_ns / wall_ns:.0%}). CPU times include this. Measure again on an idle machine."
+        f"{format_time(wall_ns)} ({delay_ns / wall_ns:.0%}). Times include this. Measure again on an idle machine."
     )
 
 

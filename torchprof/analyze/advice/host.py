@@ -59,7 +59,7 @@ class _Transfers:
 
     @property
     def both_times(self) -> str:
-        return f"{format_time(self.cpu_ns)} of CPU time and {format_time(self.device_ns)} of device time"
+        return f"{format_time(self.cpu_ns)} on the CPU and {format_time(self.device_ns)} on the device"
 
 
 @rule
