@@ -953,3 +953,15 @@ def test_completion_knows_commands_reports_phases_and_files(
     fake.SUPPORTED_SHELLS.clear()
     assert main(["completion", shell]) == 2
     assert "pip install --upgrade shtab" in capsys.readouterr().err
+
+
+def test_a_damaged_run_in_a_folder_is_left_out(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs").mkdir()
+    good = Path("rank0.json").read_bytes()
+    Path("runs", "a.json").write_bytes(good[: len(good) // 2])
+    Path("runs", "b.json").write_bytes(b"\xef\xbb\xbf" + good)
+    assert main(["show", "runs", "--report", "headline"]) == 0
+    out = capsys.readouterr()
+    assert "a.json" in out.err and out.err.startswith("Left out: ")
+    assert out.out
+    assert main(["show", "runs/a.json"]) != 0

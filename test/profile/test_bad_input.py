@@ -316,7 +316,8 @@ def test_unknown_indices_of_rows_raise(prof) -> None:
 
 
 def test_paths_where_nothing_can_be_saved_raise(prof, tmp_path) -> None:
-    refused(lambda: prof.run.save(tmp_path / "no" / "such" / "folder.json"), "folder.json", error=FileNotFoundError)
+    refused(lambda: prof.run.save(tmp_path / "no" / "such" / "folder.json"), "folder.json", "does not exist")
+    refused(lambda: prof.run.export(tmp_path / "no" / "such" / "run.csv"), "run.csv", "does not exist")
     refused(lambda: prof.run.save(tmp_path), error=IsADirectoryError)
     refused(lambda: prof.run.save(None), error=TypeError)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

@@ -101,7 +101,7 @@ def test_what_a_program_does_between_cycles_is_not_recorded(monkeypatch):
     took = time.perf_counter_ns() - began
     assert program.run.meta.cycles > 3
     assert took > program.run.meta.cycles * 6 * SLEEP_NS
-    assert program.run.meta.wall_ns < SLEEP_NS
+    assert program.run.meta.wall_ns < program.run.meta.cycles * SLEEP_NS / 2
 
 
 def test_a_program_frees_a_cycle_before_it_records_the_next_one(monkeypatch):

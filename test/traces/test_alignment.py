@@ -642,3 +642,26 @@ def test_a_checkpointed_transformer(name: str, tmp_path: Path) -> None:
     labelled = torchprof.from_trace(trace, model)
     for node, other in zip(run.tree(RECOMPUTE).walk(), labelled.tree(RECOMPUTE).walk(), strict=True):
         assert (node.layer.path, node.calls, node.self.flops) == (other.layer.path, other.calls, other.self.flops)
+
+
+X = torch.rand(3, 4)
+
+
+@pytest.mark.parametrize("inputs", [X, (X,), [X], {"x": X}], ids=["tensor", "tuple", "list", "dict"])
+def test_inputs_are_a_tensor_arguments_or_keyword_arguments(inputs: Any, tmp_path: Path) -> None:
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x).relu()
+
+    model = Reading()
+    with torch.profiler.profile() as prof:
+        model(X)
+    prof.export_chrome_trace(str(tmp_path / "trace.json"))
+    run = torchprof.from_trace(tmp_path / "trace.json", model, inputs=inputs)
+    assert run.tree().calls == 1
+    with pytest.raises(torchprof.TorchprofError, match="inputs must be a tensor"):
+        torchprof.from_trace(tmp_path / "trace.json", model, inputs=4)

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 
 class Files(NamedTuple):
-    """The files to read: saved runs and traces. Without traces, torch is not needed."""
+    """The files to read: saved runs and traces. Without traces, torch is not needed. ``in_folders``: those that were
+    found in a folder. A saved run of these that cannot be read is left out."""
 
     saved: list[str]
     traces: list[str]
+    in_folders: frozenset[str] = frozenset()
 
 
 def files_of(paths: Sequence[str]) -> Files:
@@ -34,7 +36,7 @@ def files_of(paths: Sequence[str]) -> Files:
     """
     files = [file for path in paths for file in _in_folder(path)]
     saved = [file for file in files if is_run_file(file)]
-    return Files(saved, [file for file in files if file not in saved])
+    return Files(saved, [file for file in files if file not in saved], frozenset(files) - {*paths})
 
 
 def _in_folder(path: str) -> list[str]:
@@ -59,7 +61,7 @@ def read(files: Files, arguments: argparse.Namespace) -> torchprof.Run:
         raise TorchprofError("--model is for traces: a saved run has its model already.")
 
     def runs() -> Iterator[torchprof.Run]:
-        yield from _saved_runs(files.saved, arguments.add_cycles)
+        yield from _saved_runs(files, arguments.add_cycles)
         if files.traces:
             yield _read_traces(files.traces, model, arguments)
 
@@ -81,11 +83,18 @@ def _model(arguments: argparse.Namespace) -> torch.nn.Module | None:
     return None
 
 
-def _saved_runs(files: Sequence[str], add_cycles: bool) -> Iterator[torchprof.Run]:
+def _saved_runs(files: Files, add_cycles: bool) -> Iterator[torchprof.Run]:
     """Load the saved runs, one at a time. Raises TorchprofError for a second file of a rank without add_cycles."""
     file_of: dict[int, str] = {}
-    for _, file in zip(progress("run", len(files)) if len(files) > 1 else range(1), files):
-        run = torchprof.load(file)
+    count = len(files.saved)
+    for _, file in zip(progress("run", count) if count > 1 else range(1), files.saved):
+        try:
+            run = torchprof.load(file)
+        except TorchprofError as error:
+            if file not in files.in_folders or count == 1:
+                raise
+            print(f"Left out: {error}", file=sys.stderr)
+            continue
         for meta in run.metas:
             if meta.rank in file_of and not add_cycles:
                 raise TorchprofError(

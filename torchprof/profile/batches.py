@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchprof.errors import TorchprofError
+from torchprof.record.reference import arguments_of
 from torchprof.record.torch_internals import needed
 
 _pytree = needed("torch.utils._pytree")
@@ -20,7 +21,7 @@ class Batch:
     """The arguments of a call. The tensors are copies, so that the model cannot change the user's tensors."""
 
     def __init__(self, inputs: Any, copied: Callable[[Tensor], Tensor]) -> None:
-        args, kwargs = _arguments(inputs)
+        args, kwargs = arguments_of(inputs)
         self.args, self.kwargs = _pytree.tree_map(
             lambda leaf: copied(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
         )
@@ -34,24 +35,11 @@ def batches_of(inputs: Any) -> Callable[[int], Batch]:
     if callable(inputs) and not isinstance(inputs, Tensor):
         return lambda size: Batch(inputs(size), _copied)
     # size(0), since a nested tensor in strided layout has no ``shape``.
-    lengths = [tensor.size(0) for tensor in tensors_in(_arguments(inputs)) if tensor.dim()]
+    lengths = [tensor.size(0) for tensor in tensors_in(arguments_of(inputs)) if tensor.dim()]
     if not lengths or not lengths[0]:
         what = "holds an empty batch" if lengths else "holds no tensor with a dimension"
         raise TorchprofError(f"inputs {what}, so there is nothing to resize. {_USE_A_FUNCTION}")
     return lambda size: Batch(inputs, partial(_resized, length=lengths[0], size=size))
-
-
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Tensor):
-        return (inputs,), {}
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if type(inputs) in (tuple, list):  # a subclass (PackedSequence) is a single argument
-        return tuple(inputs), {}
-    raise TorchprofError(
-        "inputs must be a tensor, a tuple of arguments, a dict of keyword arguments, or a function of the batch size "
-        f"that returns one of these, not {type(inputs).__name__}. A function can return (x,) for any x."
-    )
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

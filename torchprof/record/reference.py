@@ -40,6 +40,21 @@ class _Mode(NamedTuple):
 _MODES = (_Mode(True, True), _Mode(False, False), _Mode(False, True))
 
 
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call: ``inputs`` is a tensor, a tuple or list of arguments, or a dict of keyword arguments.
+    Raises TorchprofError for anything else."""
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if type(inputs) in (tuple, list):  # a subclass (PackedSequence) is a single argument
+        return tuple(inputs), {}
+    raise TorchprofError(
+        "inputs must be a tensor, a tuple of arguments, or a dict of keyword arguments, not "
+        f"{type(inputs).__name__}. Give (x,) for any other x."
+    )
+
+
 def references_of(
     model: nn.Module, root: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any]
 ) -> list[Reference]:

@@ -112,12 +112,15 @@ def options_of(name: str, *, of: str = "run") -> list[str]:
 def export(path: str | PathLike[str], value: object, options: Mapping[str, Any], *, of: str = "run") -> None:
     """Write a report to a file. The suffix of the file chooses the report; files ending in ``.gz`` are gzipped.
 
-    Raises TorchprofError for a suffix without a report and for an unknown option, OSError as ``open`` does.
+    Raises TorchprofError for a suffix without a report, for an unknown option and for a folder that does not exist;
+    OSError as ``open`` does.
     """
     name = format_of(path, of=of)
     # Before the file is opened: an error must not leave an empty file.
     data = render(name, value, options, of=of).encode("utf-8", "backslashreplace")
     path = Path(path)
+    if not path.parent.is_dir():
+        raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
     path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 

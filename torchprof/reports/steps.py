@@ -77,8 +77,8 @@ class _Loop:
             raise TorchprofError(
                 " ".join(
                     [
-                        "No step of a loop was recorded: call prof.step() at the end of each pass, inside the block of "
-                        "a Profile, or of torch.profiler.profile.",
+                        "No step of a loop was recorded. `prof.step()` at the end of each pass marks them, inside the "
+                        "block of a Profile or of torch.profiler.profile; a script under `torchprof run` has none.",
                         *(str(warning) for warning in run.warnings if meta.rank in warning.ranks),
                     ]
                 )

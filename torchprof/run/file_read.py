@@ -44,7 +44,7 @@ def is_run_file(path: str | PathLike[str]) -> bool:
             start = (gzip.GzipFile(fileobj=file) if is_zipped else file).read(_START)
         except (OSError, EOFError, zlib.error):  # damaged: reading the file reports it
             return False
-    return re.match(rb'\s*{\s*"format"\s*:\s*"torchprof-run"', start) is not None
+    return re.match(rb'(?:\xef\xbb\xbf)?\s*{\s*"format"\s*:\s*"torchprof-run"', start) is not None
 
 
 def load(path: str | PathLike[str]) -> Run:

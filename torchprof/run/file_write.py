@@ -16,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchprof.errors import TorchprofError
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import Lockstep
 from torchprof.run.meta import Meta
@@ -54,6 +55,8 @@ def stripped(run: Run) -> Run:
 def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
     """Save a run as ``Run.save`` describes. The old contents of the file stay until the new ones are complete."""
     path = Path(os.path.realpath(path))  # write to the target of a link
+    if not path.parent.is_dir():
+        raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
     is_plain = path.is_file() or not path.exists()  # not a pipe or terminal
     written = path.with_name(f".{path.name}.{os.getpid()}.part") if is_plain else path
     try:

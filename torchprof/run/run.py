@@ -259,7 +259,7 @@ class Run:
         """Write a report to a file. The suffix chooses the report: ``run.export("report.html")``. See docs/exports.md.
 
         ``options`` are those of the report. With ``.gz`` after the suffix, the file is gzipped. Raises TorchprofError
-        for an unknown suffix or option, OSError like ``open``.
+        for an unknown suffix or option, and if there is no such folder; OSError like ``open``.
         """
         output("export")(path, self, options)
 
@@ -275,7 +275,8 @@ class Run:
         """Write the run as JSON (see docs/run-file.md), gzipped if the name ends in ``.gz``.
 
         The file has names of layers, ops and the machine, shapes and figures; no tensor data and no source code.
-        ``strip=True`` leaves out the names of files, machines and jobs. Raises OSError like ``open``.
+        ``strip=True`` leaves out the names of files, machines and jobs. Raises TorchprofError if there is no such
+        folder, OSError like ``open``.
         """
         from torchprof.run.file_write import write
 

@@ -48,7 +48,7 @@ def from_trace(
     traces: str | PathLike[str] | Iterable[str | PathLike[str]],
     model: nn.Module | Sequence[nn.Module] | None = None,
     *,
-    inputs: Sequence[Any] | None = None,
+    inputs: Any = None,
     kwargs: Mapping[str, Any] | None = None,
     paths: Iterable[Any] | None = None,
     with_timeline: bool = False,
@@ -66,8 +66,9 @@ def from_trace(
     - ``model``: a module or a list of modules. A trace has only the class and the order of modules; with the model,
       they have their paths and parameters. If the trace names no layers at all, its operators are aligned with those of
       the model's forward, which runs on the meta device for it: see docs/traces.md.
-    - ``inputs``, ``kwargs``: what the model is called with, for that alignment. Shapes are enough, on any device.
-      Without them, likely inputs are tried; of several models, each is called with these.
+    - ``inputs``, ``kwargs``: what the model is called with, for that alignment. ``inputs`` is a tensor, a tuple of
+      arguments, or a dict of keyword arguments. Shapes are enough, on any device. Without them, likely inputs are
+      tried; of several models, each is called with these.
     - ``paths``: selects modules of the model, as for ``Profile``.
     - ``with_timeline``: also keep when everything ran.
     - ``progress``: called now and then with the fraction of the bytes that were read, from 0 to 1.
@@ -103,13 +104,14 @@ def from_trace(
     return _combined(_read_in_turn(files, known, with_timeline, progress))
 
 
-def _references(models: Mapping[str, nn.Module], inputs: Sequence[Any] | None, kwargs: Mapping[str, Any]) -> References:
+def _references(models: Mapping[str, nn.Module], inputs: Any, kwargs: Mapping[str, Any]) -> References:
     """For each model, by its name in labels, the orders that the operators of its forward may have; the message if one
     does not run."""
-    from torchprof.record.reference import references_of
+    from torchprof.record.reference import arguments_of, references_of
 
+    arguments, named = (None, {}) if inputs is None else arguments_of(inputs)
     try:
-        return [references_of(model, root, inputs, kwargs) for root, model in models.items()]
+        return [references_of(model, root, arguments, {**named, **kwargs}) for root, model in models.items()]
     except TorchprofError as error:
         return str(error)
 
