@@ -1396,3 +1396,48 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
     assert lines[-1] == "False"
     assert (tmp_path / "d.md").read_text(encoding="utf-8").startswith("Net: CPU total")
     assert json.loads((tmp_path / "d.json").read_text(encoding="utf-8"))["format"] == "torchprof-diff"
+
+
+def timed(*values: int, waited: float = 0.0) -> Run:
+    """A run of one layer whose calls took these times, while the main thread waited for a share of the time."""
+    samples = {SampleKey(0, FORWARD, 0, "cpu", "cpu_ns"): calls(*values)}
+    run = made([layer("Net")], [row(0, calls=len(values), cpu_ns=sum(values))], samples)
+    return replace(run, metas=(replace(run.meta, wall_ns=1000, run_delay_ns=round(1000 * waited)),))
+
+
+def test_what_waiting_for_a_processor_may_explain_is_unclear() -> None:
+    usual, slower, much_slower = range(100, 110), range(150, 160), range(300, 310)
+    assert change(torchprof.compare(timed(*usual), timed(*slower)), "Net", "cpu_total").verdict == "slower"
+    busy = torchprof.compare(timed(*usual), timed(*slower, waited=0.4))
+    assert change(busy, "Net", "cpu_total").verdict == "unclear: the machine was busy"
+    assert "unclear: the machine was busy" in busy.report() and "? and unclear" in busy.report()
+    back = torchprof.compare(timed(*slower, waited=0.4), timed(*usual))
+    assert change(back, "Net", "cpu_total").verdict == "unclear: the machine was busy"
+    assert change(torchprof.compare(timed(*usual, waited=0.4), timed(*slower)), "Net", "cpu_total").verdict == "slower"
+    far = torchprof.compare(timed(*usual), timed(*much_slower, waited=0.4))
+    assert change(far, "Net", "cpu_total").verdict == "slower"
+
+
+def test_a_limit_that_only_waiting_exceeds_passes() -> None:
+    usual, busy = timed(*range(100, 110)), timed(*range(150, 160), waited=0.4)
+    for limit, baseline in (({"cpu_total": "+10%"}, usual), ({"cpu_total": "120ns"}, None)):
+        with pytest.warns(UserWarning, match="unclear, so it passes: .* for 40% of the time"):
+            torchprof.assert_budget(busy, limit, baseline)
+    with pytest.raises(AssertionError, match="Limit exceeded"):
+        torchprof.assert_budget(timed(*range(300, 310), waited=0.4), {"cpu_total": "+10%"}, usual)
+
+
+def test_the_headline_names_what_is_beyond_noise_in_a_run_within_noise() -> None:
+    layers = [layer("Net"), layer("Net.noisy"), layer("Net.slower")]
+    quiet, noisy = list(range(1000, 1010)), list(range(10_000, 20_000, 1000))
+    runs = []
+    for shift in (0, 1):
+        samples = {
+            SampleKey(0, FORWARD, 0, "cpu", "cpu_ns"): calls(*(value + 300 * shift for value in noisy)),
+            SampleKey(1, FORWARD, 0, "cpu", "cpu_ns"): calls(*noisy),
+            SampleKey(2, FORWARD, 0, "cpu", "cpu_ns"): calls(*(value + 300 * shift for value in quiet)),
+        }
+        rows = [row(0, calls=10), row(1, calls=10, cpu_ns=145_000), row(2, calls=10, cpu_ns=10_045 + 3000 * shift)]
+        runs.append(made(layers, rows, samples))
+    headline = torchprof.compare(*runs).report("headline")
+    assert "within noise" in headline and headline.endswith(" Beyond noise: Net.slower (+3.000us).")

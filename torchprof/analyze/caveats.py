@@ -63,9 +63,16 @@ def operators_without_shapes(warnings: Iterable[Caveat]) -> frozenset[str]:
 
 def about_processors(meta: Meta) -> Iterator[Caveat]:
     """A machine that was too busy: times are elapsed times, so they include waiting for a processor."""
+    if waited_share(meta):
+        yield caveat("machine_busy", delay_ns=meta.run_delay_ns or 0, wall_ns=meta.wall_ns)
+
+
+def waited_share(meta: Meta) -> float:
+    """The share of the recorded time for which the main thread waited for a processor, if it is large enough to matter,
+    else 0."""
     waited, wall = meta.run_delay_ns, meta.wall_ns
-    if waited is not None and "cpu_ns" in meta.measured and waited > _TOO_BUSY * wall > 0:
-        yield caveat("machine_busy", delay_ns=waited, wall_ns=wall)
+    is_busy = waited is not None and "cpu_ns" in meta.measured and waited > _TOO_BUSY * wall > 0
+    return (waited or 0) / wall if is_busy else 0.0
 
 
 def about_start(run: Run, is_merged: bool = False) -> Iterator[Caveat]:

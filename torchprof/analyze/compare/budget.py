@@ -15,9 +15,9 @@ from os import PathLike
 from typing import NamedTuple
 
 from torchprof.analyze.amounts import EXAMPLES, UNITS, parse_amount
-from torchprof.analyze.caveats import operators_without_shapes
+from torchprof.analyze.caveats import operators_without_shapes, waited_share
 from torchprof.analyze.compare.comparison import as_run, compare
-from torchprof.analyze.compare.diff import FORMATS, SLOWER, UNDECIDED, Change, Diff, Pair, Quantity
+from torchprof.analyze.compare.diff import BUSY, FORMATS, SLOWER, UNDECIDED, Change, Diff, Pair, Quantity
 from torchprof.analyze.compare.layers import ADDED, REMOVED
 from torchprof.analyze.compare.noise import FEWEST
 from torchprof.analyze.figures import incomplete_phases
@@ -139,7 +139,7 @@ class _Subject(NamedTuple):
 
     ``was_added``: the layer did not exist before. ``is_sum``: the figure adds up over calls. ``parts``: makes the
     sentence on the layers that contribute most. ``why_unknown``: says why the figure is unknown before (0) or after
-    (1).
+    (1). ``is_elapsed``: it is elapsed time of a thread, which includes waiting for a processor.
     """
 
     name: str
@@ -149,6 +149,7 @@ class _Subject(NamedTuple):
     is_sum: bool
     parts: Callable[[], str]
     why_unknown: Callable[[int], str] = lambda side: ""
+    is_elapsed: bool = False
 
 
 def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
@@ -158,7 +159,7 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
     if limit.measure == _STEP and _STEP in diff.whole:
         if limit.pattern is not None:
             raise TorchprofError(f"{limit.text!r}: a step belongs to the run, not to a layer. Write {_STEP!r} alone.")
-        yield _Subject("the run", diff.whole[_STEP], Unit.TIME, False, False, lambda: "")
+        yield _Subject("the run", diff.whole[_STEP], Unit.TIME, False, False, lambda: "", is_elapsed=True)
         return
     quantities = [one for one in diff.quantities if one.key == limit.measure]
     if limit.measure == _PEAK:  # of the device, if there is one, in all phases
@@ -187,6 +188,7 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
             isinstance(quantity.what, Measure) or quantity.what == "calls",
             partial(_parts, diff, limit, pair, quantity),
             partial(_why_unknown, diff, pair, quantity),
+            quantity.is_elapsed,
         )
 
 
@@ -286,15 +288,27 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
         reservation = " It was not compared with noise: the runs have too few calls or steps."
         return True, f"Limit exceeded: {sentence}{subject.parts()}{reservation}"
     median = noise.medians[1]
+    waited = max(map(waited_share, diff.after.metas), default=0.0) if subject.is_elapsed else 0.0
     if limit.share is None:
         beyond = median - noise.spreads[1] > most
+        if beyond and waited and median * (1 - waited) - noise.spreads[1] <= most:
+            return False, _unclear(sentence, waited)
         typical = f"the median is {show(median)}, the interquartile range {show(noise.spreads[1])}"
     else:
         beyond = change.verdict == SLOWER and Fraction(median) > Fraction(noise.medians[0]) * (1 + limit.share)
         typical = f"the median went from {show(noise.medians[0])} to {show(median)}: {change.verdict}"
     if beyond:
         return True, f"Limit exceeded: {sentence}{subject.parts()}"
+    if change.verdict == BUSY:
+        return False, _unclear(sentence, max(waited, *(waited_share(meta) for meta in diff.before.metas)))
     return False, f"Exceeded within noise, so it passes: {sentence[:-1]}; {typical}."
+
+
+def _unclear(sentence: str, waited: float) -> str:
+    return (
+        f"Exceeded, but unclear, so it passes: {sentence} The machine was busy: the main thread waited for a processor "
+        f"for {waited:.0%} of the time. Measure again on an idle machine."
+    )
 
 
 def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Quantity) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from os import PathLike, fspath
 
+from torchprof.analyze.caveats import waited_share
 from torchprof.analyze.columns import catalogue
 from torchprof.analyze.compare.diff import (
+    BUSY,
     FASTER,
     LESS,
     MORE,
@@ -69,6 +71,7 @@ class _Comparison:
     def __init__(self, before: Run, after: Run) -> None:
         self.runs = before, after
         self.sides = Side(before), Side(after)
+        self.waited = tuple(max(map(waited_share, run.metas), default=0.0) for run in self.runs)
         self.matches = match_layers(before.layers, after.layers)
         self.counted = self._counted()
         # Samples are always divided by the calls of the model. Totals only if the runs hold different numbers of calls.
@@ -180,8 +183,20 @@ class _Comparison:
                 change = pair.changes[quantity.key]
                 noise = noises.get(number)
                 verdict = _verdict(change, noise, rates.get(number), len(testable))
+                if quantity.is_elapsed:
+                    verdict = self._without_waiting(verdict, noise)
                 if noise is not None or verdict != change.verdict:
                     pair.changes[quantity.key] = change._replace(verdict=verdict, noise=noise)
+
+    def _without_waiting(self, verdict: str, noise: Noise | None) -> str:
+        """``BUSY`` in place of "slower" or "faster", if the difference is no longer more than noise without the time
+        for which the main thread waited for a processor. How much of it a layer waited is not known: its share is that
+        of the whole run."""
+        if noise is None or verdict not in (SLOWER, FASTER):
+            return verdict
+        slow = verdict == SLOWER
+        worked = noise.medians[slow] * (1 - self.waited[slow])
+        return verdict if worked - noise.medians[not slow] > noise.spread or not self.waited[slow] else BUSY
 
     # The tree
 
@@ -235,7 +250,7 @@ class _Comparison:
             noise = noise_of(*([value for one in side for value in one.sample] for side in steps))
             change = _exact(*means, *means)
             testable = min(noise.counts) >= FEWEST
-            verdict = _verdict(change, noise, noise.p if testable else None, 1)
+            verdict = self._without_waiting(_verdict(change, noise, noise.p if testable else None, 1), noise)
             whole["step"] = change._replace(verdict=verdict, noise=noise)
         for kind, key in (("cpu", "cpu_peak"), ("device", as_key(f"{self.device} Peak"))):
             peaks = [[one.peak_bytes for one in run.memory if cpu_or_device(one.device) == kind] for run in self.runs]

@@ -18,6 +18,8 @@ from torchprof.run.words import FORWARD
 # The verdicts of a change: of exact quantities, and of times.
 MORE, LESS, SAME = "more", "less", "same"
 SLOWER, FASTER, WITHIN_NOISE, UNDECIDED = "slower", "faster", "within noise", "unknown"
+BUSY = "unclear: the machine was busy"
+"""The verdict of a change of elapsed time that waiting for a processor may explain."""
 
 _NAMED = 3  # the most layers that are named as the cause of a difference
 
@@ -49,6 +51,11 @@ class Quantity(NamedTuple):
     def is_time(self) -> bool:
         return self.unit is Unit.TIME
 
+    @property
+    def is_elapsed(self) -> bool:
+        """Whether it is elapsed time of a thread, which includes waiting for a processor."""
+        return isinstance(self.what, Measure) and self.what.fields[0][0] == "cpu_ns"
+
     def text(self, value: float) -> ReportCell:
         """A value of this quantity as text, with its unit."""
         return FORMATS[self.unit](value)
@@ -59,9 +66,9 @@ class Change(NamedTuple):
 
     ``before`` and ``after`` are None where they are unknown, and in a run that does not have the layer. If one of them
     is unknown, so is ``difference``; for an added or removed layer it is what the layer adds or takes away.
-    ``verdict``: "slower", "faster" or "within noise" for times whose ``noise`` is known; "more", "less" or "same" for
-    exact quantities; "unknown" for unknown ones, and for times that too few values test. ``at_least``: lower bounds of
-    ``before`` and ``after`` if these are None because a part of a sum is missing, else None.
+    ``verdict``: "slower", "faster", "within noise" or ``BUSY`` for times whose ``noise`` is known; "more", "less" or
+    "same" for exact quantities; "unknown" for unknown ones, and for times that too few values test. ``at_least``: lower
+    bounds of ``before`` and ``after`` if these are None because a part of a sum is missing, else None.
     """
 
     before: float | None
@@ -220,6 +227,14 @@ class Diff:
         hold_most = self.self_of(quantity).is_self and 2 * sum(named) > whole
         beyond_noise = " beyond noise" if max(noisy, default=0) > min(named, default=0) else ""
         return Parts(layers, hold_most, "" if hold_most else beyond_noise, "s" if len(layers) > 1 else "")
+
+    def beyond_noise(self, pair: Pair, quantity: Quantity) -> list[tuple[Pair, Change]]:
+        """The layers at or below a pair whose own time changed beyond noise, in any direction, the largest first."""
+        own = self.self_of(quantity)
+        found = [(one, one.changes[own.key]) for one in pair.walk() if own.key in one.changes]
+        return sorted(
+            (each for each in found if each[1].verdict in (SLOWER, FASTER)), key=lambda each: -abs(self.weight(each[1]))
+        )
 
     def _with_its_sign(self, pair: Pair, quantity: Quantity) -> list[tuple[Pair, Change]]:
         """The layers at or below a pair whose self changed with the sign of the whole difference."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torchprof.analyze.compare.diff import (
+    BUSY,
     FASTER,
     FORMATS,
     SAME,
@@ -25,9 +26,10 @@ from torchprof.reports.text import check_number, draw, printable, spaced, stacke
 from torchprof.run.cost import UNKNOWN, ReportCell, Unit
 from torchprof.run.words import FORWARD
 
+_LARGEST = 3  # the number of layers that the headline names beyond noise
 _NAMED = 10  # the number of layers that are named for each kind of change
 _NAME = re.compile(r"^(\w+=)")  # the name of a setting
-_NOISE_MARK = {WITHIN_NOISE: "~ ", UNDECIDED: "? "}
+_NOISE_MARK = {WITHIN_NOISE: "~ ", UNDECIDED: "? ", BUSY: "? "}
 _HOW = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
 
 
@@ -200,6 +202,8 @@ def _notes(
     }
     if WITHIN_NOISE in verdicts:
         yield "~ and within noise: no more than the spread over calls or steps in each run."
+    if BUSY in verdicts:
+        yield "? and unclear: the difference may be the time for which the main thread waited for a processor."
     if UNDECIDED in verdicts:
         yield "? and noise unknown: too few calls or steps for a test. See docs/compare.md."
 
@@ -346,13 +350,19 @@ def diff_headline(diff: Diff, *, sort_by: str | None = None) -> str:
         if main.key in pair.changes:
             sentences.append(f"{'.'.join(pair.path)}: {_in_words(pair, main)}{per}.")
             parts = diff.largest_parts(pair, main)
+            beyond = diff.beyond_noise(pair, main) if pair.children else []
             if parts.layers and pair.changes[main.key].verdict not in (SAME, WITHIN_NOISE):
-                names = (
-                    f"{'.'.join(one.path)} ({signed(main, change.difference or 0)})" for one, change in parts.layers
-                )
                 lead = "Most of it in" if parts.hold_most else f"The largest part{parts.ending}{parts.beyond_noise}:"
-                sentences.append(f"{lead} {', '.join(names)}.")
+                sentences.append(f"{lead} {_named(main, parts.layers)}.")
+                known = [one for one, _ in parts.layers]
+                beyond = [(one, change) for one, change in beyond if not any(one is each for each in known)]
+            if beyond:
+                sentences.append(f"Beyond noise: {_named(main, beyond[:_LARGEST])}.")
     return printable(" ".join(sentences)) or "There is nothing to compare in these runs."
+
+
+def _named(quantity: Quantity, layers: Sequence[tuple[Pair, Change]]) -> str:
+    return ", ".join(f"{'.'.join(one.path)} ({signed(quantity, change.difference or 0)})" for one, change in layers)
 
 
 def _in_words(pair: Pair, quantity: Quantity) -> str:
