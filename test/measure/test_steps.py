@@ -725,7 +725,7 @@ def test_depth_and_top_hide_layers_and_nothing_else() -> None:
 def test_a_run_without_steps_says_how_to_mark_them() -> None:
     with Profile(Mlp()) as prof:
         pass
-    with pytest.raises(TorchprofError, match=r"call prof\.step\(\) at the end of each pass"):
+    with pytest.raises(TorchprofError, match=r"`prof\.step\(\)` at the end of each pass"):
         prof.run.report("steps")
 
 

@@ -131,7 +131,7 @@ def cells(text: str) -> list[list[str]]:
 def test_the_largest_parts_come_first_and_name_layer_type_and_line(run: Run) -> None:
     text = run.report("top", limit=5)
     assert cells(text)[1:] == [
-        ["33.0%", "33.000ms", "(outside)", "", "forward", "(between ops), 33.0% at train.py main"],
+        ["33.0%", "33.000ms", "(outside)", "", "", "(between ops), 33.0% at train.py main"],
         ["25.0%", "25.000ms", "Net.conv", "Conv2d, float64", "forward", "aten::slow_conv2d"],
         ["10.0%", "10.000ms", "Net.conv", "Conv2d, float64", "backward", "evaluate: Conv"],
         ["8.0%", "8.000ms", "Net", "Net", "forward", "(between ops), 8.0% at net.py forward"],
@@ -179,7 +179,7 @@ def test_a_device_on_which_nothing_ran(run: Run) -> None:
 def test_the_between_report_has_time_and_source_lines(run: Run) -> None:
     text = run.report("python")
     assert cells(text)[1:] == [
-        ["(outside)", "forward", "33.000ms", "33.0%", "3"],
+        ["(outside)", "", "33.000ms", "33.0%", "3"],
         ["train.py:3 main", "", "~22.000ms", "22.0%", "2"],
         ["train.py:5 main", "", "~11.000ms", "11.0%", "1"],
         ["Net", "forward", "8.000ms", "8.0%", "1"],

@@ -141,7 +141,7 @@ def test_the_headline_names_the_kind_of_a_layer(trace: Path) -> None:
         trace_event("cpu_op", "aten::mm", 5, 2),
     ]
     text = torchprof.from_trace(write(trace, {"traceEvents": events})).report("headline")
-    assert text.startswith("60% of the forward is in `a`, 67% of that in the layer `a.b`.")
+    assert text.startswith("60% of the forward is in `a`, 40% in the layer `a.b`.")
     for one, name in zip(events, ("all", "a", "b")):
         one.update(cat="user_annotation", name=name)
     text = torchprof.from_trace(write(trace, {"traceEvents": events})).report("headline")

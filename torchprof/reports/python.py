@@ -10,7 +10,7 @@ from torchprof.reports.text import check_number, draw, stacked
 from torchprof.reports.top import parts_of, source_lines
 from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share, format_time
 from torchprof.run.run import Run
-from torchprof.run.words import BETWEEN_OPS, PHASES
+from torchprof.run.words import BETWEEN_OPS
 
 
 @report("python", "the time between operators: Python and what it calls", answers="time")
@@ -37,7 +37,7 @@ def python(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt:
         table.append(
             [
                 where.name(run),
-                PHASES[where.phase],
+                where.phase_cell,
                 format_time(ns),
                 format_share(ns / whole),
                 format_number(samples) if seen else UNKNOWN,

@@ -24,10 +24,12 @@ from torchprof.run.words import (
     ANY_STEP,
     BETWEEN_OPS,
     LAUNCH_NOT_RECORDED,
+    OTHER,
     PHASES,
     Frame,
     is_left_over,
     is_runtime_call,
+    phase_of,
 )
 
 _USUAL_TYPE = "float32"
@@ -49,6 +51,12 @@ class Where(NamedTuple):
     layer: int
     phase: int
     label: str
+
+    @property
+    def phase_cell(self) -> str:
+        """The phase in a table: empty outside of all layers, unless it is backward."""
+        phase = phase_of(self.layer, PHASES[self.phase])
+        return ReportCell("", phase) if phase == OTHER else phase
 
     def name(self, run: Run) -> str:
         """The name for users: the path of the layer, or the name of work of no layer, and the label."""
@@ -156,7 +164,7 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
             share = format_share(amount * of_these / whole)
             work = f"{work}, {share} at {line}" if share != format_share(0) else work
         name = _name_of(run, row, parts)
-        found.append(LargestPart(amount / whole, amount, where.layer, name, kind, PHASES[where.phase], work))
+        found.append(LargestPart(amount / whole, amount, where.layer, name, kind, where.phase_cell, work))
     if not (hidden := rows[limit:]):
         return found, ""
     rest = sum(parts[part] for row in hidden for part in row)

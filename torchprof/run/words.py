@@ -63,6 +63,9 @@ FORWARD = "forward"
 BACKWARD = "backward"
 RECOMPUTE = "recompute"
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)
+OTHER = "other"
+"""The phase of work outside all layers that is not backward: data, loss, optimizer, logging. Rows have
+``FORWARD``."""
 LAUNCH_NOT_RECORDED = "(launch not recorded)"
 """The label of kernels whose launch is not in the recording."""
 LAUNCHED_BEFORE = "(launched before the recording)"
@@ -120,6 +123,11 @@ AUTOGRAD_ENGINE = "(autograd engine)"
 def is_left_over(frames: Sequence[Frame]) -> bool:
     """Whether a row with these frames is device work that was launched before the recording began."""
     return bool(frames) and frames[0].name == LAUNCHED_BEFORE and frames[0].kind == "label"
+
+
+def phase_of(layer: int, phase: str) -> str:
+    """The phase of work by the index of its layer: ``OTHER`` in place of forward for work outside all layers."""
+    return OTHER if layer == OUTSIDE and phase == FORWARD else phase
 
 
 def number_of_phase(phase: str) -> int:
