@@ -739,6 +739,18 @@ def test_only_ignored_modules_do_not_count(capsys: pytest.CaptureFixture[str]) -
 # The methods
 
 
+def test_questions_before_stop_profile_do_not_warn_that_the_model_was_never_called(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = add_profile_methods(nn.Sequential(nn.Linear(4, 4)))
+    model.start_profile()
+    model(torch.rand(2, 4))
+    assert model.get_total_flops() and model.get_total_duration()
+    model.print_model_profile()
+    model.stop_profile()
+    assert "Never called" not in capsys.readouterr().out
+
+
 def test_the_methods_print_and_count_before_and_after_stop_profile(capsys: pytest.CaptureFixture[str]) -> None:
     model = start(Mlp())
     x = torch.rand(3, 4)

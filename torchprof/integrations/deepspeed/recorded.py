@@ -54,6 +54,7 @@ class Recorded:
         self.is_lower_bound = False
         self.device: str | None = None
         self.warnings: dict[str, None] = {}
+        self._was_called = False
 
     def add(self, profile: Profile, ignored: frozenset[type]) -> None:
         """Add a profile that has ended.
@@ -81,6 +82,13 @@ class Recorded:
         self.macs += tree.total.macs
         self.flops += tree.total.flops
         self.is_lower_bound |= tree.total.uncounted > 0
+        # A session without a call, as between two questions, has nothing to say about one with calls.
+        if any(node.calls for node in tree.walk()):
+            if not self._was_called:
+                self.warnings.clear()
+            self._was_called = True
+        elif self._was_called:
+            return
         self.warnings.update(dict.fromkeys(map(str, run.warnings)))
 
     def total(self) -> LayerSums:
