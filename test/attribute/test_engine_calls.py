@@ -84,6 +84,13 @@ def test_a_pass_inside_a_node_is_part_of_that_node():
     assert found[2, BACKWARD, ENGINES] == 5
 
 
+def test_a_call_does_not_join_a_pass_that_began_before_it():
+    early = node("X", 20, 25, -1, thread=ENGINE)
+    walk = walked(early, call(30, 100), node("Y", 40, 50, 2, thread=ENGINE))
+    assert all(ns >= 0 for ns in walk.self_ns().values())
+    assert sum(ns for (_, phase, _), ns in walk.self_ns().items() if phase == BACKWARD) == 5 + 70
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.sampled_from("XY+")), max_size=8), st.booleans())
 def test_a_backward_pass_adds_up_to_its_duration(parts, has_call):
     at, events = 30, []

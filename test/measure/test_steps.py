@@ -150,6 +150,22 @@ def test_the_closure_of_an_optimizer_is_not_the_optimizers_time() -> None:
     assert found.of("step_overlap_ns") == []
 
 
+def test_a_closure_in_a_step_inside_a_step() -> None:
+    """ZeroRedundancyOptimizer passes its closure to the optimizer inside it."""
+    inside = [
+        user_label(SGD, 12, 88),
+        label(NET, 20, 40),
+        op("aten::mm", 21, 30, sequence=1),
+        op("aten::loss", 41, 45, sequence=4),
+        node("X", 50, 60, 1),
+        op("aten::add_", 70, 80),
+    ]
+    found = count([step(0), user_label("Optimizer.step#Zero.step", 10, 90), *inside, step(100)])
+    assert found.of("step_other_ns") == [4]
+    assert found.of("step_gap_ns") == [20 + (60 - 10) - 20 - 4 - 10]
+    assert found.of("step_optimizer_ns") == [90 - 60]
+
+
 def test_labels_of_the_user_have_no_purpose_and_hide_nothing() -> None:
     """A label around two epochs of steps, and one around the optimizer: everything else is as without them."""
     bare = [

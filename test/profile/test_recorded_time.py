@@ -94,6 +94,7 @@ def test_what_a_program_does_between_cycles_is_not_recorded(monkeypatch):
     for name in ("start", "stop", "read"):
         slowed(monkeypatch, Cycle, name)
     net = model()
+    net(torch.rand(4, 16))  # the first call loads libraries
     began = time.perf_counter_ns()
     with torch.no_grad(), Program() as program:
         for _ in range(6):
@@ -201,7 +202,7 @@ def test_outside_is_the_same_in_every_view(tmp_path):
     net(x)
     with torchprof.Profile(net) as prof:
         net(x)
-        time.sleep(SLEEP_S)
+        time.sleep(10 * SLEEP_S)
     run = prof.run
     outside = sum(row.cost.cpu_ns for row in run.rows if row.layer is None)
     assert outside >= SLEEP_NS

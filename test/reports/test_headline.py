@@ -386,10 +386,15 @@ def test_the_sentence_of_a_real_run_against_its_tree() -> None:
     run = prof.run
     nodes = {node.layer.name.removeprefix("Net."): node for node in run.tree("forward").walk()}
     whole = nodes["Net"].total.cpu_ns
-    said = re.search(r"(\d+)% of (?:the forward|that) (?:is )?in `([\w.]+)`,", run.report("headline"))
-    assert said is not None, run.report("headline")
+    headline = run.report("headline")
+    said = re.search(r"(\d+% of the forward is|, \d+%|nearly all of it) in `([\w.]+)`,", headline)
+    assert said is not None, headline
     share, path = said.groups()
-    assert path.startswith("body") and share == f"{nodes[path].total.cpu_ns / whole:.0%}".rstrip("%")
+    assert path.startswith("body")
+    of = run.meta.wall_ns if "of the time is in the forward" in headline else whole  # a busy machine
+    if share != "nearly all of it":
+        expected = f"{min(nodes[path].total.cpu_ns / of, 0.99):.0%}"  # in words it is "more than 99%"
+        assert expected in share
     below = [one for one in nodes[path].children if 2 * one.total.cpu_ns > whole]
     assert 2 * nodes[path].total.cpu_ns > whole and not below
 

@@ -264,7 +264,12 @@ def test_layers_that_are_alike_rank_by_their_sum_and_the_slower_ones_are_named()
 
 
 def test_the_line_with_most_samples_has_its_own_share() -> None:
-    assert most_sampled(Counter({"a.py:1 f": 3, "a.py:2 f": 1, "b.py:9 g": 1})) == ("a.py:1 f", 0.6)
+    assert most_sampled(Counter({"a.py:1 f": 6, "a.py:2 f": 2, "b.py:9 g": 2})) == ("a.py:1 f", 0.6)
+    assert most_sampled(Counter({"a.py:1 f": 4, "b.py:2 f": 4, "b.py:9 g": 4})) is None
+    assert most_sampled(Counter({f"a.py:{line} f": 4 for line in range(9)})) == ("a.py f", 1.0)
+    two = {"a.py:1 f → dumps": 3, "a.py:1 f → loads": 3}
+    assert most_sampled(Counter({**two, "a.py:2 f": 4})) == ("a.py:1 f", 0.6)
+    assert most_sampled(Counter({"a.py:1 f → dumps": 9, "a.py:1 f": 1})) == ("a.py:1 f → dumps", 1.0)
     assert most_sampled(Counter({"a.py:1 f": 2, "a.py:2 f": 2})) == ("a.py f", 1.0)
     assert most_sampled(Counter({"a.py:1 f": 2, "b.py:2 g": 2})) is None
     assert most_sampled(Counter({"a.py:1 <module>": 1})) is None

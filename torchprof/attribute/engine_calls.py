@@ -25,7 +25,8 @@ def with_engine_calls(events: Iterable[Event]) -> Iterator[Event]:
       thread. A pass ends where its thread, or a thread that made its nodes, does other work, and where a range ends
       that was open at its first node.
     - A thread that called the engine waits while other threads run the nodes. That time is left out of its call, which
-      becomes two events: it is counted on the other threads.
+      becomes two events: it is counted on the other threads. If the calling thread ran nodes, too, as for parameters on
+      the CPU beside a device, its call stays whole: then the wait is in it.
     """
     busy: dict[int, int] = {}  # by thread: the end of the last node that is in no other, or of the engine's call
     around: defaultdict[int, list[float]] = defaultdict(lambda: [inf])  # by thread: the ends of the open ranges
@@ -85,7 +86,7 @@ class _Pass:
         call = self._call
         if call is not None:
             return thread == call.thread and start >= call.end_ns
-        if start >= self._until.get(thread, inf):
+        if kind is Kind.ENGINE or start >= self._until.get(thread, inf):
             return True
         if kind not in _WORKS or busy.get(thread, 0) > start:
             return False

@@ -119,10 +119,10 @@ def recorded(events: Iterable[Event], note: Callable[[int], object] = int) -> It
     opened, step, ended, kernel = Kind.OPENED, Kind.STEP, Kind.ENDED, Kind.KERNEL
     for event in later:
         if event[0] is opened:
-            event = next((one for one in later if one[0] is step or one[0] is kernel), event)
-            began = event.end_ns
-        if event[0] is opened:
-            return
+            first = next((one for one in later if one[0] is step), None)
+            if first is None:  # nothing was recorded
+                return
+            event, began = first, first.end_ns
         if event[0] is ended:
             if began is not None:
                 note(event.start_ns - began)

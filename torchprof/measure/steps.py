@@ -13,7 +13,7 @@ from torchprof.attribute.events import Kind
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.samples import SampleKey, Spread, spreads_at
-from torchprof.run.words import BACKWARD, BEFORE, FORWARD, OPTIMIZER_RANGE, OUTSIDE
+from torchprof.run.words import BACKWARD, BEFORE, FORWARD, OPTIMIZER_RANGE, OUTSIDE, ZERO_GRAD
 
 DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, BACKWARD_NS, OTHER_NS, GAP_NS, OVERLAP_NS = _PARTS = tuple(
     f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "gc", "backward", "other", "gap", "overlap")
@@ -82,7 +82,7 @@ class Steps:
             if kind is kernel:
                 self._note_kernel(item, launched, copies)
             elif kind is step:
-                at = event.end_ns  # the first mark of a session lasts long: it allocates buffers
+                at = event.end_ns
                 beyond = _beyond(at, last.values(), alike)
                 for inside, rest in beyond.items():
                     self_ns[inside] -= rest
@@ -269,7 +269,7 @@ class _Closure:
     def __init__(self, parts: Mapping[Place, str]) -> None:
         self._parts = parts
         self._self_ns: defaultdict[Place, int] = defaultdict(int)  # of ops in the closure, outside layers
-        self._ranges: set[Place] = set()  # the optimizer's step, and the user's labels inside it
+        self._ranges: set[Place] = set()  # the optimizer's step, and the labels and steps of optimizers inside it
         self._began: int | None = None  # the beginning of the step, then that of a closure
         self._until = 0  # the end of backward in the closure
         self._inside = self._inside_until = 0  # the time directly in the ranges: since ``_began``, and up to ``_until``
@@ -287,7 +287,7 @@ class _Closure:
         event, place, around, _, ns, _ = item
         is_outside = place.layer == OUTSIDE
         is_of_optimizer = is_outside and self._parts[place] == OPTIMIZER_NS
-        if is_of_optimizer and event.kind is Kind.USER_LABEL and not event.name.startswith(OPTIMIZER_RANGE):
+        if is_of_optimizer and event.kind is Kind.USER_LABEL and not event.name.startswith(ZERO_GRAD):
             self._ranges.add(place)
             return
         if place.phase != FORWARD:

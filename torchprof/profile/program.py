@@ -259,6 +259,7 @@ class Program:
         if self._over:
             return
         self._over = True
+        self._cycles.end_recording()
         with ExitStack() as last:  # all are called, even if one raises an error
             last.callback(self._guard.off)
             if self._cycles.is_recording:

@@ -231,8 +231,8 @@ class Labels:
         with _lock:
             _recursion.join(self)
             self._collections.on()
-            self._engine.on()
         try:
+            self._engine.on()
             self.add(self.targets)
         except BaseException:
             self.detach()

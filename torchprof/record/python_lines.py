@@ -104,12 +104,14 @@ class Sampler:
 
     def stop(self) -> None:
         """End the sampling. Does nothing if it is not running."""
-        self._pause()
-        if self in _running:
-            _running.discard(self)
-            if not _running:
-                _GilSwitching.as_before()
-        atexit.unregister(self.stop)
+        try:
+            self._pause()
+        finally:
+            if self in _running:
+                _running.discard(self)
+                if not _running:
+                    _GilSwitching.as_before()
+            atexit.unregister(self.stop)
 
     def __enter__(self) -> Sampler:
         self.start()
@@ -136,8 +138,9 @@ class Sampler:
         # The thread sleeps by waiting for this lock: `_pause` wakes it up by releasing the lock.
         self._stopping = threading.Lock()
         self._stopping.acquire()
-        self._thread = threading.Thread(target=self._watch, args=(self._stopping,), name="torchprof", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._watch, args=(self._stopping,), name="torchprof", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _pause(self) -> None:
         if self._thread is not None:

@@ -163,7 +163,6 @@ class Session(Recording):
                 self.began_ns = time.perf_counter_ns()  # until the recording begins
                 self._epoch_ns = time.time_ns() - self.began_ns
                 self._first_mark = STEP_MARK if step_begins else STARTED
-                self._cpu_at_start = CpuTime.now()
         except BaseException:
             self._guard.off()
             self._custom_ops.off()
@@ -178,6 +177,7 @@ class Session(Recording):
         """Begin the recording, if it has not begun."""
         if self.started and self._first_mark is not None:
             first, self._first_mark = self._first_mark, None
+            self._cpu_at_start = CpuTime.now()
             with record(first):
                 pass
             self.began_ns = time.perf_counter_ns()
@@ -188,6 +188,10 @@ class Session(Recording):
             self._wall_ns = time.perf_counter_ns() - self.began_ns
             with record(ENDED):
                 pass
+            ended_ns = time.perf_counter_ns()
+            if self._cpu_at_start is not None:
+                used = CpuTime.now().since(self._cpu_at_start)
+                self.cpu_time = used.without_delay_of(time.perf_counter_ns() - ended_ns)  # while the file was read
 
     def mark_step(self) -> None:
         """Record the end of a step."""
@@ -208,10 +212,6 @@ class Session(Recording):
     def stop(self, distributed: str | None = None) -> None:
         """End the session. ``distributed``: the job of this process, as JSON for the trace."""
         self.end()
-        ended_ns = time.perf_counter_ns()
-        if self._cpu_at_start is not None:
-            used = CpuTime.now().since(self._cpu_at_start)
-            self.cpu_time = used.without_delay_of(time.perf_counter_ns() - ended_ns)  # while the file was read
         atexit.unregister(self._end_with_process)
         Session._under_way = False
         self._guard.off()

@@ -72,7 +72,8 @@ class _Clause(NamedTuple):
 def headline(run: Run) -> str:
     """Where the time goes: "62% of the forward is in `layer3`, 44% in its 3×3 convolutions."
 
-    The headline is about the largest of four parts: forward, backward, recomputation, and work outside of all layers.
+    The headline is about the largest of four parts: forward, backward (also of no layer), recomputation, and other work
+    outside of all layers.
     It gives the part's share of the total if that is less than 95 %. From the model it descends into any layer with
     more than half of the part, and names the kind of layers there with the largest self ("directly in", if layers below
     them took time as well), or the largest operator if there are no layers below. If it cannot descend, a second
@@ -86,11 +87,11 @@ def headline(run: Run) -> str:
     parts = parts_of(run, measured.field)
     buckets: Counter[int] = Counter()  # by number of the phase, or OUTSIDE or NOT_SELECTED: see _bucket
     for part, amount in parts.items():
-        buckets[_bucket(part)] += amount
+        buckets[_bucket(run, part)] += amount
     if not buckets or not any(run.rows.columns[measured.field]):
         return f"{before}No {'FLOPs were counted' if measured.field == 'flops' else f'{measured.name} was recorded'}."
     [(largest, whole)] = buckets.most_common(1)
-    here = {part: amount for part, amount in parts.items() if _bucket(part) == largest}
+    here = {part: amount for part, amount in parts.items() if _bucket(run, part) == largest}
     everything = sum(buckets.values())
     if largest < 0:
         clauses = [_Clause(whole, _NO_LAYER[largest]), *_largest_work(run, measured, here)]
@@ -147,10 +148,12 @@ def _subject(run: Run) -> tuple[str, _Measured]:
     return "", _Measured("flops", f"{name} (summed over {over})" if over else name)
 
 
-def _bucket(part: WorkPart) -> int:
-    """Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward."""
+def _bucket(run: Run, part: WorkPart) -> int:
+    """Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward, unless the
+    sentence is about selected layers."""
     where = part.where
-    in_phase = where.layer >= 0 or (where.layer == OUTSIDE and PHASES[where.phase] == BACKWARD)
+    is_backward = where.layer == OUTSIDE and PHASES[where.phase] == BACKWARD and run.meta.paths is None
+    in_phase = where.layer >= 0 or is_backward
     return where.phase if in_phase else where.layer
 
 
@@ -228,10 +231,10 @@ def _largest_work(run: Run, measured: _Measured, parts: Mapping[WorkPart, int]) 
     amounts = {where: sum(parts[part] for part in found) for where, found in works.items()}
     where = max(amounts, key=amounts.__getitem__)
     clauses = [_Clause(amounts[where], where)]
-    gaps = [part for part in works[where] if part.work == BETWEEN_OPS]
-    if gaps and measured.field == "cpu_ns":
-        lines = source_lines(run)
-        sampled = most_sampled(sum((lines[part.where] for part in gaps if part.where in lines), Counter[str]()))
+    lines = source_lines(run) if measured.field == "cpu_ns" else {}
+    gaps = [part for part in works[where] if part.work == BETWEEN_OPS and part.where in lines]
+    if gaps:
+        sampled = most_sampled(sum((lines[part.where] for part in gaps), Counter[str]()))
         if sampled is not None:
             line, share = sampled
             amount = min(round(sum(parts[part] for part in gaps) * share), amounts[where])

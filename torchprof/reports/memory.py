@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torchprof.analyze.columns import column_called
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
@@ -9,7 +11,7 @@ from torchprof.reports.entries import keep_top, sort_entries, what_is_hidden
 from torchprof.reports.memory_layers import MemoryUse, columns_of_phases, draw_entries, entries_of_device
 from torchprof.reports.memory_over_time import picture
 from torchprof.reports.memory_peak import about_peak, name_of_device
-from torchprof.reports.notes import warnings_of
+from torchprof.reports.notes import summed_over, warnings_of
 from torchprof.reports.text import check_number, spaced, stacked
 from torchprof.run.run import Run
 from torchprof.run.words import PHASES
@@ -74,7 +76,7 @@ def memory(
         parts += [drawn.of("layers", device=one.device, rank=one.rank), *hidden]
     if not run.memory:
         parts.append(_why_no_peaks(run))
-    notes = _notes(run)
+    notes = [*(_about_columns(run) if any(use.by_layers for use in used) else ()), *_notes(run)]
     return spaced([*parts, stacked(notes)])
 
 
@@ -94,6 +96,16 @@ def _why_no_peaks(run: Run) -> str:
     if any(any(run.rows.columns[name]) for name in ("cpu_allocated", "device_allocated")):
         return 'This run has no peaks: an older torchprof wrote it. What each layer allocated is in the "tree" report.'
     return "No allocation was recorded."
+
+
+def _about_columns(run: Run) -> Iterator[str]:
+    """Which columns are sums, means and maxima, if the run has more than one call."""
+    over = summed_over(run)
+    if over:
+        yield (
+            f"Allocated, Freed and Net are sums over {over}. Of one call are Peak (the largest of all calls), "
+            "Activations (the first call) and Saved for backward (the mean of the calls)."
+        )
 
 
 def _notes(run: Run) -> list[str]:

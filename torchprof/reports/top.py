@@ -36,6 +36,7 @@ _USUAL_TYPE = "float32"
 _ALIKE = 3  # so many layers that are alike become one row
 _OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer is named in the row of the others
 _FEWEST_SAMPLES = 5  # with fewer the line with the most samples may be there by chance
+_NEARLY_ALL = 0.9
 _LINE_NUMBER = re.compile(r":\d+ ")
 _UNKNOWN_LAUNCH = Frame("label", LAUNCH_NOT_RECORDED)
 _NO_OPERATOR = {
@@ -77,7 +78,7 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     """The largest parts of all recorded time: the self of an operator in one layer and phase, or the time there between
     operators, which is Python and libraries that it calls.
 
-    On the CPU, 100 % is the recorded time, and the work of other threads meanwhile. If a device was
+    On the CPU, 100 % is the recorded time, plus what other threads did at the same time. If a device was
     measured, a table of its time comes first, and above it its idle time. A run without times has a table of FLOPs. The
     type of a layer's parameters is shown if it is not float32. A source line is the one with the most samples between
     operators of that part, with its own share of all recorded time; from fewer than five samples it is only the
@@ -161,7 +162,7 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
         sampled = most_sampled(seen) if work == BETWEEN_OPS else None
         if sampled is not None:
             line, of_these = sampled
-            share = format_share(amount * of_these / whole)
+            share = format_share(sum(parts[part] for part in row if part.where in lines) * of_these / whole)
             work = f"{work}, {share} at {line}" if share != format_share(0) else work
         name = _name_of(run, row, parts)
         found.append(LargestPart(amount / whole, amount, where.layer, name, kind, where.phase_cell, work))
@@ -203,19 +204,18 @@ def _name_of(run: Run, row: Sequence[WorkPart], parts: Mapping[WorkPart, int]) -
     layers = [run.layers[part.where.layer] for part in row]
     name = pattern_of([layer.path for layer in layers])
     label = f", {where.label} (label)" if where.label else ""
-    text = printable(f"{name} ({len(row)} layers{_about_slower(row, layers, name, parts)}){label}")
+    text = printable(f"{name} ({len(row)} layers{_about_slower(row, layers, parts)}){label}")
     return ReportCell(text, name, ids={"layers": [layer.name for layer in layers]})
 
 
-def _about_slower(row: Sequence[WorkPart], layers: Sequence[Layer], pattern: str, parts: Mapping[WorkPart, int]) -> str:
-    """How much longer the slower layers of a row take than the others, and what stands for the ``*`` of the pattern in
-    their paths."""
+def _about_slower(row: Sequence[WorkPart], layers: Sequence[Layer], parts: Mapping[WorkPart, int]) -> str:
+    """How much longer the slower layers of a row take than the others, and what is different in their paths."""
     usual = median(parts[part] for part in row)
     slow = {layer.path: parts[part] for layer, part in zip(layers, row) if parts[part] > usual * _OUTLIER}
     if not slow:
         return ""
     times = mean(slow.values()) / usual
-    differs = [position for position, step in enumerate(pattern.split(".")) if step == "*"]
+    differs = [at for at, steps in enumerate(zip(*(layer.path for layer in layers))) if len(set(steps)) > 1]
     steps = [".".join(path[position] for position in differs) for path in slow]
     verb = "takes" if len(slow) == 1 else "take"
     return f"; {len(slow)} of {len(row)} {verb} {times:.1f} × as long: {some(steps, 3)}"
@@ -271,12 +271,19 @@ def source_lines(run: Run) -> dict[Where, Counter[str]]:
 
 
 def most_sampled(seen: Counter[str]) -> tuple[str, float] | None:
-    """The source line with the most samples, and its share of them. Of fewer than five: the function, if all are in
-    one, else None."""
-    samples = sum(seen.values())
-    if samples >= _FEWEST_SAMPLES:
-        [(line, times)] = seen.most_common(1)
-        return line, times / samples
-    functions = {_LINE_NUMBER.sub(" ", line) for line in seen}
+    """The source line with the most samples, and its share of them. If it has fewer than five: the function, if all
+    samples are in one, else None. A library's function that the line called is named if nearly all calls are of it."""
+    lines: Counter[str] = Counter()
+    called: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for text, samples in seen.items():
+        line, _, function = text.partition(" → ")
+        lines[line] += samples
+        called[line][function] += samples
+    for line, times in lines.most_common(1):
+        if times >= _FEWEST_SAMPLES:
+            [(function, of_it)] = called[line].most_common(1)
+            name = f"{line} → {function}" if function and of_it >= _NEARLY_ALL * times else line
+            return name, times / sum(lines.values())
+    functions = {_LINE_NUMBER.sub(" ", line) for line in lines}
     is_known = len(functions) == 1 and not any("<module>" in function for function in functions)
     return (functions.pop(), 1.0) if is_known else None

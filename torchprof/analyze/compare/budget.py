@@ -284,15 +284,15 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
     if figure.bound is Bound.AT_LEAST:
         reservation = " It was not compared with noise: a part of the time is unknown."
         return True, f"Limit exceeded: {sentence}{subject.parts()}{reservation}"
+    waited = max(map(waited_share, diff.after.metas), default=0.0) if subject.is_elapsed else 0.0
+    if waited and after * Fraction(1 - waited) <= most:
+        return False, _unclear(sentence, waited)
     if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNDECIDED):
         reservation = " It was not compared with noise: the runs have too few calls or steps."
         return True, f"Limit exceeded: {sentence}{subject.parts()}{reservation}"
     median = noise.medians[1]
-    waited = max(map(waited_share, diff.after.metas), default=0.0) if subject.is_elapsed else 0.0
     if limit.share is None:
         beyond = median - noise.spreads[1] > most
-        if beyond and waited and median * (1 - waited) - noise.spreads[1] <= most:
-            return False, _unclear(sentence, waited)
         typical = f"the median is {show(median)}, the interquartile range {show(noise.spreads[1])}"
     else:
         beyond = change.verdict == SLOWER and Fraction(median) > Fraction(noise.medians[0]) * (1 + limit.share)

@@ -204,12 +204,12 @@ class Diff:
 
     def contributions(self, pair: Pair, quantity: Quantity) -> list[tuple[Pair, Change]]:
         """The layers at or below a pair whose self changed with the sign of the whole difference, the largest
-        ``weight`` first. Changes within noise are left out.
+        ``weight`` first. Changes within noise, and unclear ones, are left out.
 
         A quantity without a self, such as a peak, is taken from the layers without children. For a self quantity the
         only candidate is the layer itself.
         """
-        found = [each for each in self._with_its_sign(pair, quantity) if each[1].verdict != WITHIN_NOISE]
+        found = [each for each in self._with_its_sign(pair, quantity) if each[1].verdict not in (WITHIN_NOISE, BUSY)]
         return sorted(found, key=lambda each: -abs(self.weight(each[1])))
 
     def largest_parts(self, pair: Pair, quantity: Quantity) -> Parts:
