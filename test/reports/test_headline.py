@@ -288,6 +288,10 @@ def test_nothing_recorded() -> None:
     assert head(wall_ns=1_000, busy_ns=(("cpu", 0),)) == "No time was recorded."
 
 
+def test_an_empty_block() -> None:
+    assert head((OUTSIDE, FORWARD, (), {"cpu_ns": 6_000})) == "No operator ran, and no layer was called."
+
+
 # Several models and ranks
 
 

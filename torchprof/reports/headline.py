@@ -90,6 +90,9 @@ def headline(run: Run) -> str:
         buckets[_bucket(run, part)] += amount
     if not buckets or not any(run.rows.columns[measured.field]):
         return f"{before}No {'FLOPs were counted' if measured.field == 'flops' else f'{measured.name} was recorded'}."
+    is_empty = all((part.where.layer, part.where.label, part.work) == (OUTSIDE, "", BETWEEN_OPS) for part in parts)
+    if is_empty and measured.field == "cpu_ns" and not source_lines(run):
+        return f"{before}No operator ran, and no layer was called."
     [(largest, whole)] = buckets.most_common(1)
     here = {part: amount for part, amount in parts.items() if _bucket(run, part) == largest}
     everything = sum(buckets.values())
