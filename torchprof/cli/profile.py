@@ -102,7 +102,7 @@ def execute(arguments: argparse.Namespace) -> int:
         for _ in progress("warm-up", arguments.warmup):
             step()
         # Nothing is written meanwhile: its time would be recorded.
-        with shown_meanwhile(f"recording {arguments.steps} steps"), prof:
+        with shown_meanwhile("recording"), prof:
             for _ in range(arguments.steps):
                 step()
                 prof.step()
