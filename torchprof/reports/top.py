@@ -272,7 +272,8 @@ def source_lines(run: Run) -> dict[Where, Counter[str]]:
 
 def most_sampled(seen: Counter[str]) -> tuple[str, float] | None:
     """The source line with the most samples, and its share of them. If it has fewer than five: the function, if all
-    samples are in one, else None. A library's function that the line called is named if nearly all of its samples are in it."""
+    samples are in one, else None. A function of a library is named, too, if nearly all samples of the line are in it.
+    """
     lines: Counter[str] = Counter()
     called: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for text, samples in seen.items():
