@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from build.events import ENGINE, MAIN, Walked, label, node, op, user_label
+from build.events import ENGINE, MAIN, Walked, engine, label, node, op, user_label
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,28 +16,24 @@ FORWARD_OF_BOTH = [label("a", 0, 10), op("x", 2, 8, sequence=1), label("b", 10, 
 ENGINES = (AUTOGRAD_ENGINE,)
 
 
-def call(start: int, end: int, thread: int = MAIN) -> Event:
-    return Event(Kind.ENGINE, "torchprof:!engine", start, end, thread)
-
-
 def walked(*events: Event) -> Walked:
     return Walked([*with_engine_calls([*FORWARD_OF_BOTH, *events])], SITES, PATHS)
 
 
 def test_time_before_between_and_after_nodes_is_the_engines():
-    found = walked(call(30, 100), node("Y", 35, 50, 2), node("X", 60, 90, 1)).self_ns()
+    found = walked(engine(30, 100), node("Y", 35, 50, 2), node("X", 60, 90, 1)).self_ns()
     assert found[OUTSIDE, BACKWARD, ENGINES] == 5 + 10 + 10
     assert sum(ns for (_, phase, _), ns in found.items() if phase == BACKWARD) == 100 - 30
 
 
 def test_time_between_two_nodes_of_one_layer_is_that_layers():
-    found = walked(call(30, 100), node("X", 35, 50, 1), node("X", 60, 90, 1)).self_ns()
+    found = walked(engine(30, 100), node("X", 35, 50, 1), node("X", 60, 90, 1)).self_ns()
     assert found[1, BACKWARD, ENGINES] == 10
     assert found[OUTSIDE, BACKWARD, ENGINES] == 5 + 10
 
 
 def test_an_op_between_two_nodes_is_backward_of_no_layer():
-    walk = walked(call(30, 100), node("X", 35, 50, 1), op("aten::add", 52, 55), node("X", 60, 90, 1))
+    walk = walked(engine(30, 100), node("X", 35, 50, 1), op("aten::add", 52, 55), node("X", 60, 90, 1))
     assert walk.owner("aten::add") == (OUTSIDE, BACKWARD)
     assert walk.self_ns()[OUTSIDE, BACKWARD, ENGINES] == 70 - 15 - 3 - 30
     assert (1, BACKWARD, ENGINES) not in walk.self_ns()
@@ -67,7 +63,7 @@ def test_a_pass_inside_a_label_of_the_user():
 
 def test_nodes_on_a_thread_of_their_own_and_the_thread_that_waits_for_them():
     nodes = [node("Y", 40, 50, 2, thread=ENGINE), node("X", 65, 90, 1, thread=ENGINE)]
-    walk = walked(call(30, 100), *nodes)
+    walk = walked(engine(30, 100), *nodes)
     found = walk.self_ns()
     # 30 to 40 and 90 to 100 on the calling thread, 50 to 65 on the other one: 70 ns in all are backward, once.
     assert found[OUTSIDE, BACKWARD, ENGINES] == 10 + 15 + 10
@@ -76,7 +72,7 @@ def test_nodes_on_a_thread_of_their_own_and_the_thread_that_waits_for_them():
 
 
 def test_a_pass_inside_a_node_is_part_of_that_node():
-    walk = walked(call(30, 100), node("X", 35, 90, 1), call(40, 80), node("Y", 45, 60, 2), node("Y", 65, 75, 2))
+    walk = walked(engine(30, 100), node("X", 35, 90, 1), engine(40, 80), node("Y", 45, 60, 2), node("Y", 65, 75, 2))
     found = walk.self_ns()
     assert found[OUTSIDE, BACKWARD, ENGINES] == 5 + 10
     inner = {key: ns for key, ns in found.items() if key[2][-1:] == ENGINES and key[0] == 1}
@@ -86,7 +82,7 @@ def test_a_pass_inside_a_node_is_part_of_that_node():
 
 def test_a_call_does_not_join_a_pass_that_began_before_it():
     early = node("X", 20, 25, -1, thread=ENGINE)
-    walk = walked(early, call(30, 100), node("Y", 40, 50, 2, thread=ENGINE))
+    walk = walked(early, engine(30, 100), node("Y", 40, 50, 2, thread=ENGINE))
     assert all(ns >= 0 for ns in walk.self_ns().values())
     assert sum(ns for (_, phase, _), ns in walk.self_ns().items() if phase == BACKWARD) == 5 + 70
 
@@ -99,6 +95,6 @@ def test_a_backward_pass_adds_up_to_its_duration(parts, has_call):
         events.append(op("aten::add", start, at) if what == "+" else node(what, start, at, 1 if what == "X" else 2))
     nodes = [event for event in events if event.kind is Kind.NODE]
     first, last = (30, at + 5) if has_call else (nodes[0].start_ns, nodes[-1].end_ns) if nodes else (0, 0)
-    walk = walked(*([call(first, last)] if has_call else []), *events)
+    walk = walked(*([engine(first, last)] if has_call else []), *events)
     backward = sum(ns for (_, phase, _), ns in walk.self_ns().items() if phase == BACKWARD)
     assert backward == last - first

@@ -43,6 +43,11 @@ def node(name: str, start: int, end: int, sequence: int = -1, forward_thread: in
     return Event(Kind.NODE, NODE_PREFIX + name, start, end, thread, sequence, forward_thread if sequence >= 0 else 0)
 
 
+def engine(start: int, end: int, thread: int = MAIN) -> Event:
+    """A call of autograd's engine."""
+    return Event(Kind.ENGINE, "torchprof:!engine", start, end, thread)
+
+
 def function(
     name: str, start: int, end: int, sequence: int = -1, forward_thread: int = MAIN, thread: int = MAIN
 ) -> Event:

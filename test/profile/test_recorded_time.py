@@ -165,27 +165,37 @@ def test_time_between_the_nodes_is_backward():
     assert "in the backward" in prof.run.report("headline") or "of the backward" in prof.run.report("headline")
 
 
+def a_pass(how: str, net: nn.Module, loss: torch.Tensor) -> None:
+    if how == "backward":
+        loss.backward()
+    elif how == "grad":
+        torch.autograd.grad(loss, [*net.parameters()])
+    elif how == "twice":
+        loss.backward(retain_graph=True)
+        loss.backward()
+    else:
+        grads = torch.autograd.grad(loss, [*net.parameters()], create_graph=True)
+        sum(one.sum() for one in grads).backward()
+
+
 @pytest.mark.parametrize("how", ["backward", "grad", "twice", "second order"])
 def test_the_backward_is_as_long_as_its_calls(how):
     net, x = model(), torch.rand(4, 16)
-    took = 0
-    with torchprof.Profile(net) as prof:
-        for _ in range(20):
-            loss = net(x).square().sum()
-            began = time.perf_counter_ns()
-            if how == "backward":
-                loss.backward()
-            elif how == "grad":
-                torch.autograd.grad(loss, [*net.parameters()])
-            elif how == "twice":
-                loss.backward(retain_graph=True)
-                loss.backward()
-            else:
-                grads = torch.autograd.grad(loss, [*net.parameters()], create_graph=True)
-                sum(one.sum() for one in grads).backward()
-            took += time.perf_counter_ns() - began
-    backward = sum(row.cost.cpu_ns for row in prof.run.rows if row.phase == BACKWARD)
-    assert 0.5 * took < backward <= took
+    a_pass(how, net, net(x).square().sum())  # the first one starts the engine
+    for attempt in range(3):  # a busy machine may stop the process between the stopwatch and the engine
+        took = 0
+        with torchprof.Profile(net) as prof:
+            for _ in range(20):
+                loss = net(x).square().sum()
+                began = time.perf_counter_ns()
+                a_pass(how, net, loss)
+                took += time.perf_counter_ns() - began
+        backward = sum(row.cost.cpu_ns for row in prof.run.rows if row.phase == BACKWARD)
+        assert backward <= took
+        if backward > 0.5 * took:
+            break
+    else:
+        pytest.fail(f"{backward} of {took} ns in each of {attempt + 1} attempts")
 
 
 def test_autograd_is_as_it_was_after_the_block():

@@ -27,7 +27,8 @@ _POINT_TO_POINT = ("send", "recv", "coalesced")
 PROMPTLY_NS = 1_000_000
 """A thread that continues within this time after the end of an exchange has waited for the exchange."""
 _RECORDED_LATE_NS = 100_000
-"""The recorded end of a collective may be this much later than the time when the waiting thread continues."""
+"""The recorded end of a collective may be this much later than the time when the waiting thread continues. After a long
+wait it may be a tenth of that, up to ``PROMPTLY_NS``: gloo's thread ends its range last, once it gets a processor."""
 
 
 def is_communication(frames: Sequence[Frame]) -> bool:
@@ -89,9 +90,10 @@ class _Waiting:
 
     - An exchange ended, and the thread continues within ``PROMPTLY_NS``: it waited until the end of the exchange.
     - The thread continues later, but it most likely waited for a collective that ended in the gap. This is so if its
-      last action before the gap was to request a collective. It is also so if the gap is in the loop around the model:
-      DistributedDataParallel waits there, at the end of backward. The thread waited until the end of the collective;
-      the rest of the gap is Python. This rule does not hold for sends and receives: they usually start ahead of time.
+      last action before the gap was to request a collective. It is also so if the gap is in the loop around the model,
+      or in a call of autograd's engine: DistributedDataParallel waits there, at the end of backward. The thread waited
+      until the end of the collective; the rest of the gap is Python. This rule does not hold for sends and receives:
+      they usually start ahead of time.
 
     In all other gaps, Python was running.
     """
@@ -104,7 +106,8 @@ class _Waiting:
 
     def within(self, start: int, end: int, for_any: bool) -> list[tuple[int, int]]:
         """The parts of a gap in which its thread waited. ``for_any``: any collective that ended in the gap counts."""
-        at = bisect_right(self._by_end, (end + _RECORDED_LATE_NS, end, True))
+        late = max(_RECORDED_LATE_NS, min((end - start) // 10, PROMPTLY_NS))
+        at = bisect_right(self._by_end, (end + late, end, True))
         ended = []
         while at and self._by_end[at - 1][0] > start:
             at -= 1
@@ -226,8 +229,9 @@ def _intervals_at_end(thread: _Thread, since: int, ended: int) -> Iterator[_Inte
 
 
 def _is_of_loop(place: Place) -> bool:
-    """Whether this is a label, of the user or of torch, around work of the loop outside all layers."""
-    return place.layer == OUTSIDE and place.phase == FORWARD and place.frame is not None and place.frame.kind == "label"
+    """Whether this is a label around work of the loop outside all layers, or a call of autograd's engine."""
+    is_label = place.frame is not None and place.frame.kind == "label"
+    return place.is_engine or (is_label and place.layer == OUTSIDE and place.phase == FORWARD)
 
 
 def _is_collection(place: Place) -> bool:
