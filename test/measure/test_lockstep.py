@@ -23,7 +23,8 @@ from torchprof.analyze.ranks.balance import balance_of
 from torchprof.attribute.events import Event, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
-from torchprof.measure.lockstep import PROMPTLY_NS, Locksteps, is_communication
+from torchprof.measure.lockstep import Locksteps
+from torchprof.measure.waiting import PROMPTLY_NS, is_communication
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, GAP, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.meta import Meta
@@ -175,7 +176,9 @@ def test_at_the_end_of_backward_a_loop_waits_even_if_it_continues_late() -> None
     in_layer = label(A, 1, 69)
     assert work_in_ms(found_in(*in_ms(events[0], in_layer, *events[1:], step(70))))[OUTSIDE, FORWARD, STEP] == [70 - 1]
     call = engine(1, 69)
-    assert work_in_ms(found_in(*in_ms(events[0], call, *events[1:], step(70))))[OUTSIDE, BACKWARD, WORK] == [68 - 1 - 30]
+    assert work_in_ms(found_in(*in_ms(events[0], call, *events[1:], step(70))))[OUTSIDE, BACKWARD, WORK] == [
+        68 - 1 - 30
+    ]
 
 
 def test_the_end_of_a_long_wait_may_be_recorded_late() -> None:

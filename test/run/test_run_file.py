@@ -24,7 +24,7 @@ from torchprof import TorchprofError
 from torchprof.run.meta import CompiledRegion
 from torchprof.run.run import Run
 
-SAVED = DATA / "run-schema-2.json"
+SAVED = DATA / "run-schema-3.json"
 
 
 def document(path: Path) -> dict[str, Any]:
@@ -48,17 +48,39 @@ def test_saving_a_loaded_run_gives_the_same_file(tmp_path: Path) -> None:
     assert torchprof.load(tmp_path / "run.json") == run
 
 
-def test_a_file_of_schema_1_is_read() -> None:
-    """It has no compilations, and no hints for graph breaks."""
-    old, new = torchprof.load(DATA / "run-schema-1.json"), torchprof.load(SAVED)
-    assert old == new
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_file_of_an_older_schema_is_read(schema: int) -> None:
+    """Schema 1 has no compilations and no hints for graph breaks; both do not have the time in which nothing ran."""
+    old = DATA / f"run-schema-{schema}.json"
+    run = torchprof.load(old)
+    assert run == torchprof.load(SAVED)
+    assert sum(document(old)["rows"]["cpu_ns"]) == dict(run.meta.busy_ns)["cpu"] == 267254002
+    assert sum(run.rows.columns["cpu_ns"]) == run.meta.wall_ns == 267763241
+    outside = [row for row in run.rows if row.layer is None and not row.frames]
+    assert [row.cost.cpu_ns for row in outside] == [267763241 - 267254002]
 
 
-@pytest.mark.parametrize("schema", [3, 999, 0, -1, None, "1", True, 1.0])
+@pytest.mark.parametrize("in_row", [False, True])
+def test_the_idle_time_of_an_older_file_is_that_of_each_rank(in_row: bool, tmp_path: Path) -> None:
+    """Rank 0 was busy for 3 of 10 us, 1 us of it outside all layers; rank 1 for 4 of 10 us. Rank 2 has no CPU times."""
+    rows = [(-1 if in_row else 0, 0, 1_000), (0, 0, 2_000), (0, 1, 4_000)]
+    new = document(SAVED)
+    columns = {name: [0] * len(rows) for name in new["rows"]}
+    columns["layer"], columns["rank"], columns["cpu_ns"] = map(list, zip(*rows))
+    metas = [{**new["metas"][0], "rank": rank, "wall_ns": 10_000, "warnings": []} for rank in range(3)]
+    for meta, busy in zip(metas, ([["cpu", 3_000]], [["cpu", 4_000]], [])):
+        meta["busy_ns"] = busy
+    parts = {"samples": [], "memory": [], "device_times": [], "lockstep": [], "unfinished": [], "timeline": None}
+    (tmp_path / "run.json").write_text(json.dumps({**new, **parts, "schema": 2, "metas": metas, "rows": columns}))
+    outside = {row.rank: row.cost.cpu_ns for row in torchprof.load(tmp_path / "run.json").rows if row.layer is None}
+    assert outside == {0: 7_000 + 1_000 * in_row, 1: 6_000}
+
+
+@pytest.mark.parametrize("schema", [4, 999, 0, -1, None, "1", True, 1.0])
 def test_a_file_of_another_schema_is_refused(schema: Any, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps({**document(SAVED), "schema": schema}), encoding="utf-8")
-    with pytest.raises(TorchprofError, match=f"has schema {schema}; this torchprof reads up to 2"):
+    with pytest.raises(TorchprofError, match=f"has schema {schema}; this torchprof reads up to 3"):
         torchprof.load(file)
 
 

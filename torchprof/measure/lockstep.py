@@ -2,121 +2,21 @@
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from operator import itemgetter
 
 from torchprof.attribute.event_names import is_engine
 from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.places import Attributed, Place
-from torchprof.run.collectives import C10D_OPS, collective_of, name_of_collective, shows_collective
-from torchprof.run.kernels import KernelWork, kind_of_work
+from torchprof.measure.waiting import POINT_TO_POINT, Intervals, Waiting, covered_ns, is_communication
+from torchprof.run.collectives import C10D_OPS, collective_of, name_of_collective
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.unfinished import Entered, Unfinished
-from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, Frame, Signature, is_collective, is_host_collective
-
-_COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "record_param_comms", "FSDP::")
-"""Prefixes of the ops and ranges that exchange data between ranks, wait for it, or prepare it."""
-_POINT_TO_POINT = ("send", "recv", "coalesced")
-"""Prefixes of operations between two ranks, which do different things in it."""
-PROMPTLY_NS = 1_000_000
-"""A thread that continues within this time after the end of an exchange has waited for the exchange."""
-_RECORDED_LATE_NS = 100_000
-"""The recorded end of a collective may be this much later than the time when the waiting thread continues. After a long
-wait it may be a tenth of that, up to ``PROMPTLY_NS``: gloo's thread ends its range last, once it gets a processor."""
-
-
-def is_communication(frames: Sequence[Frame]) -> bool:
-    """Whether work in these frames (outer to inner) is communication, and not the rank's own work.
-
-    Communication is the range or kernel of a collective, and everything inside torch's ops and ranges around one.
-    """
-    return any(map(_communicates, frames))
-
-
-@cache
-def _has_communication_name(kind: str, name: str) -> bool:
-    if kind == "kernel":
-        return kind_of_work(name) is KernelWork.COMMUNICATION
-    return name.startswith(_COMMUNICATION) or is_collective(name)
-
-
-def _communicates(frame: Frame) -> bool:
-    return _has_communication_name(frame.kind, frame.name) or (frame.kind == "kernel" and shows_collective(frame))
-
-
-class _Union:
-    """A union of intervals. They must be added in the order of their start."""
-
-    def __init__(self) -> None:
-        self._starts = array("q")
-        self._ends = array("q")
-
-    def add(self, start: int, end: int) -> None:
-        if self._ends and start <= self._ends[-1]:
-            self._ends[-1] = max(self._ends[-1], end)
-        else:
-            self._starts.append(start)
-            self._ends.append(end)
-
-    def within(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The pieces of the union inside an interval, in reverse order."""
-        at = bisect_right(self._starts, end) - 1
-        while at >= 0 and self._ends[at] > start:
-            yield max(start, self._starts[at]), min(end, self._ends[at])
-            at -= 1
-
-
-def _covered(pieces: Iterable[tuple[int, int]]) -> int:
-    """The length of the union of intervals."""
-    covered = until = 0
-    for start, end in sorted(pieces):
-        covered += max(0, end - max(start, until))
-        until = max(until, end)
-    return covered
-
-
-class _Waiting:
-    """Finds the times in which CPU threads waited for exchanges between ranks that run on the CPU.
-
-    torch records no event for a wait. An exchange can start long before its result is needed, and a thread that works
-    meanwhile does not wait. A gap is an interval in which a thread runs no operator and calls nothing. The end of a gap
-    shows whether the thread waited in it:
-
-    - An exchange ended, and the thread continues within ``PROMPTLY_NS``: it waited until the end of the exchange.
-    - The thread continues later, but it most likely waited for a collective that ended in the gap. This is so if its
-      last action before the gap was to request a collective. It is also so if the gap is in the loop around the model,
-      or in a call of autograd's engine: DistributedDataParallel waits there, at the end of backward. The thread waited
-      until the end of the collective; the rest of the gap is Python. This rule does not hold for sends and receives:
-      they usually start ahead of time.
-
-    In all other gaps, Python was running.
-    """
-
-    def __init__(self) -> None:
-        self._by_end: list[tuple[int, int, bool]] = []
-
-    def add(self, start: int, end: int, is_collective: bool) -> None:
-        insort(self._by_end, (end, start, is_collective))
-
-    def within(self, start: int, end: int, for_any: bool) -> list[tuple[int, int]]:
-        """The parts of a gap in which its thread waited. ``for_any``: any collective that ended in the gap counts."""
-        late = max(_RECORDED_LATE_NS, min((end - start) // 10, PROMPTLY_NS))
-        at = bisect_right(self._by_end, (end + late, end, True))
-        ended = []
-        while at and self._by_end[at - 1][0] > start:
-            at -= 1
-            # The recorded end of a receive is when a thread waits for it. That may be soon after a gap without waits.
-            if self._by_end[at][2] or self._by_end[at][0] <= end:
-                ended.append(self._by_end[at])
-        if not ended or ended[0][0] < end - PROMPTLY_NS:
-            ended = [one for one in ended if for_any and one[2]]
-        return [(max(start, begun), min(until, end)) for until, begun, _ in ended if begun < end]
+from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, Frame, Signature, is_host_collective
 
 
 class _Thread:
@@ -150,7 +50,7 @@ class _LastStep:
         name = _collective_requested(place)
         if name is not None:
             self._request = place
-            if not name.startswith(_POINT_TO_POINT):
+            if not name.startswith(POINT_TO_POINT):
                 self._entered[place.layer, place.phase, name] += 1
 
     def note_exchange(self, place: Place, start: int, end: int) -> None:
@@ -194,7 +94,7 @@ class _LastStep:
         overlaps = [
             (min(end, start + ns) - max(begun, start), number)
             for number, (begun, end, of) in enumerate(self._exchanges)
-            if not _exchange_of(of).startswith(_POINT_TO_POINT)
+            if not _exchange_of(of).startswith(POINT_TO_POINT)
         ]
         most, number = max(overlaps, default=(0, 0))
         return self._exchanges[number][2] if 2 * most > ns else None
@@ -253,7 +153,7 @@ class Locksteps:
     """Observes all events of one rank: its own work in each step, and its collectives.
 
     Own work on the CPU is all time in ops and between ops, inside and outside layers, except communication with all
-    inside it, and waits for an exchange (see ``_Waiting``). Own work on a device is the time of all kernels, copies and
+    inside it, and waits for an exchange (see ``Waiting``). Own work on a device is the time of all kernels, copies and
     sets, except those of communication. It counts in the step in which it ran, on a device in the step of its launch.
     """
 
@@ -287,8 +187,8 @@ class Locksteps:
         self._latest_end: dict[str, int] = {}  # by device: the latest end of a collective that has begun
         self._latest_end_of_group: dict[LockstepKey, int] = {}
         self._together: defaultdict[LockstepKey, Counter[int]] = defaultdict(Counter)  # by step
-        self._waiting = _Waiting()
-        self._elsewhere = _Union()  # the outermost ranges of all threads but the one with the steps
+        self._waiting = Waiting()
+        self._elsewhere = Intervals()  # the outermost ranges of all threads but the one with the steps
         self._is_work: dict[Place, tuple[bool, bool]] = {}
         self._last = _LastStep()
 
@@ -306,7 +206,7 @@ class Locksteps:
                     self._note_kernel(event, place, ns)
             elif kind is collective:
                 name = name_of_collective(event.name)
-                is_of_all = not name.startswith(_POINT_TO_POINT)
+                is_of_all = not name.startswith(POINT_TO_POINT)
                 if is_host_collective(event.name):
                     self._waiting.add(start, end, is_of_all)
                     self._last.note_exchange(place, start, end)
@@ -379,7 +279,7 @@ class Locksteps:
                 if until - at > self._last.longest[0]:
                     self._last.longest = until - at, at, None, thread.has_requested
                 waits = self._waiting.within(at, until, True)
-                self._gap += until - at - _covered([*waits, *self._elsewhere.within(at, until)])
+                self._gap += until - at - covered_ns([*waits, *self._elsewhere.within(at, until)])
             at = until
         thread.until = at
 
@@ -403,7 +303,7 @@ class Locksteps:
         is_work, is_op = self._kind_of(place)
         if is_work:
             for_any = has_requested or _is_of_loop(place)
-            waits = 0 if is_op else _covered(self._waiting.within(start, end, for_any))
+            waits = 0 if is_op else covered_ns(self._waiting.within(start, end, for_any))
             self._own[place] += end - start - waits
 
     def _note_kernel(self, event: Event, place: Place, ns: int) -> None:
@@ -438,7 +338,7 @@ class Locksteps:
 
     def _collective_of(self, place: Place) -> LockstepKey | None:
         """The collective of all ranks of a group that a kernel runs; None for other kernels."""
-        if place.frame is None or not _communicates(place.frame._replace(signature=self._signature_of(place))):
+        if place.frame is None or not is_communication([place.frame._replace(signature=self._signature_of(place))]):
             return None
         frames: list[Frame] = []
         outer: Place | None = place
@@ -446,7 +346,7 @@ class Locksteps:
             frames.insert(0, outer.frame._replace(signature=self._signature_of(outer)))
             outer = outer.outer
         found = collective_of(frames)
-        if found is None or found.name.startswith(_POINT_TO_POINT):
+        if found is None or found.name.startswith(POINT_TO_POINT):
             return None
         recorded = GroupOfRanks(found.group, found.description, found.size, found.ranks)
         return LockstepKey(place.layer, place.phase, "device", found.name, recorded if found.group else self._group)

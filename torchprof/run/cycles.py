@@ -45,7 +45,7 @@ def add_cycle(before: Run | None, cycle: Run) -> Run:
     return Run(
         (_sum_of_metas(before.meta, cycle.meta),),
         layers,
-        _sum_of_rows(layers, before.rows, cycle.rows),
+        sum_of_rows(layers, before.rows, cycle.rows),
         samples,
         _higher_peaks(before.memory, cycle.memory),
         cycle.timeline,
@@ -55,7 +55,7 @@ def add_cycle(before: Run | None, cycle: Run) -> Run:
     )
 
 
-def _sum_of_rows(layers: tuple[Layer, ...], before: Rows, now: Rows) -> Rows:
+def sum_of_rows(layers: tuple[Layer, ...], before: Rows, now: Rows) -> Rows:
     """The sum of two tables of rows on the same layers: rows with equal keys become one row."""
     if _have_equal_keys(before, now):  # as in most loops: each step does the same
         columns = dict(before.columns)

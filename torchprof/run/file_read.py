@@ -8,7 +8,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import astuple, is_dataclass, replace
 from functools import cache
 from operator import le
 from os import PathLike
@@ -18,20 +18,23 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from torchprof.errors import TorchprofError
+from torchprof.run.cost import Cost
+from torchprof.run.cycles import sum_of_rows
 from torchprof.run.file_write import FORMAT, SAMPLE_NAMES, SAMPLE_NUMBERS, SAMPLE_PARTS, SCHEMA
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NO_LAST_RANK, Lockstep, LockstepKey
 from torchprof.run.memory import KINDS, Held, Memory
 from torchprof.run.meta import Meta
-from torchprof.run.rows import Around, Rows
+from torchprof.run.rows import Around, Rows, rows_of_lines
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.timeline import DeviceTime, Lane, Spans, Timeline
 from torchprof.run.unfinished import Entered, Unfinished
 from torchprof.run.warnings import Caveat
-from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature
+from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, Frame, Signature
 
+_WITH_IDLE_TIME = 3  # the first schema whose rows have the time in which nothing ran
 _START = 256  # bytes: the format is named in the first of them
 
 
@@ -75,7 +78,8 @@ def run_of(data: bytes, path: str) -> Run:
             f"{path} has schema {schema}; this torchprof reads up to {SCHEMA}. Read it with a newer torchprof."
         )
     try:
-        return _run(document)
+        run = _run(document)
+        return run if schema >= _WITH_IDLE_TIME else _with_idle_time(run)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise TorchprofError(f"{path} is a damaged run file: {type(error).__name__} {error}.") from error
 
@@ -98,6 +102,18 @@ def _run(document: dict[str, Any]) -> Run:
     run = Run(metas, layers, rows, samples, memory, timeline, device_times, lockstep, unfinished)
     _demand(_ranks_in(run) <= {meta.rank for meta in metas}, "a rank without meta")
     return run
+
+
+def _with_idle_time(run: Run) -> Run:
+    """The run of an older file, with the time in which nothing ran in the row outside all layers."""
+    idle = {meta.rank: meta.wall_ns - busy for meta in run.metas for device, busy in meta.busy_ns if device == "cpu"}
+    lines: dict[tuple[int, ...], tuple[int, ...]] = {
+        (OUTSIDE, PHASES.index(FORWARD), 0, 0, 0, 0, rank): (0, *astuple(Cost(cpu_ns=ns)))
+        for rank, ns in idle.items()
+        if ns > 0
+    }
+    idle_rows = rows_of_lines(run.layers, lines, [()], ["cpu"], [()], [()])
+    return replace(run, rows=sum_of_rows(run.layers, run.rows, idle_rows))
 
 
 def _metas(document: dict[str, Any], layers: Layers) -> tuple[Meta, ...]:

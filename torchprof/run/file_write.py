@@ -28,7 +28,7 @@ from torchprof.run.words import Frame, Signature
 if TYPE_CHECKING:
     from torchprof.run.run import Run
 
-SCHEMA = 2
+SCHEMA = 3
 """The version of the format. It increases when an older reader would misread a newer file."""
 SAMPLE_NAMES = itemgetter("phase", "device", "measure")
 SAMPLE_NUMBERS = itemgetter("layer", "rank", "count", "sum", "min", "max", "first")

@@ -1,0 +1,110 @@
+"""Communication between ranks: which work that is, and when a thread of the CPU waits for it."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+
+from torchprof.run.collectives import shows_collective
+from torchprof.run.kernels import KernelWork, kind_of_work
+from torchprof.run.words import Frame, is_collective
+
+_COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "record_param_comms", "FSDP::")
+"""Prefixes of the ops and ranges that exchange data between ranks, wait for it, or prepare it."""
+POINT_TO_POINT = ("send", "recv", "coalesced")
+"""Prefixes of operations between two ranks, which do different things in it."""
+PROMPTLY_NS = 1_000_000
+"""A thread that continues within this time after the end of an exchange has waited for the exchange."""
+_RECORDED_LATE_NS = 100_000
+"""The recorded end of a collective may be this much later than the time when the waiting thread continues. After a long
+wait it may be a tenth of that, up to ``PROMPTLY_NS``: gloo's thread ends its range last, once it gets a processor."""
+
+
+def is_communication(frames: Sequence[Frame]) -> bool:
+    """Whether work in these frames (outer to inner) is communication, and not the rank's own work.
+
+    Communication is the range or kernel of a collective, and everything inside torch's ops and ranges around one.
+    """
+    return any(map(_communicates, frames))
+
+
+@cache
+def _has_communication_name(kind: str, name: str) -> bool:
+    if kind == "kernel":
+        return kind_of_work(name) is KernelWork.COMMUNICATION
+    return name.startswith(_COMMUNICATION) or is_collective(name)
+
+
+def _communicates(frame: Frame) -> bool:
+    return _has_communication_name(frame.kind, frame.name) or (frame.kind == "kernel" and shows_collective(frame))
+
+
+class Intervals:
+    """A union of intervals. They must be added in the order of their start."""
+
+    def __init__(self) -> None:
+        self._starts = array("q")
+        self._ends = array("q")
+
+    def add(self, start: int, end: int) -> None:
+        if self._ends and start <= self._ends[-1]:
+            self._ends[-1] = max(self._ends[-1], end)
+        else:
+            self._starts.append(start)
+            self._ends.append(end)
+
+    def within(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The pieces of the union inside an interval, in reverse order."""
+        at = bisect_right(self._starts, end) - 1
+        while at >= 0 and self._ends[at] > start:
+            yield max(start, self._starts[at]), min(end, self._ends[at])
+            at -= 1
+
+
+def covered_ns(pieces: Iterable[tuple[int, int]]) -> int:
+    """The length of the union of intervals."""
+    covered = until = 0
+    for start, end in sorted(pieces):
+        covered += max(0, end - max(start, until))
+        until = max(until, end)
+    return covered
+
+
+class Waiting:
+    """Finds the times in which CPU threads waited for exchanges between ranks that run on the CPU.
+
+    torch records no event for a wait. An exchange can start long before its result is needed, and a thread that works
+    meanwhile does not wait. A gap is an interval in which a thread runs no operator and calls nothing. The end of a gap
+    shows whether the thread waited in it:
+
+    - An exchange ended, and the thread continues within ``PROMPTLY_NS``: it waited until the end of the exchange.
+    - The thread continues later, but it most likely waited for a collective that ended in the gap. This is so if its
+      last action before the gap was to request a collective. It is also so if the gap is in the loop around the model,
+      or in a call of autograd's engine: DistributedDataParallel waits there, at the end of backward. The thread waited
+      until the end of the collective; the rest of the gap is Python. This rule does not hold for sends and receives:
+      they usually start ahead of time.
+
+    In all other gaps, Python was running.
+    """
+
+    def __init__(self) -> None:
+        self._by_end: list[tuple[int, int, bool]] = []
+
+    def add(self, start: int, end: int, is_collective: bool) -> None:
+        insort(self._by_end, (end, start, is_collective))
+
+    def within(self, start: int, end: int, for_any: bool) -> list[tuple[int, int]]:
+        """The parts of a gap in which its thread waited. ``for_any``: any collective that ended in the gap counts."""
+        late = max(_RECORDED_LATE_NS, min((end - start) // 10, PROMPTLY_NS))
+        at = bisect_right(self._by_end, (end + late, end, True))
+        ended = []
+        while at and self._by_end[at - 1][0] > start:
+            at -= 1
+            # The recorded end of a receive is when a thread waits for it. That may be soon after a gap without waits.
+            if self._by_end[at][2] or self._by_end[at][0] <= end:
+                ended.append(self._by_end[at])
+        if not ended or ended[0][0] < end - PROMPTLY_NS:
+            ended = [one for one in ended if for_any and one[2]]
+        return [(max(start, begun), min(until, end)) for until, begun, _ in ended if begun < end]
