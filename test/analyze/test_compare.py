@@ -18,6 +18,7 @@ import pytest
 import torch
 from build.hand_made import cells, label, op, row, run_of
 from build.pairs import BACKWARD, COUNTED, FC, FORWARD, MEMORY, calls, layer, made, simple, stepped
+from build.phases import in_column_of
 from build.places import DATA
 from build.processes import run_fresh
 from build.warnings import caveats
@@ -324,7 +325,7 @@ def test_differences_of_all_layers_and_outside_add_up_to_that_of_all_rows(seed: 
         if quantity.is_self and quantity.what != "params":
             measure = quantity.what
             sums = [
-                sum(measure.of(one.cost) for one in run.rows if one.phase == quantity.phase) / count
+                sum(measure.of(one.cost) for one in run.rows if in_column_of(one.phase) == quantity.phase) / count
                 for run, count in zip((before, after), counts)
             ]
             found = sum(pair.changes[quantity.key].difference or 0 for pair in diff.walk())

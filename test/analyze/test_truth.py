@@ -27,6 +27,7 @@ from build.models import (
     Work,
     WritesToViews,
 )
+from build.phases import in_column_of
 from build.torchs_list import torchs_list
 from build.warnings import sentences
 from torch import nn
@@ -133,7 +134,7 @@ def no_layer(prof: Profile, phase: str) -> dict[str, Cost]:
     """What belongs to no layer in a phase, by the name that the table gives it."""
     costs = {OUTSIDE_NAME: Cost(), NOT_SELECTED_NAME: Cost()}
     for row in prof.run.rows:
-        if row.layer is None and row.phase == phase:
+        if row.layer is None and in_column_of(row.phase) == phase:
             name = OUTSIDE_NAME if row.selected else NOT_SELECTED_NAME
             costs[name] = costs[name] + row.cost
     return costs
@@ -170,7 +171,7 @@ def check_sums(prof: Profile) -> None:
             whole = whole + top
         rows = Cost()
         for row in prof.run.rows:
-            if row.phase == phase:
+            if in_column_of(row.phase) == phase:
                 rows = rows + row.cost
         assert whole == rows
 

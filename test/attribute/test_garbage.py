@@ -14,6 +14,7 @@ import torch
 from build.events import MAIN, label, memory, node, op, step
 from build.exchanges import GROUP, exchange
 from build.hand_made import cells, line, names, row, run_of
+from build.phases import in_column_of
 from torch import Tensor, nn
 
 import torchprof
@@ -31,7 +32,7 @@ from torchprof.run.lockstep import STEP, WORK, LockstepKey
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
-from torchprof.run.words import BACKWARD, FORWARD, GARBAGE_COLLECTION, OUTSIDE, Frame
+from torchprof.run.words import BACKWARD, FORWARD, GARBAGE_COLLECTION, OTHER, OUTSIDE, Frame
 
 MS = 1_000_000
 NET, A = "torchprof:Net", "torchprof:Net.a"
@@ -74,7 +75,9 @@ def folded(*observers: Any) -> Run:
 
 def own_ns(run: Run, path: tuple[str, ...] | None, phase: str = FORWARD) -> int:
     return sum(
-        one.cost.cpu_ns for one in run.rows if (one.layer.path if one.layer else None) == path and one.phase == phase
+        one.cost.cpu_ns
+        for one in run.rows
+        if (one.layer.path if one.layer else None) == path and in_column_of(one.phase) == phase
     )
 
 
@@ -82,7 +85,7 @@ def test_a_collection_belongs_to_no_layer_wherever_it_interrupts() -> None:
     run = folded()
     found = {one.frames[1:]: (one.calls, one.cost.cpu_ns) for one in run.rows if one.frames[:1] == (COLLECTOR,)}
     assert found == {(): (4, 390 - 50), (Frame("op", "aten::empty"),): (1, 50)}
-    assert {(one.layer, one.phase) for one in run.rows if COLLECTOR in one.frames} == {(None, FORWARD)}
+    assert {(one.layer, one.phase) for one in run.rows if COLLECTOR in one.frames} == {(None, OTHER)}
     [freed] = [one for one in run.rows if one.cost.cpu_freed]
     assert freed.frames == (COLLECTOR,) and freed.cost.cpu_freed == 64
     assert own_ns(run, ("Net", "a")) == 600 - 200

@@ -25,7 +25,7 @@ import torchprof
 from torchprof.run.cost import Cost
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, Frame
+from torchprof.run.words import OTHER, Frame
 
 A100 = TRACES / "a100_ddp_train_rank0_of_2.json.gz"
 MI250 = TRACES / "mi250_toy_train_rocm62.json.gz"
@@ -61,7 +61,7 @@ def rows_of(run: Run) -> dict[Any, tuple[int, Cost]]:
     """The rows, without the time in which nothing ran: a session of torch.profiler is longer in its trace."""
     rows: dict[Any, tuple[int, Cost]] = {}
     for row in run.rows:
-        if row.layer is None and row.selected and not row.frames and not row.calls and row.phase == FORWARD:
+        if row.layer is None and row.selected and not row.frames and not row.calls and row.phase == OTHER:
             row = row._replace(cost=replace(row.cost, cpu_ns=0))
             if not row.cost:
                 continue

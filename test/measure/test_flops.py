@@ -16,6 +16,7 @@ from build.architectures import ARCHITECTURES, Experts, attention_macs, encoder
 from build.events import MAIN, op
 from build.libraries import HAS_SHAPES_OF_LISTS, RELEASE, usable_transformers
 from build.models import Checkpointed, Several, Tied
+from build.phases import in_column_of
 from build.snapshots import snapshot
 from build.warnings import sentences
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ def total(run: torchprof.Run, field: str = "macs", phase: str = "forward") -> in
     """A sum over the trees and the work outside layers, which must equal the sum over the rows."""
     inside = sum(getattr(run.tree(phase, root).total, field) for root in range(len(run.roots)))
     result: int = inside + getattr(run.no_layer(phase), field)
-    assert result == sum(getattr(row.cost, field) for row in run.rows if row.phase == phase)
+    assert result == sum(getattr(row.cost, field) for row in run.rows if in_column_of(row.phase) == phase)
     return result
 
 

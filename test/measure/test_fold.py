@@ -28,7 +28,7 @@ from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
-from torchprof.run.words import BACKWARD, FORWARD, LAUNCH_NOT_RECORDED, OUTSIDE, RECOMPUTE, Frame, Signature
+from torchprof.run.words import BACKWARD, FORWARD, LAUNCH_NOT_RECORDED, OTHER, OUTSIDE, RECOMPUTE, Frame, Signature
 
 LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear"), Layer(("Net", "b"), "Linear"))
 SITES = {layer.name: Site((number,)) for number, layer in enumerate(LAYERS)}
@@ -341,7 +341,7 @@ def test_equal_rows_of_two_cycles_are_added() -> None:
     within = (Around(0, FORWARD, (mine,)),)
 
     def key(layer: Layer | None, *frames: Frame, device: str = "cpu", around: Any = ()) -> Any:
-        return Row(layer, True, FORWARD, around, frames, device, 0, 0, NOTHING)
+        return Row(layer, True, FORWARD if layer else OTHER, around, frames, device, 0, 0, NOTHING)
 
     assert rows_of(add_cycle(first, second)) == {
         key(net): (2, Cost(90 + 25)),

@@ -45,7 +45,7 @@ from torchprof.run.meta import Meta
 from torchprof.run.rows import Rows
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
+from torchprof.run.words import BACKWARD, FORWARD, OTHER, OUTSIDE, PHASES, RECOMPUTE
 
 ROWS, WIDTH = 2048, 16
 BLOCK = ROWS * WIDTH * 4  # bytes of the output of one layer of a chain
@@ -225,7 +225,7 @@ def test_every_block_of_a_loop_has_the_same_memory(cycles: bool) -> None:
         costs = [(row.layer is None, row.phase, row.cost) for row in run.rows]
         assert sum(cost.cpu_allocated for _, _, cost in costs) == sum(size for size in sizes if size > 0)
         assert sum(cost.cpu_freed for _, _, cost in costs) == -sum(size for size in sizes if size < 0)
-        outside = sum(cost.cpu_freed for is_outside, phase, cost in costs if is_outside and phase == FORWARD)
+        outside = sum(cost.cpu_freed for is_outside, phase, cost in costs if is_outside and phase == OTHER)
         assert outside >= gradient, "zero_grad is no layer's"
 
 
@@ -1199,9 +1199,9 @@ Kind   | At the peak | Share  | Blocks | Live at the start
 inputs | 2.00 KB     | 100.0% | 2      | –
 all    | 2.00 KB     | 100.0% |        |
 
-Made in   | Phase   | Kind   | At the peak | Share  | Blocks
-----------|---------|--------|-------------|--------|-------
-(outside) | forward | inputs | 2.00 KB     | 100.0% | 2
+Made in   | Phase | Kind   | At the peak | Share  | Blocks
+----------|-------|--------|-------------|--------|-------
+(outside) |       | inputs | 2.00 KB     | 100.0% | 2
 
 cuda:0 peak: +6.50 KB above the start, after 2.500ms, in Net.fc (backward). Live at the peak:
 
@@ -1219,7 +1219,7 @@ Made in   | Phase    | Kind        | At the peak | Share | Blocks
 Net.conv  | forward  | activations | 3.00 KB     | 46.2% | 2
 Net.fc    | backward | temporaries | 2.00 KB     | 30.8% | 1
 Net.fc    | forward  | activations | 1.00 KB     | 15.4% | 1
-(outside) | forward  | inputs      | 512 B       | 7.7%  | 1
+(outside) |          | inputs      | 512 B       | 7.7%  | 1
 
 torch's allocator of cuda:0 | At the start | At the end
 ----------------------------|--------------|-----------
@@ -1276,7 +1276,7 @@ def test_the_figures_of_layers_equal_those_of_the_run() -> None:
                 assert columns[(lead + heading).capitalize()][at] == format_memory(value)
     assert columns["Activations"] == ["512 B", "2.00 KB", "2.00 KB", "512 B", ""]
     assert columns["Saved for backward"] == ["2.00 KB", "0 B", "2.00 KB", "0 B", ""]
-    outside = [row.cost.cpu_allocated for row in run.rows if row.layer is None and row.phase == FORWARD]
+    outside = [row.cost.cpu_allocated for row in run.rows if row.layer is None and row.phase == OTHER]
     assert columns["Allocated"][-1] == format_memory(sum(outside))
 
 
@@ -1310,7 +1310,7 @@ def test_options_of_the_report() -> None:
     assert held[1:] == [
         ["Net", "forward", "activations", "4.00 KB", "61.5%", "3"],
         ["Net", "backward", "temporaries", "2.00 KB", "30.8%", "1"],
-        ["(outside)", "forward", "inputs", "512 B", "7.7%", "1"],
+        ["(outside)", "", "inputs", "512 B", "7.7%", "1"],
     ]
     text = run.report("memory", top=1, sort_by="saved_for_backward")
     *_, held, _, table = tables_of(text)

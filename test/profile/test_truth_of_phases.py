@@ -250,7 +250,7 @@ def totals_of(run: Run) -> dict[str, int]:
     found: Counter[str] = Counter()
     for row in run.rows:
         labels = [frame.name for frame in row.frames if frame.kind == "label"]
-        if row.phase != FORWARD:
+        if row.phase in (BACKWARD, RECOMPUTE):
             phase = "backward"
         elif row.layer is not None:
             phase = "forward"

@@ -27,7 +27,7 @@ from torch.profiler import record_function
 
 import torchprof
 from torchprof import TorchprofError, reports
-from torchprof.analyze.operators import operators
+from torchprof.analyze.operators import Operator, operators
 from torchprof.analyze.records import Table, records_of
 from torchprof.analyze.stacks import stacks
 from torchprof.reports import report
@@ -36,7 +36,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import PHASES
+from torchprof.run.words import OTHER, PHASES, phase_of
 
 BACKWARD, RECOMPUTE = PHASES[1:]
 EVERYTHING = tuple(name for name in FIELDS if name != "collective_ns")  # it is in no export
@@ -167,7 +167,7 @@ def added_up(run: Run) -> dict[tuple[str, str, int], Counter[str]]:
     sums: dict[tuple[str, str, int], Counter[str]] = {}
     columns = run.rows.columns
     for at, layer in enumerate(columns["layer"]):
-        key = name_of(run, layer), PHASES[columns["phase"][at]], columns["rank"][at]
+        key = name_of(run, layer), phase_of(layer, PHASES[columns["phase"][at]]), columns["rank"][at]
         found = sums.setdefault(key, Counter())
         for field in FIELDS:
             found[field] += columns[field][at]
@@ -618,7 +618,10 @@ def test_the_width_of_a_box_is_the_total_of_its_layer_or_operator(made_by: Calla
         for node in run.tree(phase).walk():
             index = run.layers.index(node.layer)
             assert sum(value for stack, value in weights.items() if index in stack) == node.total.cpu_ns
-        for operator, sums in operators(run, phase=phase).items():
+        totals: Counter[Operator] = Counter()
+        for of_phase in (phase, OTHER) if phase == FORWARD else (phase,):
+            totals.update({one: sums.total.cpu_ns for one, sums in operators(run, phase=of_phase).items()})
+        for operator, total_ns in totals.items():
             if operator.name == "(between ops)":
                 continue
             steps = {
@@ -631,7 +634,7 @@ def test_the_width_of_a_box_is_the_total_of_its_layer_or_operator(made_by: Calla
             recomputed = "CheckpointFunctionBackward" in operator.name
             other = run.tree(RECOMPUTE).total.cpu_ns if recomputed else 0
             seen += recomputed
-            assert sum(weights[stack] for stack, found in steps.items() if found) == sums.total.cpu_ns - other
+            assert sum(weights[stack] for stack, found in steps.items() if found) == total_ns - other
     assert seen == 2 * (made_by is checkpointed_run)
 
 

@@ -306,7 +306,7 @@ def test_the_command_line_shows_the_summary(tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "run.json"
     assert main(["flops", "examples/models.py:LeNet5", "--input", "1,1,32,32", "--summary", "-o", str(path)]) == 0
     assert "\n  MACs                     416.52 K\n" in capsys.readouterr().out
-    assert json.loads(path.read_text())["schema"] == 2
+    assert json.loads(path.read_text())["schema"] == 3
     assert main(["show", str(path), "--summary", "--depth", "0"]) == 0
     assert "Backward" not in capsys.readouterr().out
 

@@ -20,6 +20,7 @@ from build.all_kinds import KINDS
 from build.browser import Tab, chromium, open_tab  # noqa: F401
 from build.hand_made import headings
 from build.page import READ_TABLE, button, choice
+from build.phases import in_column_of
 
 import torchprof
 from torchprof import Run, compare
@@ -262,7 +263,7 @@ def test_csv_and_data_frames_have_the_cells_of_the_table(run: Run) -> None:
         for line in read:
             name = str(line["layer"])
             way = (name,) if name.startswith("(") else tuple(name.split("."))
-            layers.setdefault(way, {})[str(line["phase"])] = line
+            layers.setdefault(way, {})[in_column_of(str(line["phase"]))] = line
         compared = check_records(alone, layers, lambda way: not RANGE.fullmatch(way[-1]))
         assert compared >= 2 * len(layers) or alone.meta.requested == ("macs", "flops", "uncounted")
         frame = alone.to_dataframe()
@@ -288,7 +289,7 @@ def test_operators_of_csv_have_the_rows_of_labels_and_regions(run: Run) -> None:
             record = dict(zip(columns, values))
             if record["operator_kind"] in ("label", "region", "kernels", "gc"):
                 way = (*filter(None, (record["labels"] or "").split(" > ")), record["operator"])
-                found.setdefault((record["layer"], *way), {})[record["phase"]] = record
+                found.setdefault((record["layer"], *way), {})[in_column_of(record["phase"])] = record
         shown = set()
         names = headings(alone.report("tree"))[1:]
         for way, cells in terminal(alone):

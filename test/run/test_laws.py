@@ -11,6 +11,7 @@ import pytest
 import torch
 from build.examples import examples
 from build.forests import SIGNATURES, Forest, Paths, Span, forests, layer_trees, sessions
+from build.phases import in_column_of
 from build.random_runs import memories, runs, timelines
 from build.torchs_list import torchs_list
 from build.walks import ANY, Spot, costs_of, walked
@@ -72,7 +73,7 @@ def no_layer(run: Run, phase: str) -> Cost:
     """The cost of work of no layer in a phase, selected or not."""
     cost = Cost()
     for row in run.rows:
-        if row.layer is None and row.phase == phase:
+        if row.layer is None and in_column_of(row.phase) == phase:
             cost = cost + row.cost
     return cost
 
@@ -119,7 +120,7 @@ def test_the_forward_self_time_of_each_layer_is_that_of_its_ranges(session: tupl
     index = {layer.path: number for number, layer in enumerate(run.layers)}
     owned: dict[int, int] = {}
     for row in run.rows:
-        if row.phase == FORWARD:
+        if in_column_of(row.phase) == FORWARD:
             layer = index[row.layer.path] if row.layer else OUTSIDE
             owned[layer] = owned.get(layer, 0) + row.cost.cpu_ns
     assert {layer: ns for layer, ns in owned.items() if ns} == {layer: ns for layer, ns in expected.items() if ns}
@@ -230,7 +231,7 @@ def test_lines_of_python_are_counted_only_outside_ops(session: tuple[Paths, Fore
     found: Counter[tuple[int, str, str]] = Counter()
     for row, layer in zip(run.rows, run.rows.columns["layer"]):
         if row.frames and row.frames[-1].kind == "python":
-            found[layer, row.phase, row.frames[-1].name] += row.calls
+            found[layer, in_column_of(row.phase), row.frames[-1].name] += row.calls
             assert not row.cost
     assert found == walked(forest).lines
 
@@ -256,7 +257,7 @@ def test_total_is_self_plus_the_totals_of_the_children(run: Run, phase: str | No
         everything = everything + no_layer(run, each)
     rows = Cost()
     for row in run.rows:
-        if phase is None or row.phase == phase:
+        if phase is None or in_column_of(row.phase) == phase:
             rows = rows + row.cost
     assert everything == rows
 
@@ -279,12 +280,13 @@ def test_the_operators_of_a_layer_add_up_to_its_self(run: Run) -> None:
     own: defaultdict[tuple[int, str], Cost] = defaultdict(Cost)
     totals: defaultdict[Spot, Cost] = defaultdict(Cost)
     for row, layer in zip(run.rows, run.rows.columns["layer"]):
-        own[layer, row.phase] += row.cost
+        of_column = in_column_of(row.phase)
+        own[layer, of_column] += row.cost
         spots = {spot for around in row.within for spot in spots_through(*around)}
-        spots = {spot._replace(phase=row.phase) if spot.kind == "label" else spot for spot in spots}
-        spots.update(spots_through(layer, row.phase, row.frames))
+        spots = {spot._replace(phase=of_column) if spot.kind == "label" else spot for spot in spots}
+        spots.update(spots_through(layer, of_column, row.frames))
         if not row.frames or {frame.kind for frame in row.frames} == {"kernel"}:
-            spots.add(Spot(layer, row.phase, (), "op", BETWEEN_OPS))
+            spots.add(Spot(layer, of_column, (), "op", BETWEEN_OPS))
         if not row.frames or row.frames[-1].kind != "python":
             for spot in spots:
                 totals[spot] += row.cost

@@ -26,7 +26,7 @@ from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.timeline import DeviceTime, StreamTime
-from torchprof.run.words import BACKWARD, FORWARD
+from torchprof.run.words import BACKWARD, FORWARD, OTHER
 
 
 def contents_of(run: Run) -> tuple[Any, ...]:
@@ -138,7 +138,7 @@ def test_merged_rows_are_those_of_each_rank_in_order() -> None:
     assert [*merged.rows] == [
         Row(net, True, FORWARD, (), (), "cpu", 0, 1, Cost(cpu_ns=1)),
         Row(a, True, FORWARD, (), (MUL,), "cpu", 0, 1, Cost(cpu_ns=2)),
-        Row(None, True, FORWARD, (), (ADD,), "cpu", 0, 1, Cost(cpu_ns=3)),
+        Row(None, True, OTHER, (), (ADD,), "cpu", 0, 1, Cost(cpu_ns=3)),
         Row(b, True, FORWARD, (), (ADD,), "cpu", 1, 1, Cost(cpu_ns=10)),
         Row(c, True, FORWARD, (), (MUL,), "cuda:0", 1, 1, Cost(device_ns=20)),
         Row(net, True, FORWARD, (Around(2, FORWARD, (MINE,)),), (MUL,), "cpu", 1, 1, Cost(cpu_ns=30)),

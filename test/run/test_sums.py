@@ -10,6 +10,7 @@ import torch
 import torch.utils.checkpoint
 from build.examples import examples
 from build.hand_made import NET, kernel, label, op, row, run_of
+from build.phases import in_column_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -20,7 +21,7 @@ from torchprof.run.cost import Cost
 from torchprof.run.operators import Op
 from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
-from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame
+from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, OTHER, OUTSIDE, PHASES, Frame, phase_of
 
 Path = tuple[str, ...]
 Sum = tuple[int, Cost, Cost]  # calls, self, total
@@ -59,7 +60,7 @@ def ops_by_definition(run: Run, phase: str | None) -> dict[tuple[Any, ...], Sum]
     for one in run.rows:
         if is_sample(one):
             continue
-        here = phase in (None, one.phase)
+        here = phase in (None, in_column_of(one.phase))
         touched = []
         for around in one.within:
             # What runs in a label is in it in whatever phase; what runs in an op is in it in the phase of that op.
@@ -99,7 +100,7 @@ def operators_by_definition(run: Run, phase: str | None, layers: set[int] | None
             continue
         own_layer = -1 if one.layer is None else run.layers.index(one.layer)
         way_in = [
-            (around.layer, one.phase if frame.kind == "label" else around.phase, frame)
+            (around.layer, one.phase if frame.kind == "label" else phase_of(around.layer, around.phase), frame)
             for around in one.within
             for frame in around.frames
         ]
@@ -122,7 +123,7 @@ def operators_by_definition(run: Run, phase: str | None, layers: set[int] | None
 
 def check_operators(run: Run) -> None:
     names = [layer.name for layer in run.layers]
-    for phase in (None, *PHASES):
+    for phase in (None, *PHASES, OTHER):
         for layer in (None, names[0], names[2]):
             below = None if layer is None else {at for at, one in enumerate(names) if f"{one}.".startswith(f"{layer}.")}
             found = {

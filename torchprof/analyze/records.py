@@ -29,6 +29,7 @@ from torchprof.run.words import (
     OUTSIDE,
     Frame,
     is_left_over,
+    phase_of,
 )
 
 Cell = str | int | None
@@ -80,7 +81,7 @@ def layer_records(run: Run) -> Table:
             records.append(
                 (
                     *of_layer.names,
-                    phase,
+                    phase_of(index, phase),
                     one.meta.rank,
                     of_layer.calls,
                     *_values(figures, of_layer.figures, phase, frozenset(one.meta.measured)),
@@ -120,7 +121,7 @@ def operator_records(run: Run) -> Table:
                         (
                             LAUNCHED_BEFORE if op.name == LAUNCHED_BEFORE else layer_name(one, index),
                             kind,
-                            phase,
+                            phase_of(index, phase),
                             one.meta.rank,
                             op.name,
                             op.kind,

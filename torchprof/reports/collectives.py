@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import draw, printable, spaced, stacked
+from torchprof.reports.text import draw, phase_cell, printable, spaced, stacked
 from torchprof.run.collectives import Collective, collective_of, shows_collective
 from torchprof.run.cost import (
     UNKNOWN,
@@ -203,7 +203,7 @@ def _where(use: _Use) -> tuple[str, ...]:
     no_layer = OUTSIDE_NAME if use.row.selected else NOT_SELECTED_NAME
     name = use.row.layer.name if use.row.layer else no_layer
     served = len(use.row.shared_by)
-    return (f"{name} ({served} layers below)" if served else name, use.row.phase)
+    return (f"{name} ({served} layers below)" if served else name, phase_cell(use.row.phase))
 
 
 def _largest_first(uses: Iterable[_Use], key: Callable[[_Use], _Key]) -> list[tuple[_Key, _Sum]]:

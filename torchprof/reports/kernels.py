@@ -9,7 +9,7 @@ from typing import Any
 from torchprof.analyze.operators import Kernel, kernels
 from torchprof.reports import report
 from torchprof.reports.ranking import about_wholes, figure_columns, line_of, ranked, shares_of, shortened
-from torchprof.reports.text import stacked
+from torchprof.reports.text import phase_cell, stacked
 from torchprof.run.cost import Cost, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, OUTSIDE_NAME
@@ -40,8 +40,8 @@ def kernels_report(
     middle; ``full_names`` shows them unchanged. With several devices there is a column for the device.
 
     ``layer``: a path or a pattern as in ``Profile(paths=…)``; shows only work launched by these layers and the layers
-    below them. ``phase``: "forward", "backward" or "recompute". ``sort_by``: a column. ``row_limit``: the number of
-    rows. ``tablefmt``: any of tabulate's formats.
+    below them. ``phase``: "forward", "backward", "recompute" or "other". ``sort_by``: a column. ``row_limit``: the
+    number of rows. ``tablefmt``: any of tabulate's formats.
 
     Raises TorchprofError for a run without a device, for an unknown layer, phase, column or format, and for a negative
     number.
@@ -65,7 +65,7 @@ def kernels_report(
                     "Kernel": [kernel.name if full_names else short_kernel_name(kernel.name)],
                     "Operator": [shortened(kernel.op)],
                     "Module": [kernel.layer],
-                    "Phase": [kernel.phase],
+                    "Phase": [phase_cell(kernel.phase)],
                     "Device": [kernel.device],
                 },
                 sums,

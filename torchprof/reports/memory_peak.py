@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from torchprof.reports.hangs import name_of_layer
-from torchprof.reports.text import draw
+from torchprof.reports.text import draw, phase_cell
 from torchprof.run.cost import UNKNOWN, format_memory, format_number, format_share, format_time
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, NOT_SELECTED
+from torchprof.run.words import FORWARD, NOT_SELECTED, phase_of
 
 _MODELS_OWN = ("parameters", "buffers", "gradients")  # the kinds whose size at the start is known
 _FREED_SINCE = "(live at the start, freed since)"
@@ -88,7 +88,14 @@ def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt:
             entry[1] += held.blocks
     largest = sorted(sums.items(), key=lambda one: (-one[1][0], one[0]))
     rows = [
-        [name_of_layer(run, layer), phase, kind, format_memory(nbytes), _share(nbytes, memory), format_number(blocks)]
+        [
+            name_of_layer(run, layer),
+            phase_cell(phase_of(layer, phase)),
+            kind,
+            format_memory(nbytes),
+            _share(nbytes, memory),
+            format_number(blocks),
+        ]
         for (layer, phase, kind), (nbytes, blocks) in largest[:shown]
     ]
     if len(largest) > shown:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from torchprof.reports import report
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import check_number, draw, stacked
+from torchprof.reports.text import check_number, draw, phase_cell, stacked
 from torchprof.reports.top import parts_of, source_lines
 from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share, format_time
 from torchprof.run.run import Run
@@ -37,7 +37,7 @@ def python(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt:
         table.append(
             [
                 where.name(run),
-                where.phase_cell,
+                phase_cell(where.phase_name),
                 format_time(ns),
                 format_share(ns / whole),
                 format_number(samples) if seen else UNKNOWN,

@@ -10,7 +10,7 @@ from torchprof.analyze.columns import Column, column_called
 from torchprof.analyze.ranks.balance import Balance
 from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.reports.rank_sentences import name_of, often, unit_of
-from torchprof.reports.text import draw, printable, stacked
+from torchprof.reports.text import draw, phase_cell, printable, stacked
 from torchprof.run.cost import (
     AT_LEAST,
     UNKNOWN,
@@ -23,6 +23,7 @@ from torchprof.run.cost import (
 )
 from torchprof.run.lockstep import GroupOfRanks, Lockstep, ranks_in_words
 from torchprof.run.run import Run
+from torchprof.run.words import phase_of
 
 _MANY_RANKS = 16  # with more ranks, only the slowest and the fastest are shown
 _SLOWEST, _FASTEST = 8, 2
@@ -190,7 +191,7 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
 
     found = [
         text_column("Module", lambda one: name_of(run, one.layer)),
-        text_column("Phase", lambda one: "" if one.layer == IN_NO_OP else one.phase),
+        text_column("Phase", lambda one: "" if one.layer == IN_NO_OP else phase_cell(phase_of(one.layer, one.phase))),
         of_work("Min", lambda work: work.min, format_time),
         of_work("Median", lambda work: work.median, format_time),
         of_work("Max", lambda work: work.max, format_time),
@@ -254,7 +255,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
             last = [format_number(one.last.highest) if one.last.max else "", often(Times(one.last.max, one.of))]
         return [
             name_of(run, one.layer),
-            one.phase,
+            phase_cell(phase_of(one.layer, one.phase)),
             printable(one.name),
             *_group(one.group),
             format_number(one.calls),

@@ -12,6 +12,7 @@ from tabulate import tabulate, tabulate_formats
 
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import ReportCell
+from torchprof.run.words import OTHER
 
 _Branch = TypeVar("_Branch")
 
@@ -143,6 +144,11 @@ def tables_and_sentences(text: str) -> Iterator[ReportTable | str]:
             waiting.extend(reversed(part.parts))
         elif part:
             yield part
+
+
+def phase_cell(phase: str) -> str:
+    """A phase in a table: that of work outside all layers that is not backward is empty there, and "other" in files."""
+    return ReportCell("", phase) if phase == OTHER else phase
 
 
 def printable(name: str) -> str:

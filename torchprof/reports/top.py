@@ -14,7 +14,7 @@ from torchprof.errors import some
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import check_number, draw, printable, spaced, stacked
+from torchprof.reports.text import check_number, draw, phase_cell, printable, spaced, stacked
 from torchprof.run.cost import ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import range_in_words
@@ -24,7 +24,6 @@ from torchprof.run.words import (
     ANY_STEP,
     BETWEEN_OPS,
     LAUNCH_NOT_RECORDED,
-    OTHER,
     PHASES,
     Frame,
     is_left_over,
@@ -54,10 +53,8 @@ class Where(NamedTuple):
     label: str
 
     @property
-    def phase_cell(self) -> str:
-        """The phase in a table: empty outside of all layers, unless it is backward."""
-        phase = phase_of(self.layer, PHASES[self.phase])
-        return ReportCell("", phase) if phase == OTHER else phase
+    def phase_name(self) -> str:
+        return phase_of(self.layer, PHASES[self.phase])
 
     def name(self, run: Run) -> str:
         """The name for users: the path of the layer, or the name of work of no layer, and the label."""
@@ -165,7 +162,7 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
             share = format_share(sum(parts[part] for part in row if part.where in lines) * of_these / whole)
             work = f"{work}, {share} at {line}" if share != format_share(0) else work
         name = _name_of(run, row, parts)
-        found.append(LargestPart(amount / whole, amount, where.layer, name, kind, where.phase_cell, work))
+        found.append(LargestPart(amount / whole, amount, where.layer, name, kind, phase_cell(where.phase_name), work))
     if not (hidden := rows[limit:]):
         return found, ""
     rest = sum(parts[part] for row in hidden for part in row)

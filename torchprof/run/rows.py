@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torchprof.run.collectives import shows_collective
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.layers import Layer
-from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature, is_left_over
+from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature, is_left_over, phase_of
 
 
 def compacted(
@@ -113,7 +113,8 @@ class Around(NamedTuple):
 class Row(NamedTuple):
     """One line of the finest table: every other table is a group-by over rows.
 
-    - ``phase``: "forward", "backward" or "recompute". ``device``: "cpu", "cuda:0", …; ``rank``: the rank that ran it.
+    - ``phase``: "forward", "backward", "recompute", or "other": work outside all layers that is not backward.
+      ``device``: "cpu", "cuda:0", …; ``rank``: the rank that ran it.
     - ``layer``: None for work of no layer. Then ``selected`` is False if it is work of layers that ``paths=`` did not
       select.
     - ``shared_by``: the layers, if the work served several at once; ``layer`` is their nearest common ancestor then.
@@ -171,7 +172,7 @@ class Rows(Sequence[Row]):
         return Row(
             self.layers[layer] if layer >= 0 else None,
             layer != NOT_SELECTED,
-            PHASES[phase],
+            phase_of(layer, PHASES[phase]),
             self.within[within],
             self.frames[frames],
             self.devices[device],

@@ -64,8 +64,8 @@ BACKWARD = "backward"
 RECOMPUTE = "recompute"
 PHASES = (FORWARD, BACKWARD, RECOMPUTE)
 OTHER = "other"
-"""The phase of work outside all layers that is not backward: data, loss, optimizer, logging. Rows have
-``FORWARD``."""
+"""The phase of work outside all layers that is not backward: data, loss, optimizer, logging. The column of the
+phase has the number of ``FORWARD`` there."""
 LAUNCH_NOT_RECORDED = "(launch not recorded)"
 """The label of kernels whose launch is not in the recording."""
 LAUNCHED_BEFORE = "(launched before the recording)"
