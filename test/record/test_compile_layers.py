@@ -31,6 +31,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from build.libraries import RELEASE, usable_transformers
+from build.phases import in_column_of
 from build.warnings import sentences
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -260,12 +261,12 @@ def kernels_of(run: Run) -> Kernels:
             layers = tuple(sorted(".".join(layer.path) for layer in shared))
             if any(frame.kind == "kernels" and frame.name.startswith("not attributable") for frame in frames):
                 layers = UNKNOWN
-            found[row.phase, plain(inside[0].name), layers] += row.calls
+            found[in_column_of(row.phase), plain(inside[0].name), layers] += row.calls
     return found
 
 
 def in_rows(run: Run, *phases: str) -> int:
-    return sum(row.cost.cpu_ns for row in run.rows if row.phase in phases and is_in_kernels(row))
+    return sum(row.cost.cpu_ns for row in run.rows if in_column_of(row.phase) in phases and is_in_kernels(row))
 
 
 def in_events(calls: list[GraphCall], phase: str) -> int:

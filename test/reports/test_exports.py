@@ -20,6 +20,7 @@ import torch
 from build.browser import Tab, chromium, missing, open_tab, speedscope  # noqa: F401
 from build.hand_made import FORWARD, cells, kernel, label, op, row, run_of
 from build.models import Checkpointed, Mlp
+from build.phases import in_column_of
 from build.places import ROOT
 from build.warnings import caveats, sentences
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from torch.profiler import record_function
 
 import torchprof
 from torchprof import TorchprofError, reports
-from torchprof.analyze.operators import Operator, operators
+from torchprof.analyze.operators import operators
 from torchprof.analyze.records import Table, records_of
 from torchprof.analyze.stacks import stacks
 from torchprof.reports import report
@@ -36,7 +37,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import OTHER, PHASES, phase_of
+from torchprof.run.words import PHASES, phase_of
 
 BACKWARD, RECOMPUTE = PHASES[1:]
 EVERYTHING = tuple(name for name in FIELDS if name != "collective_ns")  # it is in no export
@@ -361,7 +362,9 @@ def test_an_operator_in_a_label_is_separate_from_the_same_operator_outside(real:
     of_run = {(o, s.self.cpu_ns, s.total.cpu_ns) for (o, *_), s in operators(real, phase=FORWARD).items()}
     for name, own, _ in of_run:
         ours = [
-            one for one in named(records_of(real, "operators")) if (one["operator"], one["phase"]) == (name, FORWARD)
+            one
+            for one in named(records_of(real, "operators"))
+            if (one["operator"], in_column_of(one["phase"])) == (name, FORWARD)
         ]
         assert sum(one["self_cpu_ns"] or 0 for one in ours) == own
 
@@ -618,10 +621,7 @@ def test_the_width_of_a_box_is_the_total_of_its_layer_or_operator(made_by: Calla
         for node in run.tree(phase).walk():
             index = run.layers.index(node.layer)
             assert sum(value for stack, value in weights.items() if index in stack) == node.total.cpu_ns
-        totals: Counter[Operator] = Counter()
-        for of_phase in (phase, OTHER) if phase == FORWARD else (phase,):
-            totals.update({one: sums.total.cpu_ns for one, sums in operators(run, phase=of_phase).items()})
-        for operator, total_ns in totals.items():
+        for operator, sums in operators(run, phase=phase).items():
             if operator.name == "(between ops)":
                 continue
             steps = {
@@ -634,7 +634,7 @@ def test_the_width_of_a_box_is_the_total_of_its_layer_or_operator(made_by: Calla
             recomputed = "CheckpointFunctionBackward" in operator.name
             other = run.tree(RECOMPUTE).total.cpu_ns if recomputed else 0
             seen += recomputed
-            assert sum(weights[stack] for stack, found in steps.items() if found) == total_ns - other
+            assert sum(weights[stack] for stack, found in steps.items() if found) == sums.total.cpu_ns - other
     assert seen == 2 * (made_by is checkpointed_run)
 
 

@@ -18,6 +18,7 @@ from build.architectures import ARCHITECTURES
 from build.hand_made import cells, headings, kernel, label, line, names, op, row, run_of
 from build.libraries import RELEASE, usable_transformers
 from build.models import Checkpointed, DoublesInside, Mlp, PackedLstm, Recursive, Several, Tied, WritesToViews
+from build.phases import in_column_of
 from build.places import ROOT
 from build.torchs_list import torchs_list
 from build.warnings import caveats
@@ -33,7 +34,7 @@ from torchprof.reports.ranking import operator_name
 from torchprof.run.cost import Cost
 from torchprof.run.operators import Sums
 from torchprof.run.rows import Around
-from torchprof.run.words import AUTOGRAD_ENGINE, BETWEEN_OPS, NOT_SELECTED, OTHER, OUTSIDE, OUTSIDE_NAME, PHASES, Frame
+from torchprof.run.words import AUTOGRAD_ENGINE, BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, RECOMPUTE = PHASES
@@ -337,7 +338,7 @@ def test_a_label_around_a_step_has_the_work_of_each_phase() -> None:
     (theirs,) = (event for event in prof.key_averages() if event.key == "train step")
     in_phase = {
         phase: sums.total.cpu_ns
-        for phase in (FORWARD, BACKWARD, OTHER)
+        for phase in (FORWARD, BACKWARD)
         for operator, sums in operators(prof.run, phase=phase).items()
         if operator.name == "train step"
     }
@@ -360,10 +361,9 @@ def test_self_of_all_operators_is_the_sum_of_all_rows(name: str) -> None:
     run = recorded(name, with_flops=True).run
     whole = sum((row.cost for row in run.rows), Cost())
     assert sum_of(operators(run)) == whole
-    for phase in (*PHASES, OTHER):
-        rows = sum((row.cost for row in run.rows if row.phase == phase), Cost())
-        assert sum_of(operators(run, phase=phase)) == rows
     for phase in PHASES:
+        rows = sum((row.cost for row in run.rows if in_column_of(row.phase) == phase), Cost())
+        assert sum_of(operators(run, phase=phase)) == rows
         for node in run.tree(phase).walk():
             assert sum_of(operators(run, phase=phase, layer=node.layer.path)) == node.total
             assert sum_of(operators(run, phase=phase, layer=node.layer.name)) == node.total
@@ -392,8 +392,7 @@ def test_the_layers_of_an_operator_agree_with_the_operators_of_the_layers() -> N
         truth: dict[str, dict[str, Any]] = {}
         for path, ops in run.ops(phase).items():
             for one in ops:
-                if path != (OUTSIDE_NAME,) or phase == BACKWARD:
-                    truth.setdefault(one.name, {})[".".join(path)] = (one.calls, one.self, one.total)
+                truth.setdefault(one.name, {})[".".join(path)] = (one.calls, one.self, one.total)
         for name, layers in truth.items():
             found = layers_of_operator(run, name, phase=phase)
             assert {layer: (sums.calls, sums.self, sums.total) for layer, sums in found.items()} == layers
@@ -445,9 +444,9 @@ def test_only_selected_layers_and_one_phase() -> None:
     assert {*names(run.report("ops", layer="Net"))} == everything - {"aten::sum"}, "what is outside is in no layer"
     assert names(run.report("ops", layer="a", phase="backward")) == ["aten::mm", "AddmmBackward0"]
     assert line(run.report("ops", layer="a", phase="backward"), "aten::mm")["CPU total"] == "10.000us (83.3%)"
-    assert names(run.report("ops", phase="other")) == ["aten::sum"]
     assert names(run.report("ops", phase="forward")) == [
         "aten::addmm",
+        "aten::sum",
         "aten::add",
         "aten::linear",
         "(between ops)",

@@ -21,7 +21,7 @@ from torchprof.run.cost import Cost
 from torchprof.run.operators import Op
 from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
-from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, OTHER, OUTSIDE, PHASES, Frame, phase_of
+from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 Path = tuple[str, ...]
 Sum = tuple[int, Cost, Cost]  # calls, self, total
@@ -100,11 +100,11 @@ def operators_by_definition(run: Run, phase: str | None, layers: set[int] | None
             continue
         own_layer = -1 if one.layer is None else run.layers.index(one.layer)
         way_in = [
-            (around.layer, one.phase if frame.kind == "label" else phase_of(around.layer, around.phase), frame)
+            (around.layer, in_column_of(one.phase) if frame.kind == "label" else around.phase, frame)
             for around in one.within
             for frame in around.frames
         ]
-        way_in += [(own_layer, one.phase, frame) for frame in work_of(one)]
+        way_in += [(own_layer, in_column_of(one.phase), frame) for frame in work_of(one)]
         keys = [
             Operator(frame.name, frame.kind)
             if phase in (None, of_phase) and (layers is None or layer in layers)
@@ -123,7 +123,7 @@ def operators_by_definition(run: Run, phase: str | None, layers: set[int] | None
 
 def check_operators(run: Run) -> None:
     names = [layer.name for layer in run.layers]
-    for phase in (None, *PHASES, OTHER):
+    for phase in (None, *PHASES):
         for layer in (None, names[0], names[2]):
             below = None if layer is None else {at for at, one in enumerate(names) if f"{one}.".startswith(f"{layer}.")}
             found = {

@@ -15,10 +15,10 @@ from torchprof.run.run import Run
 from torchprof.run.words import (
     BETWEEN_OPS,
     NOT_SELECTED_NAME,
-    OTHER,
     PHASES,
     Frame,
     Signature,
+    number_of_phase,
     phase_of,
 )
 
@@ -74,7 +74,7 @@ def operators(
     Raises TorchprofError for an unknown layer or phase, and if shapes or source lines were not recorded.
     """
     layers = None if layer is None else _at_or_below(run, layer)
-    _check_phase(phase)
+    check_phase(phase)
     if group_by_input_shape:
         _check_recorded(run, "record_shapes", "input shapes")
     if group_by_stack_n:
@@ -97,7 +97,7 @@ def layers_of_operator(run: Run, op: str, *, phase: str | None = None) -> dict[s
     Work of no layer is ``(outside)`` or ``(not selected)``. Raises TorchprofError for an operator that is not in the
     run, and for an unknown phase.
     """
-    _check_phase(phase)
+    check_phase(phase)
 
     def layer(of_layer: int, of_phase: str) -> str | None:
         return layer_name(run, of_layer) if phase in (None, of_phase) else None
@@ -116,7 +116,7 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
 
     Raises TorchprofError for an unknown layer or phase, and for a run that recorded no device.
     """
-    _check_phase(phase)
+    check_phase(phase)
     layers = None if layer is None else _at_or_below(run, layer)
     meta = run.meta
     if "device_ns" not in meta.requested:
@@ -134,12 +134,13 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
     columns = run.rows.columns
     for at, of_layer in enumerate(columns["layer"]):
         frames = run.rows.frames[columns["frames"][at]]
-        of_phase = phase_of(of_layer, PHASES[columns["phase"][at]])
+        of_phase = PHASES[columns["phase"][at]]
         if not is_kernel(frames) or (layers is not None and of_layer not in layers) or phase not in (None, of_phase):
             continue
         op = (_OWN_TIME + frames)[-2]
         device = run.rows.devices[columns["device"][at]]
-        sums = found.setdefault(Kernel(frames[-1].name, op.name, layer_name(run, of_layer), of_phase, device), Sums())
+        key = Kernel(frames[-1].name, op.name, layer_name(run, of_layer), phase_of(of_layer, of_phase), device)
+        sums = found.setdefault(key, Sums())
         cost = _cost(run.rows, at)
         sums.calls += columns["calls"][at]
         sums.self += cost
@@ -147,11 +148,10 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
     return found
 
 
-def _check_phase(phase: str | None) -> None:
+def check_phase(phase: str | None) -> None:
     """Raises TorchprofError if it is neither a phase nor None."""
-    known = (*PHASES, OTHER)
-    if phase is not None and phase not in known:
-        raise TorchprofError(f"There is no phase {phase!r}. {suggest(str(phase), known)}")
+    if phase is not None:
+        number_of_phase(phase)
 
 
 def _summed(
@@ -164,13 +164,13 @@ def _summed(
     outermost occurrences. Rows whose scope or key is None are left out.
     """
     number: dict[_Key, int] = {}
-    scopes: dict[tuple[int, str], _Scope | None] = {}
+    scopes: dict[tuple[int, int], _Scope | None] = {}
     steps: dict[tuple[_Scope | None, Frame], int | None] = {}
     ways: dict[tuple[_Scope | None, int], Way] = {}  # the cached ways of rows without surroundings: most rows
 
-    def scope_at(layer: int, phase: str) -> _Scope | None:
+    def scope_at(layer: int, phase: int) -> _Scope | None:
         if (layer, phase) not in scopes:
-            scopes[layer, phase] = scope_of(layer, phase)
+            scopes[layer, phase] = scope_of(layer, PHASES[phase])
         return scopes[layer, phase]
 
     def step(scope: _Scope | None, frame: Frame) -> int | None:
@@ -180,7 +180,7 @@ def _summed(
         return steps[scope, frame]
 
     def way_of(key: RowKey) -> Way:
-        scope = scope_at(key.layer, phase_of(key.layer, PHASES[key.phase]))
+        scope = scope_at(key.layer, key.phase)
         if rows.within[key.within]:
             return way_from(scope, key)
         if (scope, key.frames) not in ways:
@@ -191,10 +191,9 @@ def _summed(
         """The keys around a row. A label has no phase of its own: one around a whole step holds forward and backward
         work."""
         way_in: list[int | None] = []
-        of_row = phase_of(key.layer, PHASES[key.phase])
         for around in rows.within[key.within]:
             for frame in around.frames:
-                in_phase = of_row if frame.kind == "label" else phase_of(around.layer, around.phase)
+                in_phase = key.phase if frame.kind == "label" else PHASES.index(around.phase)
                 way_in.append(step(scope_at(around.layer, in_phase), frame))
         frames = rows.frames[key.frames]
         way_in += [step(scope, frame) for frame in (frames[:-1] if is_kernel(frames) else frames) or _OWN_TIME]

@@ -101,7 +101,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--report", metavar="NAME", help="top, ops, memory, … (torchprof --help lists all)")
     one.add_argument("--op", metavar="OP", help="ops: the layers that use this operator: aten::mm")
     one.add_argument("--layer", metavar="PATH", help="ops, kernels: only in these layers: features.0, layer.*")
-    one.add_argument("--phase", metavar="PHASE", help="only in this phase: forward, backward, recompute or other")
+    one.add_argument("--phase", metavar="PHASE", help="only in this phase: forward, backward or recompute")
     one.add_argument("--by-shape", action="store_true", help="ops: a row for each shape of the inputs")
     one.add_argument("--full-names", action="store_true", help="kernels: names in full")
 

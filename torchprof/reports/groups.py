@@ -7,6 +7,7 @@ from statistics import median
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.groups import Group, by_class, by_pattern
+from torchprof.analyze.operators import check_phase
 from torchprof.reports import report
 from torchprof.reports.ranking import (
     SUM_OF_PHASES,
@@ -21,7 +22,6 @@ from torchprof.reports.ranking import (
 from torchprof.reports.text import printable
 from torchprof.run.cost import Bound, Cost, format_number
 from torchprof.run.run import Run
-from torchprof.run.words import PHASES, number_of_phase
 
 _SPREAD = ("Smallest", "Median", "Largest", "Largest layer")
 
@@ -88,7 +88,8 @@ def _table(
     *,
     spread: bool = False,
 ) -> str:
-    phases = run.phases() if phase is None else [PHASES[number_of_phase(phase)]]
+    check_phase(phase)
+    phases = run.phases() if phase is None else [phase]
     columns = figure_columns(run)
     order = largest_by(columns, of_self=True)
     if sort_by is not None and spread:

@@ -40,8 +40,8 @@ def kernels_report(
     middle; ``full_names`` shows them unchanged. With several devices there is a column for the device.
 
     ``layer``: a path or a pattern as in ``Profile(paths=…)``; shows only work launched by these layers and the layers
-    below them. ``phase``: "forward", "backward", "recompute" or "other". ``sort_by``: a column. ``row_limit``: the
-    number of rows. ``tablefmt``: any of tabulate's formats.
+    below them. ``phase``: "forward", "backward" or "recompute". ``sort_by``: a column. ``row_limit``: the number of
+    rows. ``tablefmt``: any of tabulate's formats.
 
     Raises TorchprofError for a run without a device, for an unknown layer, phase, column or format, and for a negative
     number.

@@ -31,8 +31,8 @@ def layers_using(
     layer with everything nested in them. Shares are of the operator's cost in the whole run. ``op`` is a name as in the
     report "ops", also of a label, or ``(between ops)``.
 
-    ``phase``: "forward", "backward", "recompute" or "other"; None: their sum. ``sort_by``, ``row_limit`` and
-    ``tablefmt`` are as in "ops"; the default order is by total time, of the device if that was measured.
+    ``phase``: "forward", "backward" or "recompute"; None: their sum. ``sort_by``, ``row_limit`` and ``tablefmt`` are as
+    in "ops"; the default order is by total time, of the device if that was measured.
 
     Raises TorchprofError if ``op`` is not in the run, for an unknown phase, column or format, and for a negative
     number.

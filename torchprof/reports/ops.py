@@ -54,11 +54,10 @@ def ops(
     ``row_limit`` and ``tablefmt`` work as without ``op``, the other options do not.
 
     ``layer``: a path or a pattern as in ``Profile(paths=…)``; only work in these layers and below them. ``phase``:
-    "forward", "backward", "recompute" or "other"; None: their sum. ``group_by_input_shape``: a row for each combination
-    of input shapes. ``group_by_stack_n``: a row for each combination of the innermost n source lines. ``sort_by``: a
-    column: its heading, that in lower case with underscores, or torch's name for it; the default is the self time of
-    the device if that was measured, else of the CPU. ``row_limit``: the number of rows. ``tablefmt``: any of tabulate's
-    formats.
+    "forward", "backward" or "recompute"; None: their sum. ``group_by_input_shape``: a row for each combination of input
+    shapes. ``group_by_stack_n``: a row for each combination of the innermost n source lines. ``sort_by``: a column: its
+    heading, that in lower case with underscores, or torch's name for it; the default is the self time of the device if
+    that was measured, else of the CPU. ``row_limit``: the number of rows. ``tablefmt``: any of tabulate's formats.
 
     Raises TorchprofError for an unknown operator, layer, phase, column or format, for a negative number, for shapes or
     source lines that were not recorded, and for options that do not work with ``op``.

@@ -126,7 +126,8 @@ def is_left_over(frames: Sequence[Frame]) -> bool:
 
 
 def phase_of(layer: int, phase: str) -> str:
-    """The phase of work by the index of its layer: ``OTHER`` in place of forward for work outside all layers."""
+    """The phase of work by the index of its layer: ``OTHER`` in place of forward for work outside all layers. In sums,
+    columns and filters by phase it stands with the forward."""
     return OTHER if layer == OUTSIDE and phase == FORWARD else phase
 
 
