@@ -59,6 +59,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "matched_of_fewer": {"modules": NAMES},
     "matched_far": {"modules": NAMES},
     "too_many_places": {"most": 4096, "modules": NAMES},
+    "trace_left_out": {"file": "t.json", "why": "t.json is cut off."},
     "not_in_model_shown": {"modules": NAMES},
     "not_in_model": {"modules": NAMES},
     "classes_of_one_name": {"classes": ("Block",)},

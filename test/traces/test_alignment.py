@@ -417,6 +417,37 @@ def test_compiled_code_is_refused(tmp_path: Path) -> None:
         torchprof.from_trace(tmp_path / "trace.json", model, inputs=x)
 
 
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(100, 64), nn.LayerNorm(64)
+
+    def forward(self, words: Tensor) -> Any:
+        return self.norm(self.words(words))
+
+
+class WithHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.head = Inner(), nn.Linear(64, 5)
+
+    def forward(self, words: Tensor) -> Any:
+        return self.head(self.model(words))
+
+
+@pytest.mark.parametrize("with_labels", [True, False])
+def test_if_a_part_of_the_model_made_the_trace_it_is_named(with_labels: bool, tmp_path: Path) -> None:
+    model, words = WithHead(), torch.randint(100, (2, 8))
+    trace = recorded(tmp_path, model.model, lambda: model.model(words), record_shapes=True)
+    trace = trace if with_labels else without_labels(trace)
+    assert torchprof.from_trace(trace, model.model, inputs=words).layers[0].kind == "Inner"
+    with pytest.raises(TorchprofError, match=r"is of a part of this model: give from_trace model\.model \(Inner\)\.$"):
+        torchprof.from_trace(trace, model, inputs=words)
+    with pytest.raises(TorchprofError) as error:
+        torchprof.from_trace(trace, nn.Sequential(nn.Linear(3, 4)), inputs=words)
+    assert "part of this model" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("other", "why"),
     [

@@ -302,6 +302,21 @@ def test_a_folder_stands_for_the_traces_in_it(tmp_path: Path, capsys: pytest.Cap
     assert first.startswith(f"torchprof: {files[1]}, {files[0]}. Recorded")
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_bad_file_in_a_folder_is_left_out(processes: int, tmp_path: Path) -> None:
+    good = write(tmp_path / "rank0.json", two_steps(0, 0))
+    (tmp_path / "config.json").write_text('{"hidden_size": 4}')
+    run = torchprof.from_trace(tmp_path, processes=processes)
+    assert run.rows == torchprof.from_trace(good).rows
+    (warning,) = [str(one) for one in run.warnings if one.code == "trace_left_out"]
+    assert warning.startswith("config.json is left out: config.json ") and str(tmp_path) not in warning
+    with pytest.raises(torchprof.TorchprofError, match=r"config\.json"):  # one that was asked for
+        torchprof.from_trace([good, tmp_path / "config.json"], processes=processes)
+    good.unlink()
+    with pytest.raises(torchprof.TorchprofError, match=r"config\.json"):
+        torchprof.from_trace(tmp_path)
+
+
 def test_a_saved_run_is_no_trace(tmp_path: Path) -> None:
     with torchprof.Profile(Mlp()) as prof:
         pass

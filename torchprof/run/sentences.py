@@ -349,6 +349,7 @@ _of_facts(
     "matched_far",
     "Not called by their parent, so these may be other modules of the same class: {modules}.",
 )
+_of_facts("trace_left_out", "{file} is left out: {why}")
 _of_facts("not_in_model_shown", "Not found in the model, and shown below their callers: {modules}.")
 _of_facts("not_in_model", "Not found in the model, and not shown as layers: {modules}.")
 _fixed(

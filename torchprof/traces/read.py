@@ -62,7 +62,8 @@ def from_trace(
     if they were recorded, FLOPs only with ``record_shapes=True``. Everything that a trace does not have is unknown.
 
     - ``traces``: the path of a file, or several paths: ranks of one job, or cycles of one process, which are added up.
-      A folder means all traces directly in it: see ``traces_in``.
+      A folder means all traces directly in it: see ``traces_in``. One of these that cannot be read is left out, with a
+      warning.
     - ``model``: a module or a list of modules. A trace has only the class and the order of modules; with the model,
       they have their paths and parameters. If the trace names no layers at all, its operators are aligned with those of
       the model's forward, which runs on the meta device for it: see docs/traces.md.
@@ -81,27 +82,70 @@ def from_trace(
     Raises TorchprofError for a file that is no trace of torch, for a trace of another model, and for two traces of one
     rank that are not of one process; OSError as ``open`` does.
     """
-    files = traces_in([traces] if isinstance(traces, (str, PathLike)) else traces)
+    named = [Path(path) for path in ([traces] if isinstance(traces, (str, PathLike)) else traces)]
+    files = traces_in(named)
     if not files:
         raise TorchprofError("from_trace needs a trace: the path of one, or several; the list is empty.")
     if paths is not None and model is None:
         raise TorchprofError("paths= selects modules of a model: also give from_trace the model.")
     if not isinstance(processes, int) or processes < 1:
         raise TorchprofError(f"processes= must be a number of processes, 1 or more, not {processes!r}.")
-    known = None
-    if model is not None:
-        # These import torch, which is not needed without a model.
-        from torchprof.record.modules import checked_models
-        from torchprof.record.plan import Plan
+    known = None if model is None else _plan_of(model, paths, inputs, kwargs)
+    read = partial(_read_or_error, in_folders=frozenset(files) - {*named}, with_timeline=with_timeline)
+    try:
+        if processes > 1 and len(files) > 1:
+            known = known and known.complete()
+            found = _read_at_once(files, partial(read, model=known), progress, min(processes, len(files)))
+        else:
+            found = _read_in_turn(files, partial(read, model=known), progress)
+        runs = _without_errors(files, found)
+    except TorchprofError as error:
+        part = None if model is None else _part_of_trace(files[0], model, inputs, kwargs)
+        if part is None:
+            raise
+        raise TorchprofError(f"{error} But the trace is of a part of this model: give from_trace {part}.") from None
+    return _combined(runs)
 
-        models = checked_models(model)
-        plan = Plan(models, paths)
-        roots = [spot.path[0] for spot, _ in plan.spots if len(spot.path) == 1]
-        known = ModelPlan.of(plan, cache(partial(_references, dict(zip(roots, models)), inputs, kwargs or {})))
-    if processes > 1 and len(files) > 1:
-        known = known and known.complete()
-        return _combined(_read_at_once(files, known, with_timeline, progress, min(processes, len(files))))
-    return _combined(_read_in_turn(files, known, with_timeline, progress))
+
+def _plan_of(
+    model: nn.Module | Sequence[nn.Module], paths: Iterable[Any] | None, inputs: Any, kwargs: Mapping[str, Any] | None
+) -> ModelPlan:
+    # These import torch, which is not needed without a model.
+    from torchprof.record.modules import checked_models
+    from torchprof.record.plan import Plan
+
+    models = checked_models(model)
+    plan = Plan(models, paths)
+    roots = [spot.path[0] for spot, _ in plan.spots if len(spot.path) == 1]
+    return ModelPlan.of(plan, cache(partial(_references, dict(zip(roots, models)), inputs, kwargs or {})))
+
+
+def _part_of_trace(
+    file: Path, model: nn.Module | Sequence[nn.Module], inputs: Any, kwargs: Mapping[str, Any] | None
+) -> str | None:
+    """The main part of a model that made a trace: its name and class. None if no part did, or did all of it."""
+    for name, part in _main_parts(model):
+        try:
+            found = _read(file, _plan_of(part, None, inputs, kwargs), with_timeline=False)
+        except TorchprofError:
+            continue
+        if all(note.code != "not_in_model" for note in found.seen.notes):
+            return f"model.{name} ({type(part).__name__})"
+    return None
+
+
+def _main_parts(model: nn.Module | Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """The submodules that have most of the parameters of a model, outer to inner, with their names in it."""
+    name = ""
+    while not isinstance(model, Sequence):
+        whole = sum(one.numel() for one in model.parameters())
+        children = [*model.named_children()]
+        sizes = [sum(one.numel() for one in child.parameters()) for _, child in children]
+        if not whole or 2 * max(sizes, default=0) <= whole:
+            return
+        step, model = children[sizes.index(max(sizes))]
+        name = f"{name}.{step}" if name else step
+        yield name, model
 
 
 def _references(models: Mapping[str, nn.Module], inputs: Any, kwargs: Mapping[str, Any]) -> References:
@@ -206,38 +250,61 @@ def _read(
     return _FileRun(path, run, planned, seen, events.first_ns, (run.meta.machine, table.processes))
 
 
+def _read_or_error(path: Path, *, in_folders: frozenset[Path], **options: Any) -> _FileRun | TorchprofError:
+    """The run of one file. If it cannot be read and was found in a folder, the error."""
+    try:
+        return _read(path, **options)
+    except TorchprofError as error:
+        if path not in in_folders:
+            raise
+        return error
+
+
+def _without_errors(files: Sequence[Path], found: Sequence[_FileRun | TorchprofError]) -> list[_FileRun]:
+    """The runs, with a warning for each file that could not be read. Raises its error if no file could be."""
+    runs = [one for one in found if isinstance(one, _FileRun)]
+    for file, error in zip(files, found):
+        if isinstance(error, TorchprofError):
+            if not runs:
+                raise error
+            why = str(error).replace(str(file), file.name)
+            runs[0].seen.notes.append(caveat("trace_left_out", file=file.name, why=why))
+    return runs
+
+
 def _read_in_turn(
-    files: Sequence[Path], model: ModelPlan | None, with_timeline: bool, progress: Callable[[float], None] | None
-) -> list[_FileRun]:
-    """The runs of all files, read one after the other."""
+    files: Sequence[Path],
+    read: Callable[..., _FileRun | TorchprofError],
+    progress: Callable[[float], None] | None,
+) -> list[_FileRun | TorchprofError]:
+    """What ``read`` gives of each file, one after the other."""
     sizes = [file.stat().st_size for file in files]
     whole = max(sum(sizes), 1)
-    runs: list[_FileRun] = []
+    runs: list[_FileRun | TorchprofError] = []
     for at, file in enumerate(files):
 
         def report(fraction: float, before: int = sum(sizes[:at]), size: int = sizes[at]) -> None:
             if progress is not None:
                 progress((before + fraction * size) / whole)
 
-        runs.append(_read(file, model, with_timeline, report))
+        runs.append(read(file, progress=report))
     return runs
 
 
 def _read_at_once(
     files: Sequence[Path],
-    model: ModelPlan | None,
-    with_timeline: bool,
+    read: Callable[[Path], _FileRun | TorchprofError],
     progress: Callable[[float], None] | None,
     processes: int,
-) -> list[_FileRun]:
-    """The runs of all files, read by several processes."""
+) -> list[_FileRun | TorchprofError]:
+    """What ``read`` gives of each file, in several processes."""
     whole = max(sum(file.stat().st_size for file in files), 1)
 
     def report(bytes_read: int) -> None:
         if progress is not None:
             progress(bytes_read / whole)
 
-    return read_in_processes(files, partial(_read, model=model, with_timeline=with_timeline), processes, report)
+    return read_in_processes(files, read, processes, report)
 
 
 def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[Caveat]:
