@@ -314,6 +314,31 @@ def test_different_events_with_equal_fields_are_no_doubles(events: list[Any]) ->
     assert read(events).table.drop_doubles() == 0
 
 
+@pytest.mark.parametrize(
+    ("second", "length"),
+    [
+        (op("aten::b", 29.999, 15), 19_999),  # begins 1 ns before the end of the first
+        (op("aten::b", 29.1, 15), 19_100),
+        (op("aten::b", 28.9, 15), 20_000),  # over 1 us: no rounding
+        (op("aten::b", 29.999, 0.001), 20_000),  # inside, and ends with it
+        (op("aten::b", 29.5, 0.6), 20_000),  # most of it is inside: it ends too late
+        (op("aten::b", 29.999, 15, tid=8), 20_000),
+        (trace_event("cuda_runtime", "cudaLaunchKernel", 29.999, 15), 20_000),
+        (trace_event("user_annotation", "gloo:all_reduce", 29.999, 15), 20_000),
+    ],
+)
+def test_ranges_that_overlap_by_rounding_follow_each_other(second: Any, length: int) -> None:
+    found = read([op("aten::a", 10, 20), second])
+    found.table.separate()
+    assert list(found.table.cpu.ns) == [length, round(second["dur"] * 1000)]
+
+
+def test_all_ranges_that_end_there_are_cut() -> None:
+    found = read([op("aten::outer", 10, 20), op("aten::inner", 12, 18), op("aten::b", 29.999, 15)])
+    found.table.separate()
+    assert list(found.table.cpu.ns) == [19_999, 17_999, 15_000]
+
+
 # Names and pieces
 
 

@@ -88,6 +88,32 @@ class Columns:
             self.stretches = [0, *(at for at in range(1, len(kept)) if self.start[at] < self.start[at - 1])]
         return len(doubles)
 
+    def separate(self, groups: Sequence[str], threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
+        """Let a range that ends shortly after the start of the next one on its thread end there: times are rounded.
+
+        Otherwise the next one would be inside it. That is so if both last longer without the time that they share, and
+        if that is below 1 us. ``threads``: by lane. ``is_left_out``: by name, whether an event is no range of its
+        thread.
+        """
+        starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
+        open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
+        for window in self._windows(groups):
+            for at in window:
+                if is_left_out[names[at]]:
+                    continue
+                start, end = starts[at], starts[at] + lengths[at]
+                stack = open_ranges[threads[lanes[at]]]
+                while stack:
+                    last = stack[-1]
+                    shared = starts[last] + lengths[last] - start
+                    if shared > 0:
+                        is_rounded = shared < _ROUNDED and 2 * shared < min(lengths[last], lengths[at])
+                        if not is_rounded or start + shared >= end:
+                            break
+                        lengths[last] -= shared
+                    stack.pop()
+                stack.append(at)
+
     def _doubles(self, start: int, several: Sequence[int], groups: Sequence[str]) -> Iterator[int]:
         """The doubles among events that start at the same time, given in their order."""
         seen: set[tuple[int, ...]] = set()

@@ -12,6 +12,7 @@ from typing import Any
 
 from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import Detail
+from torchprof.run.words import is_host_collective
 from torchprof.traces.categories import GROUPS, MODULE, MTIA_WORK, NO_WORK, OP_OR_RANGE, RUNTIMES, SESSION
 from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME_CALLS, Columns
 from torchprof.traces.forward_threads import Arrows
@@ -30,7 +31,7 @@ _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 
 
 class EventTable:
-    """The events of one trace as columns. Add them piece by piece, then call ``drop_doubles``.
+    """The events of one trace as columns. Add them piece by piece, then call ``drop_doubles`` and ``separate``.
 
     - ``cpu``, ``work``: the columns of the CPU's events (operators, ranges, runtime calls, memory), and of device work.
     - ``names``: group and name of an event by the number of its name; the name of a memory event is its device.
@@ -83,6 +84,12 @@ class EventTable:
         Call it after the last piece.
         """
         return sum(columns.drop_doubles(self.groups) for columns in (self.cpu, self.work))
+
+    def separate(self) -> None:
+        """Let ranges that only rounding makes overlap follow each other: see ``Columns.separate``."""
+        no_ranges = (MEMORY_EVENTS, RUNTIME_CALLS)  # runtime calls have another clock: one may end after its operator
+        is_left_out = [group in no_ranges or is_host_collective(name) for group, name in self.names]
+        self.cpu.separate(self.groups, [thread for thread, _ in self.lanes], is_left_out)
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped.

@@ -213,6 +213,7 @@ def _read(
     for piece in file.pieces(progress):
         table.add(piece)
     doubles = table.drop_doubles()
+    table.separate()
     base = file.header.get("baseTimeNanoseconds")
     events = TraceEvents(table, base if type(base) is int else 0)
     seen = Observations(notes=[*file.warnings, *_warnings(path, events, doubles)])
