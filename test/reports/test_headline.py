@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -218,6 +219,28 @@ def test_time_in_which_nothing_ran_is_outside_of_layers_as_in_top() -> None:
     run = run_of(NET, *BODY, idle, wall_ns=4_000)
     assert run.report("headline") == ("75% of the time is outside of all layers, all of it where no operator ran.")
     assert run.report("top").splitlines()[2].startswith("75.0%")
+
+
+WAITS = " Most of that is waiting: the process ran on a processor for {} of the time."
+
+
+@pytest.mark.parametrize(
+    ("ran", "delay", "said"),
+    [(400, None, WAITS.format("40%")), (401, None, ""), (400, 1, ""), (300, 100, WAITS.format("30%")), (None, 0, "")],
+)
+def test_a_place_that_waited(ran: int | None, delay: int | None, said: str) -> None:
+    """It takes 800 of 1000 ns: if the process ran for 400, it waited for at least 400."""
+    work = took("Net.stem", 200), took(OUTSIDE, 800, label("#data"))
+    text = head(*work, process_cpu_ns=ran, run_delay_ns=delay, wall_ns=1000)
+    assert text == f"80% of the time is outside of all layers, all of it in the label `#data`.{said}"
+
+
+def test_a_loop_that_waits_for_its_workers() -> None:
+    net = nn.Linear(2, 2)
+    with Profile(net) as prof:
+        net(torch.rand(1, 2))
+        time.sleep(0.2)
+    assert " Most of that is waiting: the process ran on a processor for " in prof.run.report("headline")
 
 
 def test_layers_that_were_not_selected() -> None:

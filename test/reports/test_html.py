@@ -1198,7 +1198,7 @@ def test_search(look: Callable[..., Page]) -> None:
     page = look(replace(run, layers=layers, rows=replace(run.rows, layers=layers)))
     found, box = page.locator("main > .controls .found"), page.locator("input[type=search]")
     box.fill("X")
-    assert found.inner_text() == "2 layers, 74.0% of CPU time"
+    assert found.inner_text() == "2 layers, 74.0% of the time"
     assert lines(page) == ["Net", "a", "x", "b", "x"]  # with those above
     assert page.locator(".block.match").count() == 2 and page.locator(".block.dimmed").count() == 4
     box.press("Enter")
@@ -1208,9 +1208,9 @@ def test_search(look: Callable[..., Page]) -> None:
     box.press("Enter")
     assert chosen(page) == "Net.a.x"
     box.fill("net.a")  # a match inside another match counts once in the share
-    assert found.inner_text() == "3 layers, 50.0% of CPU time"
+    assert found.inner_text() == "3 layers, 50.0% of the time"
     box.fill("conv")
-    assert found.inner_text() == "1 layer, 10.0% of CPU time"
+    assert found.inner_text() == "1 layer, 10.0% of the time"
     assert lines(page) == ["Net", "a", "y"]
     box.fill("nothing of this name")
     assert found.inner_text() == "0 layers" and lines(page) == []
@@ -1507,7 +1507,7 @@ def test_deep_model(look: Callable[..., Page]) -> None:
     button(page, "Open all").click()
     assert page.locator(".treetable").get_attribute("aria-rowcount") in ("2000", "2001")  # with the headings or without
     page.locator("input[type=search]").fill("m1999")
-    assert page.inner_text("main > .controls .found") == "1 layer, 0.1% of CPU time"
+    assert page.inner_text("main > .controls .found") == "1 layer, 0.1% of the time"
     page.locator("input[type=search]").press("Enter")
     assert chosen(page).endswith(".m1999")
     page.locator("input[type=search]").press("Escape")

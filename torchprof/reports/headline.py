@@ -299,7 +299,19 @@ def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Seque
         texts[-1] = f"and {texts[-1]}"
     ranks = f"over all {len(run.metas)} ranks, " if len(run.metas) > 1 else ""
     text = f"{ranks}{', '.join(texts)}."
-    return text[0].upper() + text[1:]
+    return text[0].upper() + text[1:] + _about_waiting(run, measured, clauses[-1].amount)
+
+
+def _about_waiting(run: Run, measured: _Measured, amount: int) -> str:
+    """A sentence if the last part waited for most of its time: all threads of the process together ran for less than
+    half as long, even with the time in which the machine was busy with other work."""
+    meta = run.meta
+    if len(run.metas) > 1 or measured.field != "cpu_ns" or meta.process_cpu_ns is None:
+        return ""
+    if 2 * (meta.process_cpu_ns + (meta.run_delay_ns or 0)) > amount:
+        return ""
+    share = _share(meta.process_cpu_ns, max(meta.wall_ns, amount))
+    return f" Most of that is waiting: the process ran on a processor for {share} of the time."
 
 
 def _share(part: float, whole: float) -> str:

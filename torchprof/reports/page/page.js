@@ -254,7 +254,7 @@ class Page {
         if (totals) sum += totals[node];
       }
     }
-    const share = measure && totals && totals[run.all] > 0 ? `, ${formatShare(sum / totals[run.all])} of ${measure.heading}` : "";
+    const share = measure && totals && totals[run.all] > 0 ? `, ${formatShare(sum / totals[run.all])} of ${measure.field === "cpu_ns" ? "the time" : measure.heading}` : "";
     this.found.textContent = `${count} ${count === 1 ? "layer" : "layers"}${count ? share : ""}`;
   }
 
