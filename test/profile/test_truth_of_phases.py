@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import torchprof
+from examples.models import Bert
 from torchprof import Run
 from torchprof.profile.program import Program
 from torchprof.run.samples import SampleKey
@@ -96,6 +97,7 @@ class Loop:
         self.model, self.make, self.sleeps, self.options = model, make, sleeps, options
         make_optimizer = options.get("optimizer", lambda parameters: torch.optim.SGD(parameters, 1e-4))
         self.optimizer = make_optimizer(model.parameters())
+        self.scaler = torch.amp.GradScaler("cpu", enabled=bool(options.get("scales")))
         self.watch = Stopwatch()
 
     @property
@@ -108,7 +110,8 @@ class Loop:
         )
         return iter(loader)
 
-    def loss(self, output: Tensor) -> Tensor:
+    def loss(self, output: Any) -> Tensor:
+        output = output[-1] if isinstance(output, tuple) else output
         if self.sleeps == "backward":
             output.register_hook(lambda grad: time.sleep(SLEEP_S))
         if self.sleeps == "other":
@@ -131,8 +134,10 @@ class Loop:
                     with watch("data"):
                         x = next(batches)
                     loss = self.forward_and_backward(x)
+                self.scaler.unscale_(self.optimizer)
                 with watch("optimizer"):
-                    self.optimizer.step()
+                    self.scaler.step(self.optimizer)
+                self.scaler.update()
                 with watch("optimizer"):
                     self.optimizer.zero_grad()
             if self.options.get("logs"):
@@ -148,8 +153,9 @@ class Loop:
         with self.watch("forward"), amp:
             output = self.model(x)
         loss = self.loss(output)
+        scaled = self.scaler.scale(loss)
         with self.watch("backward"):
-            loss.backward()
+            scaled.backward()
         return loss
 
 
@@ -218,8 +224,10 @@ KINDS: dict[str, Callable[..., Loop]] = {
         **more,
     ),
     "transformer": lambda **more: Loop(encoder(), lambda: torch.rand(4, 16, 32), **more),
+    "BERT": lambda **more: Loop(Bert(100, 64, 2, 4, 128), lambda: torch.randint(100, (4, 16)), **more),
     "gradient accumulation": lambda **more: Loop(mlp(64), lambda: torch.rand(8, 64), accumulate=3, **more),
     "autocast": lambda **more: Loop(mlp(64), lambda: torch.rand(8, 64), amp=True, **more),
+    "autocast with a scaler": lambda **more: Loop(mlp(64), lambda: torch.rand(8, 64), amp=True, scales=True, **more),
     "checkpoints": lambda **more: Loop(Checkpoints(), lambda: torch.rand(8, 64), **more),
     "logs": lambda **more: Loop(mlp(64), lambda: torch.rand(8, 64), logs=True, **more),
     "Adam": lambda **more: Loop(mlp(64), lambda: torch.rand(8, 64), optimizer=torch.optim.Adam, **more),
