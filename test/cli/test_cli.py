@@ -13,7 +13,7 @@ import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,6 +119,41 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "net", raising=False)
     return tmp_path
+
+
+TIMED = """
+import time
+import timed
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 64)
+
+    def forward(self, x):
+        began = time.perf_counter_ns()
+        for _ in range(50):
+            x = self.fc(x)
+        timed.ns.append(time.perf_counter_ns() - began)
+        return x
+"""
+
+
+def test_profile_takes_what_a_stopwatch_in_the_model_says(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 3 %, in one of some attempts: the machine may be busy. Nothing else of the recorded time is the tool's."""
+    (net / "net.py").write_text(TIMED)
+    for _ in range(4):
+        timed: Any = ModuleType("timed")
+        timed.ns = []
+        monkeypatch.setitem(sys.modules, "timed", timed)
+        monkeypatch.delitem(sys.modules, "net", raising=False)
+        assert main(["profile", "net.py:Net", "--input", "64,64", "--steps", "20", "-o", "run.json"]) == 0
+        run, took = torchprof.load(net / "run.json"), sum(timed.ns[-20:])
+        assert took <= run.tree().total.cpu_ns <= run.meta.wall_ns
+        if run.meta.wall_ns <= 1.03 * took:
+            return
+    pytest.fail(f"{run.meta.wall_ns} ns were recorded, and the calls took {took}")
 
 
 def test_profile_prints_the_overview_and_saves_the_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
