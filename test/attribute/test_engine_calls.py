@@ -80,6 +80,48 @@ def test_a_pass_inside_a_node_is_part_of_that_node():
     assert found[2, BACKWARD, ENGINES] == 5
 
 
+def test_a_thread_that_waits_and_runs_nodes_counts_each_once():
+    """On the calling thread 30 to 40, 60 to 75 and 90 to 100; autograd's thread runs nodes from 40 to 90."""
+    others = node("Y", 40, 55, 2, thread=ENGINE), node("Y", 70, 90, 2, thread=ENGINE)
+    own = node("X", 60, 75, 1)
+    walk = walked(engine(30, 100), others[0], own, others[1])
+    assert sum(each.calls for each in walk.all if each.event.kind is Kind.ENGINE and each.event.name) == 1
+    parts = [each.event[2:4] for each in walk.all if each.event.kind is Kind.ENGINE and each.event.thread == MAIN]
+    assert parts == [(30, 40), (60, 75), (90, 100)]
+    backward = sum(ns for (_, phase, _), ns in walk.self_ns().items() if phase == BACKWARD)
+    assert backward == (10 + 15 + 10) + 50
+
+
+def test_nodes_of_the_calling_thread_until_the_end_of_its_call():
+    walk = walked(engine(30, 100), node("Y", 40, 60, 2, thread=ENGINE), node("X", 50, 95, 1))
+    parts = [each.event[2:4] for each in walk.all if each.event.kind is Kind.ENGINE and each.event.thread == MAIN]
+    assert parts == [(30, 40), (50, 100)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=6),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=6),
+)
+def test_the_time_of_two_threads_adds_up(own, others):
+    """The calling thread counts its call without the time from the first to the last node of the other thread, but
+    with its own nodes."""
+
+    def nodes(parts, name, sequence, thread):
+        at = 30
+        for gap, ns in parts:
+            yield node(name, at + gap, at + gap + ns, sequence, thread=thread)
+            at += gap + ns
+
+    mine, theirs = [*nodes(own, "X", 1, MAIN)], [*nodes(others, "Y", 2, ENGINE)]
+    end = max((event.end_ns for event in (*mine, *theirs)), default=30) + 5
+    walk = walked(engine(30, end), *sorted((*mine, *theirs), key=lambda event: event.start_ns))
+    waiting = set(range(theirs[0].start_ns, theirs[-1].end_ns)) if theirs else set()
+    run_by_caller = {at for event in mine for at in range(event.start_ns, event.end_ns)}
+    expected = len(set(range(30, end)) - (waiting - run_by_caller)) + len(waiting)
+    assert sum(ns for (_, phase, _), ns in walk.self_ns().items() if phase == BACKWARD) == expected
+    assert all(ns >= 0 for ns in walk.self_ns().values())
+
+
 def test_a_call_does_not_join_a_pass_that_began_before_it():
     early = node("X", 20, 25, -1, thread=ENGINE)
     walk = walked(early, engine(30, 100), node("Y", 40, 50, 2, thread=ENGINE))

@@ -24,9 +24,9 @@ def with_engine_calls(events: Iterable[Event]) -> Iterator[Event]:
     - Other nodes with time between them get an ENGINE from the first of a pass to the end of its last, thread by
       thread. A pass ends where its thread, or a thread that made its nodes, does other work, and where a range ends
       that was open at its first node.
-    - A thread that called the engine waits while other threads run the nodes. That time is left out of its call, which
-      becomes two events: it is counted on the other threads. If the calling thread ran nodes, too, as for parameters on
-      the CPU beside a device, its call stays whole: then the wait is in it.
+    - A thread that called the engine waits while other threads run the nodes, unless it runs nodes itself, as for
+      parameters on the CPU beside a device. The wait is left out of its call, which becomes several events: that time
+      is counted on the other threads.
     """
     busy: dict[int, int] = {}  # by thread: the end of the last node that is in no other, or of the engine's call
     around: defaultdict[int, list[float]] = defaultdict(lambda: [inf])  # by thread: the ends of the open ranges
@@ -106,23 +106,31 @@ class _Pass:
             if ns < last - first
         ]
         rest = self.waiting
-        if call is not None and not any(_is_work_in(call, event) for event in rest):
+        if call is not None:
             first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values())
-            added.append(call._replace(end_ns=min(first, call.end_ns)))
-            if last < call.end_ns:
-                added.append(call._replace(name="", start_ns=last))
+            added += _without_wait(call, first, last, rest)
             rest = [event for event in rest if event is not call]
         # Ranges come before what is inside them. The sort keeps the order of equal starts.
         yield from sorted((*added, *rest), key=lambda event: event.start_ns)
 
 
-def _is_work_in(call: Event, event: Event) -> bool:
-    return (
-        event.thread == call.thread
-        and event is not call
-        and event.end_ns > event.start_ns
-        and call.start_ns <= event.start_ns < call.end_ns
-    )
+def _without_wait(call: Event, first: int, last: int, events: Iterable[Event]) -> Iterator[Event]:
+    """The parts of a call outside the time from ``first`` to ``last``, in which other threads ran nodes; and the parts
+    inside it in which its own thread ran anything. The first part has the name."""
+    part, wait = call, first  # the current part, and where it ends if nothing else runs on its thread
+    for event in events:
+        _, _, start, end, thread = event[:5]
+        if thread == call.thread and event is not call and call.start_ns <= start < min(end, last) and wait < end:
+            if start > wait:
+                yield part._replace(end_ns=wait)
+                part = part._replace(name="", start_ns=start)
+            wait = end
+    if wait >= min(last, call.end_ns):
+        yield part
+        return
+    yield part._replace(end_ns=wait)
+    if last < call.end_ns:
+        yield part._replace(name="", start_ns=last)
 
 
 class NodeGaps:
