@@ -92,6 +92,11 @@ def test_a_thread_that_waits_and_runs_nodes_counts_each_once():
     assert backward == (10 + 15 + 10) + 50
 
 
+def test_a_second_call_while_another_thread_is_in_backward():
+    walk = walked(engine(20, 90, thread=3), node("Y", 25, 50, 2, thread=ENGINE), engine(30, 100), node("X", 60, 70, 1))
+    assert all(each.event.end_ns >= each.event.start_ns >= 0 and each.ns >= 0 for each in walk.all)
+
+
 def test_nodes_of_the_calling_thread_until_the_end_of_its_call():
     walk = walked(engine(30, 100), node("Y", 40, 60, 2, thread=ENGINE), node("X", 50, 95, 1))
     parts = [each.event[2:4] for each in walk.all if each.event.kind is Kind.ENGINE and each.event.thread == MAIN]

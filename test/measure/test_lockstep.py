@@ -181,6 +181,15 @@ def test_at_the_end_of_backward_a_loop_waits_even_if_it_continues_late() -> None
     ]
 
 
+def test_a_collective_that_begins_after_a_gap_shows_nothing_about_it() -> None:
+    """The thread continued late after the receive: it did not wait for it."""
+    later = exchange("gloo:all_reduce", 101, 104)._replace(start_ns=100 * MS + 10_000, end_ns=100 * MS + 50_000)
+    received = in_ms(step(0), op("aten::mm", 0, 1), exchange("gloo:recv", 2, 20))
+    for events in (received, [*received, later]):
+        found = work(found_in(*events, *in_ms(op("aten::mm", 100, 110), step(110))))
+        assert found[OUTSIDE, FORWARD, STEP] == (110 * MS,)
+
+
 def test_the_end_of_a_long_wait_may_be_recorded_late() -> None:
     """gloo's thread wakes the waiting thread before it ends its own range. Here it ends 0.8 ms after the wait."""
     for began, waited in (10, 40), (47, 0):  # a tenth of the gap: a short gap that ends before is Python's

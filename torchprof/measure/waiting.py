@@ -103,8 +103,9 @@ class Waiting:
         while at and self._by_end[at - 1][0] > start:
             at -= 1
             # The recorded end of a receive is when a thread waits for it. That may be soon after a gap without waits.
-            if self._by_end[at][2] or self._by_end[at][0] <= end:
+            until, begun, is_collective = self._by_end[at]
+            if begun < end and (is_collective or until <= end):
                 ended.append(self._by_end[at])
         if not ended or ended[0][0] < end - PROMPTLY_NS:
             ended = [one for one in ended if for_any and one[2]]
-        return [(max(start, begun), min(until, end)) for until, begun, _ in ended if begun < end]
+        return [(max(start, begun), min(until, end)) for until, begun, _ in ended]

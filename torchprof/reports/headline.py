@@ -304,7 +304,7 @@ def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Seque
 
 def _about_waiting(run: Run, measured: _Measured, amount: int) -> str:
     """A sentence if the last part waited for most of its time: all threads of the process together ran for less than
-    half as long, even with the time in which the machine was busy with other work."""
+    half as long, and so they did with the time in which the main thread had no processor, as far as it is known."""
     meta = run.meta
     if len(run.metas) > 1 or measured.field != "cpu_ns" or meta.process_cpu_ns is None:
         return ""

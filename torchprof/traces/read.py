@@ -134,13 +134,18 @@ def _part_of_trace(
     return None
 
 
+def _elements(module: nn.Module) -> int:
+    """How many elements its parameters have. Those of a lazy module are not known, and count as none."""
+    return sum(one.numel() for one in module.parameters() if not hasattr(one, "materialize"))
+
+
 def _main_parts(model: nn.Module | Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """The submodules that have most of the parameters of a model, outer to inner, with their names in it."""
     name = ""
     while not isinstance(model, Sequence):
-        whole = sum(one.numel() for one in model.parameters())
+        whole = _elements(model)
         children = [*model.named_children()]
-        sizes = [sum(one.numel() for one in child.parameters()) for _, child in children]
+        sizes = [_elements(child) for _, child in children]
         if not whole or 2 * max(sizes, default=0) <= whole:
             return
         step, model = children[sizes.index(max(sizes))]
