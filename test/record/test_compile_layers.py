@@ -47,7 +47,16 @@ from torchprof.record.dynamo_sources import Taken, step_of
 from torchprof.record.noted_calls import NotedCalls
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
-from torchprof.run.words import BACKWARD, FORWARD, LAYERS_NOT_RECORDED, NOT_ATTRIBUTABLE, OTHER_MODULE, RECOMPUTE, Frame
+from torchprof.run.words import (
+    BACKWARD,
+    FORWARD,
+    LAYERS_NOT_RECORDED,
+    NOT_ATTRIBUTABLE,
+    OTHER,
+    OTHER_MODULE,
+    RECOMPUTE,
+    Frame,
+)
 
 pytestmark = [
     pytest.mark.compiler,
@@ -883,7 +892,7 @@ def test_a_function_that_calls_the_model() -> None:
     # The function's sigmoid and product are in one kernel with the activation.
     fused = [row for row in found.run.rows if is_fused(row)]
     assert [(row.phase, row.layer, [".".join(layer.path) for layer in row.shared_by]) for row in fused] == [
-        (FORWARD, None, ["Own.act"]),
+        (OTHER, None, ["Own.act"]),
         (BACKWARD, None, ["Own.act"]),
     ]
     assert {row.frames[-2].name for row in fused} == {"fused: (outside) + Own.act"}

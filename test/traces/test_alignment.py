@@ -443,6 +443,8 @@ def test_if_a_part_of_the_model_made_the_trace_it_is_named(with_labels: bool, tm
     assert torchprof.from_trace(trace, model.model, inputs=words).layers[0].kind == "Inner"
     with pytest.raises(TorchprofError, match=r"is of a part of this model: give from_trace model\.model \(Inner\)\.$"):
         torchprof.from_trace(trace, model, inputs=words)
+    with pytest.raises(TorchprofError, match=r"give from_trace model\[0\] \(Inner\)\.$"):
+        torchprof.from_trace(trace, nn.Sequential(model.model, nn.Linear(64, 5)), inputs=words)
     with pytest.raises(TorchprofError) as error:
         torchprof.from_trace(trace, nn.Sequential(nn.Linear(3, 4)), inputs=words)
     assert "part of this model" not in str(error.value)

@@ -117,8 +117,8 @@ class _Pass:
 def _without_wait(call: Event, first: int, last: int, events: Iterable[Event]) -> Iterator[Event]:
     """The parts of a call outside the time from ``first`` to ``last``, in which other threads ran nodes; and the parts
     inside it in which its own thread ran anything. The first part has the name."""
-    part = call  # the current one, and where it ends if nothing else runs on its thread
-    wait = max(first, call.start_ns)
+    part = call  # the current part
+    wait = max(first, call.start_ns)  # its end, unless its thread runs more until the wait begins
     for event in events:
         _, _, start, end, thread = event[:5]
         if thread == call.thread and event is not call and call.start_ns <= start < min(end, last) and wait < end:

@@ -172,7 +172,7 @@ class Rows(Sequence[Row]):
         return Row(
             self.layers[layer] if layer >= 0 else None,
             layer != NOT_SELECTED,
-            PHASES[phase] if self.shared[shared] else phase_of(layer, PHASES[phase]),
+            phase_of(layer, PHASES[phase]),
             self.within[within],
             self.frames[frames],
             self.devices[device],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -100,7 +101,8 @@ def from_trace(
             found = _read_in_turn(files, partial(read, model=known), progress)
         runs = _without_errors(files, found)
     except TorchprofError as error:
-        part = None if model is None else _part_of_trace(files[0], model, inputs, kwargs)
+        # Of several files, the error may be that of another one than the first.
+        part = None if model is None or len(files) > 1 else _part_of_trace(files[0], model, inputs, kwargs)
         if part is None:
             raise
         raise TorchprofError(f"{error} But the trace is of a part of this model: give from_trace {part}.") from None
@@ -123,20 +125,21 @@ def _plan_of(
 def _part_of_trace(
     file: Path, model: nn.Module | Sequence[nn.Module], inputs: Any, kwargs: Mapping[str, Any] | None
 ) -> str | None:
-    """The main part of a model that made a trace: its name and class. None if no part did, or did all of it."""
+    """The submodule of a model that made all of a trace, as Python, with its class. None if none did."""
     for name, part in _main_parts(model):
         try:
             found = _read(file, _plan_of(part, None, inputs, kwargs), with_timeline=False)
         except TorchprofError:
             continue
         if all(note.code != "not_in_model" for note in found.seen.notes):
-            return f"model.{name} ({type(part).__name__})"
+            step_by_step = re.sub(r"\.(\d+)", r"[\1]", f"model.{name}")
+            return f"{step_by_step} ({type(part).__name__})"
     return None
 
 
 def _elements(module: nn.Module) -> int:
     """How many elements its parameters have. Those of a lazy module are not known, and count as none."""
-    return sum(one.numel() for one in module.parameters() if not hasattr(one, "materialize"))
+    return sum(weight.numel() for weight in module.parameters() if not hasattr(weight, "materialize"))
 
 
 def _main_parts(model: nn.Module | Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -268,7 +271,7 @@ def _read_or_error(path: Path, *, in_folders: frozenset[Path], **options: Any) -
 
 def _without_errors(files: Sequence[Path], found: Sequence[_FileRun | TorchprofError]) -> list[_FileRun]:
     """The runs, with a warning for each file that could not be read. Raises its error if no file could be."""
-    runs = [one for one in found if isinstance(one, _FileRun)]
+    runs = [run for run in found if isinstance(run, _FileRun)]
     for file, error in zip(files, found):
         if isinstance(error, TorchprofError):
             if not runs:
