@@ -522,11 +522,11 @@ FORKED = {
 def test_a_forked_process_ends_as_in_plain_python_without_a_report(folder: Path, name: str) -> None:
     line, code = FORKED[name]
     script = (
-        "import atexit, os, signal, sys, threading, time\n"
+        "import atexit, os, signal, sys, threading\n"
         "atexit.register(print, 'atexit')\n"
         "pid = os.fork()\n"
         "if not pid:\n"
-        "    threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()\n"
+        "    threading.Thread(target=lambda: (threading.main_thread().join(60), print('thread'))).start()\n"
         f"    print('child')\n    {line}\n"
         "else:\n    print('parent', os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
