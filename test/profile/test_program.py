@@ -29,7 +29,10 @@ import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.profile import program
 from torchprof.profile.program import Program
+from torchprof.record.plan import Plan
 from torchprof.run.cost import FIELDS
+
+LABELING = "torchprof: labels a model"
 
 
 def profiled(body: Callable[[], Any], **options: Any) -> Run:
@@ -49,11 +52,11 @@ def calls(run: Run) -> dict[str, int]:
 
 
 def costs(run: Run, *fields: str) -> Counter[tuple[str, str, tuple[str, ...]]]:
-    """Calls, and some fields of the costs, by layer, phase and frames."""
+    """Calls, and some fields of the costs, by layer, phase and frames, without the range in which torchprof labels."""
     sums: Counter[Any] = Counter()
     for row in run.rows:
         names = tuple(frame.name for frame in row.frames if frame.kind != "python")
-        if len(names) == len(row.frames):
+        if len(names) == len(row.frames) and names[:1] != (LABELING,):
             key = (row.layer.name if row.layer else "(outside)", row.phase, names)
             sums[(*key, "calls")] += row.calls
             for field in fields:
@@ -417,6 +420,26 @@ def test_a_program_without_models_or_operators() -> None:
 
 
 # What is recorded
+
+
+def test_the_labelling_of_a_later_model_is_in_a_range_of_torchprof(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, later = Mlp(), Several()
+    add = Plan.add
+
+    def slow(plan: Plan, model: nn.Module) -> Any:
+        time.sleep(0.2)
+        return add(plan, model)
+
+    def program() -> None:
+        first(torch.rand(1, 4))
+        monkeypatch.setattr(Plan, "add", slow)
+        later(torch.rand(1, 4))
+
+    run = profiled(program)
+    ours = [row for row in run.rows if row.frames and row.frames[0].name == LABELING]
+    in_range = sum(row.cost.cpu_ns for row in ours if row.layer is None and row.frames[0].kind == "label")
+    assert in_range >= 200_000_000
+    assert run.meta.wall_ns - in_range < 150_000_000
 
 
 def test_warmup_calls_and_max_calls_limit_what_is_recorded() -> None:

@@ -24,7 +24,7 @@ from torchprof.record.forwards import backward_task
 from torchprof.record.labels import Labels
 from torchprof.record.outermost_calls import OutermostCalls
 from torchprof.record.plan import Plan
-from torchprof.record.session import Guard, is_observed, missing_device, refuse_if_profiled
+from torchprof.record.session import Guard, is_observed, missing_device, record, refuse_if_profiled
 from torchprof.record.torch_internals import optional
 from torchprof.run.cycles import add_cycle
 from torchprof.run.run import Run
@@ -40,6 +40,8 @@ _PATIENCE = 5
 _FIRST_GUESS = 30.0  # events for each call of a module, before the first cycle was read
 _LONG_START = 0.1  # a larger share of the time before the first call of a model gives a warning
 _WORTH_SAYING = 0.01  # a larger share of start-up, which is left out, gives a warning
+_LABELING = "torchprof: labels a model"
+"""The range around our work before the first call of a model that is found inside a recording: some 17 us a module."""
 _FOLLOWING = 3
 """The first step is start-up only if at least this many calls of models follow it."""
 
@@ -186,7 +188,9 @@ class Program:
             return True
         if self._models >= _MOST_MODELS or not _is_model(module):
             return False
-        with DelayedSignals():  # a plan that is half made has no layers, and a label that is not known is never removed
+        # A plan that is half made has no layers, and a label that is not known is never removed. A recording goes on
+        # here, because the backward of an earlier call may be outstanding: the range says whose time this is.
+        with DelayedSignals(), record(_LABELING):
             self._labels.add(self._plan.add(module))
             self._models += 1
         if self._models == _MOST_MODELS:
