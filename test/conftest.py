@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 import torchprof.record.cpu_time
+
+settings.register_profile("without a time limit", deadline=None)  # a busy machine may stall a single example
+settings.load_profile("without a time limit")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects tests

@@ -11,5 +11,5 @@ FEWEST = 15
 
 
 def examples(count: int) -> settings:
-    """The settings of a property test that tries ``count`` examples when all are asked for, without a time limit."""
-    return settings(deadline=None, max_examples=max(count // SHARE, min(count, FEWEST)))
+    """The settings of a property test that tries ``count`` examples when all are asked for."""
+    return settings(max_examples=max(count // SHARE, min(count, FEWEST)))
