@@ -12,22 +12,19 @@ from operator import add
 from torchprof.attribute.events import Kind
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
+from torchprof.run.purposes import PURPOSES, purpose_of
 from torchprof.run.samples import SampleKey, Spread, spreads_at
-from torchprof.run.words import BACKWARD, BEFORE, FORWARD, OPTIMIZER_RANGE, OUTSIDE, ZERO_GRAD
+from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, ZERO_GRAD
 
 DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, BACKWARD_NS, OTHER_NS, GAP_NS, OVERLAP_NS = _PARTS = tuple(
-    f"step_{part}_ns" for part in ("data", "optimizer", "copy", "wait", "gc", "backward", "other", "gap", "overlap")
+    f"step_{part}_ns" for part in (*PURPOSES, "overlap")
 )
-"""The parts of a step outside all layers; see ``SampleKey``."""
+"""The parts of a step outside all layers, by purpose; see ``SampleKey``."""
 
 _IN_RANGES = (COPY_NS, WAIT_NS)
 """The parts that also count inside layers that are only ranges of a trace: such a range may be around anything."""
 
-_WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")
-_COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")
-_BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
 _WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
-_LOADING = "enumerate(Data"  # the label of a DataLoader or a DataPipe
 
 _Sums = dict[str, "array[int]"]
 """By device: a sum for each step."""
@@ -238,7 +235,8 @@ class _Parts(dict[Place, str]):
         self._are_ranges = are_ranges
 
     def __missing__(self, place: Place) -> str:
-        part = _part_of(place) if place.layer == OUTSIDE or self._are_ranges else OTHER_NS
+        is_outside = place.layer == OUTSIDE or self._are_ranges
+        part = f"step_{purpose_of(place.phase, place.frames)}_ns" if is_outside else OTHER_NS
         if place.layer != OUTSIDE and part not in _IN_RANGES:
             part = OTHER_NS
         self[place] = part
@@ -339,24 +337,3 @@ def _beyond(at: int, last: Iterable[Attributed], alike: Mapping[Place, Place]) -
                     beyond[alike[item.around]] -= rest
             item = item.outer
     return beyond
-
-
-def _part_of(place: Place) -> str:
-    """The part of a step by the frames of a place: first a wait or a copy, then torch's labels around it."""
-    if place.frames and place.frames[0].kind == "gc":
-        return GC_NS
-    labels = [frame.name for frame in place.frames if frame.kind == "label"]
-    if len(labels) < len(place.frames):
-        kind, name, _ = place.frames[-1]
-        if _WAITING.fullmatch(name):
-            return WAIT_NS
-        if (_BETWEEN_HOST_AND_DEVICE if kind == "kernel" else _COPYING).fullmatch(name):
-            return COPY_NS
-    if place.phase == BACKWARD:
-        return BACKWARD_NS
-    for label in labels:
-        if label.startswith(_LOADING):
-            return DATA_NS
-        if label.startswith(OPTIMIZER_RANGE):
-            return OPTIMIZER_NS
-    return OTHER_NS if len(labels) < len(place.frames) else GAP_NS

@@ -138,11 +138,23 @@ def number_of_phase(phase: str) -> int:
     return PHASES.index(phase)
 
 
+LOADING = "enumerate(Data"
+"""Prefix of the range that torch puts around each batch of a DataLoader or a DataPipe."""
 OPTIMIZER_RANGE = "Optimizer."
 """Prefix of the ranges that torch.optim puts around its methods."""
 OPTIMIZER_STEP = "Optimizer.step#"
 """Prefix of the ranges around optimizer steps; the class name and ``.step`` follow."""
 ZERO_GRAD = "Optimizer.zero_grad#"
+
+
+def torchs_range(name: str) -> str:
+    """What one of torch's own ranges is, in words; "" for other ranges."""
+    if name.startswith(LOADING):
+        return "data loading"
+    for prefix, what in ((OPTIMIZER_STEP, "optimizer"), (ZERO_GRAD, "zero_grad")):
+        if name.startswith(prefix):
+            return f"{what} ({name.removeprefix(prefix).partition('.')[0]})"
+    return ""
 
 
 def is_optimizer_step(frames: Sequence[Frame]) -> bool:
