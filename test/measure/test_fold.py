@@ -256,21 +256,23 @@ def test_the_recorded_facts_of_a_collective_stay_beyond_the_limit_of_signatures(
 
 
 def test_sampled_lines_of_python_are_counted_and_take_no_time() -> None:
-    """Two in Net itself, one in its label, one outside. The sample inside an op is dropped: the op explains it."""
+    """Three in Net itself, one in its label, one outside. The one inside an op inside `mul` counts in `mul`."""
     seen = [Event(Kind.SAMPLE, "net.py(3): forward", at, at, 1) for at in (5, 15, 25, 35, 45, 105)]
-    ranges = [ran("Net", 0, 100), ran("mul", 10, 20), ran("#mine", 40, 50)]
+    ranges = [ran("Net", 0, 100), ran("mul", 10, 20), ran("copy", 14, 16), ran("#mine", 40, 50)]
     run = run_of(*sorted([*ranges, *seen], key=lambda event: event.start_ns))
     line = Frame("python", "net.py(3): forward")
     found = {(row.layer is None, row.frames): (row.calls, row.cost) for row in run.rows if line in row.frames}
     assert found == {
         (False, (line,)): (3, Cost()),
+        (False, (Frame("op", "mul"), line)): (1, Cost()),
         (False, (Frame("label", "#mine"), line)): (1, Cost()),
         (True, (line,)): (1, Cost()),
     }
     assert run.tree().calls == 1
     assert {op.name: (op.calls, op.self.cpu_ns) for op in run.ops()["Net",]} == {
         "(between ops)": (0, 80),
-        "mul": (1, 10),
+        "mul": (1, 8),
+        "copy": (1, 2),
         "#mine": (1, 10),
     }
 

@@ -528,7 +528,11 @@ def test_samples_show_where_python_is_between_operators() -> None:
     run = profiled(program)
     seen: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for row in run.rows:
-        if row.frames and row.frames[-1].kind == "python" and row.frames[-1].name.endswith(f":{line} sleeps"):
+        if (
+            row.frames
+            and row.frames[-1].kind == "python"
+            and row.frames[-1].name.endswith(f":{line} sleeps → time.sleep")
+        ):
             where = row.layer.name if row.layer else "(outside)"
             seen[where, tuple(frame.name for frame in row.frames[:-1])] += row.calls
     assert set(seen) == {("Sleeper", ()), ("Sleeper", ("NAP",)), ("(outside)", ())}

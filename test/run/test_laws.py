@@ -217,8 +217,8 @@ def test_the_total_of_an_op_in_the_run_is_the_time_of_its_outermost_calls(sessio
 
 @examples(80)
 @given(sessions())
-def test_lines_of_python_are_counted_only_outside_ops(session: tuple[Paths, Forest]) -> None:
-    """A sampled line counts directly in a layer, in a label or in no layer, and has no cost. Inside ops it is dropped.
+def test_lines_of_python_are_counted_in_their_layer_and_cost_nothing(session: tuple[Paths, Forest]) -> None:
+    """A sampled line counts in a layer, in a label, in an op of the forward or in no layer, and has no cost.
 
     Only one thread is tested: while the autograd thread works, the sampled line is where the main thread waits for it.
     """

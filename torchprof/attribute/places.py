@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from torchprof.attribute.events import Event
-from torchprof.run.words import Frame
+from torchprof.run.words import FORWARD, Frame
 
 
 class Place:
@@ -129,6 +129,18 @@ class Places:
             place = inner[key] = self._new(
                 outer.layer, outer.phase, outer.within, outer.shared, outer, frame, signature
             )
+        return place
+
+    def of_lines(self, place: Place) -> Place | None:
+        """The place that has the sampled lines of Python in another: of an op, the outermost op under the same labels.
+        None for other ranges, and for ops that are not forward: there a line says nothing."""
+        while place.frame is not None and place.frame.kind != "label":
+            if place.frame.kind != "op" or place.phase != FORWARD:
+                return None
+            outer = place.outer
+            if outer is None or outer.frame is None or outer.frame.kind == "label":
+                break
+            place = outer
         return place
 
     def close(self) -> None:

@@ -285,15 +285,13 @@ class Attribution:
     # Events that open no range
 
     def _sample(self, event: Event, end: int, open_range: _Open) -> Attributed | None:
-        """A sampled line of Python. It is dropped inside an op, because the op explains the time. It is also dropped
-        while another thread works: that is autograd's thread, and this one waits for it."""
-        _, around, _, _, outer_range = open_range
-        if around is not None and around.frame is not None and around.frame.kind != "label":
-            return None
-        if any(ranges and ranges[0][0] > event.start_ns for on, ranges in self._stacks.items() if on != event.thread):
-            return None
-        place = self.places.inside(around or self._outside, "python", event.name)
-        return Attributed(event, place, around, 1, 0, outer_range)
+        """A sampled line of Python: between ops, or inside the outermost op. In backward it says nothing."""
+        around = self.places.of_lines(open_range[1] or self._outside)
+        others = (ranges for on, ranges in self._stacks.items() if on != event.thread)
+        if around is None or any(ranges and ranges[0][0] > event.start_ns for ranges in others):
+            return None  # if another thread works, it is that of autograd, and this one waits for it
+        place = self.places.inside(around, "python", event.name)
+        return Attributed(event, place, open_range[1], 1, 0, open_range[4])
 
     def _begin_call(self, event: Event, end: int, open_range: _Open) -> None:
         """A compiled function is called on tensors that it took from modules. The range may be inside the op of the

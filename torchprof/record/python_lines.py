@@ -6,13 +6,17 @@ It shows the time that no operator explains: the user's Python between the opera
 from __future__ import annotations
 
 import atexit
+import dis
+import linecache
 import os
+import re
 import sys
 import sysconfig
 import threading
 import time
 from array import array
 from collections.abc import Iterator
+from itertools import islice
 from operator import add
 from pathlib import Path
 from types import CodeType, FrameType
@@ -26,13 +30,22 @@ _LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "pla
 _USER, _LIBRARY, _NEITHER = "user", "library", "torch, torchprof, or no file"
 _MOST_SAMPLES = 1_000_000  # 20 MB; an even number
 _NS = 1_000_000_000
+_CALLS = ("CALL", "PRECALL", "BEFORE_WITH")  # the names of instructions that call something begin so
+_NAME = re.compile(r"(?:(?:async )?with )?([A-Za-z_][\w.]*)\s*(?:\(|:|$)")
+_CALLS_HOOKS = ("_call_impl", "inner")  # of nn.Module
+_ITERATION = ("__iter__", "__next__")
 _SWITCH_S = 0.0005  # the longest time that a thread keeps the GIL if the sampler waits for it
 _PATIENCE_S = 10.0  # the longest wait for the end of the thread
 
 
 class CodeLocation(NamedTuple):
-    """A line of source: its file as it is shown, its line number, its function. ``calls``: the function of a library
-    that this line called, "" if it called none, or only torch's."""
+    """A line of source: its file as it is shown, its line number, its function.
+
+    ``function`` is "record (hook)" for one that torch calls with a module, but for its forward. ``calls``: what this
+    line was calling, as it is written there ("time.sleep", "torch.save"), "" for nothing. Without the source, with
+    Python 3.10, and for a loop over an object: the function of a library ("DataLoader.__iter__"), but no other function
+    of torch.
+    """
 
     file: str
     line: int
@@ -84,10 +97,9 @@ class Sampler:
         self._every = 1  # intervals from one sample to the next
         self._folder = str(Path.cwd())  # at the start, because the script may change it
         self._owners: dict[str, str] = {}  # by file
-        self._indices: dict[tuple[int, int, int], int] = {}
-        self._locations: list[
-            tuple[CodeType, int, CodeType | None]
-        ] = []  # keeps the code alive, so that no other object gets its id
+        self._indices: dict[tuple[int, int, int, tuple[CodeType, int] | None], int] = {}
+        # Keeps the code alive, so that no other object gets its id.
+        self._locations: list[tuple[CodeType, int, int, CodeType | None, tuple[CodeType, int] | None]] = []
         self._times = array("q")
         self._at = array("i")
         self._intervals = array("q")
@@ -125,11 +137,16 @@ class Sampler:
         taken = [
             *zip(self._times, self._at, self._intervals)
         ]  # first: a sample may come meanwhile, with a new location
+        for file in {code.co_filename for code, *_ in self._locations}:
+            linecache.checkcache(file)
         locations = [
             CodeLocation(
-                _shown(code.co_filename, self._folder), line, code.co_name, called.co_name if called is not None else ""
+                _shown(code.co_filename, self._folder),
+                line,
+                f"{code.co_name} (hook)" if caller is not None and _is_hook(*caller) else code.co_name,
+                _called(code, at, called),
             )
-            for code, line, called in self._locations
+            for code, line, at, called, caller in self._locations
         ]
         for at_ns, index, intervals in taken:
             yield Sample(at_ns, locations[index], intervals)
@@ -163,11 +180,12 @@ class Sampler:
         frame, called = self._users(frame)
         if frame is None:  # the thread has ended
             return
-        key = id(frame.f_code), frame.f_lineno, id(called)
+        caller = _calling_module(frame)
+        key = id(frame.f_code), frame.f_lasti, id(called), caller
         index = self._indices.get(key)
         if index is None:
             index = self._indices[key] = len(self._locations)
-            self._locations.append((frame.f_code, frame.f_lineno, called))
+            self._locations.append((frame.f_code, frame.f_lineno, frame.f_lasti, called, caller))
         self._times.append(time.perf_counter_ns())
         self._at.append(index)
         self._intervals.append(intervals)
@@ -183,8 +201,9 @@ class Sampler:
             if owner is None:
                 owner = self._owners[file] = _owner_of(file)
             if owner == _USER:
-                return frame, called
-            called = frame.f_code if owner == _LIBRARY else None
+                return _named(frame), called
+            is_named = owner == _LIBRARY or frame.f_code.co_name in _ITERATION  # torch's DataLoader
+            called = frame.f_code if is_named else None
             frame = frame.f_back
         return innermost, None
 
@@ -193,6 +212,30 @@ class Sampler:
         self._at = self._at[::2]
         self._intervals = array("q", map(add, self._intervals[::2], self._intervals[1::2]))
         self._every *= 2
+
+
+def _named(frame: FrameType) -> FrameType:
+    """The frame of the function that a comprehension or a lambda is written in, if that is its caller."""
+    name, outer = frame.f_code.co_name, frame.f_back
+    while name.startswith("<") and name != "<module>" and outer is not None:
+        if outer.f_code.co_filename != frame.f_code.co_filename:
+            break
+        frame, name, outer = outer, outer.f_code.co_name, outer.f_back
+    return frame
+
+
+def _calling_module(frame: FrameType) -> tuple[CodeType, int] | None:
+    """The code of ``nn.Module`` that calls this function, and the instruction that does; None for other callers."""
+    caller = frame.f_back
+    if caller is None or caller.f_code.co_name not in _CALLS_HOOKS:
+        return None
+    is_torchs = caller.f_code.co_filename == getattr(sys.modules.get("torch.nn.modules.module"), "__file__", None)
+    return (caller.f_code, caller.f_lasti) if is_torchs else None
+
+
+def _is_hook(code: CodeType, at: int) -> bool:
+    """Whether ``nn.Module`` calls a hook there, and not the module's forward. Needs its source, and Python 3.11."""
+    return _called(code, at, None).endswith("hook")
 
 
 def _owner_of(file: str) -> str:
@@ -207,6 +250,22 @@ def _owner_of(file: str) -> str:
         or Path(file).parent == Path(sys.executable).parent
     )
     return _LIBRARY if is_installed else _USER
+
+
+def _called(code: CodeType, at: int, called: CodeType | None) -> str:
+    """What a call at this instruction calls, as it is written in the source; else the name of ``called``, if any."""
+    positions = getattr(code, "co_positions", None)
+    while at > 0 and dis.opname[code.co_code[at]] == "CACHE":  # the rest of the instruction before it
+        at -= 2
+    if positions is not None and dis.opname[code.co_code[at]].startswith(_CALLS):
+        line, last, begin, end = next(islice(positions(), at // 2, None), (None,) * 4)
+        if line is not None and begin is not None and end is not None:
+            text = linecache.getline(code.co_filename, line).encode()
+            written = text[begin : end if last == line else None].decode(errors="replace")
+            found = _NAME.match(written)
+            if found is not None:
+                return found[1]
+    return getattr(called, "co_qualname", called.co_name) if called is not None else ""
 
 
 def _shown(file: str, folder: str) -> str:
