@@ -86,9 +86,10 @@ def memory_of(run: Run) -> list[Memory]:
 
 
 def layers_of(run: Run) -> list[Any]:
-    """Without values that no trace has: shapes of calls, and mode."""
+    """Without values that no trace has: shapes of calls, mode, and what optimizers updated."""
     of_calls: dict[str, Any] = {"input_shapes": (), "output_shapes": (), "output_bytes": None, "same_shapes": None}
-    return [replace(layer, training=None, **of_calls) for layer in run.layers]
+    of_training: dict[str, Any] = {"training": None, "grad_calls": None, "updated_params": None}
+    return [replace(layer, **of_calls, **of_training) for layer in run.layers]
 
 
 def warnings_of(run: Run) -> list[str]:

@@ -42,7 +42,8 @@ class Target:
 
     ``inlined``: it is inside a compiled module, so that compiled code may run instead of its forward. ``is_model``: the
     inputs of its later calls are compared, too. ``same_shapes``: whether all calls had inputs of the same shapes as the
-    first; None before the first call.
+    first; None before the first call. ``grad_calls``: calls with gradients enabled,
+    of a layer below a model only the first.
     """
 
     module: ref[nn.Module]
@@ -54,6 +55,7 @@ class Target:
     training: bool = True
     is_model: bool = False
     same_shapes: bool | None = None
+    grad_calls: int = 0
 
 
 def label_of(path: Iterable[str]) -> str:
@@ -160,6 +162,7 @@ class Label:
         target = self._target
         if not is_observed():  # the profiler's schedule does not record this call
             return False
+        target.grad_calls += torch.is_grad_enabled()
         is_first = target.same_shapes is None
         if is_first:
             target.training = getattr(module, "training", False)  # a frozen ScriptModule has no mode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from torchprof.record.modules import (
     walk_modules,
     wrapped_step,
 )
+from torchprof.record.updates import Updates
 from torchprof.run.layers import Layer
 
 
@@ -124,6 +126,7 @@ class Plan:
         self._real_paths: dict[tuple[str, int], tuple[str, ...]] = {}
         self._layers: tuple[Layer, ...] = ()  # of the last call of layers()
         self._replicas = Replicas()
+        self._updates = Updates()
         self._add(models, paths)
 
     def add(self, model: nn.Module) -> list[Target]:
@@ -147,6 +150,9 @@ class Plan:
         spots = self._spots[first:]
         number = {path: index for index, path in enumerate(self.layer_paths)}
         for spot in spots:
+            module = spot.module()
+            own = {} if module is None else module.__dict__.get("_parameters", {})
+            self._updates.look(param for param in own.values() if param is not None and not is_lazy(param))
             if number.setdefault(spot.shown, len(number)) == len(self.layer_paths):
                 self.layer_paths.append(spot.shown)
             self._layer_of.append(number[spot.shown])
@@ -305,6 +311,7 @@ class Plan:
         compiled = {layer for spot, layer in zip(self._spots, self._layer_of) if spot.compiled and spot.wrapper is None}
         counted: set[int] = set()
         layers = []
+        updated: dict[int, int] = {}  # by layer: the elements of parameters that changed in a recording
         for index, path in enumerate(self.layer_paths):
             here = [module for module in modules[index] if module is not None]
             if len(here) < len(modules[index]):
@@ -335,6 +342,7 @@ class Plan:
                     input_shapes=inputs,
                     output_shapes=outputs,
                     same_shapes=target.same_shapes if target and target.is_model else None,
+                    grad_calls=target.grad_calls if target and target.same_shapes is not None else None,
                     settings=_settings(core),
                     tied=tied,
                     output_bytes=_bytes(outputs, target.output_types) if target else None,
@@ -345,6 +353,12 @@ class Plan:
                     else tuple(self.layer_paths[at] for at in places[id(core)] if at != index),
                 )
             )
+            updated[index] = sum(number for param, number in zip(params, numbers) if self._updates.changed(param))
+        if any(updated.values()):
+            layers = [
+                replace(layer, updated_params=updated.get(index, layer.updated_params))
+                for index, layer in enumerate(layers)
+            ]
         self._layers = tuple(layers)
         return self._layers
 

@@ -140,6 +140,9 @@ def _first_seen(before: Layer, now: Layer) -> Layer:
         same_shapes=same_shapes(before, now) if now.input_shapes or now.output_shapes else before.same_shapes,
         output_bytes=before.output_bytes,
         training=before.training,
+        # Of all cycles so far.
+        grad_calls=before.grad_calls if now.grad_calls is None else now.grad_calls,
+        updated_params=before.updated_params if now.updated_params is None else now.updated_params,
     )
 
 

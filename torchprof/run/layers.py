@@ -24,6 +24,10 @@ class Layer:
       not a number (nested tensors). ``()`` if it was not called.
     - ``same_shapes``: of a model, whether all its forward calls had inputs of these shapes. None if that is unknown,
       and for all layers below a model (see ``analyze.varying``).
+    - ``updated_params``: those of its own parameters that changed in the recording, as by an optimizer. None if none of
+      any layer did, and if that is unknown.
+    - ``grad_calls``: of a model, how many of its forward calls ran with gradients enabled; of a layer below, whether
+      the first did (0 or 1). None if that is unknown.
     - ``output_bytes``: the size of the tensors that the first call returned; None if unknown.
     - ``training``: whether it was in train mode.
     - ``settings``: the ``extra_repr`` of a layer class of torch ("3, 64, kernel_size=(7, 7), stride=(2, 2)"); empty for
@@ -49,6 +53,8 @@ class Layer:
     input_shapes: tuple[tuple[int, ...], ...] = ()
     output_shapes: tuple[tuple[int, ...], ...] = ()
     same_shapes: bool | None = None
+    grad_calls: int | None = None
+    updated_params: int | None = None
     output_bytes: int | None = None
     training: bool | None = True
     settings: str = ""

@@ -30,11 +30,11 @@ from torchprof.run.warnings import Caveat, caveat, sharing_key
 
 _Path = tuple[str, ...]
 
-_COUNTED = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes")
-"""Parameters and buffers of a layer: kept in the merged layer if equal on all ranks, else None."""
+_COUNTED = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes", "grad_calls", "updated_params")
+"""Counts of a layer: kept in the merged layer if equal on all ranks, else None."""
 _IF_ANY = ("compiled", "tied", "recursive")
 """True of a merged layer if true on any rank."""
-_UNCALLED: Mapping[str, Any] = {"input_shapes": (), "output_shapes": (), "same_shapes": None}
+_UNCALLED: Mapping[str, Any] = {"input_shapes": (), "output_shapes": (), "same_shapes": None, "grad_calls": None}
 """What a layer is before its first call, for cycles that do not have it."""
 
 
