@@ -103,9 +103,27 @@ def test_findings_that_save_less_than_one_percent_are_not_reported(monkeypatch, 
     assert len(advise(microseconds(100))) == told
 
 
-def test_many_small_findings_of_a_rule_are_reported_together(monkeypatch) -> None:
-    finds(monkeypatch, one=[gain(500, "a"), gain(500, "b")], two=[gain(500, "c")])
-    assert [one.layer for one in advise(microseconds(100))] == ["a", "b"]
+def test_small_findings_are_not_reported_even_if_a_rule_has_many(monkeypatch) -> None:
+    finds(monkeypatch, one=[gain(500, "a"), gain(500, "b")], two=[gain(1500, "c")])
+    assert [one.layer for one in advise(microseconds(100))] == ["c"]
+
+
+def test_the_same_time_is_gained_once(monkeypatch) -> None:
+    """The first finding saves 3/4 of a layer of 60 us, of which 40 are in the layer below: a second one of either layer
+    can save only the rest. Those of another layer and of work outside all layers are as if they were alone."""
+    run = blocks("Net", "Net.0", "Net.0.a", "Net.1", kinds=["Net", "Block", "Block", "Block"], wall_ns=200_000)
+    rows = [row(1, cpu_ns=20_000), row(2, cpu_ns=40_000), row(3, cpu_ns=50_000)]
+    run = replace(run_of(rows, layers=run.layers, wall_ns=200_000))
+
+    def on(layer: str, ns: int) -> Advice:
+        return Advice(layer, "", "", ns, None, "mine", (layer,))
+
+    found = [on("Net.0", 45_000), on("Net.1", 30_000), on("Net.0.a", 25_000), gain(20_000)]
+    finds(monkeypatch, one=found)
+    gains = {one.layer: one.gain_ns for one in advise(run)}
+    assert gains == {"Net.0": 45_000, "Net.1": 30_000, "Net.0.a": 40_000 - 30_000, found[3].layer: 20_000}
+    finds(monkeypatch, one=[on("Net.0", 45_000), on("Net.0", 30_000)])
+    assert [one.gain_ns for one in advise(run)] == [45_000, 15_000]
 
 
 def test_a_gain_in_memory_has_no_weight_without_a_known_peak(monkeypatch) -> None:
@@ -874,7 +892,7 @@ def test_an_optimizer_step_per_tensor_is_reported(optimizer) -> None:
     assert found.layer == "(outside)" and f"torch.optim.{optimizer.__name__}(…, fused=True)" in found.remedy
     took = run.rows.columns["cpu_ns"]
     inside_step = [at for at, one in enumerate(run.rows) if one.frames and "Optimizer.step#" in one.frames[0].name]
-    assert found.gain_ns == int(sum(took[at] for at in inside_step) * 0.9)
+    assert found.gain_ns == int(sum(took[at] for at in inside_step) * 0.75)
     assert found.finding.startswith(f"{optimizer.__name__} updates tensors one by one. A step runs ")
 
 
@@ -946,7 +964,7 @@ def gpu_step(name: str, *ops: str, calls: int = 40) -> Run:
 
 def test_an_optimizer_step_per_tensor_on_a_gpu_is_reported() -> None:
     (found,) = told(gpu_step("Adam", "aten::lerp_", "aten::addcdiv_"), "optimizer_step_per_tensor")
-    assert "fused=True" in found.remedy and found.gain_ns == 9000 * 9 // 10  # launching takes longer than running
+    assert "fused=True" in found.remedy and found.gain_ns == 9000 * 3 // 4  # launching takes longer than running
     assert found.finding == "Adam updates tensors one by one. A step runs 40 operators and takes 4.500us on average."
     (found,) = told(gpu_step("RMSprop", "aten::addcmul_"), "optimizer_step_per_tensor")
     assert "RMSprop(…, foreach=True)" in found.remedy
@@ -1041,7 +1059,9 @@ def test_tiny_ops_have_the_backward_nodes_that_are_not_elementwise() -> None:
         return row(1, *frames, phase=BACKWARD, cpu_ns=ns)
 
     nodes = [node("SumBackward1", 100), node("LeakyReluBackward0", 20), node("torch::autograd::AccumulateGrad", 3)]
-    run = run_of([row(1), ELEMENTWISE, OTHER, *nodes])
+    sums = row(1, op("autograd::engine::evaluate_function: SumBackward1"), phase=BACKWARD, calls=1)
+    long = row(1, op("autograd::engine::evaluate_function: MmBackward0"), phase=BACKWARD, calls=1, cpu_ns=10_000)
+    run = run_of([row(1), ELEMENTWISE, OTHER, sums, long, *nodes])
     (tiny,), (many,) = of(run, "many_tiny_ops"), of(run, "many_elementwise_ops")
     assert (tiny.gain_ns, many.gain_ns) == (50_100, 40_020)
     assert " Their backward takes 0.100us." in tiny.finding and " Their backward takes 0.020us." in many.finding

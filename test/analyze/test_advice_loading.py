@@ -18,7 +18,7 @@ from torchprof import Profile
 from torchprof.analyze.advice import Advice, advise
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import OUTSIDE
+from torchprof.run.words import OUTSIDE, Frame
 
 MS = 1_000_000
 ALONE = label("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
@@ -59,7 +59,7 @@ def test_a_real_loop_without_workers_is_reported() -> None:
     [advice] = of(run)
     took = sum(row.cost.cpu_ns for row in run.rows if row.frames and "DataLoader" in row.frames[0].name)
     assert advice.layer == "(outside)" and advice.gain_ns == took >= 60 * MS
-    assert "The DataLoader has no workers" in advice.finding and "num_workers=4" in advice.remedy
+    assert "its DataLoader has no workers" in advice.finding and "num_workers=4" in advice.remedy
 
 
 def test_a_real_loop_with_fast_batches_is_not_reported() -> None:
@@ -86,16 +86,25 @@ def with_steps(run: Run, *waited_ms: int) -> Run:
 def test_the_figures_of_a_loader_without_workers() -> None:
     [advice] = of(run_of(batches(), wall_ns=100 * MS))
     assert advice.finding == (
-        "The loop waits 60.000ms for data loading. The DataLoader has no workers, so the loop loads each batch itself. "
-        "75% of that time is in no operator."
+        "The loop loads each batch itself, because its DataLoader has no workers, for 60.000ms. 75% of that time is in "
+        "no operator."
     )
     assert advice.gain_ns == 60 * MS
+
+
+def test_the_function_that_takes_most_of_the_loading_is_named() -> None:
+    lines = {"data.py:7 __getitem__ → Image.open": 6, "data.py:8 __getitem__": 2, "data.py:20 pad": 2}
+    seen = [row(OUTSIDE, ALONE, Frame("python", line), calls=samples) for line, samples in lines.items()]
+    [advice] = of(run_of([*batches(), *seen], wall_ns=100 * MS))
+    assert "no workers, for 60.000ms, above all at data.py:7 __getitem__. " in advice.finding
 
 
 def test_slow_workers_are_reported_without_their_start() -> None:
     """The first step waited 30 ms, the median one 10: 20 ms are the start of the workers."""
     [advice] = of(with_steps(run_of(batches(WORKERS), wall_ns=100 * MS), 30, 10, 10, 10))
-    assert advice.finding.endswith("15.000ms per step on average. The DataLoader has workers, but they are too slow.")
+    assert advice.finding == (
+        "The loop waits 60.000ms (15.000ms per step on average) for the workers of its DataLoader: they are too slow."
+    )
     assert advice.gain_ns == 40 * MS and advice.remedy.startswith("Use more workers")
 
 
@@ -120,8 +129,8 @@ def test_the_label_may_be_inside_other_ranges() -> None:
     run = with_steps(run_of([*inside, row(OUTSIDE, *outer, cpu_ns=20 * MS)], wall_ns=120 * MS), 30, 30)
     [advice] = of(run)
     assert advice.finding == (
-        "The loop waits 60.000ms for data loading, 30.000ms per step on average. The DataLoader has no workers, so the "
-        "loop loads each batch itself. 75% of that time is in no operator."
+        "The loop loads each batch itself, because its DataLoader has no workers, for 60.000ms (30.000ms per step on "
+        "average). 75% of that time is in no operator."
     )
 
 

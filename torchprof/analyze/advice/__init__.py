@@ -15,8 +15,8 @@ from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, OUTSIDE
 
 WORTH = 0.01
-"""The share of the recorded time, or of the peak of memory, that all findings of a rule together must be able to save.
-Less is not worth a change of code, and is within noise."""
+"""The share of the recorded time, or of the peak of memory, that a finding must be able to save. Less is not worth a
+change of code, and is within noise."""
 
 PER_RULE = 3
 """The most findings of one rule on layers, unless their remedies differ: then one for each remedy. ``merged`` merges
@@ -147,8 +147,8 @@ def rule(function: Rule) -> Rule:
     """Register a rule: a function that yields its findings in the evidence of a run. Those on layers are ``merged``.
 
     Its docstring says what it looks for, its threshold with the reason, and what must have been recorded. Without that
-    it yields nothing. It must not count the same nanosecond twice. ``judge`` drops findings whose gains sum to less
-    than ``WORTH``; findings without any gain are always reported, so the rule must decide whether they matter.
+    it yields nothing. It must not count the same nanosecond twice. ``judge`` drops findings whose gain is less than
+    ``WORTH``; findings without any gain are always reported, so the rule must decide whether they matter.
     """
     _rules[function.__name__] = function
     return function
@@ -183,18 +183,46 @@ def judge(run: Run) -> Judgement:
     failed: dict[str, Exception] = {}
     for name, find in rules().items():
         try:
-            found += _reported(list(find(evidence)), evidence)
+            found += [_within_recorded_time(one, evidence) for one in find(evidence)]
         except Exception as error:  # a run file may hold anything: an error in one rule must not lose the report
             failed[name] = error
+    found.sort(key=lambda one: _share(_gain_of(one), evidence), reverse=True)
+    found = [one for one in _without_overlap(found, evidence) if _is_worth_it(one, evidence)]
     return Judgement(sorted(found, key=lambda one: _share(_gain_of(one), evidence), reverse=True), failed)
 
 
-def _reported(advice: list[Advice], evidence: Evidence) -> list[Advice]:
-    """The findings of one rule that are reported; those with a known gain only if they are worth it together."""
-    advice = [_within_recorded_time(one, evidence) for one in advice]
-    shares = [_share(_gain_of(one), evidence) for one in advice]
-    worth = sum(share for share in shares if share >= 0) >= WORTH
-    return [one for one, share in zip(advice, shares) if (worth and share > 0) or share < 0]
+def _without_overlap(found: Sequence[Advice], evidence: Evidence) -> list[Advice]:
+    """The findings, the largest gain first, with the gain of a later one limited to the time of its layers that earlier
+    ones have not gained: the same time is gained once. An earlier gain is spread over its layers by their time.
+    Findings outside all layers, and those of a device's time, stay.
+    """
+    if evidence.device != "cpu":
+        return [*found]
+    layers = evidence.run.layers
+    number_of = {layer.name: number for number, layer in enumerate(layers)}
+    times = {number: took.cpu_ns for number, took in evidence.took(lambda frames: True).items() if number >= 0}
+    gained: list[tuple[set[int], float]] = []  # the layers of a finding, and the part of their time that it gains
+    reported = []
+    for advice in found:
+        concerned: set[int] = set()
+        named = {number_of[name] for name in advice.layers if name in number_of}
+        for number, above in enumerate(layers.parent if named else ()):
+            if number in named or above in concerned:
+                concerned.add(number)
+        whole = sum(times.get(number, 0) for number in concerned)
+        if advice.gain_ns and whole:
+            before = sum(part * sum(times.get(number, 0) for number in others & concerned) for others, part in gained)
+            if before:
+                advice = advice._replace(gain_ns=max(min(advice.gain_ns, round(whole - before)), 0))
+            gained.append((concerned, min((advice.gain_ns or 0) / whole, 1.0)))
+        reported.append(advice)
+    return reported
+
+
+def _is_worth_it(advice: Advice, evidence: Evidence) -> bool:
+    """Whether a finding is reported: its gain is unknown, or worth it."""
+    share = _share(_gain_of(advice), evidence)
+    return share < 0 or share >= WORTH
 
 
 def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:
@@ -203,6 +231,12 @@ def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:
     if advice.gain_ns is None:
         return advice
     return advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
+
+
+def share_of(advice: Advice, evidence: Evidence) -> float | None:
+    """The gain of a finding as a share of the recorded time or of the peak of memory, the larger one; None: unknown."""
+    share = _share(_gain_of(advice), evidence)
+    return share if share >= 0 else None
 
 
 def _gain_of(advice: Advice) -> Gain:

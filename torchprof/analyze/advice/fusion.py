@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from itertools import pairwise
@@ -58,7 +58,7 @@ _USE_FUSED = "`torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_ma
 _TEXTS_OF_ATTENTION = {
     _Attention.NOT_FUSED: (
         "`scaled_dot_product_attention` uses no fused kernel. Its separate operators take {}.",
-        "Let torch report why: run it under `torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)`. Common "
+        "Let torch report why: `with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):`. Common "
         "causes are float64, a mask that requires grad, dropout on the CPU, and unsupported head sizes.",
     ),
     _Attention.RETURNS_WEIGHTS: (_SEPARATE_OPS, "Call it with `need_weights=False` if the weights are not used."),
@@ -126,7 +126,13 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
     if not took:
         return
     elementwise = evidence.took(_is_elementwise, phases=(FORWARD, RECOMPUTE))
-    found = _with_related_time(evidence, took, _is_other_node, layers_of_slow_python(evidence))
+    nodes = _tiny(evidence, _is_other_node, (BACKWARD,))
+    found = _with_related_time(
+        evidence,
+        took,
+        lambda frames: _is_other_node(frames) and _outermost_op(frames) in nodes,
+        layers_of_slow_python(evidence),
+    )
     for group in merged(evidence, {number: one.gain for number, one in found.items()}):
         others = any(number in elementwise for number in group.numbers)
         yield group.advice(
@@ -272,12 +278,22 @@ def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, 
 
 
 def _tiny_ops(evidence: Evidence) -> dict[int, Took]:
-    """The layers that ``many_tiny_ops`` reports, by number."""
-    return {
-        layer: took
-        for layer, took in _many_in_a_call(evidence, _is_other_op, _A_LOOP).items()
-        if evidence.time_of(took) < _FEW_NS * took.calls
-    }
+    """The layers that ``many_tiny_ops`` reports, by number, with the time of their tiny ops."""
+    tiny = _tiny(evidence, _is_other_op, (FORWARD, RECOMPUTE))
+    return _many_in_a_call(evidence, lambda frames: _is_other_op(frames) and _outermost_op(frames) in tiny, _A_LOOP)
+
+
+def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str | None]:
+    """The names of the matching outermost ops and nodes that take less than 10 us on average, with all in them."""
+    columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
+    time = columns["cpu_ns" if evidence.device == "cpu" else "device_ns"]
+    ns: Counter[str | None] = Counter()
+    calls: Counter[str | None] = Counter()
+    for at in evidence.rows(holds, phases=phases):
+        frames = chains[columns["frames"][at]]
+        ns[_outermost_op(frames)] += time[at]
+        calls[_outermost_op(frames)] += columns["calls"][at] * (not holds(frames[:-1]))
+    return {name for name in ns if ns[name] < _FEW_NS * calls[name]}
 
 
 def _with_related_time(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from itertools import takewhile
 from math import ceil
 
@@ -10,7 +11,7 @@ from torchprof.analyze.advice import Advice, Gain, merged, rule, together
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.host import forward_calls
 from torchprof.run.cost import format_memory, format_time
-from torchprof.run.layers import Layers
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.words import BACKWARD, FORWARD, PHASES, RECOMPUTE
 
 _SHARE = 0.05
@@ -65,12 +66,17 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     call of the model: a layer that is called twice may also run after. Layers without parameters among them count,
     layers with children do not. It is reported from 5 % of the recorded time; the gain is the time of that backward.
 
+    A layer is also frozen if parameters changed in the recording and its own did not.
+
     There is no finding if the whole model is frozen (then the gradient of its input is the purpose), or if two models
     are trained (one may feed the other). Code before the model is unknown, so the remedy is a condition. A layer counts
     as frozen if it was frozen at the end.
     """
     layers, columns = evidence.run.layers, evidence.run.rows.columns
-    if not any(layer.params and layer.trainable_params == 0 for layer in layers):
+    if any(frame.name.startswith("aten::_fused_") for chain in evidence.run.rows.frames for frame in chain):
+        # torch counts no change by a fused step.
+        layers = Layers(replace(layer, updated_params=None) for layer in layers)
+    if not any(layer.params and not _is_trained(layer) for layer in layers):
         return
     forward = PHASES.index(FORWARD)
     # Rows are in the order of first use.
@@ -96,7 +102,9 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     ns = sum(evidence.time_of(backward[layer]) for layer in front)
     if not frozen or ns <= _SHARE * evidence.recorded_ns:
         return
-    which = f"{len(frozen)} frozen layers" if len(frozen) > 1 else "a frozen layer"
+    is_frozen = all(layers[number].trainable_params == 0 for number in frozen)
+    what = "frozen layer" if is_frozen else "layer that no optimizer updates"
+    which = f"{len(frozen)} {what.replace('layer', 'layers')}" if len(frozen) > 1 else f"a {what}"
     others = len(front) - len(frozen)
     between = f" and {others} layer{'s' * (others > 1)} without parameters" if others else ""
     group = together(evidence, {layer: Gain(evidence.time_of(backward[layer])) for layer in front})
@@ -104,7 +112,10 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
         f"Backward runs through {which}{between}, for {format_time(ns)} in total. Nothing trainable in the model runs "
         "before them.",
         "If the gradient of the model's input is not needed, create the input with `requires_grad=False`, or run the "
-        "frozen layers under `torch.no_grad()`.",
+        "frozen layers under `torch.no_grad()`."
+        if is_frozen
+        else "If they are not to be trained, freeze them: `layer.requires_grad_(False)`. Otherwise give their "
+        "parameters to the optimizer.",
         "frozen_layers_with_gradients",
     )
 
@@ -131,7 +142,7 @@ def _trained(layers: Layers, called: Collection[int]) -> set[int]:
     trained = set()
     for number, layer in enumerate(layers):
         at_other_paths = (layers[numbers[path]] for path in layer.shared_with if path in numbers)
-        if any(one.trainable_params != 0 for one in (layer, *at_other_paths)) or (
+        if any(map(_is_trained, (layer, *at_other_paths))) or (
             layer.params == 0 and not layer.shared_with and layer.kind in kinds
         ):
             path = layer.path
@@ -139,6 +150,11 @@ def _trained(layers: Layers, called: Collection[int]) -> set[int]:
                 path = path[:-1]
             trained.add(numbers.get(path, number))
     return trained
+
+
+def _is_trained(layer: Layer) -> bool:
+    """Whether it has, or may have, trainable parameters that an optimizer updates."""
+    return layer.trainable_params != 0 and layer.updated_params != 0
 
 
 def _calls(evidence: Evidence, layer: int) -> int:

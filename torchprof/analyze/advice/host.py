@@ -11,7 +11,7 @@ from torchprof.analyze.advice import Advice, Gain, Merged, merged, rule
 from torchprof.analyze.advice.evidence import Evidence, is_collection
 from torchprof.run.cost import format_time
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import FORWARD, OPTIMIZER_RANGE, OUTSIDE, Frame
+from torchprof.run.words import FORWARD, LOADING, OPTIMIZER_RANGE, OUTSIDE, Frame
 
 _RUNTIME = re.compile(r"(cuda|hip|musa)Memcpy\w*|(cuda|hip|xpu|musa)\w*Synchronize")
 """The calls of a device's runtime in which the CPU copies or waits, as in ``torchprof.measure.steps``."""
@@ -20,8 +20,6 @@ _PAGEABLE = "Memcpy HtoD (Pageable"
 _VALUES = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero"})
 """The ops that give Python a value of a tensor, or make a tensor whose size depends on values. All other ops that wait
 for a value (``aten::is_nonzero``, ``aten::masked_select``, …) call one of these."""
-LOADING = "enumerate(Data"
-"""The prefix of the label that torch puts around each batch of a DataLoader or a DataPipe."""
 
 _IDLE = 1 / 3
 _LAUNCH_NS = 200_000

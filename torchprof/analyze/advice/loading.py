@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.host import idle_ns, inside_loading, is_loading
+from torchprof.analyze.advice.lines import functions
 from torchprof.analyze.advice.python import is_own_time
 from torchprof.run.cost import format_time
 from torchprof.run.words import OUTSIDE
@@ -47,20 +48,21 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     times = sum(labels.values())
     gain = whole
     in_steps = [spread for _, spread in evidence.samples("step_data_ns")]
-    seen = f"The loop waits {format_time(whole)} for data loading"
-    if in_steps:
-        steps = sum(spread.count for spread in in_steps)
-        seen += f", {format_time(sum(spread.sum for spread in in_steps) / steps)} per step on average"
-    seen += "."
-    remedy = "Load batches in worker processes: `DataLoader(…, num_workers=4)`."
+    steps = sum(spread.count for spread in in_steps)
+    each = f" ({format_time(sum(spread.sum for spread in in_steps) / steps)} per step on average)" if steps else ""
+    waits = f"{format_time(whole)}{each}"
+    seen = f"The loop waits {waits} for data loading."
+    remedy = "Load batches in worker processes: `DataLoader(…, num_workers=4, persistent_workers=True)`."
     if "MultiProcessing" in label:
         if not in_steps and times < _FEW:
             return
         gain -= sum(max(0, spread.first - round(spread.median)) for spread in in_steps)
-        seen += " The DataLoader has workers, but they are too slow."
+        seen = f"The loop waits {waits} for the workers of its DataLoader: they are too slow."
         remedy = "Use more workers (`DataLoader(…, num_workers=…)`), or do less work per batch."
     elif "SingleProcess" in label:
-        seen += " The DataLoader has no workers, so the loop loads each batch itself."
+        function = next(iter(functions(evidence, is_loading)), None)
+        most = f", above all at {function.at}" if function is not None and 4 * function.ns > whole else ""
+        seen = f"The loop loads each batch itself, because its DataLoader has no workers, for {waits}{most}."
         seen += f" {in_no_op / whole:.0%} of that time is in no operator."
     if evidence.device != "cpu":
         gain = min(gain, idle_ns(evidence))

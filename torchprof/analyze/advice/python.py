@@ -69,6 +69,7 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     found = layers_of_slow_python(evidence)
     arrays = evidence.took(_is_array, phases=(FORWARD,))
     lines = _lines(evidence) if found else {}
+    found = {layer: slow for layer, slow in found.items() if not _is_of_hooks(lines.get(layer, Counter()))}
     whole = sum(slow.own_ns for slow in found.values())
     limit = idle_ns(evidence) if evidence.device != "cpu" else whole
     gains = {layer: Gain(slow.own_ns * min(whole, limit) // whole) for layer, slow in found.items()}
@@ -88,43 +89,6 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
             f"Replace {'NumPy' if leaves else 'the Python loop'} with tensor operations.",
             "python_in_layers",
         )
-
-
-@rule
-def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
-    """A training loop whose steps spend much time outside operators, layers and torch's ranges: the loop's own Python,
-    such as NumPy, a data loader that is not torch's, or logging.
-
-    Evidence: the ``step_gap_ns`` of the steps that ``step()`` marks. Subtracted are 30 us for each operator outside the
-    layers, each autograd node and each call of a model (Python, autograd's engine and the profiler take 5 to 20 us),
-    and the time of steps beyond the median step. It is reported if at least 5 % of the recorded time remains, and more
-    than half of the evidence. There is no finding with fewer than two steps, or if operators were not recorded. The
-    gain is at most all of ``step_gap_ns``, because work that is not done in every step is missing from the median, and
-    at most the idle time of a device.
-    """
-    gaps = [spread for _, spread in evidence.samples("step_gap_ns")]
-    whole = sum(spread.sum for spread in gaps)
-    steps = sum(spread.count for spread in gaps)
-    left = sum(min(spread.sum, round(spread.median * spread.count)) for spread in gaps)
-    if steps < 2 or left <= _SHARE * evidence.recorded_ns or not evidence.ops_recorded:
-        return
-    outside = evidence.took(_is_direct, phases=(FORWARD,)).get(OUTSIDE)
-    nodes = sum(took.calls for took in evidence.took(_is_direct, phases=PHASES[1:]).values())
-    roots = evidence.run.layers.roots
-    calls = sum(spread.count for root in roots for spread in forward_calls(evidence, root))
-    left -= _GAP_NS * (nodes + calls + (outside.calls if outside else 0))
-    if left < _SHARE * evidence.recorded_ns or 2 * left < whole:
-        return
-    limit = idle_ns(evidence) if evidence.device != "cpu" else whole
-    yield Advice(
-        evidence.name_of(OUTSIDE),
-        f"No operator and no layer runs for {format_time(whole)} of {steps:,} steps ({format_time(whole / steps)} per "
-        "step): this is Python in the training loop.",
-        "Log less often, load batches in the workers of a `DataLoader`, and replace NumPy with tensor operations.",
-        min(whole, limit),
-        None,
-        "python_in_the_loop",
-    )
 
 
 @rule
@@ -158,7 +122,7 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
     direct = evidence.took(_is_direct, phases=(FORWARD,))
     found = {}
     for layer, took in evidence.took(_is_python, phases=(FORWARD,)).items():
-        if layer < 0 or not _has_python(layers[layer]) or took.cpu_ns < _SHARE * evidence.recorded_ns:
+        if layer < 0 or not has_python(layers[layer]) or took.cpu_ns < _SHARE * evidence.recorded_ns:
             continue
         calls = sum(spread.count for spread in forward_calls(evidence, layer))
         children = layers.children[layer]
@@ -172,7 +136,7 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
     return found
 
 
-def _has_python(layer: Layer) -> bool:
+def has_python(layer: Layer) -> bool:
     """Whether the user's Python may run in a layer between operators. The ranges of a trace have no class, so they may
     be anything; only torch's own layers have ``settings``."""
     return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
@@ -181,6 +145,17 @@ def _has_python(layer: Layer) -> bool:
 def is_own_time(frames: Sequence[Frame]) -> bool:
     """Whether it is the time of a layer or a label outside operators."""
     return all(frame.kind == "label" for frame in frames)
+
+
+def _is_of_hooks(lines: Counter[str]) -> bool:
+    """Whether most of the sampled lines are in hooks, which have a finding of their own."""
+    in_hooks = sum(samples for text, samples in lines.items() if "(hook)" in text)
+    return 2 * in_hooks > lines.total()
+
+
+def is_line(frames: Sequence[Frame]) -> bool:
+    """Whether it is a sampled line of Python."""
+    return bool(frames) and frames[-1].kind == "python"
 
 
 def _is_python(frames: Sequence[Frame]) -> bool:
@@ -202,7 +177,7 @@ def _lines(evidence: Evidence) -> dict[int, Counter[str]]:
     """The number of Python samples at each source line between the operators of each layer, in forward."""
     found: defaultdict[int, Counter[str]] = defaultdict(Counter)
     rows, columns = evidence.run.rows, evidence.run.rows.columns
-    for at in evidence.rows(lambda frames: bool(frames) and frames[-1].kind == "python"):
+    for at in evidence.rows(lambda frames: is_line(frames) and is_own_time(frames[:-1])):
         if columns["phase"][at] == PHASES.index(FORWARD):
             found[columns["layer"][at]][rows.frames[columns["frames"][at]][-1].name] += columns["calls"][at]
     return dict(found)

@@ -1,0 +1,58 @@
+"""Findings on batches of few samples: rows made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from build.hand_made import op, row, run_of
+
+from torchprof.analyze.advice import Advice, advise
+from torchprof.run.layers import Layer
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, OUTSIDE
+
+MS = 1_000_000
+
+
+def of(run: Run) -> list[Advice]:
+    return [one for one in advise(run) if one.rule == "tiny_batches"]
+
+
+def called(batch: int = 2, calls: int = 20, op_ns: int = 5_000, python_ms: int = 0, same: bool | None = True) -> Run:
+    """100 ms: 4,000 short operators, forward and backward, one long one, Python in the loop, and the gaps."""
+    layer = Layer(("Net",), "Net", input_shapes=((batch, 8),), same_shapes=same)
+    rows = [
+        row(0, calls=calls, cpu_ns=10 * MS),
+        row(0, op("aten::relu"), calls=2000, cpu_ns=2000 * op_ns),
+        row(0, op("ReluBackward0"), phase=BACKWARD, calls=2000, cpu_ns=2000 * op_ns),
+        row(0, op("aten::mm"), calls=20, cpu_ns=15 * MS),
+        row(OUTSIDE, cpu_ns=python_ms * MS),
+    ]
+    return run_of(rows, layers=[layer], wall_ns=100 * MS)
+
+
+def test_the_gain_is_seven_eighths_of_what_is_in_no_long_operator() -> None:
+    [advice] = of(called())
+    assert advice.gain_ns == (100 - 15) * MS * 7 // 8 and advice.layer == "Net"
+    assert advice.finding == (
+        "A call gets 2 samples, and its operators are small. A call of the model has 201, with backward; 85.000ms are "
+        "in short ones and between them."
+    )
+    assert "batch_size=64" in advice.remedy
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        called(batch=9),
+        called(calls=9),
+        called(op_ns=20_000),  # 80 ms in long operators
+        called(python_ms=60),
+        called(same=False),
+        replace(called(), metas=(replace(called().meta, device="cuda", measured=("cpu_ns", "device_ns")),)),
+    ],
+    ids=["many samples", "few calls", "long operators", "Python", "shapes differ", "a device"],
+)
+def test_other_models_are_not_reported(run: Run) -> None:
+    assert of(run) == []

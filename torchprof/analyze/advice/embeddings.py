@@ -1,0 +1,97 @@
+"""Embeddings: dense gradients of large tables, and products with one-hot rows in place of a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from torchprof.analyze.advice import Advice, Gain, merged, rule
+from torchprof.analyze.advice.evidence import Evidence, inside
+from torchprof.run.cost import format_time
+from torchprof.run.layers import Layer
+from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_RANGE, OUTSIDE, Frame
+
+_SIZES = re.compile(r"(\d+), (\d+)")
+_CLASSES = 32  # the product with fewer is small
+_FEW = 1 / 4  # a call that uses a larger part of the rows gains little
+
+
+@rule
+def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
+    """Embeddings of which a call uses few rows: backward writes a gradient of all rows, and the optimizer updates all.
+
+    Evidence: the number of rows of the table in its settings, and of indices in its input, at most a quarter of them.
+    The gain is the layer's backward and its part of the optimizers' time, by its part of the trainable parameters,
+    without the rows in use.
+    """
+    layers = evidence.run.layers
+    backward = evidence.took(lambda frames: True, phases=(BACKWARD,))
+    stepped = evidence.took(_is_optimizer, phases=(FORWARD,)).get(OUTSIDE)
+    every = sum(layer.trainable_params or 0 for layer in layers)
+    gains = {}
+    for number, layer in enumerate(layers):
+        rows, used = _rows_of(layer), _indices_of(layer)
+        if not rows or not used or used > _FEW * rows or number not in backward or layer.tied:
+            continue
+        ns = evidence.time_of(backward[number])
+        if stepped is not None and every and layer.trainable_params:
+            ns += evidence.time_of(stepped) * layer.trainable_params // every
+        gains[number] = Gain(round(ns * (1 - used / rows)))
+    for group in merged(evidence, gains):
+        first = layers[group.numbers[0]]
+        yield group.advice(
+            f"The gradient is dense, for all {_rows_of(first):,} rows, and a call uses at most {_indices_of(first):,}.",
+            "Use `torch.nn.Embedding(…, sparse=True)`, with `torch.optim.SparseAdam` or `torch.optim.SGD` for it.",
+            "dense_embedding_gradients",
+        )
+
+
+@rule
+def one_hot_products(evidence: Evidence) -> Iterator[Advice]:
+    """Linear layers whose input is a one-hot row for each index: an embedding reads the same row at once.
+
+    Evidence: ``aten::one_hot`` in the layer above, whose input has as many elements as the linear layer's has rows; of
+    several, the one with the most features. The gain is all of the time of both, backward included.
+    """
+    layers = evidence.run.layers
+    made = evidence.took(inside("aten::one_hot"), phases=(FORWARD,))
+    every = evidence.took(lambda frames: True)
+    own = evidence.took(inside("aten::one_hot", "aten::to", "aten::_to_copy"), phases=(FORWARD,))
+    gains = {}
+    for above, took in made.items():
+        fed = (
+            [number for number in layers.children[above] if _is_fed(layers[above], layers[number])]
+            if above >= 0
+            else []
+        )
+        number = max(fed, key=lambda one: layers[one].input_shapes[0][-1], default=None)
+        if number is not None and number in every and took.calls:
+            gains[number] = Gain(evidence.time_of(every[number]) + evidence.time_of(own[above]))
+    for group in merged(evidence, gains):
+        ns = format_time(sum(gains[number].ns or 0 for number in group.numbers))
+        yield group.advice(
+            f"Its input is made by `one_hot`: the product of rows that are zero but for one element takes {ns}.",
+            "Use `torch.nn.Embedding(num_classes, features)` on the indices: it reads one row for each.",
+            "one_hot_products",
+        )
+
+
+def _is_fed(above: Layer, layer: Layer) -> bool:
+    """Whether the indices that the layer above gets may be the rows of a linear layer's input."""
+    if layer.kind != "Linear" or not above.input_shapes or not layer.input_shapes:
+        return False
+    return layer.input_shapes[0][:-1] == above.input_shapes[0] and layer.input_shapes[0][-1] >= _CLASSES
+
+
+def _rows_of(layer: Layer) -> int:
+    sizes = _SIZES.match(layer.settings) if layer.kind == "Embedding" else None
+    return int(sizes[1]) if sizes and "sparse=True" not in layer.settings else 0
+
+
+def _indices_of(layer: Layer) -> int:
+    return prod(layer.input_shapes[0]) if layer.input_shapes else 0
+
+
+def _is_optimizer(frames: Sequence[Frame]) -> bool:
+    return any(frame.kind == "label" and frame.name.startswith(OPTIMIZER_RANGE) for frame in frames)

@@ -1,0 +1,318 @@
+"""Where Python takes the time outside of layers: at which function, with what."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice.evidence import Evidence, inside
+from torchprof.analyze.advice.host import forward_calls, idle_ns
+from torchprof.analyze.advice.python import is_line, is_own_time
+from torchprof.run.cost import format_time
+from torchprof.run.purposes import DATA, GARBAGE, OPTIMIZER, purpose_of
+from torchprof.run.words import FORWARD, OUTSIDE, PHASES, Frame
+
+_SHARE = 0.05
+_FEWEST = 5  # samples
+_SMALL_NS = 30_000
+_MANY = 20  # small operators, or reads, for each call of a model
+_COPIED = 5
+_GAP_NS = 30_000
+_LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
+
+LESS_OFTEN = "Do it less often: `if step % 100 == 0:`"
+
+
+_Place = tuple[int, tuple[Frame, ...]]
+"""A layer, and the labels with the outermost operator in them."""
+
+
+class _Kind(NamedTuple):
+    """What a function does: ``calls`` matches the names of what it calls. ``says``: a clause for the finding."""
+
+    calls: re.Pattern[str]
+    says: str
+    remedy: str
+
+
+_KINDS = (
+    _Kind(
+        re.compile(r"(.*\.)?sleep"),
+        "it sleeps",
+        "Wait for the thing itself, without `time.sleep`: `queue.Queue.get()`, `threading.Condition.wait()`.",
+    ),
+    _Kind(
+        re.compile(r"subprocess\..*|(.*\.)?(Popen|check_output|check_call|communicate)|os\.(system|popen)"),
+        "it starts processes",
+        f"{LESS_OFTEN}, in a thread, or read the same in this process (`psutil`, `/proc`).",
+    ),
+    _Kind(
+        re.compile(
+            r"(.*\.)?(save|dump|savez\w*|save_file|save_pretrained|write|writelines|write_\w+|flush|to_csv|imwrite"
+            r"|savefig|add_scalars?|add_histogram|add_image)"
+        ),
+        "it writes to files",
+        f"{LESS_OFTEN}, or hand a copy of the data to a thread that writes.",
+    ),
+    _Kind(
+        re.compile(r"(.*\.)?(deepcopy|state_dict|load_state_dict)"),
+        "it copies the model",
+        "Update an average in place: `torch._foreach_lerp_(averages, parameters, 1 - decay)`, which "
+        "`torch.optim.swa_utils.AveragedModel` does. Copy the model less often.",
+    ),
+    _Kind(
+        re.compile(r"print|(.*\.)?(dumps|pformat)|(log|logger|logging)\.\w+"),
+        "it prints tensors or writes them as text",
+        f"{LESS_OFTEN}, and print numbers (`loss.item()`) instead of tensors.",
+    ),
+    _Kind(
+        re.compile(
+            r"(.*\.)?(acquire|recv|\w*_?lock)|(.*\.)?\w*(queue|thread|worker|process|future|event|condition)s?"
+            r"\.(get|put|join|wait|result)",
+            re.IGNORECASE,
+        ),
+        "it waits for a lock or another thread",
+        "Hold the lock for less time: copy the data under the lock, and work without it; or pass data through a "
+        "`queue.Queue`.",
+    ),
+    _Kind(
+        re.compile(r"(np|numpy)\..*"),
+        "this is NumPy",
+        "Replace NumPy with tensor operations, or do it in the workers of a `DataLoader`.",
+    ),
+    _Kind(
+        re.compile(r"(.*\.)?(item|tolist|numpy)"),
+        "it reads values of tensors, one by one",
+        "Keep results as tensors, and read them once in many steps, or many at once: `torch._foreach_norm(tensors)`.",
+    ),
+)
+"""The first kind that takes most of the time of what matches any is the one."""
+_AT_ONCE = re.compile(r"(.*\.)?(clip_grad_\w+|_foreach_\w+)")
+_STARTS_WORKERS = re.compile(r"(.*\.)?DataLoader\.__iter__")
+_PYTHON = _Kind(
+    re.compile(""),
+    "this is Python between operators",
+    "Replace the loop with tensor operations, do it less often, or move it to the workers of a `DataLoader`.",
+)
+_COPIES = frozenset({"aten::clone", "aten::copy_", "aten::_to_copy", "aten::to", "aten::empty_like"})
+
+
+@dataclass
+class Function:
+    """The time of a function of the user's, by its lines and by what it calls, without operators that run in it. The
+    operators that run in it: their time and calls, by name."""
+
+    name: str
+    lines: Counter[str] = field(default_factory=Counter)
+    called: Counter[str] = field(default_factory=Counter)
+    samples: int = 0
+    op_ns: Counter[str] = field(default_factory=Counter)
+    op_calls: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def python_ns(self) -> int:
+        return sum(self.called.values())
+
+    @property
+    def ns(self) -> int:
+        return self.python_ns + sum(self.op_ns.values())
+
+    @property
+    def at(self) -> str:
+        """The line that takes most of the time."""
+        return self.lines.most_common(1)[0][0]
+
+
+def functions(
+    evidence: Evidence, holds: Callable[[Sequence[Frame]], bool], *, in_layers: bool = False
+) -> list[Function]:
+    """The functions that were sampled in matching work outside all layers, or in layers, forward; the longest first.
+
+    The time of an operator, and that between operators under the same labels, is shared among its lines by their
+    samples. ``holds`` gets the frames without the line.
+    """
+    rows, columns = evidence.run.rows, evidence.run.rows.columns
+    times: Counter[_Place] = Counter()
+    calls: Counter[_Place] = Counter()
+    lines: defaultdict[_Place, Counter[str]] = defaultdict(Counter)
+    for at in evidence.rows(lambda frames: holds(frames[:-1] if is_line(frames) else frames), phases=(FORWARD,)):
+        layer = columns["layer"][at]
+        if (layer >= 0) != in_layers:
+            continue
+        frames = rows.frames[columns["frames"][at]]
+        place = layer, _outermost(frames)
+        if is_line(frames):
+            lines[place][frames[-1].name] += columns["calls"][at]
+        else:
+            times[place] += columns["cpu_ns"][at]
+            if len(place[1]) == len(frames) and not is_own_time(frames):
+                calls[place] += columns["calls"][at]
+    found: dict[str, Function] = {}
+    for place, seen in lines.items():
+        samples = seen.total()
+        for text, count in seen.items():
+            line, _, called = text.partition(" → ")
+            parts = _LINE.fullmatch(line)
+            name = f"{parts['file']} {parts['function']}" if parts else line
+            function = found.setdefault(name, Function(name))
+            ns = times[place] * count // samples
+            function.samples += count
+            function.lines[line] += ns
+            if is_own_time(place[1]):
+                function.called[called] += ns
+            else:
+                function.op_ns[place[1][-1].name] += ns
+                function.op_calls[place[1][-1].name] += calls[place] * count // samples
+    return sorted(found.values(), key=lambda one: one.ns, reverse=True)
+
+
+def _outermost(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The labels, and the outermost operator, without its inputs."""
+    place: list[Frame] = []
+    for frame in frames:
+        if frame.kind == "python":
+            break
+        place.append(Frame(frame.kind, frame.name))
+        if frame.kind != "label":
+            break
+    return tuple(place)
+
+
+@rule
+def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
+    """Functions outside all layers in which Python, and what it calls, takes much time: sleeping, processes, files,
+    copies of the model, text, locks, NumPy, values read one by one, loops over parameters with small operators.
+
+    Evidence: the time in which no operator runs outside the layers, data loading, optimizers and garbage collection,
+    without 30 us for each operator there, each autograd node and each call of a model (Python, autograd's engine and
+    the profiler take 5 to 20 us), and without what marked steps had beyond the median one. With a sampling thread
+    (``torchprof run``) it is shared among functions by their samples, and so is that of operators. A function is
+    reported if no operator runs in it for 5 % of the recorded time, or if its operators take that long and there are
+    many of less than 30 us, copies, or reads of values. Without samples there is one finding, without a function. The
+    gain is all of that time, at most the idle time of a device.
+    """
+    whole = evidence.recorded_ns
+    limit = idle_ns(evidence) if evidence.device != "cpu" else whole
+    if not evidence.ops_recorded or not whole:
+        return
+    own = evidence.took(lambda frames: is_own_time(frames) and _is_loop(frames), phases=(FORWARD,)).get(OUTSIDE)
+    gaps = [spread for _, spread in evidence.samples("step_gap_ns")]
+    unusual = sum(max(0, spread.sum - round(spread.median * spread.count)) for spread in gaps)
+    left = (own.cpu_ns if own else 0) - unusual - _calls_ns(evidence)
+    seen = [one for one in functions(evidence, _is_loop) if one.samples >= _FEWEST]
+    if not seen:
+        if own is not None and left >= _SHARE * whole and 2 * left > own.cpu_ns:
+            yield _finding(evidence, "", own.cpu_ns, limit, _PYTHON.says, _PYTHON.remedy)
+        return
+    for one in seen:
+        starting = sum(ns for name, ns in one.called.items() if _STARTS_WORKERS.fullmatch(name))
+        if starting >= _SHARE * whole:
+            yield _finding(
+                evidence,
+                one.at,
+                starting,
+                limit,
+                "the workers of a DataLoader are started again for each pass over the data",
+                "Keep them: `DataLoader(…, persistent_workers=True)`.",
+            )
+            continue
+        kind = _kind_of(one)
+        small = _small_operators(one, evidence)
+        if kind is not None and one.python_ns + (one.ns - one.python_ns) * bool(small) >= _SHARE * whole:
+            says, remedy = kind.says, kind.remedy
+        elif small is not None and one.ns >= _SHARE * whole:
+            says, remedy = small
+        elif one.python_ns >= _SHARE * whole and left >= _SHARE * whole:
+            says, remedy = _PYTHON.says, _PYTHON.remedy
+        else:
+            continue
+        ns = one.ns if small is not None else one.python_ns
+        yield _finding(evidence, one.at, ns, limit, says, remedy)
+
+
+@rule
+def hooks(evidence: Evidence) -> Iterator[Advice]:
+    """Forward hooks that take at least 5 % of the recorded time, with their operators.
+
+    Evidence: the samples in functions that torch calls with a module. Needs a sampling thread (``torchprof run``). The
+    gain is all of their time.
+    """
+    for one in functions(evidence, lambda frames: True, in_layers=True):
+        if one.name.endswith("(hook)") and one.samples >= _FEWEST and one.ns >= _SHARE * evidence.recorded_ns:
+            says = "a hook of modules, which runs in each of their calls"
+            remedy = (
+                "Remove it: `handle = module.register_forward_hook(hook)`, later `handle.remove()`. Or let it look "
+            )
+            remedy += "at few calls."
+            limit = idle_ns(evidence) if evidence.device != "cpu" else evidence.recorded_ns
+            advice = _finding(evidence, one.at.removesuffix(" (hook)"), one.ns, limit, says, remedy)
+            models = evidence.run.meta.model
+            yield advice._replace(rule="hooks", layer=", ".join(models), layers=models)
+
+
+def _finding(evidence: Evidence, at: str, ns: int, limit: int, says: str, remedy: str) -> Advice:
+    steps = sum(meta.steps for meta in evidence.run.metas)
+    each = f" ({format_time(ns / steps)} per step)" if steps > 1 else ""
+    where = f"{at} takes" if at else "No operator and no layer runs for"
+    text = f"{where} {format_time(ns)}{each}: {says}."
+    return Advice(evidence.name_of(OUTSIDE), text, remedy, min(ns, limit), None, "python_in_the_loop")
+
+
+def _kind_of(function: Function) -> _Kind | None:
+    """The kind of most of the time without operators, if it is known for at least half of it."""
+    sums: Counter[_Kind] = Counter()
+    for name, ns in function.called.items():
+        kind = next((kind for kind in _KINDS if kind.calls.fullmatch(name)), None)
+        if kind is not None:
+            sums[kind] += ns
+    most = next(iter(sums.most_common(1)), None)
+    return most[0] if most is not None and 2 * most[1] >= function.python_ns else None
+
+
+def _small_operators(function: Function, evidence: Evidence) -> tuple[str, str] | None:
+    """What a function does with many small operators: a clause for the finding, and a remedy."""
+    calls, ns = function.op_calls.total(), function.op_ns.total()
+    reading = evidence.took(inside("aten::item"), phases=(FORWARD,)).get(OUTSIDE)  # too short for many samples
+    reads = reading.calls if reading is not None else 0
+    copies = sum(function.op_ns[name] for name in _COPIES)
+    copied = sum(function.op_calls[name] for name in _COPIES)
+    passes = max(1, *(_model_calls(evidence, root) for root in evidence.run.layers.roots), 1)
+    if reads >= _MANY * passes and 8 * reads >= calls:
+        return f"it reads values of tensors one by one ({reads:,} times)", next(
+            kind.remedy for kind in _KINDS if kind.calls.fullmatch("item")
+        )
+    if 2 * copies >= ns > function.python_ns and copied >= _COPIED * passes:
+        return "it copies tensors", next(kind.remedy for kind in _KINDS if kind.calls.fullmatch("deepcopy"))
+    at_once = sum(ns for name, ns in function.called.items() if _AT_ONCE.fullmatch(name))
+    if calls >= _MANY * passes and ns < _SMALL_NS * calls and 2 * at_once < function.python_ns:
+        return (
+            f"it calls small operators in a loop ({calls:,} of {format_time(ns / calls)})",
+            "Treat all tensors at once: `torch._foreach_add_(tensors, others)` and its relatives, or one operator on "
+            "stacked tensors. `torch.optim` has optimizers, `clip_grad_norm_(…, foreach=True)` clips.",
+        )
+    return None
+
+
+def _is_loop(frames: Sequence[Frame]) -> bool:
+    """Whether work is that of the loop: not of data loading, an optimizer or the garbage collector."""
+    return purpose_of(FORWARD, frames) not in (DATA, OPTIMIZER, GARBAGE)
+
+
+def _calls_ns(evidence: Evidence) -> int:
+    """The time that the calls of operators, autograd nodes and models take outside of them."""
+
+    def is_direct(frames: Sequence[Frame]) -> bool:
+        return bool(frames) and frames[-1].kind == "op" and is_own_time(frames[:-1])
+
+    outside = evidence.took(is_direct, phases=(FORWARD,)).get(OUTSIDE)
+    nodes = sum(took.calls for took in evidence.took(is_direct, phases=PHASES[1:]).values())
+    calls = sum(_model_calls(evidence, root) for root in evidence.run.layers.roots)
+    return _GAP_NS * (nodes + calls + (outside.calls if outside else 0))
+
+
+def _model_calls(evidence: Evidence, root: int) -> int:
+    return sum(spread.count for spread in forward_calls(evidence, root))

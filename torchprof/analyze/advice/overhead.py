@@ -1,0 +1,59 @@
+"""Calls that cost more than what they compute, on a CPU: batches of few samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice.evidence import Evidence, is_collection
+from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
+from torchprof.run.cost import format_time
+from torchprof.run.words import FORWARD, OUTSIDE, PHASES
+
+_SMALL_NS = 20_000
+_FEW = 8
+_MOST = 0.5
+
+
+@rule
+def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
+    """A model that is called with at most 8 samples, at least ten times, so that the calls of operators take longer
+    than their computation.
+
+    Evidence: the first dimension of the model's first input, and the time that is not in operators of 20 us or more on
+    average, nor in Python outside the layers or of a slow layer, nor in garbage collections; it is at least half of the
+    recorded time. With eight times as many samples in a call, that time is an eighth for each sample: the gain is 7/8
+    of it. Only on the CPU; a device has ``launches_slower_than_the_device``.
+    """
+    run, layers = evidence.run, evidence.run.layers
+    if evidence.device != "cpu" or len(run.metas) > 1:
+        return
+    forward = PHASES.index(FORWARD)
+    called = [(run.rows.by_layer.get((root, forward), (None, 0))[1], root) for root in layers.roots]
+    calls, root = max(called, default=(0, 0))
+    shapes = layers[root].input_shapes if calls >= 10 else ()
+    if not shapes or len(shapes[0]) < 2 or not 0 < shapes[0][0] <= _FEW or not layers[root].same_shapes:
+        return
+    long_ns = ops = 0
+    columns = run.rows.columns
+    for at in evidence.rows(lambda frames: bool(frames) and frames[-1].kind == "op"):
+        ns, times = columns["cpu_ns"][at], columns["calls"][at]
+        ops += times
+        long_ns += ns if ns >= _SMALL_NS * times else 0
+    own = evidence.took(is_own_time, phases=(FORWARD,)).get(OUTSIDE)
+    collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
+    python = sum(slow.own_ns for slow in layers_of_slow_python(evidence).values())
+    small = evidence.recorded_ns - long_ns - collecting - python - (own.cpu_ns if own is not None else 0)
+    if not ops or small < _MOST * evidence.recorded_ns:
+        return
+    samples = f"{shapes[0][0]} sample{'s' * (shapes[0][0] > 1)}"
+    yield Advice(
+        layers[root].name,
+        f"A call gets {samples}, and its operators are small. A call of the model has {ops // calls:,}, with backward; "
+        f"{format_time(small)} are in short ones and between them.",
+        "Use a larger batch (`DataLoader(…, batch_size=64)`), or compile the model: `torch.compile(model)`.",
+        small * 7 // 8,
+        None,
+        "tiny_batches",
+        (layers[root].name,),
+    )
