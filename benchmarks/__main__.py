@@ -23,6 +23,7 @@ QUESTIONS = {
     "merge": "what merging the runs of 64, 256 and 1,024 ranks takes: time and memory, flat and as a tree",
     "compile": "how much is known of compiled models layer by layer, and what that costs",
     "device": "what profiling training steps costs on a GPU; on the CPU, with small models, where there is none",
+    "faults": "what the first screen says of scripts with a planted fault, beside other profilers (20 minutes)",
     "loops": "what a long loop takes: memory after the first and the last cycles, and the time to fold one",
 }
 

@@ -1,0 +1,204 @@
+"""What the first screen says about a fault: the place, the cause, the remedy.
+
+Each script in ``scripts`` has one fault. Its first lines say, as patterns, what a reviewer would accept as the place,
+the cause and the remedy. With the argument "fixed" it runs without the fault: its speed then is the truth about the
+gain, and nothing should be found in it that is worth a change. Each script is copied to ``train.py``, so that its name
+says nothing, and runs under ``torchprof run``. Beside it: the first lines of ``key_averages().table()``, of cProfile
+and, where they are installed, of pyinstrument and scalene, for the same script.
+
+A screen has 24 lines of 100 columns; the other tools get 25.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from tabulate import tabulate
+
+import torchprof
+from torchprof.analyze.advice import Advice, advise
+
+_SCRIPTS = Path(__file__).parent / "scripts"
+_LINES, _COLUMNS = 24, 100
+_OF_OTHERS = 25
+_TIMEOUT_S = 180
+_FALSE = 0.03  # a finding of more than this share in a script without a fault is false
+_KEYS = ("place", "cause", "remedy")
+_QUICK = ("slow_getitem", "attention_by_hand")
+_GOALS = {"place": 1.0, "cause": 0.95, "remedy": 0.9}
+
+_TIMED = """
+import runpy, sys, time
+import torch, torch.utils.data
+layer = torch.nn.Linear(2, 2)
+adam = torch.optim.Adam(layer.parameters())
+layer(torch.rand(2, 2)).sum().backward()  # what the first step of a process loads
+adam.step()
+begin = time.perf_counter()
+runpy.run_path(sys.argv[1], run_name="__main__")
+print(time.perf_counter() - begin, file=sys.stderr)
+"""
+_TABLE = """
+import runpy, sys
+import torch
+with torch.profiler.profile() as prof:
+    runpy.run_path(sys.argv[1], run_name="__main__")
+print(prof.key_averages().table(sort_by="self_cpu_time_total"))
+"""
+
+
+class Fault(NamedTuple):
+    """A script, and the patterns of what is wrong in it."""
+
+    name: str
+    place: str
+    cause: str
+    remedy: str
+
+    @classmethod
+    def of(cls, path: Path) -> Fault:
+        found = dict(re.findall(r"^# (place|cause|remedy): (.+)$", path.read_text(), re.M))
+        return cls(path.stem, *(found[key] for key in _KEYS))
+
+    def seen_in(self, text: str) -> dict[str, bool]:
+        """Which of place, cause and remedy a text names."""
+        plain = " ".join(text.split())
+        return {key: re.search(getattr(self, key), plain) is not None for key in _KEYS}
+
+
+class Seen(NamedTuple):
+    """What torchprof says about a script: its output, and its findings."""
+
+    text: str
+    findings: list[Advice]
+    recorded_ns: int
+
+
+def faults() -> list[Fault]:
+    return [Fault.of(path) for path in sorted(_SCRIPTS.glob("*.py"))]
+
+
+def screen(text: str, lines: int = _LINES) -> str:
+    """What fits on a screen: a long line takes several lines."""
+    rows = [line[at : at + _COLUMNS] for line in text.splitlines() for at in range(0, max(len(line), 1), _COLUMNS)]
+    return "\n".join(rows[:lines])
+
+
+def ran(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {"COLUMNS": str(_COLUMNS), "KINETO_LOG_LEVEL": "99", "PYTHONPATH": str(Path.cwd())}
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=True,
+    )
+
+
+def by_torchprof(folder: Path, *arguments: str) -> Seen:
+    out = ran(folder, "-m", "torchprof", "run", "-o", "run.json", "train.py", *arguments).stdout
+    run = torchprof.load(folder / "run.json")
+    text = out[out.index("torchprof: train.py ended") :]
+    return Seen(text, advise(run), sum(meta.wall_ns for meta in run.metas))
+
+
+def _by_module(module: str, *options: str) -> Callable[[Path], str]:
+    return lambda folder: ran(folder, "-m", module, *options, "train.py").stdout
+
+
+OTHERS: dict[str, Callable[[Path], str]] = {
+    "profiler table": lambda folder: ran(folder, "-c", _TABLE, "train.py").stdout,
+    "cProfile": _by_module("cProfile", "-s", "tottime"),
+    **({"pyinstrument": _by_module("pyinstrument")} if find_spec("pyinstrument") else {}),
+    **({"scalene": _by_module("scalene", "run", "--cli")} if find_spec("scalene") else {}),
+}
+
+
+def seconds(folder: Path, rounds: int) -> tuple[float, float]:
+    """The median time of the script with and without its fault, without a profiler."""
+    times: dict[str, list[float]] = {"": [], "fixed": []}
+    for _ in range(rounds):
+        for way, found in times.items():
+            found.append(float(ran(folder, "-c", _TIMED, "train.py", *filter(None, [way])).stderr.split()[-1]))
+    return statistics.median(times[""]), statistics.median(times["fixed"])
+
+
+def _share(one: Advice, seen: Seen) -> float:
+    return (one.gain_ns or 0) / seen.recorded_ns
+
+
+def _in_folder(fault: Fault) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        shutil.copy(_SCRIPTS / f"{fault.name}.py", Path(name) / "train.py")
+        yield Path(name)
+
+
+def judged(fault: Fault, folder: Path, rounds: int) -> dict[str, str | float]:
+    """A row of the table."""
+    seen = by_torchprof(folder)
+    named = fault.seen_in(screen(seen.text))
+    right = [
+        number
+        for number, one in enumerate(seen.findings, 1)
+        if re.search(fault.cause, one.finding) and re.search(fault.remedy, one.remedy)
+    ]
+    row: dict[str, str | float] = {"fault": fault.name, **{key: _mark(named[key]) for key in _KEYS}}
+    row["rank"] = right[0] if right else "–"
+    row["said"] = f"{_share(seen.findings[right[0] - 1], seen):.0%}" if right else "–"
+    plain, fixed = seconds(folder, rounds)
+    row["gain"] = f"{1 - fixed / plain:.0%}"
+    clean = by_torchprof(folder, "fixed")
+    row["false"] = ", ".join(
+        f"{one.rule} {_share(one, clean):.0%}" for one in clean.findings if _share(one, clean) > _FALSE
+    )
+    for name, way in OTHERS.items():
+        named = fault.seen_in(screen(way(folder), _OF_OTHERS))
+        row[name] = "".join(key[0] if named[key] else "·" for key in _KEYS)
+    return row
+
+
+def _mark(named: bool) -> str:
+    return "yes" if named else "no"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks faults", description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", help="some of the scripts")
+    parser.add_argument("--quick", action="store_true", help="two scripts")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each script is timed")
+    parser.add_argument("--screens", action="store_true", help="print the first screen of each script")
+    options = parser.parse_args(arguments)
+    names = options.names or (_QUICK if options.quick else [fault.name for fault in faults()])
+    rows = []
+    for fault in faults():
+        for folder in _in_folder(fault) if fault.name in names else ():
+            rows.append(judged(fault, folder, 1 if options.quick else options.rounds))
+            print(f"{fault.name}: {rows[-1]}", file=sys.stderr)
+            if options.screens:
+                print(screen(by_torchprof(folder).text), end="\n\n")
+    print(tabulate(rows, headers="keys", tablefmt="github"))
+    missed = False
+    for key in _KEYS:
+        share = sum(row[key] == "yes" for row in rows) / len(rows)
+        missed |= share < _GOALS[key]
+        print(f"{key}: {share:.0%} (goal {_GOALS[key]:.0%})")
+    wrong = sum(bool(row["false"]) for row in rows)
+    print(f"scripts without a fault in which something above {_FALSE:.0%} is found: {wrong} of {len(rows)} (goal 0)")
+    return 1 if (missed or wrong) and not options.quick else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The scripts with a planted fault of ``benchmarks/faults``: the finding is there, and gone where the fault is."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchprof.analyze.advice import advise
+from torchprof.profile.program import Program
+from torchprof.reports.verdict import first_findings
+from torchprof.run.run import Run
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "faults" / "scripts"
+RULES = {
+    "anomaly_detection": "anomaly_detection_on",
+    "average_by_deepcopy": "python_in_the_loop",
+    "casts_weights_in_each_call": "casts_in_layers",
+    "cell_over_time": "cells_over_time",
+    "costly_dropout": "costly_dropout",
+    "dense_embedding_gradient": "dense_embedding_gradients",
+    "evaluation_with_gradients": "graphs_never_used",
+    "frozen_body": "frozen_layers_with_gradients",
+    "grows_by_cat": "tensors_that_grow",
+    "half_precision_on_the_cpu": "half_precision_on_the_cpu",
+    "one_hot_product": "one_hot_products",
+    "prints_tensors": "python_in_the_loop",
+    "starts_a_process": "python_in_the_loop",
+    "unused_head": "layers_without_backward",
+    "writes_a_log": "python_in_the_loop",
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield
+    torch.autograd.set_detect_anomaly(False)
+
+
+def recorded(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Run:
+    file = str(SCRIPTS / f"{name}.py")
+    monkeypatch.setattr(sys, "argv", [file, *arguments])
+    with Program(warmup_calls=None) as program:
+        runpy.run_path(file, run_name="__main__")
+    return program.run
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="what a line calls is known from Python 3.11 on")
+@pytest.mark.parametrize("name", RULES)
+def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
+    accepted = dict(re.findall(r"^# (place|cause|remedy): (.+)$", text, re.MULTILINE))
+    found = [one for one in first_findings(recorded(name, monkeypatch)) if one.rule == RULES[name]]
+    assert any(
+        re.search(accepted["cause"], one.finding) and re.search(accepted["remedy"], one.remedy) for one in found
+    ), found
+
+
+# On a busy machine, any script may wait for a while outside of its layers.
+STEADY = sorted(name for name, rule in RULES.items() if rule not in ("anomaly_detection_on", "python_in_the_loop"))
+
+
+@pytest.mark.parametrize("name", STEADY)
+def test_nothing_is_found_where_the_fault_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [one for one in advise(recorded(name, monkeypatch, "fixed")) if one.rule == RULES[name]] == []
