@@ -44,12 +44,12 @@ def run(
     folder: Path, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """``python -m torchprof run`` in a process that has torch imported already."""
-    return run_warm(["-m", "torchprof", "run", *arguments], folder, environment)
+    return run_warm(["-m", "torchprof", "run", *arguments], folder, {"COLUMNS": "200", **(environment or {})})
 
 
 def start(folder: Path, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     """``python -m torchprof run``, from the start of Python to its end."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99", "COLUMNS": "200"}
     command = [sys.executable, "-m", "torchprof", "run", *arguments]
     options = {
         "capture_output": True,
@@ -141,7 +141,9 @@ def test_the_whole_report_of_a_training_script(tmp_path: Path) -> None:
         "Legend",
     ]
     assert [heading for heading in sections(report) if heading != "Findings"] == headings
-    assert report.splitlines()[2].endswith(".") and "% of the time is" in report.splitlines()[2]
+    ran, parts, headline, *_ = report.splitlines()[2:]
+    assert ran.startswith("11 forward calls of Net: median ") and "optimizer " in parts
+    assert headline.endswith(".") and "% of the time is" in headline
     for name in ("torch", "built", "threads", "CPU", "system"):
         assert f"\n  {name:<8} " in report
     layers = "\n".join(sections(report)["The layers"])

@@ -5,6 +5,8 @@ interface PageData {
   title: string;
   version: string;
   headline: string;
+  ran: string[];
+  help: [string, string][];
   questions: { time: string; why: string; fit: string; changed: string; waits: string; "": string };
   legend: [sign: string, meaning: string][];
   /** null in a comparison. */

@@ -208,7 +208,7 @@ def test_recomputation() -> None:
 def test_work_outside_of_all_layers_is_described_if_it_is_the_largest_part() -> None:
     work = [*BODY, took(OUTSIDE, 1_500, label("Optimizer.step#AdamW.step"), op("aten::mul")), took(OUTSIDE, 500)]
     # 2000 of 3000, 1500 of 2000.
-    assert head(*work) == ("67% of the time is outside of all layers, 50% in the label `Optimizer.step#AdamW.step`.")
+    assert head(*work) == ("67% of the time is outside of all layers, 50% in optimizer (AdamW).")
     assert head(took(OUTSIDE, 10), took(OUTSIDE, 10)) == (
         "All of the time is outside of all layers, all of it in `aten::x`."
     )

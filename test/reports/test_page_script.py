@@ -118,7 +118,7 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
         data_in(torchprof.compare(before, torchprof.flops(Mlp(), torch.rand(3, 4))).report("html")),
     ]
     reached = {place for data in pages for place in places(data)}
-    whole = ["largest.tables.rows.path", "largest.sentences"]
+    whole = ["largest.tables.rows.path", "largest.sentences", "ran", "help"]
     whole += [
         "findings.layers",
         "calls",

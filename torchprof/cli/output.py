@@ -18,8 +18,10 @@ from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report
 from torchprof.errors import TorchprofError, some
 from torchprof.reports import options_of
 from torchprof.reports.notes import legend
-from torchprof.reports.overview import first_lines, other_notes, short_tree, terminal_width
-from torchprof.reports.top import largest_parts
+from torchprof.reports.overview import other_notes, short_tree, terminal_width
+from torchprof.reports.text import spaced
+from torchprof.reports.top import largest_parts, title_of_parts
+from torchprof.reports.verdict import verdict
 from torchprof.run.outputs import ReportText
 from torchprof.run.warnings import Caveat
 
@@ -136,14 +138,13 @@ def sections_of(
 def _sections(
     run: torchprof.Run, arguments: argparse.Namespace, color: bool, command: str, is_trace: bool
 ) -> Iterator[str]:
-    yield first_lines(run)
+    yield spaced(verdict(run, terminal_width()))
     without_warnings = _WarningsShown(**{field.name: getattr(run, field.name) for field in fields(run)})
     if len(run.metas) > 1:
         yield section("The ranks", without_warnings.report("ranks"))
-    timed = not {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured)
     notes = "\n".join(other_notes(run))
-    places = "\n\n".join([*largest_parts(run, _PLACES_SHOWN), *filter(None, [notes])])
-    yield section("Where the time goes" if timed else "Where the FLOPs are", places)
+    places = spaced([*largest_parts(run, _PLACES_SHOWN, width=terminal_width()), notes])
+    yield section(title_of_parts(run), places)
     # The sections above have the warnings and the missing ranks, so the sections below do not repeat them. Only the
     # report on ranks needs the size of the job, since its verdicts depend on it.
     environment, advice = run.meta.environment, _advice(run, command, is_trace)

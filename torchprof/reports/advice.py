@@ -33,7 +33,7 @@ def advice(run: Run, *, limit: int | None = 20) -> str:
     """
     check_number("limit", limit, "findings")
     found, failed = judge(run)
-    parts: list[str] = [_with_data(findings(run, found[:limit]), found[:limit])]
+    parts: list[str] = [findings_table("\n\n".join(findings(run, found[:limit])), found[:limit])]
     if not found:
         parts.append("No findings: no rule found a change that is worth it in this run.")
     elif limit is not None and limit < len(found):
@@ -56,8 +56,8 @@ def findings(run: Run, found: Sequence[Advice]) -> list[str]:
     return [_paragraphs(number, one, evidence, len(str(len(found)))) for number, one in enumerate(found, 1)]
 
 
-def _with_data(texts: Sequence[str], found: Sequence[Advice]) -> ReportTable:
-    """The texts of all findings, with the findings as the rows of a table."""
+def findings_table(text: str, found: Sequence[Advice]) -> ReportTable:
+    """The text of some findings, with the findings as the rows of a table."""
     headings = ("Layer", "Gain time", "Gain memory", "Finding", "Remedy", "Rule")
     rows = [
         [
@@ -70,7 +70,7 @@ def _with_data(texts: Sequence[str], found: Sequence[Advice]) -> ReportTable:
         ]
         for one in found
     ]
-    return ReportTable("\n\n".join(texts), headings, rows).of("findings")
+    return ReportTable(text, headings, rows).of("findings")
 
 
 def not_shown(count: int) -> str:

@@ -24,6 +24,7 @@ from torchprof.run.words import (
     OUTSIDE,
     PHASES,
     RECOMPUTE,
+    torchs_range,
 )
 
 _NEARLY_ALL_OF_IT = 0.995  # of the part before: both would have the same share
@@ -251,7 +252,8 @@ def _described(measured: _Measured, part: WorkPart) -> str:
     if label == LAUNCH_NOT_RECORDED:
         return f"in the kernel `{shortened(work)}`"
     if label:
-        return f"in the label `{shortened(label)}`"
+        known = torchs_range(label)
+        return f"in {known}" if known else f"in the label `{shortened(label)}`"
     if work == BETWEEN_OPS:
         return "where no operator ran" if measured.field == "cpu_ns" else "in work that no operator launched"
     return "in autograd's engine" if work == AUTOGRAD_ENGINE else f"in `{shortened(work)}`"

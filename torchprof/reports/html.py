@@ -22,6 +22,7 @@ from torchprof.reports.notes import LEGEND
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.largest import largest_places
 from torchprof.reports.page.tree import Take
+from torchprof.reports.verdict import first_findings, in_short, ran
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.run import Run
 from torchprof.version import __version__
@@ -66,7 +67,7 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
     return page(
         ", ".join(run.meta.model) or "torchprof",
         takes,
-        {"headline": headline(run), "largest": largest_places(run)},
+        {"headline": headline(run), "ran": ran(run), "largest": largest_places(run)},
         run,
     )
 
@@ -92,6 +93,8 @@ def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -
             for one in findings[:_FINDINGS_SHOWN]
         ],
         "moreFindings": max(len(findings) - _FINDINGS_SHOWN, 0),
+        "ran": [],
+        "help": [in_short(one, evidence) for one in first_findings(run, findings)],
         **more,
         **page_data(takes),
     }

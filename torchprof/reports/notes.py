@@ -6,8 +6,6 @@ import re
 from collections.abc import Collection, Iterator
 
 from torchprof.analyze.caveats import about_processors
-from torchprof.analyze.varying import varying_work
-from torchprof.run.cost import format_time
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, FORWARD, OUTSIDE_NAME, PHASES
@@ -21,9 +19,6 @@ LEGEND = {
 """The signs in place of figures and of names, in every table. ``legend`` writes them, and so does the page."""
 
 _WARNINGS_SHOWN = 10  # if there are several ranks: a job may have a thousand, with different figures in each warning
-_CALLS_FOR_SPREAD = 5  # with fewer calls, quartiles say little
-_CALLS_FOR_PERCENTILES = 20  # with fewer calls, less than one is beyond the 95th
-_WIDE = 0.2  # the interquartile range of the time of a call over its median: above this it is said
 _BUSY = "machine_busy"
 _ABOUT_TIMES = ("start_up", "slow_start", _BUSY)
 """The codes of the warnings about all times of a run. Views that begin with a headline show them directly below it."""
@@ -69,23 +64,6 @@ def about_times(run: Run) -> Iterator[str]:
         yield "One call was recorded: it has no spread, and if it was the first, start-up work is in its times."
     if len(run.metas) == 1:
         yield from (str(warning) for warning in run.warnings if warning.code in _ABOUT_TIMES)
-        yield from _about_spread(run)
-
-
-def _about_spread(run: Run) -> Iterator[str]:
-    """A sentence for each model whose calls took very different times."""
-    for key, times in run.samples.items():
-        of_calls = key.measure == "cpu_ns" and key.phase == FORWARD and len(run.layers[key.layer].path) == 1
-        if not of_calls or times.count < _CALLS_FOR_SPREAD:
-            continue
-        if times.quantile(0.75) - times.quantile(0.25) > _WIDE * times.median:
-            has_tails = times.count >= _CALLS_FOR_PERCENTILES
-            low, high = (times.quantile(0.05), times.quantile(0.95)) if has_tails else (times.min, times.max)
-            why = " Input shapes differ between calls." if varying_work(run)[run.layers[key.layer].path] else ""
-            yield (
-                f"{times.count} calls of {run.layers[key.layer].name}: median {format_time(times.median)}, "
-                f"{'5th to 95th percentile' if has_tails else 'all'} {format_time(low)} to {format_time(high)}.{why}"
-            )
 
 
 def other_warnings_of(run: Run) -> list[str]:

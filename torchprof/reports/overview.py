@@ -1,21 +1,29 @@
-"""The answer first: a headline, the largest places, and the tree of layers in few rows."""
+"""The answer first: the verdict, the largest places, and the tree of layers in few rows."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from shutil import get_terminal_size
 from statistics import median
 
-from torchprof.analyze.columns import CallsColumn, Column, CostColumn, columns_of, hot_path_column
+from torchprof.analyze.columns import (
+    CallsColumn,
+    Column,
+    CostColumn,
+    ParamsColumn,
+    PeakColumn,
+    columns_of,
+    hot_path_column,
+)
 from torchprof.analyze.figures import Figures
 from torchprof.reports import report
 from torchprof.reports.entries import Entry, all_entries, entries_of
-from torchprof.reports.headline import headline
-from torchprof.reports.notes import about_flops, about_sums, about_times, other_warnings_of
+from torchprof.reports.notes import about_flops, about_sums, other_warnings_of
 from torchprof.reports.outline import outline
 from torchprof.reports.ranking import shortened
 from torchprof.reports.text import branches, check_number, draw, heat, painted, printable, spaced, stacked
-from torchprof.reports.top import largest_parts
+from torchprof.reports.top import largest_parts, title_of_parts
+from torchprof.reports.verdict import verdict
 from torchprof.run.cost import Bound, ReportCell, Unit, Value
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.run import Run
@@ -26,7 +34,7 @@ _CLASS = "  "  # between a name and its class
 _LONGEST_LABEL = 40
 
 
-@report("overview", "the headline, the largest places and the layers in few rows: read it first", answers="time")
+@report("overview", "what ran, what would help, the largest places and the layers: read it first", answers="time")
 def overview(
     run: Run,
     *,
@@ -36,7 +44,7 @@ def overview(
     whole: str = 'The report "tree" shows all.',
     color: bool = False,
 ) -> str:
-    """What to read first: the headline, the largest places, and the tree of layers in at most so many rows.
+    """What to read first: what ran, what would help, the largest places, and the layers in at most so many rows.
 
     The tree has all layers if they fit in ``rows``. Else equal siblings are one row with their sum ("0–79"), the layers
     with the largest totals are open, and the rest is added up. ``places``: the number of rows of the report "top".
@@ -47,9 +55,10 @@ def overview(
     """
     for name, number, of in (("rows", rows, "rows"), ("places", places, "rows"), ("width", width, "characters")):
         check_number(name, number, of)
-    sections = [first_lines(run)]
+    sections = verdict(run, width)
     if places:
-        sections += largest_parts(run, places)
+        first, *more = largest_parts(run, places, width=width)
+        sections += [stacked([title_of_parts(run), first]), *more]
     if run.layers:
         sections.append(short_tree(run, rows, width, whole, color=color))
     notes = [*about_flops(run), *other_notes(run)]
@@ -63,21 +72,16 @@ def printed(run: Run, whole: str = 'run.report("tree") shows all.') -> str:
 
 
 def terminal_width() -> int:
-    """The number of characters of a line: ``COLUMNS``, else that of the terminal, else 120."""
-    return get_terminal_size((120, 50)).columns
+    """The number of characters of a line: ``COLUMNS``, else that of the terminal, else 160."""
+    return get_terminal_size((160, 50)).columns
 
 
 class _EachColumn(Column):
     """The column that shows what one of several equal layers took."""
 
 
-def first_lines(run: Run) -> str:
-    """The headline, and what makes all times less certain than they look."""
-    return stacked([headline(run), *map(printable, about_times(run))])
-
-
 def other_notes(run: Run) -> list[str]:
-    """The notes and warnings that are not in ``first_lines``."""
+    """The notes and warnings that are not in the verdict."""
     return [*about_sums(run), *map(printable, other_warnings_of(run))]
 
 
@@ -93,7 +97,7 @@ def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bo
     entries = [entry for _, entry in rows]
     names = [_with_class(text, entry, kinds) for text, entry in rows]
     cells = {column: [column.text(entry.figures, None) for entry in entries] for column in columns}
-    each = _EachColumn(f"Each {by.heading}")
+    each = _EachColumn(f"{by.heading} of one")
     if any(entry.parts for entry in entries):
         columns.append(each)
         cells[each] = [_of_each(entry, by) for entry in entries]
@@ -107,17 +111,14 @@ def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bo
             shares = [column.share(entry.figures, all_of_it) for entry in entries]
             table[column.heading] = [*map(_painted, cells[column], shares)]
     left_out = [column.heading for column in columns if column not in shown]
-    about_hidden = _about_hidden(entries, every, left_out, [each.heading] if each in shown else [], whole)
+    about_hidden = _about_hidden(entries, every, left_out, whole)
     return stacked([draw([*table], [*zip(*table.values())]).of("layers"), *about_hidden])
 
 
 def _about_hidden(
-    entries: Sequence[Entry], every: Sequence[Entry], left_out: Sequence[str], each: Collection[str], whole: str
+    entries: Sequence[Entry], every: Sequence[Entry], left_out: Sequence[str], whole: str
 ) -> Iterator[str]:
-    """What rows of several layers show, and what is not shown."""
-    if any(entry.parts for entry in entries):
-        of_each = "".join(f" {heading} is their median (smallest–largest)." for heading in each)
-        yield f"A row like 0–9 is the sum of equal layers.{of_each}"
+    """What is not shown."""
     hidden = sum(bool(line.path) for line in every) - sum(max(1, len(one.parts)) for one in entries if one.path)
     if hidden:
         yield f"{hidden} layers are not shown; (+9): so many below that layer."
@@ -172,7 +173,7 @@ def _of_each(entry: Entry, by: Column) -> str:
     least, middle, most = (by.write(value) for value in (min(values), median(values), max(values)))
     unit = most.lstrip("0123456789.")
     shortest = least.removesuffix(unit) if least.lstrip("0123456789.") == unit else least
-    return middle.written(f"{middle} ({shortest}–{most})")
+    return middle.written(f"median of {len(values)}: {middle} ({shortest}–{most})")
 
 
 def _width(cells: Sequence[str]) -> int:
@@ -195,19 +196,22 @@ def _with_room(
 
 
 def _rank(column: Column, by: Column) -> int:
-    """Which columns tell most: the lowest number first."""
+    """Which columns tell most: the lowest number first. Those that an option asked for come before all others."""
     if column == by:
         return 0
     if isinstance(column, _EachColumn):
-        return 2
+        return 4
     if isinstance(column, CallsColumn):
-        return 3
-    if not isinstance(column, CostColumn) or not isinstance(by, CostColumn):
-        return 9
-    if column.measure == by.measure:
-        return 4 if column.is_self else 1
-    order = {Unit.TIME: 5, Unit.BYTES: 6, Unit.COUNT: 7}[column.unit]
-    return order + (2 if column.is_self else 0)
+        return 5
+    if isinstance(column, (ParamsColumn, PeakColumn)):
+        return 6 if isinstance(column, ParamsColumn) and column.is_self else 1
+    if not isinstance(column, CostColumn):
+        return 7
+    if column.is_self:
+        return 6
+    if column.unit is Unit.TIME:
+        return 2
+    return 1 if column.phase == FORWARD else 3
 
 
 def _painted(text: str, share: float | None) -> str:

@@ -14,6 +14,7 @@ from torchprof.errors import some
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
+from torchprof.reports.ranking import shortened
 from torchprof.reports.text import check_number, draw, phase_cell, printable, spaced, stacked
 from torchprof.run.cost import ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
@@ -24,11 +25,13 @@ from torchprof.run.words import (
     ANY_STEP,
     BETWEEN_OPS,
     LAUNCH_NOT_RECORDED,
+    OUTSIDE,
     PHASES,
     Frame,
     is_left_over,
     is_runtime_call,
     phase_of,
+    torchs_range,
 )
 
 _USUAL_TYPE = "float32"
@@ -36,6 +39,10 @@ _ALIKE = 3  # so many layers that are alike become one row
 _OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer is named in the row of the others
 _FEWEST_SAMPLES = 5  # with fewer the line with the most samples may be there by chance
 _NEARLY_ALL = 0.9
+_HEADINGS = ("Share", "Time", "Layer", "Type", "Phase", "In")
+_GAP = len(" | ")
+_LEAST_NAME = 24
+_FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")
 _LINE_NUMBER = re.compile(r":\d+ ")
 _UNKNOWN_LAUNCH = Frame("label", LAUNCH_NOT_RECORDED)
 _NO_OPERATOR = {
@@ -59,7 +66,11 @@ class Where(NamedTuple):
     def name(self, run: Run) -> str:
         """The name for users: the path of the layer, or the name of work of no layer, and the label."""
         name = layer_name(run, self.layer)
-        return printable(f"{name}, {self.label} (label)" if self.label else name)
+        known = torchs_range(self.label)
+        if known and self.layer == OUTSIDE:
+            return known
+        label = known or f"{self.label} (label)"
+        return printable(f"{name}, {label}" if self.label else name)
 
 
 class WorkPart(NamedTuple):
@@ -89,12 +100,17 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     return spaced([*largest_parts(run, limit, tablefmt), stacked(notes)])
 
 
-def largest_parts(run: Run, limit: int, tablefmt: str | None = None) -> list[str]:
-    """The sections of the report "top", without the notes below it."""
+def largest_parts(run: Run, limit: int, tablefmt: str | None = None, width: int | None = None) -> list[str]:
+    """The sections of the report "top", without the notes below it. ``width``: the number of characters of a line;
+    names are shortened to it, and no sentences follow: this is for the first screen."""
     sections = [*about_idle_devices(run)]
     for field, heading in measures_of(run):
-        sections.append(_table(run, field, heading, limit, tablefmt))
+        sections.append(_table(run, field, heading, limit, tablefmt, width))
     return sections or ["Neither times nor FLOPs were measured."]
+
+
+def title_of_parts(run: Run) -> str:
+    return "Where the FLOPs are" if {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured) else "Where the time goes"
 
 
 def about_idle_devices(run: Run) -> Iterator[str]:
@@ -169,14 +185,43 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
     return found, f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}."
 
 
-def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None) -> str:
+def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None, width: int | None) -> str:
     found, about_hidden = largest_of(run, field, limit)
     show = format_count if field == "flops" else format_time
     table = [[format_share(one.share), show(one.amount), one.name, one.kind, one.phase, one.work] for one in found]
+    if width is not None:
+        _fit(table, width)
     # A source line may follow "(between ops)".
     about_gaps = _NO_OPERATOR[field] if any(one.work.startswith(BETWEEN_OPS) for one in found) else ""
-    drawn = draw(["Share", heading, "Layer", "Type", "Phase", "In"], table, tablefmt).of(f"largest_by_{field}")
-    return stacked(filter(None, [drawn, about_gaps, about_hidden]))
+    drawn = draw([heading if one == "Time" else one for one in _HEADINGS], table, tablefmt).of(f"largest_by_{field}")
+    return drawn if width is not None else stacked(filter(None, [drawn, about_gaps, about_hidden]))
+
+
+def _fit(table: list[list[str]], width: int) -> None:
+    """Shorten the names of layers and work to lines of so many characters: first "(between ops)" before a source line
+    and the folders of its file, then the middle of the longer names."""
+    name, work = 2, 5
+    if _line_width(table) > width:
+        for row in table:
+            row[work] = _shown_as(row[work], _FOLDERS.sub("", row[work].removeprefix(f"{BETWEEN_OPS}, ")))
+    longest = [max((len(row[at]) for row in table), default=0) for at in (name, work)]
+    room = sum(longest) - max(_line_width(table) - width, 0)
+    for at, length, other in zip((name, work), longest, reversed(longest)):
+        most = max(room - other, room // 2, _LEAST_NAME)
+        if length > most:
+            for row in table:
+                row[at] = _shown_as(row[at], shortened(row[at], most))
+
+
+def _shown_as(cell: str, text: str) -> str:
+    """A cell with another text; its data stays."""
+    if cell == text:
+        return cell
+    return cell.written(text) if isinstance(cell, ReportCell) else ReportCell(text, cell)
+
+
+def _line_width(table: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, column)) for column in zip(_HEADINGS, *table)) + _GAP * (len(_HEADINGS) - 1)
 
 
 def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
@@ -262,7 +307,7 @@ def source_lines(run: Run) -> dict[Where, Counter[str]]:
     columns = run.rows.columns
     for layer, phase, chain, samples in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
         frames = run.rows.frames[chain]
-        if frames and frames[-1].kind == "python":
+        if frames and frames[-1].kind == "python" and all(frame.kind == "label" for frame in frames[:-1]):
             found[Where(layer, phase, _label(frames))][frames[-1].name] += samples
     return dict(found)
 

@@ -85,8 +85,13 @@ class Page {
     /** @type {HTMLElement[]} */
     const parts = [
       element("div", { class: "title" }, element("h1", {}, data.title), element("button", { type: "button", class: "theme", title: "Light or dark", "aria-label": "Light or dark", onclick: () => this.#switchTheme() }, "◐")),
+      ...data.ran.map((line) => element("p", { class: "ran" }, line)),
       element("p", { class: "headline" }, ...withCode(data.headline)),
     ];
+    if (data.help.length && !data.comparison) {
+      const items = data.help.map(([cause, remedy]) => element("li", {}, ...withCode(cause), " → ", ...withCode(remedy)));
+      parts.push(element("div", { class: "help" }, element("b", {}, "What would help"), element("ol", {}, ...items)));
+    }
     if (!data.comparison) {
       parts.push(...data.uncertain.map((sentence) => element("p", { class: "warning" }, sentence)));
       parts.push(...data.notes.map((sentence) => element("p", { class: "hint" }, sentence)));

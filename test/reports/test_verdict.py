@@ -1,0 +1,231 @@
+"""The verdict: what ran, the parts of its time, what would help."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from build.hand_made import FORWARD, kernel, label, op, row, run_of
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import torchprof
+from torchprof import Run
+from torchprof.analyze.advice import Advice
+from torchprof.analyze.time_parts import device_parts, percents, time_parts
+from torchprof.reports import verdict
+from torchprof.reports.verdict import parts_of_time, short_time, what_ran, what_would_help
+from torchprof.run.layers import Layer
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import BACKWARD, OUTSIDE
+
+MS = 1_000_000
+
+
+def lines(run: Run) -> list[str]:
+    return run.report("overview", width=100).partition("\n\nModule")[0].splitlines()
+
+
+# What ran
+
+
+def of_calls(ms: list[int], **of_layer: Any) -> Run:
+    layer = Layer(("Net",), "Net", 1500, **of_layer)
+    run = run_of([row(0, calls=len(ms), cpu_ns=sum(ms) * MS)], layers=[layer], wall_ns=2 * sum(ms) * MS)
+    times = Spread.of([*enumerate(one * MS for one in ms)])
+    return replace(run, samples={SampleKey(0, FORWARD, 0, "cpu", "cpu_ns"): times})
+
+
+@pytest.mark.parametrize(
+    "ms, said",
+    [
+        ([20], "1 forward call of Net: 20ms"),
+        ([10, 20, 30], "3 forward calls of Net: median 20ms (10–30ms)"),
+        ([10, 20, 1500], "3 forward calls of Net: median 20ms (10ms–1.5s)"),
+        ([10, 20, 30] * 7, "21 forward calls of Net: median 20ms, 90% in 10–30ms"),
+        ([20] * 38 + [1, 900], "40 forward calls of Net: median 20ms, 90% in 20–20ms"),
+    ],
+)
+def test_the_time_of_a_call(ms: list[int], said: str) -> None:
+    assert what_ran(of_calls(ms)) == f"{said} · 1.50 K parameters"
+
+
+@pytest.mark.parametrize(
+    "of_layer, said",
+    [
+        ({"input_shapes": ((8, 3, 4),), "same_shapes": True}, "200 samples/s"),  # 8 × 3 in 120 ms
+        ({"input_shapes": ((8, 3, 4),), "same_shapes": False}, ""),
+        ({"input_shapes": ((8, 3, 4),)}, ""),
+        ({"input_shapes": ((8,),), "same_shapes": True}, ""),
+        ({"input_shapes": ((-1, 4),), "same_shapes": True}, ""),
+    ],
+)
+def test_the_rate_is_shown_where_the_batch_is_known(of_layer: dict[str, Any], said: str) -> None:
+    found = what_ran(of_calls([10, 20, 30], **of_layer))
+    assert [part for part in found.split(" · ") if "/s" in part] == ([said] if said else [])
+    assert (", input shapes differ" in found) == (of_layer.get("same_shapes") is False)
+
+
+def test_tokens_are_those_of_an_embedding_and_a_batch_may_not_be_first() -> None:
+    def ran(model: nn.Module, x: torch.Tensor) -> str:
+        model(x)
+        with torchprof.Profile(model) as prof:
+            model(x)
+            model(x)
+        rate = re.search(r"([\d,.]+) (\w+)/s", what_ran(prof.run))
+        if rate is None:
+            return ""
+        number, count = float(rate[1].replace(",", "")), x.numel() if rate[2] == "tokens" else len(x)
+        assert number == pytest.approx(2 * count * 1e9 / prof.run.meta.wall_ns, rel=0.01)
+        return rate[2]
+
+    assert ran(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4)), torch.ones(3, 5, dtype=torch.long)) == "tokens"
+    assert ran(nn.Sequential(nn.Linear(4, 4)), torch.rand(3, 4)) == "samples"
+    assert ran(nn.LSTM(4, 4), torch.rand(7, 3, 4)) == ""
+    assert ran(nn.LSTM(4, 4, batch_first=True), torch.rand(7, 3, 4)) == "samples"
+
+
+def test_macs_and_the_peak_are_in_the_line_where_they_were_recorded() -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU())
+    with torchprof.Profile(model, with_flops=True, profile_memory=True) as prof:
+        for _ in range(2):
+            model(torch.rand(512, 64))
+    said = what_ran(prof.run).split(" · ")
+    assert "16.64 K parameters" in said and "8.39 M MACs a call" in said  # 512 × 64 × 256
+    assert re.fullmatch(r"cpu peak \+[\d.]+ [KM]B, \d+% of it in .+", said[-1])
+
+
+@pytest.mark.parametrize("ns, text", [(950, "0.95us"), (81_234, "81.2us"), (812_345, "812us"), (2.5e9, "2.5s")])
+def test_short_times_have_three_digits(ns: float, text: str) -> None:
+    assert short_time(ns) == text
+
+
+# The parts
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 10**9), max_size=8))
+def test_percents_add_up_to_100_and_are_within_one_of_the_truth(parts: dict[str, int]) -> None:
+    found, whole = percents(parts), sum(parts.values())
+    assert sum(found.values()) == (100 if whole else 0)
+    assert all(abs(found.get(name, 0) - 100 * ns / whole) < 1 for name, ns in parts.items() if whole)
+
+
+def test_the_parts_of_a_run_are_all_of_its_time() -> None:
+    work = [
+        row(0, calls=1, cpu_ns=5 * MS),
+        row(1, op("aten::mm"), cpu_ns=15 * MS),
+        row(1, op("aten::mm"), phase=BACKWARD, cpu_ns=25 * MS),
+        row(1, op("aten::mm"), phase="recompute", cpu_ns=10 * MS),
+        row(OUTSIDE, op("x"), phase=BACKWARD, cpu_ns=5 * MS),
+        row(OUTSIDE, label("enumerate(DataLoader)#x"), op("aten::stack"), cpu_ns=20 * MS),
+        row(OUTSIDE, label("Optimizer.step#SGD.step"), cpu_ns=6 * MS),
+        row(OUTSIDE, label("Optimizer.zero_grad#SGD.zero_grad"), cpu_ns=4 * MS),
+        row(OUTSIDE, cpu_ns=7 * MS),
+        row(OUTSIDE, op("aten::mse_loss"), cpu_ns=3 * MS),
+    ]
+    run = run_of(work, wall_ns=100 * MS)
+    assert list(parts_of_time(run)) == [
+        "data 20% · forward 20% · recompute 10% · backward 30% · optimizer 10% · other 10%"
+    ]
+    assert sum(time_parts(run, "cpu_ns").values()) == sum(run.rows.columns["cpu_ns"])
+
+
+def test_the_parts_of_a_real_run_add_up_to_its_rows() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torchprof.Profile(model) as prof:
+        for x in torch.utils.data.DataLoader(torch.rand(8, 8), batch_size=4):
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    parts = time_parts(prof.run, "cpu_ns")
+    assert sum(parts.values()) == sum(prof.run.rows.columns["cpu_ns"])
+    assert {*parts} >= {"data", "forward", "backward", "optimizer", "other"}
+
+
+def test_the_time_of_a_device_has_its_idle_time() -> None:
+    """Two kernels at once, 40 ms each, in 60 ms: the device works for 60 of 100 ms, half of it in each phase."""
+    cuda: dict[str, Any] = {"device": "cuda", "requested": ("cpu_ns", "device_ns"), "measured": ("cpu_ns", "device_ns")}
+    kernels = [
+        row(1, op("a"), kernel("k"), device="cuda:0", device_ns=40 * MS),
+        row(1, op("a"), kernel("k"), phase=BACKWARD, device="cuda:0", device_ns=40 * MS),
+    ]
+    run = run_of([row(0, cpu_ns=50 * MS), *kernels], wall_ns=100 * MS, busy_ns=(("cuda:0", 60 * MS),), **cuda)
+    assert device_parts(run) == {"forward": 30 * MS, "backward": 30 * MS, "idle": 40 * MS}
+    assert [*parts_of_time(run)] == ["CUDA: forward 30% · backward 30% · idle 40%", "CPU: forward 100%"]
+
+
+def test_a_trace_whose_layers_are_only_ranges_has_no_parts() -> None:
+    run = run_of([row(0, cpu_ns=5)], wall_ns=9)
+    assert [*parts_of_time(replace(run, metas=(replace(run.meta, model=()),)))] == []
+
+
+# What would help
+
+
+def finding(ns: int | None, number: int = 0) -> Advice:
+    return Advice("Net.a", f"Cause {number} is here. More of it.", "Use `this`. Or that.", ns, None, "mine", ("Net.a",))
+
+
+def with_findings(monkeypatch: pytest.MonkeyPatch, *found: Advice) -> str:
+    judged = torchprof.analyze.advice.Judgement([*found], {})
+    monkeypatch.setattr(verdict, "judge", lambda run: judged)
+    return what_would_help(run_of([row(0, cpu_ns=80 * MS)], wall_ns=100 * MS, steps=4))
+
+
+def test_the_three_largest_of_three_percent_and_more_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = with_findings(monkeypatch, *(finding(ms * MS, ms) for ms in (40, 20, 10, 8)))
+    assert text.splitlines() == [
+        "What would help",
+        "1. Up to 40% (10ms a step) in Net.a: Cause 40 is here.",
+        "   → Use `this`.",
+        "2. Up to 20% (5ms a step) in Net.a: Cause 20 is here.",
+        "   → Use `this`.",
+        "3. Up to 10% (2.5ms a step) in Net.a: Cause 10 is here.",
+        "   → Use `this`.",
+    ]
+    assert len(with_findings(monkeypatch, finding(3 * MS), finding(2 * MS)).splitlines()) == 3
+
+
+def test_findings_of_unknown_gain_come_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = with_findings(monkeypatch, finding(5 * MS), finding(2 * MS), finding(None, 9))
+    assert "2. Gain unknown in Net.a: Cause 9 is here." in text.splitlines()
+
+
+def test_without_findings_it_says_what_bounds_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_findings(monkeypatch, finding(2 * MS)) == ("No change was found that saves 3% of the time.")
+    monkeypatch.setattr(verdict, "judge", lambda run: torchprof.analyze.advice.Judgement([], {}))
+    rows = [row(0, cpu_ns=20 * MS), row(0, op("aten::linear"), op("aten::addmm"), cpu_ns=60 * MS)]
+    assert " ".join(what_would_help(run_of(rows, wall_ns=80 * MS)).split()).endswith(
+        " 75% of it are matrix products and convolutions: only less work makes it faster."
+    )
+
+
+def test_the_page_and_the_data_have_the_same_verdict() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 8))
+    x = torch.rand(4096, 8)
+    with torchprof.Profile(model) as prof:
+        model(x).sum().backward()
+    text = prof.run.report("overview")
+    [document] = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', prof.run.report("html"), re.DOTALL)
+    page = json.loads(document)
+    assert page["ran"] == text.splitlines()[:2]
+    assert page["help"] and all(cause.split(":")[0] in text for cause, _ in page["help"])
+    data = prof.run.report("overview").data
+    assert next(table["name"] for table in data["tables"]) == "findings"
+
+
+def test_the_first_screen_of_a_run_fits() -> None:
+    """At most 24 lines of 100 columns before the tree."""
+    layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+    model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+    with torchprof.Profile(model) as prof:
+        for _ in range(3):
+            model(torch.rand(2, 16, 32)).sum().backward()
+    shown = lines(prof.run)
+    assert sum(-(-max(len(one), 1) // 100) for one in shown) <= 24, "\n".join(shown)
