@@ -19,6 +19,7 @@ from torchprof import Run
 from torchprof.analyze.advice import Advice
 from torchprof.analyze.time_parts import device_parts, percents, time_parts
 from torchprof.reports import verdict
+from torchprof.reports.top import largest_parts
 from torchprof.reports.verdict import parts_of_time, short_time, what_ran, what_would_help
 from torchprof.run.layers import Layer
 from torchprof.run.samples import SampleKey, Spread
@@ -220,12 +221,28 @@ def test_the_page_and_the_data_have_the_same_verdict() -> None:
     assert next(table["name"] for table in data["tables"]) == "findings"
 
 
-def test_the_first_screen_of_a_run_fits() -> None:
+def test_the_first_screen_with_two_long_findings_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most 24 lines of 100 columns before the tree."""
     layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
     with torchprof.Profile(model) as prof:
         for _ in range(3):
             model(torch.rand(2, 16, 32)).sum().backward()
+    long = finding(prof.run.meta.wall_ns // 2)._replace(finding="This is slow " * 20, remedy="Make it fast " * 20)
+    monkeypatch.setattr(verdict, "judge", lambda run: torchprof.analyze.advice.Judgement([long, long], {}))
+    monkeypatch.setattr(verdict, "about_times", lambda run: [])
     shown = lines(prof.run)
-    assert sum(-(-max(len(one), 1) // 100) for one in shown) <= 24, "\n".join(shown)
+    assert [line[:2] for line in shown].count("2.") == 1
+    assert sum(-(-max(len(line), 1) // 100) for line in shown) <= 24, "\n".join(shown)
+
+
+@pytest.mark.parametrize("width", [90, 100, 140])
+def test_the_largest_places_fit_the_width(width: int) -> None:
+    names = ["Net", *(f"Net.some_quite_long_name.{at}.another_long_name" for at in range(3))]
+    layers = [Layer(tuple(name.split(".")), f"AnExtraordinarilyLongClassName{at}") for at, name in enumerate(names)]
+    work = ["autograd::engine::evaluate_function: ScaledDotProductFlashAttentionForCpuBackward0", "aten::mm"]
+    rows = [row(at, op(work[at % 2]), cpu_ns=(at + 1) * MS) for at in range(4)]
+    run = run_of(rows, layers=layers, wall_ns=20 * MS)
+    [table] = largest_parts(run, 5, width=width)
+    assert max(map(len, table.splitlines())) <= width
+    assert len(table.splitlines()) == 2 + 4

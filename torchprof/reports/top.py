@@ -39,7 +39,6 @@ _ALIKE = 3  # so many layers that are alike become one row
 _OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer is named in the row of the others
 _FEWEST_SAMPLES = 5  # with fewer the line with the most samples may be there by chance
 _NEARLY_ALL = 0.9
-_HEADINGS = ("Share", "Time", "Layer", "Type", "Phase", "In")
 _GAP = len(" | ")
 _LEAST_NAME = 24
 _FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")
@@ -188,29 +187,35 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
 def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None, width: int | None) -> str:
     found, about_hidden = largest_of(run, field, limit)
     show = format_count if field == "flops" else format_time
+    headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
     table = [[format_share(one.share), show(one.amount), one.name, one.kind, one.phase, one.work] for one in found]
     if width is not None:
-        _fit(table, width)
+        _fit(headings, table, width)
     # A source line may follow "(between ops)".
     about_gaps = _NO_OPERATOR[field] if any(one.work.startswith(BETWEEN_OPS) for one in found) else ""
-    drawn = draw([heading if one == "Time" else one for one in _HEADINGS], table, tablefmt).of(f"largest_by_{field}")
+    drawn = draw(headings, table, tablefmt).of(f"largest_by_{field}")
     return drawn if width is not None else stacked(filter(None, [drawn, about_gaps, about_hidden]))
 
 
-def _fit(table: list[list[str]], width: int) -> None:
+def _fit(headings: Sequence[str], table: list[list[str]], width: int) -> None:
     """Shorten the names of layers and work to lines of so many characters: first "(between ops)" before a source line
-    and the folders of its file, then the middle of the longer names."""
-    name, work = 2, 5
-    if _line_width(table) > width:
+    and the folders of its file, then the middle of the longer names, then that of classes."""
+    name, kind, work = 2, 3, 5
+    if _line_width(headings, table) > width:
         for row in table:
             row[work] = _shown_as(row[work], _FOLDERS.sub("", row[work].removeprefix(f"{BETWEEN_OPS}, ")))
     longest = [max((len(row[at]) for row in table), default=0) for at in (name, work)]
-    room = sum(longest) - max(_line_width(table) - width, 0)
+    room = sum(longest) - max(_line_width(headings, table) - width, 0)
     for at, length, other in zip((name, work), longest, reversed(longest)):
-        most = max(room - other, room // 2, _LEAST_NAME)
-        if length > most:
-            for row in table:
-                row[at] = _shown_as(row[at], shortened(row[at], most))
+        _shorten(table, at, max(room - other, room // 2, _LEAST_NAME) - length)
+    _shorten(table, kind, width - _line_width(headings, table))
+
+
+def _shorten(table: list[list[str]], at: int, change: int) -> None:
+    """Make the longest names of a column shorter by ``-change`` characters; nothing if that is not negative."""
+    most = max((len(row[at]) for row in table), default=0) + change
+    for row in table if change < 0 else ():
+        row[at] = _shown_as(row[at], shortened(row[at], max(most, 1)))
 
 
 def _shown_as(cell: str, text: str) -> str:
@@ -220,8 +225,8 @@ def _shown_as(cell: str, text: str) -> str:
     return cell.written(text) if isinstance(cell, ReportCell) else ReportCell(text, cell)
 
 
-def _line_width(table: Sequence[Sequence[str]]) -> int:
-    return sum(max(map(len, column)) for column in zip(_HEADINGS, *table)) + _GAP * (len(_HEADINGS) - 1)
+def _line_width(headings: Sequence[str], table: Sequence[Sequence[str]]) -> int:
+    return sum(max(map(len, column)) for column in zip(headings, *table)) + _GAP * (len(headings) - 1)
 
 
 def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
