@@ -56,6 +56,15 @@ def test_the_time_of_a_call(ms: list[int], said: str) -> None:
     assert what_ran(of_calls(ms)) == f"{said} · 1.50 K parameters"
 
 
+@pytest.mark.parametrize("counts, said", [((3, 3), "3 steps each"), ((3, 2), "5 steps")])
+def test_steps_of_several_ranks(counts: tuple[int, int], said: str) -> None:
+    run = run_of([row(0, cpu_ns=5)], wall_ns=9)
+    keys = (SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns") for rank in (0, 1))
+    spreads = (Spread.of([(at, 20 * MS) for at in range(count)]) for count in counts)
+    ranks = replace(run, metas=(run.meta, replace(run.meta, rank=1)), samples=dict(zip(keys, spreads)))
+    assert what_ran(ranks).startswith(f"2 ranks, {said}: median 20ms (20–20ms)")
+
+
 @pytest.mark.parametrize(
     "of_layer, said",
     [

@@ -95,15 +95,20 @@ def _calls(run: Run, root: int) -> int:
 
 
 def _spread(spreads: Sequence[Spread], of: str, what: str = "") -> str:
+    """The median and the spread of the steps or calls of all ranks. ``spreads``: one for each rank."""
     whole = spreads[0]
     for spread in spreads[1:]:
         whole += spread
     if whole.count == 1:
         return f"1 {of}{what}: {short_time(whole.sum)}"
+    counts = {spread.count for spread in spreads}
+    of_each = len(spreads) > 1 and len(counts) == 1
+    count = counts.pop() if of_each else whole.count
+    many = f"{count:,} {of}{'s' * (count != 1)}{what}{' each' * of_each}"
     median = short_time(whole.median)
     if whole.count < _CALLS_FOR_PERCENTILES:
-        return f"{whole.count:,} {of}s{what}: median {median} ({_range(whole.min, whole.max)})"
-    return f"{whole.count:,} {of}s{what}: median {median}, 90% in {_range(whole.quantile(0.05), whole.quantile(0.95))}"
+        return f"{many}: median {median} ({_range(whole.min, whole.max)})"
+    return f"{many}: median {median}, 90% in {_range(whole.quantile(0.05), whole.quantile(0.95))}"
 
 
 def _range(least: float, most: float) -> str:
