@@ -253,12 +253,13 @@ def loop(*gaps_ms: int, ops: int = 100, wall_ms: int = 100, **meta: Any) -> Run:
         row(2, op("X"), phase=BACKWARD, calls=60, cpu_ns=5 * MS),
         row(2, op("X"), op("aten::mm"), phase=BACKWARD, calls=500, cpu_ns=5 * MS),
         row(2, op("aten::mm"), calls=500, cpu_ns=5 * MS),
+        row(0, calls=4),
         row(OUTSIDE, cpu_ns=sum(gaps_ms) * MS),
         row(OUTSIDE, label("enumerate(DataLoader)#x"), cpu_ns=MS),
         row(OUTSIDE, label("Optimizer.step#SGD.step"), cpu_ns=MS),
     ]
     run = run_of(rows, wall_ns=wall_ms * MS, steps=len(gaps_ms), **meta)
-    samples = {SampleKey(0, FORWARD, 0, "cpu", "cpu_ns"): calls(*[1] * 4)}
+    samples = {}
     if gaps_ms:
         samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_gap_ns")] = calls(*gaps_ms)
     return replace(run, samples=samples)

@@ -68,9 +68,10 @@ def test_steps_of_several_ranks(counts: tuple[int, int], said: str) -> None:
 @pytest.mark.parametrize(
     "of_layer, said",
     [
-        ({"input_shapes": ((8, 3, 4),), "same_shapes": True}, "200 samples/s"),  # 8 × 3 in 120 ms
-        ({"input_shapes": ((8, 3, 4),), "same_shapes": False}, ""),
-        ({"input_shapes": ((8, 3, 4),)}, ""),
+        ({"input_shapes": ((8, 4),), "same_shapes": True}, "200 samples/s"),  # 8 × 3 in 120 ms
+        ({"input_shapes": ((8, 3, 4),), "same_shapes": True}, ""),  # or 8 points in time of 3 samples
+        ({"input_shapes": ((8, 4),), "same_shapes": False}, ""),
+        ({"input_shapes": ((8, 4),)}, ""),
         ({"input_shapes": ((8,),), "same_shapes": True}, ""),
         ({"input_shapes": ((-1, 4),), "same_shapes": True}, ""),
     ],
@@ -97,7 +98,6 @@ def test_tokens_are_those_of_an_embedding_and_a_batch_may_not_be_first() -> None
     assert ran(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4)), torch.ones(3, 5, dtype=torch.long)) == "tokens"
     assert ran(nn.Sequential(nn.Linear(4, 4)), torch.rand(3, 4)) == "samples"
     assert ran(nn.LSTM(4, 4), torch.rand(7, 3, 4)) == ""
-    assert ran(nn.LSTM(4, 4, batch_first=True), torch.rand(7, 3, 4)) == "samples"
 
 
 def test_macs_and_the_peak_are_in_the_line_where_they_were_recorded() -> None:
@@ -212,7 +212,7 @@ def test_without_findings_it_says_what_bounds_the_run(monkeypatch: pytest.Monkey
     monkeypatch.setattr(verdict, "judge", lambda run: torchprof.analyze.advice.Judgement([], {}))
     rows = [row(0, cpu_ns=20 * MS), row(0, op("aten::linear"), op("aten::addmm"), cpu_ns=60 * MS)]
     assert " ".join(what_would_help(run_of(rows, wall_ns=80 * MS)).split()).endswith(
-        " 75% of it are matrix products and convolutions: only less work makes it faster."
+        " Matrix products and convolutions take 75% of it: to save time there, compute less."
     )
 
 

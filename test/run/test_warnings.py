@@ -75,7 +75,8 @@ FACTS: dict[str, dict[str, Any]] = {
     **{code: WHERE for code in SENTENCES if code.startswith("uncounted_") and code != "uncounted_more"},
 }
 SHOWN = {
-    "label_cost": "25% of the recorded time is overhead of the labels: at most 2.501us of 10.000us (5 calls, ",
+    "label_cost": "25% of the recorded time is overhead of torchprof's own labels: at most 2.501us of 10.000us "
+    "(5 calls, ",
     "clock_set": "back by 2.000ms during a recording of 10.000ms",
     "called_by_others": "Net.one by Net, Net.two by code outside the model.",
     "trace_cut": "t.json is cut off after 1,234 events. Later events are missing.",

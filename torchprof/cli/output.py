@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from torchprof.run.outputs import ReportText
 from torchprof.run.warnings import Caveat
 
 if TYPE_CHECKING:
+    from torchprof.analyze.advice import Advice
     from torchprof.cli.files import Files
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -138,7 +139,10 @@ def sections_of(
 def _sections(
     run: torchprof.Run, arguments: argparse.Namespace, color: bool, command: str, is_trace: bool
 ) -> Iterator[str]:
-    yield spaced(verdict(run, terminal_width()))
+    from torchprof.analyze.advice import advise
+
+    found = advise(run)
+    yield spaced(verdict(run, terminal_width(), found))
     without_warnings = _WarningsShown(**{field.name: getattr(run, field.name) for field in fields(run)})
     if len(run.metas) > 1:
         yield section("The ranks", without_warnings.report("ranks"))
@@ -147,7 +151,7 @@ def _sections(
     yield section(title_of_parts(run), places)
     # The sections above have the warnings and the missing ranks, so the sections below do not repeat them. Only the
     # report on ranks needs the size of the job, since its verdicts depend on it.
-    environment, advice = run.meta.environment, _advice(run, command, is_trace)
+    environment, advice = run.meta.environment, _advice(run, found, command, is_trace)
     run = replace(without_warnings, metas=tuple(replace(meta, world_size=1) for meta in run.metas))
     depth = _depth(run, arguments)
     if run.layers:
@@ -168,6 +172,7 @@ def _sections(
 
 
 def section(title: str, text: str) -> str:
+    """A text with an underlined title."""
     return f"\n{title}\n{'=' * len(title)}\n{text}"
 
 
@@ -204,12 +209,10 @@ def _operators(run: torchprof.Run) -> Iterator[str]:
         yield section("Between the operators", run.report("python", limit=_GAPS_SHOWN))
 
 
-def _advice(run: torchprof.Run, command: str, is_trace: bool) -> str:
+def _advice(run: torchprof.Run, found: Sequence[Advice], command: str, is_trace: bool) -> str:
     """The most important findings, and which commands and options show more; "" if there are no findings."""
-    from torchprof.analyze.advice import advise
     from torchprof.reports.advice import findings, not_shown, unrecorded
 
-    found = advise(run)
     if not found:
         return ""
     parts = findings(run, found[:_FINDINGS_SHOWN])

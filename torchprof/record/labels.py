@@ -42,8 +42,8 @@ class Target:
 
     ``inlined``: it is inside a compiled module, so that compiled code may run instead of its forward. ``is_model``: the
     inputs of its later calls are compared, too. ``same_shapes``: whether all calls had inputs of the same shapes as the
-    first; None before the first call. ``grad_calls``: calls with gradients enabled,
-    of a layer below a model only the first.
+    first; None before the first call. ``grad_calls``: how many calls ran with gradients enabled; of a layer below a
+    model only the first call counts.
     """
 
     module: ref[nn.Module]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from torchprof.analyze.caveats import about_processors
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
-from torchprof.run.words import BETWEEN_OPS, FORWARD, OUTSIDE_NAME, PHASES
+from torchprof.run.words import BETWEEN_OPS, OUTSIDE_NAME
 
 LEGEND = {
     "–": "unknown: not measured, or not attributed to this place",
@@ -59,7 +59,7 @@ def warnings_of(run: Run, without: Collection[str] = ()) -> list[str]:
 
 def about_times(run: Run) -> Iterator[str]:
     """What makes all times of a run less certain than they look: a sentence each."""
-    calls = sum(run.rows.by_layer.get((root, PHASES.index(FORWARD)), (None, 0))[1] for root in run.layers.roots)
+    calls = sum(map(run.rows.forward_calls, run.layers.roots))
     if "cpu_ns" in run.meta.measured and calls == 1:
         yield "One call was recorded: it has no spread, and if it was the first, start-up work is in its times."
     if len(run.metas) == 1:
@@ -95,7 +95,7 @@ def summed_over(run: Run) -> str:
     if steps > 1:
         return f"{steps} steps"
     roots = [index for index, layer in enumerate(run.layers) if len(layer.path) == 1]
-    calls = sum(run.rows.by_layer.get((root, PHASES.index(FORWARD)), (None, 0))[1] for root in roots)
+    calls = sum(map(run.rows.forward_calls, roots))
     models = run.layers[roots[0]].name if len(roots) == 1 else "the models"
     return f"{calls} calls of {models}" if calls > 1 else ""
 

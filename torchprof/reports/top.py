@@ -109,6 +109,7 @@ def largest_parts(run: Run, limit: int, tablefmt: str | None = None, width: int 
 
 
 def title_of_parts(run: Run) -> str:
+    """The title above the largest parts."""
     return "Where the FLOPs are" if {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured) else "Where the time goes"
 
 

@@ -20,7 +20,7 @@ from torchprof.run.cost import format_count, format_memory
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import FORWARD, OUTSIDE, PHASES
+from torchprof.run.words import FORWARD, OUTSIDE
 
 FIRST_SHARE = 0.03
 """A finding with a smaller gain is not on the first screen."""
@@ -34,15 +34,16 @@ _NO_BATCH_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
 """The classes whose input has its time, not the batch, in its first dimension unless ``batch_first=True``."""
 
 
-def verdict(run: Run, width: int | None = None) -> list[str]:
+def verdict(run: Run, width: int | None = None, found: Sequence[Advice] | None = None) -> list[str]:
     """The sections of the verdict: what ran, its parts and the headline; what would help; what makes all times less
     certain than they look.
 
-    ``width``: the number of characters of a line, of which at most 100 are used.
+    ``width``: the number of characters of a line, of which at most 100 are used. ``found``: all findings, if they are
+    known.
     """
     width = min(width or _WIDTH, _WIDTH)
     uncertain = stacked(map(printable, about_times(run)))
-    return [stacked([*ran(run), headline(run)]), what_would_help(run, width), uncertain]
+    return [stacked([*ran(run), headline(run)]), what_would_help(run, width, found), uncertain]
 
 
 # What ran
@@ -56,9 +57,7 @@ def ran(run: Run) -> list[str]:
 def what_ran(run: Run) -> str:
     """Steps or calls with their times, the rate, the size of the model and its peak memory, in one line."""
     timed = _times(run)
-    params = sum(layer.params or 0 for layer in run.layers)
-    found = [timed, _rate(run), f"{format_count(params)} parameters" if params else "", _macs(run), *_peaks(run)]
-    return printable(" · ".join(filter(None, found)))
+    return printable(" · ".join(filter(None, [timed, _rate(run), _params(run), _macs(run), *_peaks(run)])))
 
 
 def _times(run: Run) -> str:
@@ -67,7 +66,7 @@ def _times(run: Run) -> str:
     ranks = f"{len(run.metas)} ranks, " if len(run.metas) > 1 else ""
     if steps:
         return f"{ranks}{_spread(steps, 'step')}"
-    roots = [root for root in run.layers.roots if _calls(run, root)]
+    roots = [root for root in run.layers.roots if run.rows.forward_calls(root)]
     if not roots:
         return ranks.removesuffix(", ")
     spreads = {root: [run.samples[key] for key in _keys(run, root) if key in run.samples] for root in roots}
@@ -77,7 +76,7 @@ def _times(run: Run) -> str:
     if run.layers[root].same_shapes is False:
         name += ", input shapes differ"
     if not spreads[root] or "cpu_ns" not in run.meta.measured:
-        calls = _calls(run, root)
+        calls = run.rows.forward_calls(root)
         return f"{ranks}{calls:,} call{'s' * (calls != 1)} of {name}"
     return f"{ranks}{_spread(spreads[root], 'forward call', f' of {name}')}"
 
@@ -88,10 +87,6 @@ def _keys(run: Run, root: int) -> Iterator[SampleKey]:
 
 def _of_steps(run: Run, rank: int) -> Spread | None:
     return run.samples.get(SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns"))
-
-
-def _calls(run: Run, root: int) -> int:
-    return run.rows.by_layer.get((root, PHASES.index(FORWARD)), (None, 0))[1]
 
 
 def _spread(spreads: Sequence[Spread], of: str, what: str = "") -> str:
@@ -127,11 +122,11 @@ def short_time(ns: float) -> str:
 def _rate(run: Run) -> str:
     """Tokens or samples a second of recorded time, if all calls had the same batch and its dimension is known."""
     wall_ns = max((meta.wall_ns for meta in run.metas), default=0)
-    roots = [root for root in run.layers.roots if _calls(run, root)]
+    roots = [root for root in run.layers.roots if run.rows.forward_calls(root)]
     if len(roots) != 1 or not wall_ns or "cpu_ns" not in run.meta.measured:
         return ""
     [root] = roots
-    layer, calls = run.layers[root], _calls(run, root)
+    layer, calls = run.layers[root], run.rows.forward_calls(root)
     if not layer.input_shapes or not (layer.same_shapes or calls == 1):
         return ""
     shape = layer.input_shapes[0]
@@ -141,7 +136,8 @@ def _rate(run: Run) -> str:
         and any(one.kind == "Embedding" and one.input_shapes == (shape,) for one in run.layers)
     ):
         return f"{_number(calls * shape[0] * shape[1] * 1e9 / wall_ns)} tokens/s"
-    if len(shape) < 2 or shape[0] < 1 or any(map(_may_have_time_first, run.layers)):
+    # Three dimensions may be (time, batch, features).
+    if len(shape) not in (2, 4, 5) or shape[0] < 1 or any(map(_may_have_time_first, run.layers)):
         return ""
     return f"{_number(calls * shape[0] * 1e9 / wall_ns)} samples/s"
 
@@ -154,16 +150,21 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+def _params(run: Run) -> str:
+    """The parameters of all models; a lower bound if those of some layers are unknown."""
+    known = [layer.params for layer in run.layers if layer.params is not None]
+    bound = "≥ " if len(known) < len(run.layers) else ""
+    return f"{bound}{format_count(sum(known))} parameters" if any(known) else ""
+
+
 def _macs(run: Run) -> str:
-    """The MACs of an average call, forward alone."""
-    calls = sum(_calls(run, root) for root in run.layers.roots)
-    columns = run.rows.columns
-    if "flops" not in run.meta.measured or not calls:
+    """The MACs of an average forward call, if one model was called."""
+    roots = [number for number, root in enumerate(run.layers.roots) if run.rows.forward_calls(root)]
+    if "flops" not in run.meta.measured or len(roots) != 1:
         return ""
-    forward = PHASES.index(FORWARD)
-    macs = sum(number for number, phase in zip(columns["macs"], columns["phase"]) if phase == forward)
-    bound = "≥ " if any(columns["uncounted"]) else ""
-    return f"{bound}{format_count(macs / calls)} MACs a call"
+    tree = run.tree(FORWARD, roots[0])
+    bound = "≥ " if tree.total.uncounted else ""
+    return f"{bound}{format_count(tree.total.macs / tree.calls)} MACs a call" if tree.calls else ""
 
 
 def _peaks(run: Run) -> Iterator[str]:
@@ -204,10 +205,10 @@ def _line(name: str, shares: dict[str, int]) -> str:
 # What would help
 
 
-def what_would_help(run: Run, width: int = _WIDTH) -> str:
+def what_would_help(run: Run, width: int = _WIDTH, found: Sequence[Advice] | None = None) -> str:
     """Up to three findings that are worth at least 3 % of the time or of the memory, the largest gain first, then those
     whose gain is unknown; or that there is none, and what bounds the run."""
-    first = first_findings(run)
+    first = first_findings(run, found)
     if not first:
         return textwrap.fill(_nothing(run), width)
     evidence = Evidence(run)
@@ -283,4 +284,4 @@ def _bound(run: Run) -> str:
     ns = sum(ns for ns, chain in zip(columns[field], columns["frames"]) if is_product[chain])
     if not whole or ns < _MOST * whole:
         return ""
-    return f" {ns / whole:.0%} of it are matrix products and convolutions: only less work makes it faster."
+    return f" Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."

@@ -24,8 +24,8 @@ class Layer:
       not a number (nested tensors). ``()`` if it was not called.
     - ``same_shapes``: of a model, whether all its forward calls had inputs of these shapes. None if that is unknown,
       and for all layers below a model (see ``analyze.varying``).
-    - ``updated_params``: those of its own parameters that changed in the recording, as by an optimizer. None if none of
-      any layer did, and if that is unknown.
+    - ``updated_params``: those of its own parameters that changed in place, as by an optimizer, since the profile was
+      made. None if none of any layer did, and if that is unknown.
     - ``grad_calls``: of a model, how many of its forward calls ran with gradients enabled; of a layer below, whether
       the first did (0 or 1). None if that is unknown.
     - ``output_bytes``: the size of the tensors that the first call returned; None if unknown.

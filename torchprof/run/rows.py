@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torchprof.run.collectives import shows_collective
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.layers import Layer
-from torchprof.run.words import NOT_SELECTED, PHASES, Frame, Signature, is_left_over, phase_of
+from torchprof.run.words import FORWARD, NOT_SELECTED, PHASES, Frame, Signature, is_left_over, phase_of
 
 
 def compacted(
@@ -184,6 +184,10 @@ class Rows(Sequence[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         return (self[index] for index in range(len(self)))
+
+    def forward_calls(self, layer: int) -> int:
+        """How often the forward of a layer was called."""
+        return self.by_layer.get((layer, PHASES.index(FORWARD)), (None, 0))[1]
 
     @cached_property
     def by_layer(self) -> dict[tuple[int, int], tuple[Cost, int]]:

@@ -103,8 +103,9 @@ def called_by_others(layers: list[str], callers: Sequence[str]) -> str:
 def label_cost(layers: list[str], calls: int, cost_ns: float, is_at_most: bool, wall_ns: int) -> str:
     about = "at most" if is_at_most else "about"
     return (
-        f"{cost_ns / wall_ns:.0%} of the recorded time is overhead of the labels: {about} {format_time(cost_ns)} of "
-        f"{format_time(wall_ns)} ({calls:,} calls, {format_time(cost_ns / calls)} each). It is in the times of layers."
+        f"{cost_ns / wall_ns:.0%} of the recorded time is overhead of torchprof's own labels: {about} "
+        f"{format_time(cost_ns)} of {format_time(wall_ns)} ({calls:,} calls, {format_time(cost_ns / calls)} each). "
+        "It is in the times of layers."
     )
 
 

@@ -60,11 +60,8 @@ def one_hot_products(evidence: Evidence) -> Iterator[Advice]:
     own = evidence.took(inside("aten::one_hot", "aten::to", "aten::_to_copy"), phases=(FORWARD,))
     gains = {}
     for above, took in made.items():
-        fed = (
-            [number for number in layers.children[above] if _is_fed(layers[above], layers[number])]
-            if above >= 0
-            else []
-        )
+        below = layers.children[above] if above >= 0 else ()
+        fed = [number for number in below if _is_fed(layers[above], layers[number])]
         number = max(fed, key=lambda one: layers[one].input_shapes[0][-1], default=None)
         if number is not None and number in every and took.calls:
             gains[number] = Gain(evidence.time_of(every[number]) + evidence.time_of(own[above]))

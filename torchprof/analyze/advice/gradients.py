@@ -66,7 +66,8 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     call of the model: a layer that is called twice may also run after. Layers without parameters among them count,
     layers with children do not. It is reported from 5 % of the recorded time; the gain is the time of that backward.
 
-    A layer is also frozen if parameters changed in the recording and its own did not.
+    A layer also counts as frozen if other parameters changed during the profile and its own did not, unless an
+    optimizer is fused: torch does not count its changes.
 
     There is no finding if the whole model is frozen (then the gradient of its input is the purpose), or if two models
     are trained (one may feed the other). Code before the model is unknown, so the remedy is a condition. A layer counts
@@ -74,7 +75,6 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     """
     layers, columns = evidence.run.layers, evidence.run.rows.columns
     if any(frame.name.startswith("aten::_fused_") for chain in evidence.run.rows.frames for frame in chain):
-        # torch counts no change by a fused step.
         layers = Layers(replace(layer, updated_params=None) for layer in layers)
     if not any(layer.params and not _is_trained(layer) for layer in layers):
         return

@@ -9,7 +9,7 @@ from torchprof.analyze.advice import Advice, Gain, merged, rule, together
 from torchprof.analyze.advice.evidence import Evidence, inside
 from torchprof.analyze.advice.python import has_python
 from torchprof.run.cost import format_time
-from torchprof.run.words import BACKWARD, FORWARD, PHASES
+from torchprof.run.words import BACKWARD, FORWARD
 
 _SHARE = 0.05
 _CELLS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
@@ -29,21 +29,21 @@ def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
     the next input, which is not recorded: the finding is a condition. The gain is 80 % of the time of the cells and of
     the layer above without other layers, with backward.
     """
-    layers = evidence.run.layers
+    layers, calls = evidence.run.layers, evidence.run.rows.forward_calls
     took = evidence.took(lambda frames: True)
     cells: defaultdict[int, list[int]] = defaultdict(list)  # by the layer that calls them
     for number, layer in enumerate(layers):
         if layer.kind in _CELLS and number in took:
             above = layers.parent[number]
-            while above >= 0 and not _calls(evidence, above):
+            while above >= 0 and not calls(above):
                 above = layers.parent[above]
-            if above >= 0 and _calls(evidence, number) >= _STEPS * _calls(evidence, above):
+            if above >= 0 and calls(number) >= _STEPS * calls(above):
                 cells[above].append(number)
     for above, found in cells.items():
         kind = layers[found[0]].kind
         own = evidence.time_of(took[above]) if above in took else 0
         gains = {number: Gain(round(_FUSED * (evidence.time_of(took[number]) + own / len(found)))) for number in found}
-        steps = _calls(evidence, found[0]) // _calls(evidence, above)
+        steps = calls(found[0]) // calls(above)
         yield together(evidence, gains).advice(
             f"The cell runs for each point in time: {steps:,} times in a call of {layers[above].name}.",
             f"If all inputs are known before the first step: `torch.nn.{_CELLS[kind]}(…, batch_first=True)`, one "
@@ -139,8 +139,9 @@ def tensors_that_grow(evidence: Evidence) -> Iterator[Advice]:
 
 def _gets_one_token(evidence: Evidence, root: int) -> bool:
     shapes = evidence.run.layers[root].input_shapes
-    return _calls(evidence, root) >= _GROWTH and bool(shapes) and len(shapes[0]) in (2, 3) and shapes[0][1] == 1
-
-
-def _calls(evidence: Evidence, number: int) -> int:
-    return evidence.run.rows.by_layer.get((number, PHASES.index(FORWARD)), (None, 0))[1]
+    return (
+        evidence.run.rows.forward_calls(root) >= _GROWTH
+        and bool(shapes)
+        and len(shapes[0]) in (2, 3)
+        and shapes[0][1] == 1
+    )

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence, inside
-from torchprof.analyze.advice.host import forward_calls, idle_ns
-from torchprof.analyze.advice.python import is_line, is_own_time
+from torchprof.analyze.advice.host import idle_ns
+from torchprof.analyze.advice.python import HOOK, is_direct, is_line, is_own_time
 from torchprof.run.cost import format_time
 from torchprof.run.purposes import DATA, GARBAGE, OPTIMIZER, purpose_of
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES, Frame
@@ -24,9 +24,7 @@ _COPIED = 5
 _GAP_NS = 30_000
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 
-LESS_OFTEN = "Do it less often: `if step % 100 == 0:`"
-
-
+_LESS_OFTEN = "Do it less often: `if step % 100 == 0:`"
 _Place = tuple[int, tuple[Frame, ...]]
 """A layer, and the labels with the outermost operator in them."""
 
@@ -39,6 +37,17 @@ class _Kind(NamedTuple):
     remedy: str
 
 
+_COPIES_THE_MODEL = _Kind(
+    re.compile(r"(.*\.)?(deepcopy|state_dict|load_state_dict)"),
+    "it copies the model",
+    "Update an average in place: `torch._foreach_lerp_(averages, parameters, 1 - decay)`, which "
+    "`torch.optim.swa_utils.AveragedModel` does. Copy the model less often.",
+)
+_READS_VALUES = _Kind(
+    re.compile(r"(.*\.)?(item|tolist|numpy)"),
+    "it reads values of tensors, one by one",
+    "Keep results as tensors, and read them once in many steps, or many at once: `torch._foreach_norm(tensors)`.",
+)
 _KINDS = (
     _Kind(
         re.compile(r"(.*\.)?sleep"),
@@ -48,7 +57,7 @@ _KINDS = (
     _Kind(
         re.compile(r"subprocess\..*|(.*\.)?(Popen|check_output|check_call|communicate)|os\.(system|popen)"),
         "it starts processes",
-        f"{LESS_OFTEN}, in a thread, or read the same in this process (`psutil`, `/proc`).",
+        f"{_LESS_OFTEN}, in a thread, or read the same in this process (`psutil`, `/proc`).",
     ),
     _Kind(
         re.compile(
@@ -56,18 +65,13 @@ _KINDS = (
             r"|savefig|add_scalars?|add_histogram|add_image)"
         ),
         "it writes to files",
-        f"{LESS_OFTEN}, or hand a copy of the data to a thread that writes.",
+        f"{_LESS_OFTEN}, or hand a copy of the data to a thread that writes.",
     ),
-    _Kind(
-        re.compile(r"(.*\.)?(deepcopy|state_dict|load_state_dict)"),
-        "it copies the model",
-        "Update an average in place: `torch._foreach_lerp_(averages, parameters, 1 - decay)`, which "
-        "`torch.optim.swa_utils.AveragedModel` does. Copy the model less often.",
-    ),
+    _COPIES_THE_MODEL,
     _Kind(
         re.compile(r"print|(.*\.)?(dumps|pformat)|(log|logger|logging)\.\w+"),
         "it prints tensors or writes them as text",
-        f"{LESS_OFTEN}, and print numbers (`loss.item()`) instead of tensors.",
+        f"{_LESS_OFTEN}, and print numbers (`loss.item()`) instead of tensors.",
     ),
     _Kind(
         re.compile(
@@ -84,13 +88,9 @@ _KINDS = (
         "this is NumPy",
         "Replace NumPy with tensor operations, or do it in the workers of a `DataLoader`.",
     ),
-    _Kind(
-        re.compile(r"(.*\.)?(item|tolist|numpy)"),
-        "it reads values of tensors, one by one",
-        "Keep results as tensors, and read them once in many steps, or many at once: `torch._foreach_norm(tensors)`.",
-    ),
+    _READS_VALUES,
 )
-"""The first kind that takes most of the time of what matches any is the one."""
+"""The name of a call has the first kind that matches it."""
 _AT_ONCE = re.compile(r"(.*\.)?(clip_grad_\w+|_foreach_\w+)")
 _STARTS_WORKERS = re.compile(r"(.*\.)?DataLoader\.__iter__")
 _PYTHON = _Kind(
@@ -203,35 +203,35 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     gaps = [spread for _, spread in evidence.samples("step_gap_ns")]
     unusual = sum(max(0, spread.sum - round(spread.median * spread.count)) for spread in gaps)
     left = (own.cpu_ns if own else 0) - unusual - _calls_ns(evidence)
-    seen = [one for one in functions(evidence, _is_loop) if one.samples >= _FEWEST]
-    if not seen:
+    sampled = [function for function in functions(evidence, _is_loop) if function.samples >= _FEWEST]
+    if not sampled:
         if own is not None and left >= _SHARE * whole and 2 * left > own.cpu_ns:
             yield _finding(evidence, "", own.cpu_ns, limit, _PYTHON.says, _PYTHON.remedy)
         return
-    for one in seen:
-        starting = sum(ns for name, ns in one.called.items() if _STARTS_WORKERS.fullmatch(name))
+    for function in sampled:
+        starting = sum(ns for name, ns in function.called.items() if _STARTS_WORKERS.fullmatch(name))
         if starting >= _SHARE * whole:
             yield _finding(
                 evidence,
-                one.at,
+                function.at,
                 starting,
                 limit,
                 "the workers of a DataLoader are started again for each pass over the data",
                 "Keep them: `DataLoader(…, persistent_workers=True)`.",
             )
             continue
-        kind = _kind_of(one)
-        small = _small_operators(one, evidence)
-        if kind is not None and one.python_ns + (one.ns - one.python_ns) * bool(small) >= _SHARE * whole:
+        kind = _kind_of(function)
+        small = _small_operators(function, evidence)
+        if kind is not None and function.python_ns + (function.ns - function.python_ns) * bool(small) >= _SHARE * whole:
             says, remedy = kind.says, kind.remedy
-        elif small is not None and one.ns >= _SHARE * whole:
+        elif small is not None and function.ns >= _SHARE * whole:
             says, remedy = small
-        elif one.python_ns >= _SHARE * whole and left >= _SHARE * whole:
+        elif function.python_ns >= _SHARE * whole and left >= _SHARE * whole:
             says, remedy = _PYTHON.says, _PYTHON.remedy
         else:
             continue
-        ns = one.ns if small is not None else one.python_ns
-        yield _finding(evidence, one.at, ns, limit, says, remedy)
+        ns = function.ns if small is not None else function.python_ns
+        yield _finding(evidence, function.at, ns, limit, says, remedy)
 
 
 @rule
@@ -241,17 +241,21 @@ def hooks(evidence: Evidence) -> Iterator[Advice]:
     Evidence: the samples in functions that torch calls with a module. Needs a sampling thread (``torchprof run``). The
     gain is all of their time.
     """
-    for one in functions(evidence, lambda frames: True, in_layers=True):
-        if one.name.endswith("(hook)") and one.samples >= _FEWEST and one.ns >= _SHARE * evidence.recorded_ns:
-            says = "a hook of modules, which runs in each of their calls"
-            remedy = (
-                "Remove it: `handle = module.register_forward_hook(hook)`, later `handle.remove()`. Or let it look "
+    models = evidence.run.meta.model
+    limit = idle_ns(evidence) if evidence.device != "cpu" else evidence.recorded_ns
+    for function in functions(evidence, lambda frames: True, in_layers=True):
+        is_hook = function.name.endswith(HOOK) and function.samples >= _FEWEST
+        if is_hook and function.ns >= _SHARE * evidence.recorded_ns:
+            yield Advice(
+                ", ".join(models),
+                f"{function.at.removesuffix(HOOK)} takes {format_time(function.ns)}: a hook of modules, which runs in "
+                "each of their calls.",
+                "Remove it with `handle.remove()` of its `handle = module.register_forward_hook(…)`.",
+                min(function.ns, limit),
+                None,
+                "hooks",
+                models,
             )
-            remedy += "at few calls."
-            limit = idle_ns(evidence) if evidence.device != "cpu" else evidence.recorded_ns
-            advice = _finding(evidence, one.at.removesuffix(" (hook)"), one.ns, limit, says, remedy)
-            models = evidence.run.meta.model
-            yield advice._replace(rule="hooks", layer=", ".join(models), layers=models)
 
 
 def _finding(evidence: Evidence, at: str, ns: int, limit: int, says: str, remedy: str) -> Advice:
@@ -280,13 +284,11 @@ def _small_operators(function: Function, evidence: Evidence) -> tuple[str, str] 
     reads = reading.calls if reading is not None else 0
     copies = sum(function.op_ns[name] for name in _COPIES)
     copied = sum(function.op_calls[name] for name in _COPIES)
-    passes = max(1, *(_model_calls(evidence, root) for root in evidence.run.layers.roots), 1)
+    passes = max(map(evidence.run.rows.forward_calls, evidence.run.layers.roots), default=0) or 1
     if reads >= _MANY * passes and 8 * reads >= calls:
-        return f"it reads values of tensors one by one ({reads:,} times)", next(
-            kind.remedy for kind in _KINDS if kind.calls.fullmatch("item")
-        )
+        return f"it reads values of tensors one by one ({reads:,} times)", _READS_VALUES.remedy
     if 2 * copies >= ns > function.python_ns and copied >= _COPIED * passes:
-        return "it copies tensors", next(kind.remedy for kind in _KINDS if kind.calls.fullmatch("deepcopy"))
+        return "it copies tensors", _COPIES_THE_MODEL.remedy
     at_once = sum(ns for name, ns in function.called.items() if _AT_ONCE.fullmatch(name))
     if calls >= _MANY * passes and ns < _SMALL_NS * calls and 2 * at_once < function.python_ns:
         return (
@@ -304,15 +306,7 @@ def _is_loop(frames: Sequence[Frame]) -> bool:
 
 def _calls_ns(evidence: Evidence) -> int:
     """The time that the calls of operators, autograd nodes and models take outside of them."""
-
-    def is_direct(frames: Sequence[Frame]) -> bool:
-        return bool(frames) and frames[-1].kind == "op" and is_own_time(frames[:-1])
-
     outside = evidence.took(is_direct, phases=(FORWARD,)).get(OUTSIDE)
     nodes = sum(took.calls for took in evidence.took(is_direct, phases=PHASES[1:]).values())
-    calls = sum(_model_calls(evidence, root) for root in evidence.run.layers.roots)
+    calls = sum(map(evidence.run.rows.forward_calls, evidence.run.layers.roots))
     return _GAP_NS * (nodes + calls + (outside.calls if outside else 0))
-
-
-def _model_calls(evidence: Evidence, root: int) -> int:
-    return sum(spread.count for spread in forward_calls(evidence, root))

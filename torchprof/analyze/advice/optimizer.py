@@ -60,6 +60,7 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
     of 64 to a million elements, torch 2.4 and 2.13: Adam, AdamW and Adagrad take 10 to 60% of the time. SGD takes 40 to
     60% if its ops are shorter than 30 µs on average, and hardly less if they are longer: then there is no finding.
     foreach=True was slower than the loop as often as faster, so it is not recommended on the CPU.
+
     The gain is half of SGD's steps, 3/4 of those of others: of the CPU or the device time, the longer one. Steps with
     ops for sparse gradients or complex parameters are left out: fused steps do not support them. Needs torch's own
     labels of optimizers.

@@ -8,7 +8,7 @@ from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence, is_collection
 from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
 from torchprof.run.cost import format_time
-from torchprof.run.words import FORWARD, OUTSIDE, PHASES
+from torchprof.run.words import FORWARD, OUTSIDE
 
 _SMALL_NS = 20_000
 _FEW = 8
@@ -28,8 +28,7 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
     run, layers = evidence.run, evidence.run.layers
     if evidence.device != "cpu" or len(run.metas) > 1:
         return
-    forward = PHASES.index(FORWARD)
-    called = [(run.rows.by_layer.get((root, forward), (None, 0))[1], root) for root in layers.roots]
+    called = [(run.rows.forward_calls(root), root) for root in layers.roots]
     calls, root = max(called, default=(0, 0))
     shapes = layers[root].input_shapes if calls >= 10 else ()
     if not shapes or len(shapes[0]) < 2 or not 0 < shapes[0][0] <= _FEW or not layers[root].same_shapes:

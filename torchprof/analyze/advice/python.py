@@ -13,6 +13,8 @@ from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES, Frame
 
+HOOK = " (hook)"
+"""What follows the name of a function that is a hook of modules, in a sampled line."""
 _SHARE = 0.05
 _GAP_NS = 30_000
 _TO_NUMPY = "aten::resolve_neg"
@@ -119,7 +121,7 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
     if not evidence.ops_recorded:
         return {}
     layers = evidence.run.layers
-    direct = evidence.took(_is_direct, phases=(FORWARD,))
+    direct = evidence.took(is_direct, phases=(FORWARD,))
     found = {}
     for layer, took in evidence.took(_is_python, phases=(FORWARD,)).items():
         if layer < 0 or not has_python(layers[layer]) or took.cpu_ns < _SHARE * evidence.recorded_ns:
@@ -149,7 +151,7 @@ def is_own_time(frames: Sequence[Frame]) -> bool:
 
 def _is_of_hooks(lines: Counter[str]) -> bool:
     """Whether most of the sampled lines are in hooks, which have a finding of their own."""
-    in_hooks = sum(samples for text, samples in lines.items() if "(hook)" in text)
+    in_hooks = sum(samples for text, samples in lines.items() if HOOK in text)
     return 2 * in_hooks > lines.total()
 
 
@@ -163,14 +165,14 @@ def _is_python(frames: Sequence[Frame]) -> bool:
     return is_own_time(frames) and not any(frame.name.startswith(_WAITS_FOR_RANKS) for frame in frames)
 
 
-def _is_direct(frames: Sequence[Frame]) -> bool:
+def is_direct(frames: Sequence[Frame]) -> bool:
     """Whether it is an operator that Python calls, not another operator."""
     return bool(frames) and frames[-1].kind == "op" and is_own_time(frames[:-1])
 
 
 def _is_array(frames: Sequence[Frame]) -> bool:
     """Whether it is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it directly."""
-    return _is_direct(frames) and frames[-1].name == _TO_NUMPY
+    return is_direct(frames) and frames[-1].name == _TO_NUMPY
 
 
 def _lines(evidence: Evidence) -> dict[int, Counter[str]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_time
-from torchprof.run.words import BACKWARD, FORWARD, PHASES
+from torchprof.run.words import BACKWARD, FORWARD
 
 _GRAPH = 0.4
 """The part of a forward call that a graph costs: measured on two cores with 24 blocks of two linear layers. Most of
@@ -68,16 +68,15 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
     if BACKWARD not in run.phases() or len(run.metas) > 1:
         return
     passes = _passes(evidence)
-    forward = PHASES.index(FORWARD)
     forward_ns = _times(evidence, FORWARD)
     gains, seen = {}, {}
     for root in layers.roots:
-        graphs, calls = layers[root].grad_calls, run.rows.by_layer.get((root, forward), (None, 0))[1]
+        graphs, calls = layers[root].grad_calls, run.rows.forward_calls(root)
         if not graphs or not calls:
             continue
         most = 0.0  # the calls that backward ran through, by the layer that has most
         for number, times in passes.items():
-            its_calls = run.rows.by_layer.get((number, forward), (None, 0))[1]
+            its_calls = run.rows.forward_calls(number)
             if its_calls and layers[number].trainable_params and layers.lineage(number)[0] == root:
                 most = max(most, times * calls / its_calls)
         unused = min(graphs, calls) - round(most)
