@@ -104,11 +104,12 @@ _COPIES = frozenset({"aten::clone", "aten::copy_", "aten::_to_copy", "aten::to",
 @dataclass
 class Function:
     """The time of a function of the user's, by its lines and by what it calls, without operators that run in it. The
-    operators that run in it: their time and calls, by name."""
+    operators that run in it: their time and calls, by name, and their time by what the function calls."""
 
     name: str
     lines: Counter[str] = field(default_factory=Counter)
     called: Counter[str] = field(default_factory=Counter)
+    called_for_ops: Counter[str] = field(default_factory=Counter)
     samples: int = 0
     op_ns: Counter[str] = field(default_factory=Counter)
     op_calls: Counter[str] = field(default_factory=Counter)
@@ -165,6 +166,7 @@ def functions(
             if is_own_time(place[1]):
                 function.called[called] += ns
             else:
+                function.called_for_ops[called] += ns
                 function.op_ns[place[1][-1].name] += ns
                 function.op_calls[place[1][-1].name] += calls[place] * count // samples
     return sorted(found.values(), key=lambda one: one.ns, reverse=True)
@@ -220,7 +222,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
                 "Keep them: `DataLoader(…, persistent_workers=True)`.",
             )
             continue
-        kind = _kind_of(function)
+        kind = _kind_of(function.called) or _kind_of(function.called + function.called_for_ops)
         small = _small_operators(function, evidence)
         if kind is not None and function.python_ns + (function.ns - function.python_ns) * bool(small) >= _SHARE * whole:
             says, remedy = kind.says, kind.remedy
@@ -266,15 +268,15 @@ def _finding(evidence: Evidence, at: str, ns: int, limit: int, says: str, remedy
     return Advice(evidence.name_of(OUTSIDE), text, remedy, min(ns, limit), None, "python_in_the_loop")
 
 
-def _kind_of(function: Function) -> _Kind | None:
-    """The kind of most of the time without operators, if it is known for at least half of it."""
+def _kind_of(called: Counter[str]) -> _Kind | None:
+    """The kind of most of the time, if it is known for at least half of it."""
     sums: Counter[_Kind] = Counter()
-    for name, ns in function.called.items():
+    for name, ns in called.items():
         kind = next((kind for kind in _KINDS if kind.calls.fullmatch(name)), None)
         if kind is not None:
             sums[kind] += ns
     most = next(iter(sums.most_common(1)), None)
-    return most[0] if most is not None and 2 * most[1] >= function.python_ns else None
+    return most[0] if most is not None and 2 * most[1] >= called.total() else None
 
 
 def _small_operators(function: Function, evidence: Evidence) -> tuple[str, str] | None:
