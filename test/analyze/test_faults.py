@@ -58,7 +58,9 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     found: list[Advice] = []
     for _ in range(3):  # samples of a busy machine may be anywhere
         found += [one for one in first_findings(recorded(name, monkeypatch)) if one.rule == RULES[name]]
-        if any(re.search(accepted["cause"], one.finding) and re.search(accepted["remedy"], one.remedy) for one in found):
+        if any(
+            re.search(accepted["cause"], one.finding) and re.search(accepted["remedy"], one.remedy) for one in found
+        ):
             return
     raise AssertionError(found)
 

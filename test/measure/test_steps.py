@@ -738,10 +738,10 @@ def test_depth_and_top_hide_layers_and_nothing_else() -> None:
         assert run.report("steps", **options).split("\n\n")[:2] == whole.split("\n\n")[:2]
 
 
-def test_a_run_without_steps_says_how_to_mark_them() -> None:
+def test_a_run_without_a_loop_says_where_steps_end() -> None:
     with Profile(Mlp()) as prof:
         pass
-    with pytest.raises(TorchprofError, match=r"`prof\.step\(\)` at the end of each pass"):
+    with pytest.raises(TorchprofError, match=r"No loop was recorded. Steps end where `prof\.step\(\)`"):
         prof.run.report("steps")
 
 

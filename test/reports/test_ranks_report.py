@@ -13,6 +13,7 @@ from build.warnings import caveats
 
 import torchprof
 from torchprof import Run, TorchprofError
+from torchprof.reports.verdict import ran
 from torchprof.run.lockstep import GAP, STEP, Lockstep, LockstepKey
 from torchprof.run.meta import MeshDim
 from torchprof.run.unfinished import Entered, Unfinished
@@ -60,6 +61,13 @@ def test_the_slow_ranks_in_words() -> None:
         "It was the slowest in 18 of 20 steps and the last to arrive in 18 of 20 collectives. The others wait in "
         "collectives for 10.700ms a step (median). Most of the difference is Net.b.0 in backward: 9.000ms a step."
     )
+
+
+def test_the_verdict_names_the_straggler() -> None:
+    assert ran(planted())[-1] == (
+        "Rank 2 is the straggler: its own work takes 25.000ms a step, that of the others 16.000ms (median)."
+    )
+    assert "straggler" not in "\n".join(ran(of_work(10 * MS, 10_900_000)))
 
 
 def test_one_slow_rank_in_words() -> None:

@@ -23,7 +23,7 @@ from torchprof.reports.top import largest_parts
 from torchprof.reports.verdict import parts_of_time, short_time, what_ran, what_would_help
 from torchprof.run.layers import Layer
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import BACKWARD, OUTSIDE
+from torchprof.run.words import BACKWARD, GRAPH, OUTSIDE, Frame
 
 MS = 1_000_000
 
@@ -58,7 +58,7 @@ def test_the_time_of_a_call(ms: list[int], said: str) -> None:
 
 @pytest.mark.parametrize("counts, said", [((3, 3), "3 steps each"), ((3, 2), "5 steps")])
 def test_steps_of_several_ranks(counts: tuple[int, int], said: str) -> None:
-    run = run_of([row(0, cpu_ns=5)], wall_ns=9)
+    run = run_of([row(0, cpu_ns=5)], wall_ns=9, steps=3)
     keys = (SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns") for rank in (0, 1))
     spreads = (Spread.of([(at, 20 * MS) for at in range(count)]) for count in counts)
     ranks = replace(run, metas=(run.meta, replace(run.meta, rank=1)), samples=dict(zip(keys, spreads)))
@@ -158,6 +158,37 @@ def test_the_parts_of_a_real_run_add_up_to_its_rows() -> None:
     assert {*parts} >= {"data", "forward", "backward", "optimizer", "other"}
 
 
+@pytest.mark.parametrize(
+    "ms, said",
+    [
+        ([40, 10, 10, 20], "first call 40% · later calls 40% · other 20%"),
+        ([19, 10, 10, 41], "forward 80% · other 20%"),
+        ([80], "forward 80% · other 20%"),
+    ],
+)
+def test_a_long_first_call_is_a_part_of_inference(ms: list[int], said: str) -> None:
+    run = of_calls(ms)
+    rows = run_of([row(0, calls=len(ms), cpu_ns=80 * MS), row(OUTSIDE, cpu_ns=20 * MS)], wall_ns=100 * MS)
+    run = replace(rows, samples=run.samples)
+    assert [*parts_of_time(run)] == [said]
+    training = run_of([row(0, cpu_ns=80 * MS), row(0, op("x"), phase=BACKWARD, cpu_ns=20 * MS)], wall_ns=100 * MS)
+    assert [*parts_of_time(replace(training, samples=run.samples))] == ["forward 80% · backward 20%"]
+
+
+def test_the_share_of_compiled_kernels_is_said() -> None:
+    region, graph = Frame("region", "0/0"), Frame("op", GRAPH)
+    work = [
+        row(0, calls=1, cpu_ns=20 * MS),
+        row(0, region, cpu_ns=10 * MS),
+        row(0, region, graph, cpu_ns=5 * MS),
+        row(0, region, graph, op("extern"), cpu_ns=65 * MS),
+    ]
+    assert [*parts_of_time(run_of(work, wall_ns=100 * MS))] == [
+        "forward 100%",
+        "Kernels of compiled code: 70% of the time.",
+    ]
+
+
 def test_the_time_of_a_device_has_its_idle_time() -> None:
     """Two kernels at once, 40 ms each, in 60 ms: the device works for 60 of 100 ms, half of it in each phase."""
     cuda: dict[str, Any] = {"device": "cuda", "requested": ("cpu_ns", "device_ns"), "measured": ("cpu_ns", "device_ns")}
@@ -219,6 +250,7 @@ def test_without_findings_it_says_what_bounds_the_run(monkeypatch: pytest.Monkey
 def test_the_page_and_the_data_have_the_same_verdict() -> None:
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 8))
     x = torch.rand(4096, 8)
+    model(x).sum().backward()  # the first call has start-up costs
     with torchprof.Profile(model) as prof:
         model(x).sum().backward()
     text = prof.run.report("overview")

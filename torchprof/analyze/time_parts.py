@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from torchprof.analyze.compiled import compiled_in
 from torchprof.run.purposes import COPY, DATA, GARBAGE, OF_NO_LAYER, OPTIMIZER, WAIT, purpose_of
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, OTHER, OUTSIDE, PHASES, RECOMPUTE, is_left_over
@@ -18,12 +19,33 @@ _NAMES = {
     OF_NO_LAYER: BACKWARD,
 }
 IDLE = "idle"
-_ORDER = ("data", FORWARD, RECOMPUTE, BACKWARD, "optimizer", "copies", _NAMES[WAIT], _NAMES[GARBAGE], OTHER, IDLE)
+NO_GRAD = "forward (no grad)"
+FIRST_CALL, LATER_CALLS = "first call", "later calls"
+_LONGER = 2
+"""The first call of a model is a part of its own if it took this many times as long as the median one."""
+_ORDER = (
+    "data",
+    FIRST_CALL,
+    LATER_CALLS,
+    FORWARD,
+    NO_GRAD,
+    RECOMPUTE,
+    BACKWARD,
+    "optimizer",
+    "copies",
+    _NAMES[WAIT],
+    _NAMES[GARBAGE],
+    OTHER,
+    IDLE,
+)
 
 
 def time_parts(run: Run, field: str) -> dict[str, int]:
     """The ns of each part in ``cpu_ns`` or ``device_ns``, in the order in which a step has them; parts of 0 are left
-    out. Work that was launched before the recording is left out, as in all shares."""
+    out. Work that was launched before the recording is left out, as in all shares.
+
+    Forward on the CPU is divided: without gradients, as in evaluation, if the run has backward; and without backward
+    the first call of the model, if it took much longer than the others, as the prompt of a language model does."""
     columns = run.rows.columns
     chains = run.rows.frames
     names: dict[tuple[int, int], str] = {}  # by phase and chain of frames, outside all layers
@@ -39,7 +61,35 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
         if name is None:
             name = names[phase, chain] = _NAMES.get(purpose_of(PHASES[phase], chains[chain]), OTHER)
         parts[name] += ns
+    if field == "cpu_ns":
+        no_grad = sum(spread.sum for key, spread in run.samples.items() if key.measure == "no_grad_ns")
+        parts[NO_GRAD] = min(no_grad, parts[FORWARD])
+        parts[FORWARD] -= parts[NO_GRAD]
+        parts[FIRST_CALL] = min(_first_call_ns(run), parts[FORWARD])
+        if parts[FIRST_CALL]:
+            parts[LATER_CALLS] = parts.pop(FORWARD) - parts[FIRST_CALL]
     return {name: parts[name] for name in _ORDER if parts[name] > 0}
+
+
+def _first_call_ns(run: Run) -> int:
+    """The first call of the only model of one rank, in a run without backward; 0 if it is as long as others."""
+    spreads = [
+        spread
+        for key, spread in run.samples.items()
+        if key.measure == "cpu_ns" and key.phase == FORWARD and key.layer in run.layers.roots
+    ]
+    if len(spreads) != 1 or spreads[0].count < 2 or BACKWARD in run.phases():
+        return 0
+    return spreads[0].first if spreads[0].first > _LONGER * spreads[0].median else 0
+
+
+def compiled_share(run: Run) -> float | None:
+    """The share of the kernels of compiled graphs in the time, of the device if it was measured; None without such."""
+    field = "device_ns" if "device_ns" in run.meta.measured else "cpu_ns"
+    uses = compiled_in(run).uses
+    kernels = sum(getattr(part.graph, field) for use in uses for part in use.phases.values())
+    whole = sum(time_parts(run, field).values())
+    return kernels / whole if kernels and whole else None
 
 
 def device_parts(run: Run) -> dict[str, int]:

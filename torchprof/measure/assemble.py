@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -44,10 +45,14 @@ from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
 from torchprof.run.warnings import Caveat
-from torchprof.run.words import OUTSIDE, Signature
+from torchprof.run.words import FORWARD, OUTSIDE, Signature
 
 if TYPE_CHECKING:
     from torchprof.measure.flops.estimate import Estimate
+
+
+_LOOP = 2
+"""At least this many passes are a loop, if it marks no steps."""
 
 
 def wanted_detail(options: Options) -> Callable[[str], Detail] | None:
@@ -96,8 +101,9 @@ class _Observers:
             before = None if start is NOT_MEASURED else start.sizes
             addresses = recording.end.addresses
             self.memory = Allocations(layers, rank, addresses, source.start_ns, before, options.with_timeline)
-        if recording.has_steps or source.torchs_steps:
-            self.steps = Steps(layers, rank, from_first_mark)
+        ends = () if recording.has_steps or source.torchs_steps else source.loop.ends
+        if recording.has_steps or source.torchs_steps or len(ends) >= _LOOP:
+            self.steps = Steps(layers, rank, from_first_mark, ends)
         if options.with_timeline:
             self.timeline = OpenSpans(layers, plan.selected, source.start_ns, from_first_mark)
         if source.device:
@@ -146,6 +152,7 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
     memory, timeline = _memory_and_timeline(observers, recording, samples)
     if observers.steps is not None:
         samples.update(observers.steps.result())
+    samples.update(_without_gradients(recording, plan))
     _note_observations(recording, attribution)
 
     regions = [place for place in places if place.frame is not None and place.frame.kind == "region"]
@@ -156,7 +163,7 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
     meta = replace(
         _meta(recording, plan, options),
         model=tuple(layer.kind for layer in layers if len(layer.path) == 1 and layer.kind),
-        steps=observers.steps.count if observers.steps else 0,
+        steps=observers.steps.marked if observers.steps else 0,
         busy_ns=tuple(sorted(busy.items())),
         regions=(ran := _regions_that_ran(recording, regions)),
         compilations=_compilations_of(recording, ran),
@@ -198,6 +205,16 @@ def _memory_and_timeline(
         empty = Timeline((), {name: array("q") for name in Timeline.COLUMNS}, rank=recording.origin.rank)
         timeline = replace(empty if timeline is None else timeline, spans=observers.timeline.result())
     return memory, timeline
+
+
+def _without_gradients(recording: RecordedCycle, plan: LayerPlan) -> Iterator[tuple[SampleKey, Spread]]:
+    """The durations of the calls of each model without gradients, in a recording with backward."""
+    calls: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for label, start, end, _ in recording.source.loop.without_gradients:
+        if label in plan.sites:
+            calls[plan.sites[label].layers[0]].append((start, end - start))
+    for layer, of_layer in calls.items():
+        yield SampleKey(layer, FORWARD, recording.origin.rank, "cpu", "no_grad_ns"), Spread.of(of_layer)
 
 
 def _note_observations(recording: RecordedCycle, attribution: Attribution) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.events import Event, Site
+from torchprof.attribute.loops import Loop
 from torchprof.measure.live_memory import NOT_MEASURED, LiveMemory
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GroupOfRanks
@@ -78,7 +79,8 @@ class EventSource(Protocol):
     began, on the clock of the events; None if this is unknown. ``signatures``: the inputs of ops, by number.
     ``cpu_time``: the processor time of the process during the recording, None if it is unknown.
     ``called_from(signature, source)``: the number of a signature like the first, with the source lines of the second.
-    ``torchs_steps``: the number of events that are ranges of steps of ``torch.profiler.profile``.
+    ``torchs_steps``: the number of events that are ranges of steps of ``torch.profiler.profile``. ``loop``: valid
+    after the events were asked for.
     """
 
     device: str | None
@@ -92,6 +94,9 @@ class EventSource(Protocol):
 
     @property
     def torchs_steps(self) -> int: ...
+
+    @property
+    def loop(self) -> Loop: ...
 
     @property
     def cpu_time(self) -> CpuTime | None: ...

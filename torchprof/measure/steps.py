@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import add
 
-from torchprof.attribute.events import Kind
+from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.purposes import PURPOSES, purpose_of
@@ -26,6 +26,9 @@ _IN_RANGES = (COPY_NS, WAIT_NS)
 
 _WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
 
+_LOOP_END = Place(-1, OUTSIDE, FORWARD, None, (), None, None, 0)
+"""The place of a mark that was not recorded. No other place is this object."""
+
 _Sums = dict[str, "array[int]"]
 """By device: a sum for each step."""
 
@@ -37,9 +40,13 @@ class Steps:
     kernel counts in the step that launched it. Events after the last mark are in no step.
     """
 
-    def __init__(self, layers: Sequence[Layer], rank: int = 0, from_first_mark: bool = True) -> None:
-        """``from_first_mark``: whether the session begins with a step, and not in the middle of a step."""
+    def __init__(
+        self, layers: Sequence[Layer], rank: int = 0, from_first_mark: bool = True, loop_ends: Sequence[int] = ()
+    ) -> None:
+        """``from_first_mark``: whether the session begins with a step, and not in the middle of a step. ``loop_ends``:
+        where steps end that have no marks."""
         self._from_first_mark = from_first_mark
+        self._loop_ends = loop_ends
         self._layers = Layers.of(layers)
         self._rank = rank
         self._starts: list[int] = []  # of the steps, and the end of the last step
@@ -52,12 +59,22 @@ class Steps:
         self._parts = _Parts(are_ranges)
 
     @property
+    def marked(self) -> int:
+        """The number of steps that ended with a mark."""
+        return 0 if self._loop_ends else self.count
+
+    @property
     def count(self) -> int:
-        """The number of steps that have ended."""
         return max(len(self._starts) - 1, 0)
 
     def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
         """Pass all events on, and add up the time of each step."""
+        if not self._loop_ends:
+            return self._observe(attributed)
+        events = self._observe(_with_marks(attributed, self._loop_ends))
+        return (item for item in events if item.place is not _LOOP_END)
+
+    def _observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
         self_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step; by place in ``alike``
         last: dict[int, Attributed] = {}  # by thread: the range that began last
         bare: set[Place] = set()  # the user's labels outside all layers: self time in them has no known purpose
@@ -224,6 +241,20 @@ def _both(one: _Sums, other: _Sums) -> _Sums:
 
 def _sum(one: array[int], other: array[int]) -> array[int]:
     return array("q", map(add, one, other))
+
+
+def _with_marks(attributed: Iterable[Attributed], ends: Iterable[int]) -> Iterator[Attributed]:
+    """The events in their order, with a STEP mark where each pass of a loop ends."""
+    marks = (Attributed(Event(Kind.STEP, "", at, at, 0), _LOOP_END, None, 0, 0) for at in ends)
+    mark = next(marks, None)
+    for item in attributed:
+        while mark is not None and (item.event.start_ns >= mark.event.end_ns or item.event.kind is Kind.KERNEL):
+            yield mark
+            mark = next(marks, None)
+        yield item
+    if mark is not None:
+        yield mark
+    yield from marks
 
 
 class _Parts(dict[Place, str]):

@@ -100,7 +100,8 @@ class Program:
         self._start_up = None if warmup_calls is not None else _StartUp(min(_FOLLOWING, max_calls or _FOLLOWING))
         self._max_calls = max_calls
         self._plan = Plan([], None)
-        setup = Setup(self._plan, asked, None if missing else device, self._provenance, samples_python=True)
+        kind = None if missing else device
+        setup = Setup(self._plan, asked, kind, self._provenance, from_first_mark=False, samples_python=True)
         self._cycles = Cycles(setup, notes)
         self._run: Run | None = None
         self._calls = 0

@@ -8,7 +8,8 @@ from __future__ import annotations
 import gzip
 import shutil
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
@@ -32,6 +33,7 @@ from torchprof.attribute.event_names import (
 )
 from torchprof.attribute.events import PREFIX, Detail, Event, Kind
 from torchprof.attribute.launches import first_correlation_id
+from torchprof.attribute.loops import Loop, NamedRange, loop_of
 from torchprof.attribute.nesting import OpenRanges
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
@@ -91,6 +93,7 @@ class Recording:
         self.signatures: list[Signature] = self._inputs.all
         self.called_from = self._inputs.called_from  # not a method around it: it is called for each event of backward
         self._trace: Path | None = None
+        self.loop = Loop()
 
     @property
     def has(self) -> dict[str, bool]:
@@ -138,12 +141,22 @@ class Recording:
         ``each_op``: whether each op has an event. If not, ops of the CPU alone, without ``detail``, may be in
         ``Event.inside`` of the range around them.
 
-        The function is long because its loop runs for each of perhaps a million events: a function for each kind of
-        event would add a call for each event.
+        ``loop`` is known after the call.
         """
         events = self._read()
+        self.loop = loop_of(events.names, partial(_ranges_of, events), partial(_sequenced, events))
+        return self._events_of(events, detail, self._addresses() if addresses else {}, each_op)
+
+    def _events_of(
+        self,
+        events: RawEvents,
+        detail: Callable[[str], Detail] | None,
+        address_of: dict[tuple[int, int, int], int],
+        each_op: bool,
+    ) -> Iterator[Event]:
+        """See ``events``. The function is long because its loop runs for each of perhaps a million events: a function
+        for each kind of event would add a call for each event."""
         raws, names, names_of, starts, lanes = events.all, events.names, events.names_of, events.starts, events.threads
-        address_of = self._addresses() if addresses else {}
         on_device = self.device is not None
         kinds: dict[int, Kind | None] = {}  # by index of a name; None: such events are left out
         details: dict[str, Detail] = {}  # by name of an op
@@ -342,6 +355,21 @@ def _device(device_type: Any, index: int, known: dict[tuple[Any, int], str]) -> 
         device = "cpu" if kind in ("cpu", "mkldnn", "ideep") else f"{kind}:{max(index, 0)}"
         known[device_type, index] = device
     return device
+
+
+def _ranges_of(events: RawEvents, wanted: Set[str]) -> Iterator[NamedRange]:
+    """The CPU's ranges with some of these names, in the order of start."""
+    names = {number: name for number, name in enumerate(events.names) if name in wanted}
+    for raw, number, start, thread in zip(events.all, events.names_of, events.starts, events.threads):
+        if number in names and raw.device_type() == DeviceType.CPU:
+            yield NamedRange(names[number], start, end_ns(raw), thread)
+
+
+def _sequenced(events: RawEvents, of_thread: int) -> Iterator[int]:
+    """When the events of a thread with a sequence number began."""
+    for raw, start, thread in zip(events.all, events.starts, events.threads):
+        if thread == of_thread and raw.sequence_nr() >= 0:
+            yield start
 
 
 def _inner_ops(events: RawEvents) -> InnerOpsOfRanges | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torchprof.analyze.ranks.balance import Balance
+from torchprof.analyze.ranks.balance import Balance, balance_of
 from torchprof.analyze.ranks.significance import SLOWER_BY
 from torchprof.analyze.ranks.slow import Difference, Late, Slow
 from torchprof.analyze.ranks.values import IN_NO_OP, Times
@@ -59,6 +59,15 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
         )
     if any(layer.ranks for layer in run.layers):
         yield "Some layers are only on some ranks: their work differs by design."
+
+
+def straggler(run: Run) -> str:
+    """The sentence that names the stragglers of a job; "" if none was found."""
+    balance = balance_of(run)
+    late_first = balance.late is not None and balance.late.exceeds_slow
+    if balance.late is not None and (late_first or balance.slow is None):
+        return next(_about_late(run, balance.late, False, unit_of(run)))
+    return next(_about_slow(run, balance.slow, False, unit_of(run))) if balance.slow is not None else ""
 
 
 def unit_of(run: Run) -> str:

@@ -14,7 +14,16 @@ from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share,
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
+from torchprof.run.words import (
+    BACKWARD,
+    FORWARD,
+    NOT_SELECTED,
+    NOT_SELECTED_NAME,
+    OPTIMIZER_STEP,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    PHASES,
+)
 
 _MATTERS = 0.01  # the share of the recorded time outside of steps from which on a note says so
 
@@ -36,7 +45,10 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
     ``depth`` hides the layers below that depth (0: the model alone). ``top``: the number of layers, those with the
     largest self over all phases, shown with the layers above them. ``tablefmt``: any of tabulate's formats.
 
-    Raises TorchprofError if no steps were marked, for an unknown format and for a negative number.
+    Without marks, a step ends with that of the optimizers; without optimizers where backward has ended; without
+    backward with the call of the model.
+
+    Raises TorchprofError if no loop was recorded, for an unknown format and for a negative number.
     """
     check_number("depth", depth, "levels")
     check_number("top", top, "rows")
@@ -52,6 +64,7 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
             "layers": _tree(loop, depth, top),
         }.items():
             texts.append(draw(headings, table, tablefmt).of(name, rank=meta.rank))
+        notes += _ends_of_steps(loop)
         notes += _outside_of_steps(loop)
     notes += warnings_of(run)
     return spaced([*texts, stacked(notes)])
@@ -77,8 +90,9 @@ class _Loop:
             raise TorchprofError(
                 " ".join(
                     [
-                        "No step of a loop was recorded. `prof.step()` at the end of each pass marks them, inside the "
-                        "block of a Profile or of torch.profiler.profile; a script under `torchprof run` has none.",
+                        "No loop was recorded. Steps end where `prof.step()` marks it, inside the block of a Profile "
+                        "or of torch.profiler.profile; without marks where optimizers make a step, after backward, or "
+                        "after a call of the model, at least twice.",
                         *(str(warning) for warning in run.warnings if meta.rank in warning.ranks),
                     ]
                 )
@@ -260,6 +274,19 @@ def _keep_top(lines: list[_Line], depth: int | None, top: int) -> None:
         line.shown = line.layer in kept
         if line.shown and above is not None:
             kept.add(above.layer)
+
+
+def _ends_of_steps(loop: _Loop) -> Iterator[str]:
+    """A sentence on where steps end, if the loop did not mark it."""
+    if loop.meta.steps:
+        return
+    if any(frame.name.startswith(OPTIMIZER_STEP) for frames in loop.run.rows.frames for frame in frames):
+        where = "where the optimizer has made its step"
+    elif BACKWARD in loop.phases:
+        where = "where backward has ended"
+    else:
+        where = "with the call of the model"
+    yield f"The loop marks no steps: a step ends {where}."
 
 
 def _outside_of_steps(loop: _Loop) -> Iterator[str]:

@@ -9,18 +9,19 @@ from collections.abc import Iterator, Sequence
 from torchprof.analyze.advice import Advice, judge, share_of
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.precision import CONVOLUTIONS, FACTORS
-from torchprof.analyze.time_parts import device_parts, percents, time_parts
+from torchprof.analyze.time_parts import compiled_share, device_parts, percents, time_parts
 from torchprof.reports.advice import findings_table, place
 from torchprof.reports.hangs import name_of_layer
 from torchprof.reports.headline import headline
 from torchprof.reports.notes import about_times
+from torchprof.reports.rank_sentences import straggler
 from torchprof.reports.text import printable, stacked
 from torchprof.reports.top import measures_of
 from torchprof.run.cost import format_count, format_memory
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import FORWARD, OUTSIDE
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 FIRST_SHARE = 0.03
 """A finding with a smaller gain is not on the first screen."""
@@ -51,20 +52,23 @@ def verdict(run: Run, width: int | None = None, found: Sequence[Advice] | None =
 
 def ran(run: Run) -> list[str]:
     """What ran, and the parts of its time: a line each."""
-    return [*filter(None, [what_ran(run), *parts_of_time(run)])]
+    lines = [what_ran(run), *parts_of_time(run)]
+    if len(run.metas) > 1:
+        lines.append(straggler(run))
+    return [*filter(None, lines)]
 
 
 def what_ran(run: Run) -> str:
     """Steps or calls with their times, the rate, the size of the model and its peak memory, in one line."""
-    timed = _times(run)
-    return printable(" · ".join(filter(None, [timed, _rate(run), _params(run), _macs(run), *_peaks(run)])))
+    timed = [_times(run), _no_grad(run)]
+    return printable(" · ".join(filter(None, [*timed, _rate(run), _params(run), _macs(run), *_peaks(run)])))
 
 
 def _times(run: Run) -> str:
     """The median of a step, or of a call of the model, with the smallest and the largest."""
     steps = [spread for meta in run.metas if (spread := _of_steps(run, meta.rank)) is not None]
     ranks = f"{len(run.metas)} ranks, " if len(run.metas) > 1 else ""
-    if steps:
+    if steps and (any(meta.steps for meta in run.metas) or BACKWARD in run.phases()):
         return f"{ranks}{_spread(steps, 'step')}"
     roots = [root for root in run.layers.roots if run.rows.forward_calls(root)]
     if not roots:
@@ -117,6 +121,12 @@ def short_time(ns: float) -> str:
     unit, size = next(((unit, size) for unit, size in (("s", 1e9), ("ms", 1e6)) if ns >= 0.9995 * size), ("us", 1e3))
     number = ns / size
     return f"{number:.0f}{unit}" if number >= 100 else f"{number:.3g}{unit}"
+
+
+def _no_grad(run: Run) -> str:
+    """The calls of models without gradients, in a run with backward."""
+    spreads = [spread for key, spread in run.samples.items() if key.measure == "no_grad_ns"]
+    return _spread(spreads, "call", " without gradients") if spreads else ""
 
 
 def _rate(run: Run) -> str:
@@ -196,6 +206,13 @@ def parts_of_time(run: Run) -> Iterator[str]:
     if "cpu_ns" in run.meta.measured:
         name = "CPU: " if "device_ns" in run.meta.measured else ""
         yield _line(name, percents(time_parts(run, "cpu_ns")))
+    compiled = compiled_share(run)
+    if compiled is not None:
+        yield f"Kernels of compiled code: {compiled:.0%} of {_whole_of(run)}."
+
+
+def _whole_of(run: Run) -> str:
+    return f"the {run.meta.device_heading} time" if "device_ns" in run.meta.measured else "the time"
 
 
 def _line(name: str, shares: dict[str, int]) -> str:

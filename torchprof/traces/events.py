@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 
 from torchprof.attribute.collectives import ACCUMULATES
@@ -26,6 +26,7 @@ from torchprof.attribute.event_names import (
 )
 from torchprof.attribute.events import HOOKS, PREFIX, Event, Kind
 from torchprof.attribute.launches import first_correlation_id
+from torchprof.attribute.loops import Loop, NamedRange, loop_of
 from torchprof.run.words import BEFORE, is_collective
 from torchprof.traces.categories import MODULE, OP, OP_OR_RANGE, RANGE
 from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME_CALLS
@@ -97,6 +98,24 @@ class TraceEvents:
             number for number, (group, name) in enumerate(self._names) if group in _RANGES and is_torchs_step(name)
         }
         return sum(name in steps for name in self._cpu.name) if steps else 0
+
+    @property
+    def loop(self) -> Loop:
+        """The passes of a loop without marks, and the calls without gradients."""
+        names = (name for group, name in self._names if group not in (MEMORY_EVENTS, MODULE, RUNTIME_CALLS))
+        return loop_of(names, self._ranges_of, self._sequenced)
+
+    def _ranges_of(self, wanted: Set[str]) -> Iterator[NamedRange]:
+        """The CPU's ranges with some of these names, in the order of start."""
+        names = {number: name for number, (_, name) in enumerate(self._names) if name in wanted}
+        columns = zip(self._cpu.start, self._cpu.ns, self._cpu.name, self._cpu.lane)
+        for start, ns, number, lane in sorted(line for line in columns if line[2] in names):
+            yield NamedRange(names[number], start + self.base_ns, start + ns + self.base_ns, lane)
+
+    def _sequenced(self, of_lane: int) -> list[int]:
+        """When the events of a lane with a sequence number began."""
+        columns = zip(self._cpu.start, self._cpu.lane, self._cpu.sequence)
+        return sorted(start + self.base_ns for start, lane, number in columns if lane == of_lane and number >= 0)
 
     @property
     def marks(self) -> int:

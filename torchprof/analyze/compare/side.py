@@ -48,7 +48,7 @@ class Side:
         self.peaks = self._peaks()
         self.measured = measured_by_all(run)
         self.steps = sum(meta.steps for meta in run.metas)
-        self._steps_of = self._sampled_steps() if self._steps_hold_all() else {}
+        self._steps_of = self._sampled_steps() if self.steps and self._steps_hold_all() else {}
         self._device_keys: defaultdict[tuple[int, str, int], list[SampleKey]] = defaultdict(list)
         self._call_spreads: defaultdict[tuple[int, str], list[Spread]] = defaultdict(list)
         for key, spread in run.samples.items():

@@ -1,0 +1,168 @@
+"""The steps of a loop that marks none, and the calls without gradients: against a stopwatch and counts by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import torchprof
+from torchprof.attribute.loops import NamedRange, loop_of
+from torchprof.profile.program import Program
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import FORWARD, OUTSIDE
+
+ENGINE, CALL, ADAM, SGD = "torchprof:!engine", "torchprof:0", "Optimizer.step#Adam.step", "Optimizer.step#SGD.step"
+
+
+def ends_of(ranges: Sequence[tuple[str, int, int]], sequenced: Iterable[int] = ()) -> tuple[list[int], list[int]]:
+    """The ends of passes, and the starts of the calls without gradients."""
+    of_thread = [NamedRange(name, start, end, 1) for name, start, end in sorted(ranges, key=lambda one: one[1])]
+    loop = loop_of(
+        {name for name, _, _ in ranges},
+        lambda names: [one for one in of_thread if one.name in names],
+        lambda thread: sequenced,
+    )
+    return [*loop.ends], [one.start_ns for one in loop.without_gradients]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "ends"),
+    [
+        pytest.param(
+            [(CALL, 0, 3), (ENGINE, 4, 6), (SGD, 6, 7), (CALL, 8, 9), (ENGINE, 9, 10), (SGD, 11, 13)], [7, 13]
+        ),
+        pytest.param([(ENGINE, 0, 1), (ENGINE, 2, 3), (SGD, 4, 5), (ENGINE, 6, 7)], [5], id="accumulated"),
+        pytest.param(
+            [(ENGINE, 0, 1), (SGD, 2, 3), (SGD, 4, 5), (ENGINE, 6, 7), (SGD, 8, 9)], [3, 9], id="two of a class"
+        ),
+        pytest.param([(ENGINE, 0, 1), (ADAM, 2, 3), (ENGINE, 4, 5), (SGD, 6, 7)], [7], id="critic and generator"),
+        pytest.param([(SGD, 0, 9), (CALL, 1, 3), (ENGINE, 4, 6), (SGD, 10, 12)], [9], id="in a closure"),
+        pytest.param([(ENGINE, 0, 1), (ADAM, 2, 9), (ADAM, 3, 4)], [9], id="an optimizer in another"),
+        pytest.param([(SGD, 0, 2), (SGD, 3, 4)], [2, 4], id="backward was not recorded"),
+        pytest.param(
+            [(CALL, 0, 1), (ENGINE, 2, 3), (ENGINE, 4, 5), (CALL, 6, 7), (ENGINE, 8, 9)], [3, 9], id="backward"
+        ),
+        pytest.param([(CALL, 0, 5), (CALL, 1, 2), ("torchprof:1", 6, 7), (CALL, 8, 9)], [5, 9], id="calls"),
+        pytest.param([("aten::mm", 0, 1)], [], id="no calls"),
+    ],
+)
+def test_where_a_pass_ends(ranges: Sequence[tuple[str, int, int]], ends: list[int]) -> None:
+    assert ends_of(ranges)[0] == ends
+
+
+def test_a_call_without_gradients_has_no_sequence_number() -> None:
+    ranges = [(CALL, 0, 3), (ENGINE, 4, 5), (CALL, 6, 9), (CALL, 10, 12)]
+    assert ends_of(ranges, [2, 11])[1] == [6]
+    assert ends_of([(CALL, 0, 3), (CALL, 6, 9)], [2])[1] == [], "without backward, none"
+    assert ends_of([*ranges, ("Torch-Compiled Region: 0/0", 7, 8)], [2, 11])[1] == [], "operators are not seen"
+
+
+class Loop:
+    """A model, and the times of its passes by a stopwatch."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.data = torch.rand(16, 64)
+        self.ended: list[int] = []
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            time.sleep(0.002)
+            self.model(self.data).sum().backward()
+            self.optimizer.step()
+            self.ended.append(time.perf_counter_ns())
+            self.optimizer.zero_grad()
+
+    def without_optimizer(self, steps: int) -> None:
+        for _ in range(steps):
+            self.model(self.data).sum().backward()
+            self.ended.append(time.perf_counter_ns())
+
+    def infer(self, calls: int) -> None:
+        with torch.no_grad():
+            for _ in range(calls):
+                time.sleep(0.002)
+                self.model(self.data)
+                self.ended.append(time.perf_counter_ns())
+
+
+def steps_of(run: Run) -> Spread | None:
+    return run.samples.get(SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns"))
+
+
+@pytest.mark.parametrize("loop", [Loop.train, Loop.without_optimizer, Loop.infer])
+def test_steps_last_as_long_as_by_a_stopwatch(loop: Callable[[Loop, int], None], tmp_path: Path) -> None:
+    this = Loop()
+    with torchprof.Profile(this.model) as prof:
+        began = time.perf_counter_ns()
+        loop(this, 5)
+    steps = steps_of(prof.run)
+    assert steps is not None and steps.count == 5
+    # The stopwatch is read after the range has ended; a busy machine may do anything between.
+    assert steps.sum <= this.ended[-1] - began + 1_000_000
+    assert steps.sum >= (this.ended[-1] - began) * 0.8
+    assert prof.run.meta.steps == 0, "only marked steps count there"
+    assert "The loop marks no steps: a step ends " in prof.run.report("steps")
+
+    prof.export_chrome_trace(str(tmp_path / "trace.json"))
+    of_trace = steps_of(torchprof.from_trace(tmp_path / "trace.json"))
+    assert of_trace is not None and of_trace.count == 5
+    assert abs(of_trace.sum - steps.sum) <= 5 * 2_000  # a trace rounds to microseconds
+
+
+def test_a_single_pass_is_no_loop() -> None:
+    loop = Loop()
+    with torchprof.Profile(loop.model) as prof:
+        loop.train(1)
+    assert steps_of(prof.run) is None
+    assert str(prof).startswith("1 forward call of Sequential: ")
+
+
+def test_marks_come_before_what_optimizers_show() -> None:
+    loop = Loop()
+    with torchprof.Profile(loop.model) as prof:
+        for _ in range(3):
+            loop.train(2)
+            prof.step()
+    steps = steps_of(prof.run)
+    assert steps is not None and steps.count == prof.run.meta.steps == 3
+
+
+def test_training_is_told_apart_from_evaluation() -> None:
+    loop = Loop()
+    with torchprof.Profile(loop.model) as prof:
+        loop.train(4)
+        loop.infer(3)
+    run = prof.run
+    root = run.layers.index(run.roots[0])
+    spread = run.samples[SampleKey(root, FORWARD, 0, "cpu", "no_grad_ns")]
+    assert spread.count == 3
+    every = run.samples[SampleKey(root, FORWARD, 0, "cpu", "cpu_ns")]
+    assert 0 < spread.sum < every.sum
+    assert every.sum - spread.sum >= sum(sorted(every.sample)[:4])
+    first = str(prof).splitlines()
+    assert first[0].startswith("4 steps: median ") and "3 calls without gradients: median " in first[0]
+    assert "forward (no grad) " in first[1]
+
+
+def test_the_steps_of_a_whole_script() -> None:
+    loop = Loop()
+    with Program(warmup_calls=None) as program:
+        loop.train(8)
+        loop.infer(2)
+    steps = steps_of(program.run)
+    # The first step is start-up, and the second one began before the recording.
+    assert steps is not None and steps.count == 6
+    assert 6 * 2_000_000 <= steps.sum <= program.run.meta.wall_ns
+    assert "6 " in program.run.report("steps")
+    with pytest.raises(torchprof.TorchprofError, match="No loop was recorded"):
+        with Program() as alone:
+            loop.infer(1)
+        alone.run.report("steps")
