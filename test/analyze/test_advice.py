@@ -1067,6 +1067,28 @@ def test_tiny_ops_have_the_backward_nodes_that_are_not_elementwise() -> None:
     assert " Their backward takes 0.100us." in tiny.finding and " Their backward takes 0.020us." in many.finding
 
 
+class ResidualForEach(nn.Module):
+    """A residual around each layer; ``ops``: further elementwise operators."""
+
+    def __init__(self, ops: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+        self.ops = ops
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        for _ in range(self.ops):
+            x = x.tanh()
+        return x
+
+
+@pytest.mark.parametrize("ops, found", [(4, 0), (5, 1)])
+def test_a_residual_for_each_layer_is_not_to_be_fused(ops: int, found: int) -> None:
+    model = ResidualForEach(ops)
+    assert len(of(profiled(model, lambda: model(torch.rand(32, 64))), "many_elementwise_ops")) == found
+
+
 def test_few_elementwise_ops_are_not_reported() -> None:
     model = nn.Sequential(nn.Linear(64, 64), Residual(), nn.GELU(), nn.LayerNorm(64))
     assert of(profiled(model, lambda: model(torch.rand(32, 64))), "many_elementwise_ops") == []

@@ -29,9 +29,11 @@ RULES = {
     "grows_by_cat": "tensors_that_grow",
     "half_precision_on_the_cpu": "half_precision_on_the_cpu",
     "one_hot_product": "one_hot_products",
+    "positions_in_each_call": "constants_in_layers",
     "prints_tensors": "python_in_the_loop",
     "starts_a_process": "python_in_the_loop",
     "unused_head": "layers_without_backward",
+    "updates_without_gradients": "updates_without_gradients",
     "writes_a_log": "python_in_the_loop",
 }
 

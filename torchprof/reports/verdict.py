@@ -267,7 +267,7 @@ def short_gain(advice: Advice, evidence: Evidence) -> str:
     """The largest possible gain: "Up to 31% (24.9ms a step)"."""
     parts = []
     if advice.gain_ns and evidence.recorded_ns:
-        steps = sum(meta.steps for meta in evidence.run.metas)
+        steps = evidence.steps
         ns = f"{short_time(advice.gain_ns / steps)} a step" if steps > 1 else short_time(advice.gain_ns)
         parts.append(f"{_percent(advice.gain_ns / evidence.recorded_ns)} ({ns})")
     if advice.gain_bytes and evidence.peak_bytes:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import prod
 
 from torchprof.analyze.advice import Advice, Gain, merged, rule
-from torchprof.analyze.advice.evidence import Evidence, inside
+from torchprof.analyze.advice.evidence import Evidence, inside, is_optimizer
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
-from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_RANGE, OUTSIDE, Frame
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 _SIZES = re.compile(r"(\d+), (\d+)")
 _CLASSES = 32  # the product with fewer is small
@@ -27,7 +27,7 @@ def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
     """
     layers = evidence.run.layers
     backward = evidence.took(lambda frames: True, phases=(BACKWARD,))
-    stepped = evidence.took(_is_optimizer, phases=(FORWARD,)).get(OUTSIDE)
+    stepped = evidence.took(is_optimizer, phases=(FORWARD,)).get(OUTSIDE)
     every = sum(layer.trainable_params or 0 for layer in layers)
     gains = {}
     for number, layer in enumerate(layers):
@@ -88,7 +88,3 @@ def _rows_of(layer: Layer) -> int:
 
 def _indices_of(layer: Layer) -> int:
     return prod(layer.input_shapes[0]) if layer.input_shapes else 0
-
-
-def _is_optimizer(frames: Sequence[Frame]) -> bool:
-    return any(frame.kind == "label" and frame.name.startswith(OPTIMIZER_RANGE) for frame in frames)

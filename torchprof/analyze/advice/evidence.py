@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -12,7 +12,9 @@ from torchprof.analyze.records import layer_name
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import (
+    BACKWARD,
     LAUNCH_NOT_RECORDED,
+    OPTIMIZER_RANGE,
     PHASES,
     Frame,
     is_left_over,
@@ -46,6 +48,14 @@ class Evidence:
         """The elapsed time of the recording, summed over ranks. All shares and thresholds of time are relative to it,
         for every device and any number of threads and streams."""
         return sum(meta.wall_ns for meta in self.run.metas)
+
+    @cached_property
+    def steps(self) -> int:
+        """The number of steps of all ranks: those that were marked, or of a loop that trains; 0 without any."""
+        marked = sum(meta.steps for meta in self.run.metas)
+        if marked or BACKWARD not in self.run.phases():
+            return marked
+        return sum(spread.count for _, spread in self.samples("step_ns"))
 
     @cached_property
     def ops_recorded(self) -> bool:
@@ -91,6 +101,19 @@ class Evidence:
     def likeness(self) -> list[Hashable]:
         """For each layer a key, equal for the same layer of every block."""
         return likeness(self.run)
+
+    @cached_property
+    def calls_below(self) -> Counter[int]:
+        """By layer, the forward calls of layers for which it is the nearest layer above that was called: a ModuleList
+        between them is not called."""
+        parent, calls = self.run.layers.parent, self.run.rows.forward_calls
+        found: Counter[int] = Counter()
+        for number in range(len(parent)):
+            above = parent[number]
+            while above >= 0 and not calls(above):
+                above = parent[above]
+            found[above] += calls(number)
+        return found
 
     @cached_property
     def _rows_of_chain(self) -> list[list[int]]:
@@ -165,6 +188,11 @@ def inside(*names: str) -> Holds:
 def has_no_launch(frames: Sequence[Frame]) -> bool:
     """Whether it is device work whose launch is missing from the recording."""
     return bool(frames) and frames[0].kind == "label" and frames[0].name == LAUNCH_NOT_RECORDED
+
+
+def is_optimizer(frames: Sequence[Frame]) -> bool:
+    """Whether it is in a range of an optimizer."""
+    return any(frame.kind == "label" and frame.name.startswith(OPTIMIZER_RANGE) for frame in frames)
 
 
 def is_collection(frames: Sequence[Frame]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import Enum, auto
@@ -11,20 +10,14 @@ from math import prod
 from typing import NamedTuple
 
 from torchprof.analyze.advice import Advice, Gain, Merged, merged, rule, together
+from torchprof.analyze.advice.constants import constants
 from torchprof.analyze.advice.evidence import Evidence, Holds, Took, inside, shape_of_input
+from torchprof.analyze.advice.operators import ELEMENTWISE, ELEMENTWISE_NODES, node_of, outermost_op
 from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame
 
-_NAMES = """
-    abs add addcdiv addcmul bitwise_and bitwise_not ceil clamp clamp_max clamp_min cos div elu eq erf exp expm1 floor ge
-    gelu gt hardswish hardtanh le leaky_relu lerp log log1p logical_and logical_not lt masked_fill maximum minimum mish
-    mul ne neg pow reciprocal relu round rsqrt rsub sigmoid sign silu sin softplus sqrt square sub tanh threshold where
-"""
-_ELEMENTWISE = frozenset(f"aten::{name}{in_place}" for name in _NAMES.split() for in_place in ("", "_"))
-_NODE = re.compile(r"autograd::engine::evaluate_function: (\w+)Backward\d*")
-_ELEMENTWISE_NODES = frozenset(name.replace("_", "") for name in _NAMES.split())
 _MANY = 5
 _FEW_NS = 10_000
 _A_LOOP = 100
@@ -95,9 +88,15 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
     Each op reads and writes all values, and is dispatched or launched separately; fused they are one kernel. The
     threshold is 5 because a residual with its activation has two, and with fewer than five there is little to fuse. The
     gain is at most all of their time, that of their backward, and on the CPU the layer's own time between ops (see
-    ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out.
+    ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out, and so are layers in which most
+    of that time is that of ``constants_in_layers``.
     """
-    took = _many_in_a_call(evidence, _is_elementwise, _MANY)
+    constant = constants(evidence)
+    took = {
+        number: one
+        for number, one in _many_in_a_call(evidence, _is_elementwise, _MANY).items()
+        if evidence.time_of(one) > 2 * constant.get(number, 0)
+    }
     if not took:
         return
     found = _with_related_time(
@@ -130,7 +129,7 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
     found = _with_related_time(
         evidence,
         took,
-        lambda frames: _is_other_node(frames) and _outermost_op(frames) in nodes,
+        lambda frames: _is_other_node(frames) and outermost_op(frames) in nodes,
         layers_of_slow_python(evidence),
     )
     for group in merged(evidence, {number: one.gain for number, one in found.items()}):
@@ -263,15 +262,16 @@ def _without_bias(
 
 
 def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, Took]:
-    """The layers that call at least ``number`` of the matching ops in each forward call, on average. Compiled layers
-    are left out, and layers of unknown class: a range of a trace may hold a whole model."""
+    """The layers that call at least ``number`` of the matching ops in each forward call, on average, beside one for
+    each layer that they call: a residual. Compiled layers are left out, and layers of unknown class: a range of a trace
+    may hold a whole model."""
     calls = _forward_calls(evidence)
     return {
         layer: took
         for layer, took in evidence.took(holds, phases=(FORWARD, RECOMPUTE)).items()
         if layer >= 0
         and calls.get(layer)
-        and took.calls >= number * calls[layer]
+        and took.calls >= number * calls[layer] + evidence.calls_below[layer]
         and not evidence.run.layers[layer].compiled
         and evidence.run.layers[layer].kind
     }
@@ -280,7 +280,7 @@ def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, 
 def _tiny_ops(evidence: Evidence) -> dict[int, Took]:
     """The layers that ``many_tiny_ops`` reports, by number, with the time of their tiny ops."""
     tiny = _tiny(evidence, _is_other_op, (FORWARD, RECOMPUTE))
-    return _many_in_a_call(evidence, lambda frames: _is_other_op(frames) and _outermost_op(frames) in tiny, _A_LOOP)
+    return _many_in_a_call(evidence, lambda frames: _is_other_op(frames) and outermost_op(frames) in tiny, _A_LOOP)
 
 
 def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str | None]:
@@ -291,8 +291,8 @@ def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str | 
     calls: Counter[str | None] = Counter()
     for at in evidence.rows(holds, phases=phases):
         frames = chains[columns["frames"][at]]
-        ns[_outermost_op(frames)] += time[at]
-        calls[_outermost_op(frames)] += columns["calls"][at] * (not holds(frames[:-1]))
+        ns[outermost_op(frames)] += time[at]
+        calls[outermost_op(frames)] += columns["calls"][at] * (not holds(frames[:-1]))
     return {name for name in ns if ns[name] < _FEW_NS * calls[name]}
 
 
@@ -352,39 +352,22 @@ def _forward_calls(evidence: Evidence) -> dict[int, int]:
     }
 
 
-def _outermost_op(frames: Sequence[Frame]) -> str | None:
-    """The name of the op that a layer calls directly; user labels may be around it."""
-    outermost = next((frame for frame in frames if frame.kind != "label"), None)
-    return outermost.name if outermost is not None and outermost.kind == "op" else None
-
-
-def is_elementwise(name: str) -> bool:
-    """Whether an operator is elementwise: each element of its result depends on one element of each input."""
-    return name in _ELEMENTWISE
-
-
 def _is_elementwise(frames: Sequence[Frame]) -> bool:
-    return _outermost_op(frames) in _ELEMENTWISE
+    return outermost_op(frames) in ELEMENTWISE
 
 
 def _is_other_op(frames: Sequence[Frame]) -> bool:
-    name = _outermost_op(frames)
-    return name is not None and name not in _ELEMENTWISE
-
-
-def _node(frames: Sequence[Frame]) -> str | None:
-    """The operator whose backward the outermost autograd node is, in lower case without underscores: "leakyrelu"."""
-    found = _NODE.fullmatch(_outermost_op(frames) or "")
-    return found[1].lower() if found else None
+    name = outermost_op(frames)
+    return name is not None and name not in ELEMENTWISE
 
 
 def _is_elementwise_node(frames: Sequence[Frame]) -> bool:
-    return _node(frames) in _ELEMENTWISE_NODES
+    return node_of(frames) in ELEMENTWISE_NODES
 
 
 def _is_other_node(frames: Sequence[Frame]) -> bool:
-    node = _node(frames)
-    return node is not None and node not in _ELEMENTWISE_NODES
+    node = node_of(frames)
+    return node is not None and node not in ELEMENTWISE_NODES
 
 
 def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:

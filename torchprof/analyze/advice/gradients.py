@@ -8,11 +8,12 @@ from itertools import takewhile
 from math import ceil
 
 from torchprof.analyze.advice import Advice, Gain, merged, rule, together
-from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.advice.evidence import Evidence, inside, is_optimizer
 from torchprof.analyze.advice.host import forward_calls
+from torchprof.analyze.advice.operators import ACCUMULATE
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.words import BACKWARD, FORWARD, PHASES, RECOMPUTE
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
 
 _SHARE = 0.05
 
@@ -118,6 +119,47 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
         "parameters to the optimizer.",
         "frozen_layers_with_gradients",
     )
+
+
+@rule
+def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that the optimizer updates though no gradient reaches them: gradients of zeros, from
+    ``zero_grad(set_to_none=False)``, which momentum and weight decay still turn into updates.
+
+    Evidence: parameters that changed during the profile, in layers without backward, in a run that has some. Layers
+    that share a parameter are left out, and those that were not called and may lend it to the layer above. The gain is
+    the layers' part of the optimizers' time, by their part of the trainable parameters.
+    """
+    layers, run = evidence.run.layers, evidence.run
+    backward = evidence.took(lambda _: True, phases=(BACKWARD,))
+    stepped = evidence.took(is_optimizer, phases=(FORWARD,)).get(OUTSIDE)
+    every = sum(layer.trainable_params or 0 for layer in layers)
+    if not backward or stepped is None or not every or len(run.metas) > 1:
+        return
+
+    sums = evidence.took(inside(ACCUMULATE), phases=(BACKWARD,))
+
+    def is_reached(number: int) -> bool:
+        """A layer that was not called may lend its parameters to the one above, which then has their gradients."""
+        return number in backward or (not run.rows.forward_calls(number) and layers.parent[number] in sums)
+
+    gains = {
+        number: Gain(evidence.time_of(stepped) * (layer.trainable_params or 0) // every)
+        for number, layer in enumerate(layers)
+        if layer.updated_params
+        and not layer.compiled
+        and not layer.tied
+        and not layer.shared_with
+        and not is_reached(number)
+    }
+    for group in merged(evidence, gains):
+        yield group.advice(
+            "No gradient reaches it, and the optimizer updates it in each step: its gradients are zeros, which "
+            "momentum and weight decay turn into updates.",
+            "Clear gradients with `zero_grad()`, without `set_to_none=False`, or leave the layer out of the "
+            "optimizer: `layer.requires_grad_(False)`.",
+            "updates_without_gradients",
+        )
 
 
 def _saved_by_recomputing(evidence: Evidence, layer: int, calls: int) -> int | None:

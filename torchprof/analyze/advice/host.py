@@ -85,11 +85,11 @@ def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
     """Batches that each step copies to the device from memory that is not pinned. The CPU takes part in these copies
     and waits for them.
 
-    Evidence: copies "Pageable -> Device" outside all layers, at least one per step, in at least two steps marked with
-    ``step()``. Without steps a batch looks like the model that is moved to the device once. The gain is limited as in
+    Evidence: copies "Pageable -> Device" outside all layers, at least one per step, in at least two steps of a
+    loop. Without steps a batch looks like the model that is moved to the device once. The gain is limited as in
     ``copies_in_layers``, and by the time that steps spend in copies and waiting. Needs the time of a CUDA device.
     """
-    steps = sum(meta.steps for meta in evidence.run.metas)
+    steps = evidence.steps
     seen = _copies(evidence, _PAGEABLE).get(OUTSIDE)
     in_steps = sum(
         spread.sum
@@ -141,7 +141,7 @@ def waits_outside(evidence: Evidence) -> Iterator[Advice]:
     """
     found = {layer: seen for layer, seen in _waits(evidence).items() if layer == OUTSIDE}
     for group, seen in _at_most(evidence, found, idle_ns(evidence)):
-        steps = sum(meta.steps for meta in evidence.run.metas)
+        steps = evidence.steps
         yield group.advice(
             f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')} to read a value"
             f"{f' in {steps:,} steps' if steps else ''}{seen.most_often}. It waits {format_time(seen.cpu_ns)}, and "

@@ -1,4 +1,4 @@
-"""Layers with a cheaper way to do the same: cells over time, dropout, casts of weights, tensors that grow."""
+"""Layers with a cheaper way to do the same: cells over time, dropout, casts, growing tensors."""
 
 from __future__ import annotations
 

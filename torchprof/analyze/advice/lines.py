@@ -261,7 +261,7 @@ def hooks(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _finding(evidence: Evidence, at: str, ns: int, limit: int, says: str, remedy: str) -> Advice:
-    steps = sum(meta.steps for meta in evidence.run.metas)
+    steps = evidence.steps
     each = f" ({format_time(ns / steps)} per step)" if steps > 1 else ""
     where = f"{at} takes" if at else "No operator and no layer runs for"
     text = f"{where} {format_time(ns)}{each}: {says}."

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.advice.operators import ACCUMULATE
 from torchprof.run.cost import format_time
 from torchprof.run.words import BACKWARD, OPTIMIZER_STEP, OUTSIDE_NAME, ZERO_GRAD, Frame
 
 _ZEROES = frozenset({"aten::zero_", "aten::_foreach_zero_"})
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 _FUSED = {
     "cpu": frozenset({"SGD", "Adam", "AdamW", "Adagrad"}),
@@ -164,4 +164,4 @@ def _zeroes(frames: Sequence[Frame]) -> bool:
 
 def _adds_to_gradient(frames: Sequence[Frame]) -> bool:
     names = [frame.name for frame in frames]
-    return _ACCUMULATE in names and "aten::add_" in names[names.index(_ACCUMULATE) :]
+    return ACCUMULATE in names and "aten::add_" in names[names.index(ACCUMULATE) :]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from torchprof.analyze.advice import WORTH, Advice, Gain, merged, rule, together
 from torchprof.analyze.advice.evidence import Evidence, shape_of_input
-from torchprof.analyze.advice.fusion import is_elementwise
+from torchprof.analyze.advice.operators import ELEMENTWISE
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame, Signature
 
@@ -231,7 +231,7 @@ def _is_in_double(frames: Sequence[Frame]) -> bool:
             return False
         if _has(frame.signature, _FLOATS):
             others = _has(frame.signature, _FLOATS - _DOUBLE)
-            return _has(frame.signature, _DOUBLE) and (not others or is_elementwise(frame.name))
+            return _has(frame.signature, _DOUBLE) and (not others or frame.name in ELEMENTWISE)
     return False
 
 

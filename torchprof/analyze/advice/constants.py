@@ -1,0 +1,71 @@
+"""Tensors that a layer makes anew in each call, though they depend only on sizes: masks, positions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from torchprof.analyze.advice import Advice, Gain, merged, rule
+from torchprof.analyze.advice.evidence import Evidence, inside
+from torchprof.analyze.advice.operators import ELEMENTWISE, node_of, outermost_op
+from torchprof.run.cost import format_time
+from torchprof.run.words import BACKWARD, FORWARD, Frame
+
+_SHARE = 0.03
+_MAKES = inside(
+    "aten::arange",
+    "aten::linspace",
+    "aten::eye",
+    "aten::tril",
+    "aten::triu",
+    "aten::tril_indices",
+    "aten::triu_indices",
+)
+_JOINS = ("aten::cat", "aten::stack", "aten::outer", "aten::repeat")
+
+
+@rule
+def constants_in_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that make the same tensors in each call, for at least 3 % of the recorded time: masks, positions.
+
+    Evidence: ``arange``, ``linspace``, ``eye``, ``tril`` and ``triu`` in a layer of a model that gets inputs of the
+    same shapes in at least two calls. Where gradients flow through the layer, its elementwise operators without a node
+    in its backward count, too: their inputs depend on no parameter. The gain is the time of all of these.
+    """
+    times = constants(evidence)
+    if sum(times.values()) < _SHARE * evidence.recorded_ns:
+        return
+    for group in merged(evidence, {number: Gain(ns) for number, ns in times.items()}):
+        yield group.advice(
+            f"The same tensors, such as masks or positions, are made in each call, for "
+            f"{format_time(group.gain.ns or 0)}.",
+            'Make them once, in `__init__`: `self.register_buffer("mask", mask, persistent=False)`. Slice the buffer '
+            "where an input is shorter.",
+            "constants_in_layers",
+        )
+
+
+def constants(evidence: Evidence) -> dict[int, int]:
+    """The time in which each layer makes tensors that depend only on sizes, by its number."""
+    layers, calls = evidence.run.layers, evidence.run.rows.forward_calls
+    times = {
+        number: evidence.time_of(took)
+        for number, took in evidence.took(_MAKES, phases=(FORWARD,)).items()
+        if number >= 0 and layers[layers.lineage(number)[0]].same_shapes and 2 <= calls(number) <= took.calls
+    }
+    nodes: defaultdict[int, set[str]] = defaultdict(set)
+    rows, columns = evidence.run.rows, evidence.run.rows.columns
+    for at in evidence.rows(lambda frames: node_of(frames) is not None, phases=(BACKWARD,)):
+        nodes[columns["layer"][at]].add(node_of(rows.frames[columns["frames"][at]]) or "")
+    time = columns["cpu_ns" if evidence.device == "cpu" else "device_ns"]
+    for at in evidence.rows(_may_be_constant, phases=(FORWARD,)):
+        number = columns["layer"][at]
+        name = outermost_op(rows.frames[columns["frames"][at]]) or ""
+        if number in times and number in nodes and name.split("::")[1].replace("_", "") not in nodes[number]:
+            times[number] += time[at]
+    return times
+
+
+def _may_be_constant(frames: Sequence[Frame]) -> bool:
+    name = outermost_op(frames)
+    return (name in ELEMENTWISE or name in _JOINS) and not _MAKES(frames)
