@@ -1067,6 +1067,24 @@ def test_tiny_ops_have_the_backward_nodes_that_are_not_elementwise() -> None:
     assert " Their backward takes 0.100us." in tiny.finding and " Their backward takes 0.020us." in many.finding
 
 
+class Functional(nn.Module):
+    """An activation after each of six products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.rand(64, 64) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            x = nn.functional.linear(x, weight).tanh()
+        return x
+
+
+def test_the_activation_of_each_product_is_not_to_be_fused() -> None:
+    model = nn.Sequential(Functional())
+    assert of(profiled(model, lambda: model(torch.rand(32, 64))), "many_elementwise_ops") == []
+
+
 class ResidualForEach(nn.Module):
     """A residual around each layer; ``ops``: further elementwise operators."""
 

@@ -67,10 +67,13 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     raise AssertionError(found)
 
 
-# On a busy machine, any script may wait for a while outside of its layers.
-STEADY = sorted(name for name, rule in RULES.items() if rule not in ("anomaly_detection_on", "python_in_the_loop"))
+# On a busy machine, any script may wait for a while between operators.
+OF_A_BUSY_MACHINE = {"python_in_the_loop", "python_in_layers", "waiting_for_data", "tiny_batches", "garbage_collection"}
+STEADY = sorted(name for name, rule in RULES.items() if rule not in {"anomaly_detection_on", *OF_A_BUSY_MACHINE})
 
 
 @pytest.mark.parametrize("name", STEADY)
 def test_nothing_is_found_where_the_fault_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [one for one in advise(recorded(name, monkeypatch, "fixed")) if one.rule == RULES[name]] == []
+    run = recorded(name, monkeypatch, "fixed")
+    assert [one for one in advise(run) if one.rule == RULES[name]] == []
+    assert [one for one in first_findings(run) if one.rule not in OF_A_BUSY_MACHINE] == []

@@ -142,7 +142,8 @@ def test_the_whole_report_of_a_training_script(tmp_path: Path) -> None:
     ]
     assert [heading for heading in sections(report) if heading != "Findings"] == headings
     ran, parts, headline, *_ = report.splitlines()[2:]
-    assert ran.startswith("11 forward calls of Net: median ") and "optimizer " in parts
+    assert ran.startswith("6 steps: median ") and " · 4 calls without gradients: median " in ran
+    assert "optimizer " in parts and "forward (no grad) " in parts
     assert headline.endswith(".") and "% of the time is" in headline
     for name in ("torch", "built", "threads", "CPU", "system"):
         assert f"\n  {name:<8} " in report

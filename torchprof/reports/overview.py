@@ -24,7 +24,7 @@ from torchprof.reports.ranking import shortened
 from torchprof.reports.text import branches, check_number, draw, heat, painted, printable, spaced, stacked
 from torchprof.reports.top import largest_parts, title_of_parts
 from torchprof.reports.verdict import verdict
-from torchprof.run.cost import Bound, ReportCell, Unit, Value
+from torchprof.run.cost import Bound, ReportCell, Unit, Value, format_time, short_time
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
@@ -101,15 +101,20 @@ def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bo
     if any(entry.parts for entry in entries):
         columns.append(each)
         cells[each] = [_of_each(entry, by) for entry in entries]
+    headings = {column: column.heading for column in columns}
     room = None if width is None else width - max(map(len, ["Module", *names]))
-    shown = _with_room(columns, cells, by, room)
+    shown = _with_room(columns, headings, cells, by, room)
+    if len(shown) < len(columns):
+        headings = {column: _short_heading(column) for column in columns}
+        cells = {column: [*map(_short_time, of_column)] for column, of_column in cells.items()}
+        shown = _with_room(columns, headings, cells, by, room)
     table = {"Module": names}
     for column in shown:
-        table[column.heading] = cells[column]
+        table[headings[column]] = cells[column]
         if color and column != each:
             all_of_it = column.whole([line.figures for line in every])
             shares = [column.share(entry.figures, all_of_it) for entry in entries]
-            table[column.heading] = [*map(_painted, cells[column], shares)]
+            table[headings[column]] = [*map(_painted, cells[column], shares)]
     left_out = [column.heading for column in columns if column not in shown]
     about_hidden = _about_hidden(entries, every, left_out, whole)
     return stacked([draw([*table], [*zip(*table.values())]).of("layers"), *about_hidden])
@@ -170,25 +175,41 @@ def _of_each(entry: Entry, by: Column) -> str:
     if any(figure.bound is not Bound.EXACT for figure in figures):
         return figures[0].text(by.write) if len({*figures}) == 1 else "–"
     values = [figure.value for figure in figures]
-    least, middle, most = (by.write(value) for value in (min(values), median(values), max(values)))
+    least, middle, most = map(_short_time, map(by.write, (min(values), median(values), max(values))))
     unit = most.lstrip("0123456789.")
     shortest = least.removesuffix(unit) if least.lstrip("0123456789.") == unit else least
-    return middle.written(f"median of {len(values)}: {middle} ({shortest}–{most})")
+    return by.write(median(values)).written(f"median of {len(values)}: {middle} ({shortest}–{most})")
 
 
 def _width(cells: Sequence[str]) -> int:
     return _GAP + max(map(len, cells))
 
 
+def _short_heading(column: Column) -> str:
+    """The heading where there is no room for all columns: "Self CPU" for "Self CPU total"."""
+    return "Calls" if isinstance(column, CallsColumn) else column.heading.replace(" total", "")
+
+
+def _short_time(cell: str) -> str:
+    """A time in three digits; any other cell as it is."""
+    if isinstance(cell, ReportCell) and isinstance(cell.value, (int, float)) and cell == format_time(cell.value):
+        return cell.written(short_time(cell.value))
+    return cell
+
+
 def _with_room(
-    columns: Sequence[Column], cells: Mapping[Column, Sequence[str]], by: Column, room: int | None
+    columns: Sequence[Column],
+    headings: Mapping[Column, str],
+    cells: Mapping[Column, Sequence[str]],
+    by: Column,
+    room: int | None,
 ) -> list[Column]:
     """The columns that fit in so many characters, the most telling first; ``by`` always does."""
     if room is None:
         return list(columns)
     shown = set()
     for column in sorted(columns, key=lambda column: _rank(column, by)):
-        width = _width([column.heading, *cells[column]])
+        width = _width([headings[column], *cells[column]])
         if width <= room or column == by:
             shown.add(column)
             room -= width

@@ -17,7 +17,7 @@ from torchprof.reports.notes import about_times
 from torchprof.reports.rank_sentences import straggler
 from torchprof.reports.text import printable, stacked
 from torchprof.reports.top import measures_of
-from torchprof.run.cost import format_count, format_memory
+from torchprof.run.cost import format_count, format_memory, short_time
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -114,13 +114,6 @@ def _range(least: float, most: float) -> str:
     low, high = short_time(least), short_time(most)
     unit = high.lstrip("0123456789.")
     return f"{low.removesuffix(unit) if low.lstrip('0123456789.') == unit else low}–{high}"
-
-
-def short_time(ns: float) -> str:
-    """A time in three digits: ``81.2ms``."""
-    unit, size = next(((unit, size) for unit, size in (("s", 1e9), ("ms", 1e6)) if ns >= 0.9995 * size), ("us", 1e3))
-    number = ns / size
-    return f"{number:.0f}{unit}" if number >= 100 else f"{number:.3g}{unit}"
 
 
 def _no_grad(run: Run) -> str:

@@ -222,6 +222,13 @@ def format_time(ns: float) -> ReportCell:
     return ReportCell(text, ns, "ns")
 
 
+def short_time(ns: float) -> str:
+    """A time in three digits: ``81.2ms``."""
+    unit, size = next(((unit, size) for unit, size in (("s", 1e9), ("ms", 1e6)) if ns >= 0.9995 * size), ("us", 1e3))
+    number = ns / size
+    return f"{number:.0f}{unit}" if number >= 100 else f"{number:.3g}{unit}"
+
+
 def format_memory(nbytes: float) -> ReportCell:
     """Bytes in the format of torch's tables, in units of 1024: ``16 B``, ``756.50 KB``, ``3.71 MB``."""
     for unit, size in (("GB", 1024**3), ("MB", 1024**2), ("KB", 1024)):

@@ -20,6 +20,7 @@ from torchprof.run.words import (
     is_left_over,
 )
 
+_GENERATES = 10
 Holds = Callable[[Sequence[Frame]], bool]
 """A predicate of a rule on the frames of a row, outer to inner. It is called once for each distinct chain of frames."""
 
@@ -173,6 +174,14 @@ class Evidence:
     def time_of(self, took: Took) -> int:
         """The time that counts: that of the device if it was measured, else that of the CPU."""
         return took.cpu_ns if self.device == "cpu" else took.device_ns
+
+    def gets_one_token(self, layer: int) -> bool:
+        """Whether the model of a layer was called with one token ten times or more: its first input has two or three
+        dimensions, the second of size 1."""
+        root = self.run.layers.lineage(layer)[0]
+        shapes = self.run.layers[root].input_shapes
+        many = self.run.rows.forward_calls(root) >= _GENERATES
+        return many and bool(shapes) and len(shapes[0]) in (2, 3) and shapes[0][1] == 1
 
     def name_of(self, layer: int) -> str:
         """The dotted path of a layer by its number, or the name for work of no layer."""

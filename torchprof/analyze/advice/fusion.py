@@ -18,6 +18,8 @@ from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame
 
+_PRODUCTS_OF_PYTHON = "linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention"
+_SEPARATE = frozenset(f"aten::{name}" for name in _PRODUCTS_OF_PYTHON.split())
 _MANY = 5
 _FEW_NS = 10_000
 _A_LOOP = 100
@@ -157,7 +159,8 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     A fused kernel does not store the scores. The gain is at most 7/8 of the time of products and softmax
     (FlashAttention, Dao et al. 2022, figure 1: 7.6 times as fast as separate ops), and, if backward needs the scores,
     the bytes of the softmax in an average call of each layer. On the CPU there is no finding if shapes show that all
-    rows of scores are shorter than 256: at 128 the fused kernel gained nothing, at 512 two thirds.
+    rows of scores are shorter than 256: at 128 the fused kernel gained nothing, at 512 two thirds. Nor is there one if
+    the model gets one token a call, and so has one row of scores.
     """
     scores = _scores(evidence)
     short = _rows_are_short(evidence, scores)
@@ -175,7 +178,7 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     gains: dict[int, Gain] = {}
     kinds: dict[int, _Attention] = {}
     for number in sorted(products.keys() | math.keys()):
-        if number in short or number < 0:
+        if number < 0 or number in short or (evidence.device == "cpu" and evidence.gets_one_token(number)):
             continue
         own = [number, *(child for child in layers.children[number] if layers[child].kind == "Softmax")]
         softmax_calls = sum(forward_weights.get(one, nothing).calls for one in own)
@@ -263,15 +266,16 @@ def _without_bias(
 
 def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, Took]:
     """The layers that call at least ``number`` of the matching ops in each forward call, on average, beside one for
-    each layer that they call: a residual. Compiled layers are left out, and layers of unknown class: a range of a trace
-    may hold a whole model."""
+    each layer, product and convolution that they call: its activation or residual. Compiled layers are left out, and
+    layers of unknown class: a range of a trace may hold a whole model."""
     calls = _forward_calls(evidence)
+    products = evidence.took(lambda frames: outermost_op(frames) in _SEPARATE, phases=(FORWARD, RECOMPUTE))
     return {
         layer: took
         for layer, took in evidence.took(holds, phases=(FORWARD, RECOMPUTE)).items()
         if layer >= 0
         and calls.get(layer)
-        and took.calls >= number * calls[layer] + evidence.calls_below[layer]
+        and took.calls >= number * calls[layer] + evidence.calls_below[layer] + products.get(layer, Took()).calls
         and not evidence.run.layers[layer].compiled
         and evidence.run.layers[layer].kind
     }

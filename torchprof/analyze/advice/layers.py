@@ -115,14 +115,13 @@ def tensors_that_grow(evidence: Evidence) -> Iterator[Advice]:
     its first input has two or three dimensions, the second of size 1. The gain is all of the time of ``aten::cat``.
     Whether it grows is not recorded, so the finding is stated as a condition.
     """
-    run, layers = evidence.run, evidence.run.layers
-    if BACKWARD in run.phases():
+    if BACKWARD in evidence.run.phases():
         return
     took = evidence.took(inside("aten::cat"), phases=(FORWARD,))
     times = {
         number: evidence.time_of(one)
         for number, one in took.items()
-        if number >= 0 and one.calls >= _GROWTH and _gets_one_token(evidence, layers.lineage(number)[0])
+        if number >= 0 and one.calls >= _GROWTH and evidence.gets_one_token(number)
     }
     if not times or sum(times.values()) < _SHARE * evidence.recorded_ns:
         return
@@ -135,13 +134,3 @@ def tensors_that_grow(evidence: Evidence) -> Iterator[Advice]:
             "and use a view of what is filled.",
             "tensors_that_grow",
         )
-
-
-def _gets_one_token(evidence: Evidence, root: int) -> bool:
-    shapes = evidence.run.layers[root].input_shapes
-    return (
-        evidence.run.rows.forward_calls(root) >= _GROWTH
-        and bool(shapes)
-        and len(shapes[0]) in (2, 3)
-        and shapes[0][1] == 1
-    )

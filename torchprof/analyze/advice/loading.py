@@ -15,6 +15,9 @@ from torchprof.run.words import OUTSIDE
 
 _SHARE = 0.05
 _FEW = 10
+_PASSING_NS = 500_000
+"""What a batch from a worker process takes in the process of the loop: measured on two cores, 0.3 to 1.0 ms."""
+_LIGHT = 3
 
 
 @rule
@@ -24,8 +27,10 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     Evidence: the time inside the label that torch puts around each batch, outside all layers. It is reported from 5 %
     of the recorded time, because every loop takes some time to fetch batches. The name of the label shows whether the
     loader has workers. Workers have to start: with marked steps, the wait of the first step beyond the median is not
-    part of the gain; without, fewer than 10 batches give no finding. The gain is at most the idle time of a device:
-    while it works, nothing is lost. Loaders other than torch's have no such label.
+    part of the gain; without, fewer than 10 batches give no finding. To get a batch from another process takes some 0.5
+    ms: that is not gained by workers, and where the loop waits hardly longer for its workers, to have none may be
+    faster. The gain is at most the idle time of a device: while it works, nothing is lost. Loaders other than torch's
+    have no such label.
 
     The label is also around the call that ends an epoch without a batch, and a run does not record which calls these
     were. So the time is per step, if steps were marked, and not per batch.
@@ -59,11 +64,15 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
         gain -= sum(max(0, spread.first - round(spread.median)) for spread in in_steps)
         seen = f"The loop waits {waits} for the workers of its DataLoader: they are too slow."
         remedy = "Use more workers (`DataLoader(…, num_workers=…)`), or do less work per batch."
+        if gain < _LIGHT * _PASSING_NS * times:
+            seen = f"The loop waits {waits} for the workers of its DataLoader, hardly longer than to pass a batch."
+            remedy = "Load in the process itself (`num_workers=0`), or use larger batches (`batch_size=…`)."
     elif "SingleProcess" in label:
         function = next(iter(functions(evidence, is_loading)), None)
         most = f", above all at {function.at}" if function is not None and 4 * function.ns > whole else ""
         seen = f"The loop loads each batch itself, because its DataLoader has no workers, for {waits}{most}."
         seen += f" {in_no_op / whole:.0%} of that time is in no operator."
+        gain -= _PASSING_NS * times
     if evidence.device != "cpu":
         gain = min(gain, idle_ns(evidence))
     if gain > _SHARE * evidence.recorded_ns:
