@@ -1,7 +1,7 @@
 """A collate function pads the samples of a batch value by value."""
 
 # place: train.py:\d+ pad
-# cause: collate|data loading
+# cause: collate|data loading|loads each batch
 # remedy: pad_sequence|num_workers|stack
 
 import random

@@ -16,7 +16,7 @@ from torchprof.analyze.advice.operators import ELEMENTWISE, ELEMENTWISE_NODES, n
 from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
-from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame
+from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, RECOMPUTE, Frame
 
 _PRODUCTS_OF_PYTHON = "linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention"
 _SEPARATE = frozenset(f"aten::{name}" for name in _PRODUCTS_OF_PYTHON.split())
@@ -337,15 +337,24 @@ def _text_of_ops(evidence: Evidence, found: Sequence[_Ops], what: str) -> str:
     return said
 
 
-def _between_ops(evidence: Evidence) -> dict[int, int]:
-    """The CPU time of each layer outside ops and outside the layers below: Python, and the overhead of calls.
+def _between_ops(evidence: Evidence) -> Counter[int]:
+    """The CPU time of each layer outside ops and outside the layers below: Python, and the overhead of calls; and in
+    backward that of the engine between its nodes.
 
     If several rules report a layer, only one counts this time: ``python_in_layers`` before ``many_tiny_ops`` before
     ``many_elementwise_ops``. It is empty if device time counts.
     """
+    between: Counter[int] = Counter()
     if evidence.device != "cpu":
-        return {}
-    return {layer: took.cpu_ns for layer, took in evidence.took(is_own_time, phases=(FORWARD, RECOMPUTE)).items()}
+        return between
+    for holds, phases in ((is_own_time, (FORWARD, RECOMPUTE)), (_is_engine, (BACKWARD,))):
+        for layer, took in evidence.took(holds, phases=phases).items():
+            between[layer] += took.cpu_ns
+    return between
+
+
+def _is_engine(frames: Sequence[Frame]) -> bool:
+    return outermost_op(frames) == AUTOGRAD_ENGINE
 
 
 def _forward_calls(evidence: Evidence) -> dict[int, int]:

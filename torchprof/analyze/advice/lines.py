@@ -25,6 +25,7 @@ _GAP_NS = 30_000
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 
 _LESS_OFTEN = "Do it less often: `if step % 100 == 0:`"
+_ANY_LAYER, _ANY_OPERATOR = 0, Frame("op", "any")
 _Place = tuple[int, tuple[Frame, ...]]
 """A layer, and the labels with the outermost operator in them."""
 
@@ -134,7 +135,8 @@ def functions(
     """The functions that were sampled in matching work outside all layers, or in layers, forward; the longest first.
 
     The time of an operator, and that between operators under the same labels, is shared among its lines by their
-    samples. ``holds`` gets the frames without the line.
+    samples; in layers, the time of all operators and that between them, because most layers have no sample. ``holds``
+    gets the frames without the line.
     """
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     times: Counter[_Place] = Counter()
@@ -146,6 +148,8 @@ def functions(
             continue
         frames = rows.frames[columns["frames"][at]]
         place = layer, _outermost(frames)
+        if in_layers:
+            place = _ANY_LAYER, place[1][-1:] and (_ANY_OPERATOR,)
         if is_line(frames):
             lines[place][frames[-1].name] += columns["calls"][at]
         else:

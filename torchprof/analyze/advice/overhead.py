@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, rule
-from torchprof.analyze.advice.evidence import Evidence, is_collection
+from torchprof.analyze.advice.evidence import Evidence, is_collection, is_optimizer
 from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
 from torchprof.run.cost import format_time
 from torchprof.run.words import FORWARD, OUTSIDE
 
 _SMALL_NS = 20_000
 _FEW = 8
+_BATCH = 64
 _MOST = 0.5
 
 
@@ -22,8 +23,9 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
 
     Evidence: the first dimension of the model's first input, and the time that is not in operators of 20 us or more on
     average, nor in Python outside the layers or of a slow layer, nor in garbage collections; it is at least half of the
-    recorded time. With eight times as many samples in a call, that time is an eighth for each sample: the gain is 7/8
-    of it. Only on the CPU; a device has ``launches_slower_than_the_device``.
+    recorded time. The time of optimizers counts, too: a larger batch has fewer steps. With 64 samples in a call all of
+    that is shared among them: the gain is 63/64 of it for one sample, 7/8 for eight. Only on the CPU; a device has
+    ``launches_slower_than_the_device``.
     """
     run, layers = evidence.run, evidence.run.layers
     if evidence.device != "cpu" or len(run.metas) > 1:
@@ -38,7 +40,8 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
     for at in evidence.rows(lambda frames: bool(frames) and frames[-1].kind == "op"):
         ns, times = columns["cpu_ns"][at], columns["calls"][at]
         ops += times
-        long_ns += ns if ns >= _SMALL_NS * times else 0
+        is_long = ns >= _SMALL_NS * times and not is_optimizer(run.rows.frames[columns["frames"][at]])
+        long_ns += ns if is_long else 0
     own = evidence.took(is_own_time, phases=(FORWARD,)).get(OUTSIDE)
     collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
     python = sum(slow.own_ns for slow in layers_of_slow_python(evidence).values())
@@ -50,8 +53,8 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
         layers[root].name,
         f"A call gets {samples}, and its operators are small. A call of the model has {ops // calls:,}, with backward; "
         f"{format_time(small)} are in short ones and between them.",
-        "Use a larger batch (`DataLoader(…, batch_size=64)`), or compile the model: `torch.compile(model)`.",
-        small * 7 // 8,
+        f"Use a larger batch (`DataLoader(…, batch_size={_BATCH})`), or compile the model: `torch.compile(model)`.",
+        small * (_BATCH - shapes[0][0]) // _BATCH,
         None,
         "tiny_batches",
         (layers[root].name,),
