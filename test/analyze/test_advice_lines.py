@@ -16,7 +16,7 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.lines import functions
 from torchprof.profile.program import Program
 from torchprof.run.run import Run
-from torchprof.run.words import OUTSIDE, Frame
+from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE, Frame
 
 MS = 1_000_000
 
@@ -55,7 +55,14 @@ def loop(*lines: Any, own_ms: int = 40, ops: int = 10, op_ms: int = 0, name: str
         ("os.path.join", "this is Python between operators", "Replace the loop"),
         ("settings.get", "this is Python between operators", "Replace the loop"),
         ("str", "this is Python between operators", "Replace the loop"),
+        ("json.load", "it reads files", "before the loop"),
+        ("requests.get", "it reads files or data from elsewhere", "before the loop"),
+        ("re.findall", "it processes text", "before the loop"),
+        ("line.split", "it processes text", "before the loop"),
+        ("torch.tensor", "it makes tensors of Python lists", "from_numpy"),
+        ("wandb.log", "it prints tensors or writes them as text", "step % 100"),
         ("np.argsort", "this is NumPy", "tensor operations"),
+        ("pd.DataFrame", "this is NumPy", "tensor operations"),
         ("loss.item", "it reads values of tensors, one by one", "torch._foreach_norm"),
         ("DataLoader.__iter__", "the workers of a DataLoader are started again", "persistent_workers=True"),
         ("", "this is Python between operators", "Replace the loop"),
@@ -78,10 +85,33 @@ def test_time_is_shared_by_samples_and_each_function_of_five_percent_is_reported
     assert of(loop(line("train.py:7 log → print", 4))) == of(loop())
 
 
-def test_the_kind_must_be_that_of_half_of_the_time() -> None:
-    seen = [line("train.py:7 log → print", 5), line("train.py:7 log → zip", 6)]
-    [advice] = of(loop(*seen))
-    assert "this is Python between operators" in advice.finding
+def test_each_kind_has_its_time_and_its_line() -> None:
+    """40 ms by 20 samples: 6 on print, 5 on NumPy, 9 on what is not known."""
+    seen = [line("train.py:7 log → print", 6), line("train.py:8 log → np.sum", 5), line("train.py:9 log → zip", 9)]
+    found = of(loop(*seen))
+    assert [one.gain_ns for one in found] == [18 * MS, 12 * MS, 10 * MS]
+    assert [one.finding.partition(" takes")[0] for one in found] == [f"train.py:{at} log" for at in (9, 7, 8)]
+    assert "this is Python between operators" in found[0].finding
+
+
+def test_what_an_operator_is_called_for_is_its_kind() -> None:
+    """2 operators of 15 ms each, called by torch.cat, and 10 ms beside them."""
+    seen = [line("train.py:7 main → torch.cat", 9, op("aten::cat")), line("train.py:8 main → print", 9)]
+    first, second = of(loop(*seen, own_ms=10, ops=2, op_ms=30, name="aten::cat"))
+    assert first.gain_ns == 30 * MS and "it concatenates" in first.finding and "torch.cat(parts)" in first.remedy
+    assert second.gain_ns == 10 * MS and "it prints" in second.finding
+
+
+def test_small_operators_have_their_backward() -> None:
+    """20 ms of operators and 10 between them; 1,000 nodes of 20 us outside all layers, and 5 ms of the engine."""
+    seen = [line("train.py:7 loss", 3), line("train.py:7 loss", 9, op("aten::sub"))]
+    nodes = [
+        row(OUTSIDE, op("SubBackward0"), phase=BACKWARD, calls=1000, cpu_ns=20 * MS),
+        row(OUTSIDE, op(AUTOGRAD_ENGINE), phase=BACKWARD, calls=0, cpu_ns=5 * MS),
+    ]
+    [advice] = of(loop(*seen, *nodes, own_ms=10, ops=2000, op_ms=20, name="aten::sub"))
+    assert advice.gain_ns == 55 * MS and "and their backward takes 25.000ms" in advice.finding
+    assert "vmap" in advice.remedy
 
 
 def test_a_loop_of_small_operators_is_reported_with_its_python() -> None:

@@ -67,3 +67,22 @@ def test_a_larger_batch_has_fewer_steps_of_the_optimizer() -> None:
 )
 def test_other_models_are_not_reported(run: Run) -> None:
     assert of(run) == []
+
+
+@pytest.mark.parametrize(
+    "threads, usable, ms, gain_ms",
+    [(1, 8, 80, 60), (2, 8, 80, 40), (1, 4, 80, 40), (1, 2, 80, None), (3, 8, 80, None), (1, 8, 9, None)],
+)
+def test_products_on_few_threads(threads: int, usable: int, ms: int, gain_ms: int | None) -> None:
+    """The gain is as if they ran on half of the usable processors: two of them may be one core."""
+    rows = [row(0, op("aten::addmm"), calls=20, cpu_ns=ms * MS)]
+    switches = (("num_threads", str(threads)), ("usable_cpus", str(usable)))
+    found = [one for one in advise(run_of(rows, wall_ns=100 * MS, switches=switches)) if one.rule == "few_threads"]
+    assert [one.gain_ns for one in found] == ([] if gain_ms is None else [gain_ms * MS])
+    assert all(f"set_num_threads({usable // 2})" in one.remedy for one in found)
+
+
+def test_short_products_gain_little_from_threads() -> None:
+    rows = [row(0, op("aten::addmm"), calls=800, cpu_ns=80 * MS)]
+    switches = (("num_threads", "1"), ("usable_cpus", "8"))
+    assert not [one for one in advise(run_of(rows, wall_ns=100 * MS, switches=switches)) if one.rule == "few_threads"]

@@ -62,6 +62,8 @@ def switches() -> tuple[tuple[str, str], ...]:
         ("cudnn_benchmark", str(torch.backends.cudnn.benchmark)),
         ("deterministic_algorithms", str(torch.are_deterministic_algorithms_enabled())),
         ("detect_anomaly", str(torch.is_anomaly_enabled())),
+        ("num_threads", str(torch.get_num_threads())),
+        ("usable_cpus", str(_usable())),
         *((("compute_capability", capability),) if capability else ()),
     )
 
@@ -103,5 +105,9 @@ def _processor() -> str:
     if cpuinfo.is_file():
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{name}, {usable} usable of {os.cpu_count()}"
+    return f"{name}, {_usable()} usable of {os.cpu_count()}"
+
+
+def _usable() -> int:
+    """How many logical processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -14,12 +14,13 @@ from torchprof.analyze.advice.host import idle_ns
 from torchprof.analyze.advice.python import HOOK, is_direct, is_line, is_own_time
 from torchprof.run.cost import format_time
 from torchprof.run.purposes import DATA, GARBAGE, OPTIMIZER, purpose_of
-from torchprof.run.words import FORWARD, OUTSIDE, PHASES, Frame
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, Frame
 
 _SHARE = 0.05
 _FEWEST = 5  # samples
 _SMALL_NS = 30_000
 _MANY = 20  # small operators, or reads, for each call of a model
+_READS = 2
 _COPIED = 5
 _GAP_NS = 30_000
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
@@ -49,7 +50,17 @@ _READS_VALUES = _Kind(
     "it reads values of tensors, one by one",
     "Keep results as tensors, and read them once in many steps, or many at once: `torch._foreach_norm(tensors)`.",
 )
+_CONCATENATES = _Kind(
+    re.compile(r"torch\.(cat|concat|concatenate|[hv]stack)|np\.(append|concatenate|[hv]stack)"),
+    "it concatenates, which copies all of its inputs",
+    "Collect the parts in a list, and concatenate them once, after the loop: `torch.cat(parts)`.",
+)
 _KINDS = (
+    _Kind(
+        re.compile(r"(.*\.)?DataLoader\.__iter__"),
+        "the workers of a DataLoader are started again for each pass over the data",
+        "Keep them: `DataLoader(…, persistent_workers=True)`.",
+    ),
     _Kind(
         re.compile(r"(.*\.)?sleep"),
         "it sleeps",
@@ -70,7 +81,7 @@ _KINDS = (
     ),
     _COPIES_THE_MODEL,
     _Kind(
-        re.compile(r"print|(.*\.)?(dumps|pformat)|(log|logger|logging)\.\w+"),
+        re.compile(r"print|(.*\.)?(dumps|pformat)|(log|logger|logging|wandb|mlflow)\.\w+"),
         "it prints tensors or writes them as text",
         f"{_LESS_OFTEN}, and print numbers (`loss.item()`) instead of tensors.",
     ),
@@ -85,15 +96,37 @@ _KINDS = (
         "`queue.Queue`.",
     ),
     _Kind(
-        re.compile(r"(np|numpy)\..*"),
+        re.compile(
+            r"(.*\.)?(load|loads|read|readline|readlines|read_\w+|imread|open|urlopen|listdir|glob)|requests\.\w+"
+        ),
+        "it reads files or data from elsewhere",
+        "Read it once, before the loop, or in the workers of a `DataLoader`.",
+    ),
+    _Kind(
+        re.compile(r"re\.\w+|(.*\.)?(findall|finditer|split|lower|upper|strip|replace|tokenize|encode|decode)"),
+        "it processes text",
+        "Do it once, before the loop, or in the workers of a `DataLoader`.",
+    ),
+    _CONCATENATES,
+    _Kind(
+        re.compile(r"torch\.(tensor|as_tensor|asarray|\w+Tensor)"),
+        "it makes tensors of Python lists",
+        "Keep the values as tensors or in a NumPy array (`torch.from_numpy(array)`), and gather many at once: "
+        "`values[indices]`.",
+    ),
+    _Kind(
+        re.compile(r"(np|numpy|pd|pandas|scipy)\..*"),
         "this is NumPy",
         "Replace NumPy with tensor operations, or do it in the workers of a `DataLoader`.",
     ),
     _READS_VALUES,
 )
 """The name of a call has the first kind that matches it."""
+_ALL_ROWS = (
+    "Compute all rows at once: one operator on all of them (`cross_entropy(outputs, targets)`), or "
+    "`torch.vmap(function)(rows)`."
+)
 _AT_ONCE = re.compile(r"(.*\.)?(clip_grad_\w+|_foreach_\w+)")
-_STARTS_WORKERS = re.compile(r"(.*\.)?DataLoader\.__iter__")
 _PYTHON = _Kind(
     re.compile(""),
     "this is Python between operators",
@@ -102,31 +135,36 @@ _PYTHON = _Kind(
 _COPIES = frozenset({"aten::clone", "aten::copy_", "aten::_to_copy", "aten::to", "aten::empty_like"})
 
 
+class Spent(NamedTuple):
+    """What the time of a function is spent on: the line, what it calls there as it is written ("" if unknown), and the
+    outermost operator that runs ("" if none does)."""
+
+    line: str
+    called: str
+    op: str = ""
+
+
 @dataclass
 class Function:
-    """The time of a function of the user's, by its lines and by what it calls, without operators that run in it. The
-    operators that run in it: their time and calls, by name, and their time by what the function calls."""
+    """A function of the user's: its time, the calls of the operators that run in it, and how often it was sampled."""
 
     name: str
-    lines: Counter[str] = field(default_factory=Counter)
-    called: Counter[str] = field(default_factory=Counter)
-    called_for_ops: Counter[str] = field(default_factory=Counter)
-    samples: int = 0
-    op_ns: Counter[str] = field(default_factory=Counter)
+    spent: Counter[Spent] = field(default_factory=Counter)
     op_calls: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def python_ns(self) -> int:
-        return sum(self.called.values())
+    samples: int = 0
 
     @property
     def ns(self) -> int:
-        return self.python_ns + sum(self.op_ns.values())
+        return self.spent.total()
 
     @property
     def at(self) -> str:
         """The line that takes most of the time."""
-        return self.lines.most_common(1)[0][0]
+        return _line_of(self.spent)
+
+    def op_ns(self, *names: str) -> int:
+        """The time of these operators, or of all."""
+        return sum(ns for spent, ns in self.spent.items() if spent.op and (not names or spent.op in names))
 
 
 def functions(
@@ -164,15 +202,11 @@ def functions(
             parts = _LINE.fullmatch(line)
             name = f"{parts['file']} {parts['function']}" if parts else line
             function = found.setdefault(name, Function(name))
-            ns = times[place] * count // samples
+            op = "" if is_own_time(place[1]) else place[1][-1].name
             function.samples += count
-            function.lines[line] += ns
-            if is_own_time(place[1]):
-                function.called[called] += ns
-            else:
-                function.called_for_ops[called] += ns
-                function.op_ns[place[1][-1].name] += ns
-                function.op_calls[place[1][-1].name] += calls[place] * count // samples
+            function.spent[Spent(line, called, op)] += times[place] * count // samples
+            if op:
+                function.op_calls[op] += calls[place] * count // samples
     return sorted(found.values(), key=lambda one: one.ns, reverse=True)
 
 
@@ -214,30 +248,22 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
         if own is not None and left >= _SHARE * whole and 2 * left > own.cpu_ns:
             yield _finding(evidence, "", own.cpu_ns, limit, _PYTHON.says, _PYTHON.remedy)
         return
+    others: list[Counter[Spent]] = []
     for function in sampled:
-        starting = sum(ns for name, ns in function.called.items() if _STARTS_WORKERS.fullmatch(name))
-        if starting >= _SHARE * whole:
-            yield _finding(
-                evidence,
-                function.at,
-                starting,
-                limit,
-                "the workers of a DataLoader are started again for each pass over the data",
-                "Keep them: `DataLoader(…, persistent_workers=True)`.",
-            )
-            continue
-        kind = _kind_of(function.called) or _kind_of(function.called + function.called_for_ops)
-        small = _small_operators(function, evidence)
-        if kind is not None and function.python_ns + (function.ns - function.python_ns) * bool(small) >= _SHARE * whole:
-            says, remedy = kind.says, kind.remedy
-        elif small is not None and function.ns >= _SHARE * whole:
-            says, remedy = small
-        elif function.python_ns >= _SHARE * whole and left >= _SHARE * whole:
-            says, remedy = _PYTHON.says, _PYTHON.remedy
+        by_kind = _by_kind(function)
+        rest = by_kind.pop(_PYTHON)
+        known = {kind: spent for kind, spent in by_kind.items() if spent.total() >= _SHARE * whole}
+        for kind, spent in known.items():
+            yield _finding(evidence, _line_of(spent), spent.total(), limit, kind.says, kind.remedy)
+            left -= sum(ns for one, ns in spent.items() if not one.op)
+        small = None if known else _small_operators(function, evidence)
+        if small is not None and function.ns + small.backward_ns >= _SHARE * whole:
+            yield _finding(evidence, function.at, function.ns + small.backward_ns, limit, small.says, small.remedy)
         else:
-            continue
-        ns = function.ns if small is not None else function.python_ns
-        yield _finding(evidence, function.at, ns, limit, says, remedy)
+            others.append(rest)
+    for rest in others:
+        if min(rest.total(), left) >= _SHARE * whole:
+            yield _finding(evidence, _line_of(rest), rest.total(), limit, _PYTHON.says, _PYTHON.remedy)
 
 
 @rule
@@ -272,37 +298,66 @@ def _finding(evidence: Evidence, at: str, ns: int, limit: int, says: str, remedy
     return Advice(evidence.name_of(OUTSIDE), text, remedy, min(ns, limit), None, "python_in_the_loop")
 
 
-def _kind_of(called: Counter[str]) -> _Kind | None:
-    """The kind of most of the time, if it is known for at least half of it."""
-    sums: Counter[_Kind] = Counter()
-    for name, ns in called.items():
-        kind = next((kind for kind in _KINDS if kind.calls.fullmatch(name)), None)
-        if kind is not None:
-            sums[kind] += ns
-    most = next(iter(sums.most_common(1)), None)
-    return most[0] if most is not None and 2 * most[1] >= called.total() else None
+def _line_of(spent: Counter[Spent]) -> str:
+    """The line that takes most of the time."""
+    lines: Counter[str] = Counter()
+    for one, ns in spent.items():
+        lines[one.line] += ns
+    return lines.most_common(1)[0][0]
 
 
-def _small_operators(function: Function, evidence: Evidence) -> tuple[str, str] | None:
-    """What a function does with many small operators: a clause for the finding, and a remedy."""
-    calls, ns = function.op_calls.total(), function.op_ns.total()
+def _by_kind(function: Function) -> dict[_Kind, Counter[Spent]]:
+    """The time of a function by what it calls, with the operators in that. ``_PYTHON``: all other time, without
+    operators."""
+    found: dict[_Kind, Counter[Spent]] = {_PYTHON: Counter()}
+    for spent, ns in function.spent.items():
+        kind = next((kind for kind in _KINDS if kind.calls.fullmatch(spent.called)), _PYTHON)
+        if kind is not _PYTHON or not spent.op:
+            found.setdefault(kind, Counter())[spent] += ns
+    return found
+
+
+class _Small(NamedTuple):
+    """What a function does with many small operators: a clause for the finding, and a remedy. ``backward_ns``: the time
+    of their backward."""
+
+    says: str
+    remedy: str
+    backward_ns: int = 0
+
+
+def _small_operators(function: Function, evidence: Evidence) -> _Small | None:
+    calls, ns = function.op_calls.total(), function.op_ns()
     reading = evidence.took(inside("aten::item"), phases=(FORWARD,)).get(OUTSIDE)  # too short for many samples
     reads = reading.calls if reading is not None else 0
-    copies = sum(function.op_ns[name] for name in _COPIES)
     copied = sum(function.op_calls[name] for name in _COPIES)
     passes = max(map(evidence.run.rows.forward_calls, evidence.run.layers.roots), default=0) or 1
-    if reads >= _MANY * passes and 8 * reads >= calls:
-        return f"it reads values of tensors one by one ({reads:,} times)", _READS_VALUES.remedy
-    if 2 * copies >= ns > function.python_ns and copied >= _COPIED * passes:
-        return "it copies tensors", _COPIES_THE_MODEL.remedy
-    at_once = sum(ns for name, ns in function.called.items() if _AT_ONCE.fullmatch(name))
-    if calls >= _MANY * passes and ns < _SMALL_NS * calls and 2 * at_once < function.python_ns:
-        return (
-            f"it calls small operators in a loop ({calls:,} of {format_time(ns / calls)})",
+    direct = evidence.took(lambda frames: is_direct(frames) and _is_loop(frames), phases=(FORWARD,)).get(OUTSIDE)
+    if reads >= _MANY * passes and _READS * reads >= (direct.calls if direct is not None else 0):
+        return _Small(f"it reads values of tensors one by one ({reads:,} times)", _READS_VALUES.remedy)
+    if 2 * function.op_ns(*_COPIES) >= ns > function.ns - ns and copied >= _COPIED * passes:
+        return _Small("it copies tensors", _COPIES_THE_MODEL.remedy)
+    python_ns = function.ns - ns
+    at_once = sum(ns for spent, ns in function.spent.items() if not spent.op and _AT_ONCE.fullmatch(spent.called))
+    if calls >= _MANY * passes and ns < _SMALL_NS * calls and 2 * at_once < python_ns:
+        says = f"it calls small operators in a loop ({calls:,} of {format_time(ns / calls)}"
+        backward_ns = _small_backward_ns(evidence, _MANY * passes)
+        if backward_ns:
+            return _Small(f"{says}, and their backward takes {format_time(backward_ns)})", _ALL_ROWS, backward_ns)
+        return _Small(
+            f"{says})",
             "Treat all tensors at once: `torch._foreach_add_(tensors, others)` and its relatives, or one operator on "
             "stacked tensors. `torch.optim` has optimizers, `clip_grad_norm_(…, foreach=True)` clips.",
         )
     return None
+
+
+def _small_backward_ns(evidence: Evidence, least: int) -> int:
+    """The time of backward outside all layers, with the engine's, if it has many small nodes."""
+    nodes = evidence.took(is_direct, phases=(BACKWARD,)).get(OUTSIDE)
+    if nodes is None or nodes.calls < least or nodes.cpu_ns >= _SMALL_NS * nodes.calls:
+        return 0
+    return evidence.took(lambda frames: True, phases=(BACKWARD,))[OUTSIDE].cpu_ns
 
 
 def _is_loop(frames: Sequence[Frame]) -> bool:

@@ -6,14 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, Gain, merged, rule
-from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.advice.evidence import Evidence, inside
 from torchprof.analyze.advice.host import forward_calls
+from torchprof.analyze.advice.precision import CONVOLUTIONS, FACTORS
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP
 
 _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 _DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
+_THREADS = 4
+_LONG_NS = 200_000  # shorter products gain little from threads
+_SHARE = 0.1
 
 
 @rule
@@ -101,6 +105,35 @@ def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
             None,
             "anomaly_detection_on",
         )
+
+
+@rule
+def few_threads(evidence: Evidence) -> Iterator[Advice]:
+    """Operators that run on a quarter of the usable processors or fewer: ``torch.set_num_threads(1)`` that was left in
+    a script, or OMP_NUM_THREADS=1, which torchrun sets.
+
+    Evidence: torch's settings at the end, and matrix products and convolutions of 200 us or more, for at least 10 % of
+    the recorded time of the only process of a job. Two logical processors may be one core, so threads on half of them
+    are enough, and the gain is as if these products ran on that many: it is at most that.
+    """
+    threads, usable = (int(evidence.switches.get(name, 0)) for name in ("num_threads", "usable_cpus"))
+    run = evidence.run
+    if not 0 < threads * _THREADS <= usable or evidence.device != "cpu" or run.meta.world_size > 1:
+        return
+    took = evidence.took(inside(*FACTORS, *CONVOLUTIONS)).values()
+    products = sum(one.cpu_ns for one in took if one.cpu_ns >= _LONG_NS * one.calls)
+    if products < _SHARE * evidence.recorded_ns:
+        return
+    cores = usable // 2
+    yield Advice(
+        ", ".join(run.meta.model),
+        f"Operators run on {threads} thread{'s' * (threads > 1)}, and {usable} processors are usable. Long matrix "
+        f"products and convolutions take {format_time(products)}.",
+        f"`torch.set_num_threads({cores})`, or `OMP_NUM_THREADS={cores}` in the environment.",
+        products * (cores - threads) // cores,
+        None,
+        "few_threads",
+    )
 
 
 @rule
