@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchprof.analyze.advice import Advice, advise
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.lines import functions
+from torchprof.attribute.event_names import NODE_PREFIX
 from torchprof.profile.program import Program
 from torchprof.run.run import Run
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE, Frame
@@ -136,6 +137,16 @@ def test_one_value_for_each_call_of_the_model_is_not_many(reads: int, said: int)
 def test_long_operators_are_the_work_of_the_loop(ops: int) -> None:
     """A loss: 30 us and more each."""
     assert of(loop(line("train.py:7 main", 9, op("aten::add_")), own_ms=0, ops=ops, op_ms=30)) == []
+
+
+@pytest.mark.parametrize("name, said", [("aten::index", 1), ("aten::mul", 0), ("aten::rand", 0)])
+def test_long_operators_without_a_node_prepare_data(name: str, said: int) -> None:
+    """10 of 3 ms, in a run whose loss has nodes of mul."""
+    node = row(OUTSIDE, op(f"{NODE_PREFIX}MulBackward0"), phase=BACKWARD, calls=10, cpu_ns=5 * MS)
+    seen = [line("train.py:7 main", 9, op(name)), line("train.py:7 main", 9)]
+    found = of(loop(*seen, node, own_ms=4, ops=10, op_ms=30, name=name))
+    assert [one.gain_ns for one in found] == [34 * MS] * said  # with the Python of the line
+    assert all(f"it runs `{name}` on data without gradients" in one.finding for one in found)
 
 
 def test_copies_of_tensors_are_reported() -> None:

@@ -104,16 +104,24 @@ class Evidence:
         return likeness(self.run)
 
     @cached_property
-    def calls_below(self) -> Counter[int]:
-        """By layer, the forward calls of layers for which it is the nearest layer above that was called: a ModuleList
-        between them is not called."""
+    def called_above(self) -> list[int]:
+        """For each layer the nearest layer above that was called, -1 for none: a ModuleList between them is not
+        called."""
         parent, calls = self.run.layers.parent, self.run.rows.forward_calls
-        found: Counter[int] = Counter()
+        found = []
         for number in range(len(parent)):
             above = parent[number]
             while above >= 0 and not calls(above):
                 above = parent[above]
-            found[above] += calls(number)
+            found.append(above)
+        return found
+
+    @cached_property
+    def calls_below(self) -> Counter[int]:
+        """By layer, the forward calls of layers for which it is the nearest layer above that was called."""
+        found: Counter[int] = Counter()
+        for number, above in enumerate(self.called_above):
+            found[above] += self.run.rows.forward_calls(number)
         return found
 
     @cached_property

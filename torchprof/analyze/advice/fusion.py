@@ -127,7 +127,7 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
     if not took:
         return
     elementwise = evidence.took(_is_elementwise, phases=(FORWARD, RECOMPUTE))
-    nodes = _tiny(evidence, _is_other_node, (BACKWARD,))
+    nodes = _tiny(evidence, _is_other_node, (BACKWARD,)) | _in_loops(evidence, took)
     found = _with_related_time(
         evidence,
         took,
@@ -285,6 +285,17 @@ def _tiny_ops(evidence: Evidence) -> dict[int, Took]:
     """The layers that ``many_tiny_ops`` reports, by number, with the time of their tiny ops."""
     tiny = _tiny(evidence, _is_other_op, (FORWARD, RECOMPUTE))
     return _many_in_a_call(evidence, lambda frames: _is_other_op(frames) and outermost_op(frames) in tiny, _A_LOOP)
+
+
+def _in_loops(evidence: Evidence, layers: Container[int]) -> set[str | None]:
+    """The names of nodes that run at least 25 times for each forward call of one of these layers: they are of its loop,
+    however long they take."""
+    calls, columns, chains = _forward_calls(evidence), evidence.run.rows.columns, evidence.run.rows.frames
+    found: Counter[tuple[int, str | None]] = Counter()
+    for at in evidence.rows(lambda frames: _is_other_node(frames) and len(frames) == 1, phases=(BACKWARD,)):
+        if columns["layer"][at] in layers:
+            found[columns["layer"][at], outermost_op(chains[columns["frames"][at]])] += columns["calls"][at]
+    return {name for (layer, name), times in found.items() if _A_LOOP // 4 * calls[layer] <= times}
 
 
 def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str | None]:

@@ -11,12 +11,14 @@ from typing import NamedTuple
 from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence, inside
 from torchprof.analyze.advice.host import idle_ns
+from torchprof.analyze.advice.operators import node_of, outermost_op
 from torchprof.analyze.advice.python import HOOK, is_direct, is_line, is_own_time
 from torchprof.run.cost import format_time
 from torchprof.run.purposes import DATA, GARBAGE, OPTIMIZER, purpose_of
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, Frame
 
 _SHARE = 0.05
+_DATA_SHARE = 0.1
 _FEWEST = 5  # samples
 _SMALL_NS = 30_000
 _MANY = 20  # small operators, or reads, for each call of a model
@@ -122,6 +124,10 @@ _KINDS = (
     _READS_VALUES,
 )
 """The name of a call has the first kind that matches it."""
+_PREPARES = (
+    "Do it once, before the loop, or less often; or only for what a step needs: `data[indices[:16]]`, not "
+    "`data[indices][:16]`; or in the workers of a `DataLoader`."
+)
 _ALL_ROWS = (
     "Compute all rows at once: one operator on all of them (`cross_entropy(outputs, targets)`), or "
     "`torch.vmap(function)(rows)`."
@@ -132,6 +138,7 @@ _PYTHON = _Kind(
     "this is Python between operators",
     "Replace the loop with tensor operations, do it less often, or move it to the workers of a `DataLoader`.",
 )
+_RANDOM = re.compile(r"aten::(rand\w*|normal_?|uniform_?|bernoulli_?|exponential_?|multinomial|poisson)")
 _COPIES = frozenset({"aten::clone", "aten::copy_", "aten::_to_copy", "aten::to", "aten::empty_like"})
 
 
@@ -256,9 +263,16 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
         for kind, spent in known.items():
             yield _finding(evidence, _line_of(spent), spent.total(), limit, kind.says, kind.remedy)
             left -= sum(ns for one, ns in spent.items() if not one.op)
-        small = None if known else _small_operators(function, evidence)
-        if small is not None and function.ns + small.backward_ns >= _SHARE * whole:
-            yield _finding(evidence, function.at, function.ns + small.backward_ns, limit, small.says, small.remedy)
+        unknown = function.spent - sum(known.values(), Counter[Spent]())
+        prepares = _prepares_data(unknown, evidence)
+        small = _small_operators(function, evidence) if 2 * unknown.total() >= function.ns else None
+        if small is not None and unknown.total() + small.backward_ns >= _SHARE * whole:
+            ns = unknown.total() + small.backward_ns
+            yield _finding(evidence, _line_of(unknown), ns, limit, small.says, small.remedy)
+        elif sum(prepares.values()) >= _DATA_SHARE * whole:
+            [(first, _)] = prepares.most_common(1)
+            says = f"it runs `{first.op}` on data without gradients"
+            yield _finding(evidence, first.line, sum(prepares.values()), limit, says, _PREPARES)
         else:
             others.append(rest)
     for rest in others:
@@ -315,6 +329,34 @@ def _by_kind(function: Function) -> dict[_Kind, Counter[Spent]]:
         if kind is not _PYTHON or not spent.op:
             found.setdefault(kind, Counter())[spent] += ns
     return found
+
+
+def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
+    """The time of operators without a node in backward, if others outside all layers have some, and of Python in the
+    same lines: what frees their memory. Random numbers are left out: noise is new in each step."""
+    rows, columns = evidence.run.rows, evidence.run.rows.columns
+    trained: set[str | None] = set()  # the names of nodes outside all layers
+    inside_of: defaultdict[str, set[str]] = defaultdict(set)  # by outermost operator: all operators in it
+    for at in evidence.rows(lambda frames: outermost_op(frames) is not None):
+        if columns["layer"][at] != OUTSIDE:
+            continue
+        frames = rows.frames[columns["frames"][at]]
+        if columns["phase"][at] == PHASES.index(BACKWARD):
+            trained.add(node_of(frames))
+        else:
+            inside_of[outermost_op(frames) or ""] |= {_plain(frame.name) for frame in frames if frame.kind == "op"}
+    found = {
+        one
+        for one in spent
+        if trained and one.op.startswith("aten::") and not _RANDOM.fullmatch(one.op) and not inside_of[one.op] & trained
+    }
+    lines = {one.line for one in found}
+    return Counter({one: ns for one, ns in spent.items() if one in found or (one.line in lines and not one.op)})
+
+
+def _plain(name: str) -> str:
+    """The name of an operator as ``node_of`` writes that of its node."""
+    return name.removeprefix("aten::").replace("_", "")
 
 
 class _Small(NamedTuple):

@@ -15,6 +15,7 @@ from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP
 
 _NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 _DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
+_RARELY = 0.9
 _THREADS = 4
 _LONG_NS = 200_000  # shorter products gain little from threads
 _SHARE = 0.1
@@ -104,6 +105,34 @@ def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
             None,
             None,
             "anomaly_detection_on",
+        )
+
+
+@rule
+def evaluates_often(evidence: Evidence) -> Iterator[Advice]:
+    """Forward calls without gradients in a run that trains, about one for each step, for at least 10 % of the recorded
+    time: an evaluation in each step.
+
+    Evidence: their number, 4/5 to 5/4 of the steps, and their time. A frozen teacher looks the same, so the finding is
+    a condition. The gain is nine tenths of their time.
+    """
+    spreads = [spread for _, spread in evidence.samples("no_grad_ns")]
+    calls, ns = sum(spread.count for spread in spreads), sum(spread.sum for spread in spreads)
+    steps = evidence.steps
+    if (
+        evidence.device == "cpu"
+        and 4 * steps <= 5 * calls
+        and 4 * calls <= 5 * steps
+        and ns >= _SHARE * evidence.recorded_ns > 0
+    ):
+        yield Advice(
+            ", ".join(evidence.run.meta.model),
+            f"{calls:,} forward calls without gradients in {steps:,} steps take {format_time(ns)}.",
+            "If they evaluate the model, do it less often (`if step % 100 == 0:`), or with fewer samples.",
+            round(_RARELY * ns),
+            None,
+            "evaluates_often",
+            evidence.run.meta.model,
         )
 
 

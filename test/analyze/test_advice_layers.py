@@ -1,0 +1,76 @@
+"""Findings on layers in a loop and on evaluation in each step: rows made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from build.hand_made import op, row, run_of
+
+from torchprof.analyze.advice import Advice, advise
+from torchprof.run.layers import Layer
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
+
+MS = 1_000_000
+PATHS = {"Net": "Net", "Net.items": "ModuleList", "Net.items.0": "Linear", "Net.items.0.inner": "ReLU"}
+
+
+def of(run: Run, rule: str) -> list[Advice]:
+    return [one for one in advise(run) if one.rule == rule]
+
+
+def looped(calls: int = 100, ns: int = 32 * MS, kind: str = "Linear", compiled: bool = False) -> Run:
+    """5 calls of Net, and so many of a layer below a ModuleList, which is not called, with a layer in it."""
+    kinds = {**PATHS, "Net.items.0": kind}
+    layers = [Layer(tuple(path.split(".")), of_path, compiled=compiled) for path, of_path in kinds.items()]
+    rows = [
+        row(0, calls=5, cpu_ns=20 * MS),
+        row(2, calls=calls, cpu_ns=ns // 2),
+        row(3, calls=calls, cpu_ns=ns // 4),
+        row(2, op("AddmmBackward0"), phase=BACKWARD, cpu_ns=ns // 4),
+    ]
+    return run_of(rows, layers=layers, wall_ns=100 * MS)
+
+
+def test_a_layer_that_is_called_for_each_item() -> None:
+    [advice] = of(looped(), "layers_in_a_loop")
+    assert advice.gain_ns == 32 * MS * 8 // 10 and advice.layer == "Net.items.0"
+    assert advice.finding == "It is called 20 times in a call of Net, one item after the other."
+    assert advice.remedy.startswith("If no item depends on an earlier one, call it once: ")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        looped(calls=99),
+        looped(calls=100, ns=41 * MS),
+        looped(ns=5 * MS),
+        looped(kind="LSTMCell"),
+        looped(compiled=True),
+    ],
+    ids=["19 times", "long", "5 %", "a cell", "compiled"],
+)
+def test_layers_that_are_not_reported(run: Run) -> None:
+    assert of(run, "layers_in_a_loop") == []
+
+
+def evaluated(calls: int, steps: int = 20, ms: int = 2) -> Run:
+    run = run_of([row(0, calls=calls + steps, cpu_ns=90 * MS), row(0, op("x"), phase=BACKWARD, cpu_ns=10 * MS)])
+    samples = {
+        SampleKey(0, FORWARD, 0, "cpu", "no_grad_ns"): Spread.of([(at, ms * MS) for at in range(calls)]),
+        SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns"): Spread.of([(at, 5 * MS) for at in range(steps)]),
+    }
+    return replace(run, metas=(replace(run.meta, wall_ns=100 * MS),), samples=samples)
+
+
+@pytest.mark.parametrize("calls, said", [(15, 0), (16, 1), (20, 1), (25, 1), (26, 0), (60, 0)])
+def test_an_evaluation_in_each_step(calls: int, said: int) -> None:
+    found = of(evaluated(calls), "evaluates_often")
+    assert [one.gain_ns for one in found] == [calls * 2 * MS * 9 // 10] * said
+    assert all(f"{calls} forward calls without gradients in 20 steps take" in one.finding for one in found)
+
+
+def test_a_short_evaluation_is_not_reported() -> None:
+    assert of(evaluated(9, steps=9, ms=1), "evaluates_often") == []
