@@ -1,7 +1,7 @@
 """The norm of each gradient is read as a number in each step, for a log."""
 
 # place: train.py:\d+ (log_norms|<listcomp>)|log_norms
-# cause: item|reads? .*values?|one by one
+# cause: item|reads? .*values?|one by one|small operators
 # remedy: foreach|get_total_norm|less often|once in many steps
 
 import sys

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 with tempfile.NamedTemporaryFile("w", suffix=".json", delete=False) as file:
-    json.dump({"classes": [f"class {number}" for number in range(20_000)]}, file)
+    json.dump({"classes": [f"class {number}" for number in range(60_000)]}, file)
 with open(file.name) as opened:
     settings = json.load(opened)
 model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 40))

@@ -138,7 +138,9 @@ _PYTHON = _Kind(
     "this is Python between operators",
     "Replace the loop with tensor operations, do it less often, or move it to the workers of a `DataLoader`.",
 )
-_RANDOM = re.compile(r"aten::(rand\w*|normal_?|uniform_?|bernoulli_?|exponential_?|multinomial|poisson)")
+_OF_NO_DATA = re.compile(
+    r"aten::(_foreach_\w+|rand\w*|normal_?|uniform_?|bernoulli_?|exponential_?|multinomial|poisson)"
+)
 _COPIES = frozenset({"aten::clone", "aten::copy_", "aten::_to_copy", "aten::to", "aten::empty_like"})
 
 
@@ -270,7 +272,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
             ns = unknown.total() + small.backward_ns
             yield _finding(evidence, _line_of(unknown), ns, limit, small.says, small.remedy)
         elif sum(prepares.values()) >= _DATA_SHARE * whole:
-            [(first, _)] = prepares.most_common(1)
+            first = max((one for one in prepares if one.op), key=prepares.__getitem__)
             says = f"it runs `{first.op}` on data without gradients"
             yield _finding(evidence, first.line, sum(prepares.values()), limit, says, _PREPARES)
         else:
@@ -333,7 +335,8 @@ def _by_kind(function: Function) -> dict[_Kind, Counter[Spent]]:
 
 def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
     """The time of operators without a node in backward, if others outside all layers have some, and of Python in the
-    same lines: what frees their memory. Random numbers are left out: noise is new in each step."""
+    same lines: what frees their memory. Random numbers are left out, noise is new in each step, and what updates
+    parameters all at once."""
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     trained: set[str | None] = set()  # the names of nodes outside all layers
     inside_of: defaultdict[str, set[str]] = defaultdict(set)  # by outermost operator: all operators in it
@@ -348,7 +351,11 @@ def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
     found = {
         one
         for one in spent
-        if trained and one.op.startswith("aten::") and not _RANDOM.fullmatch(one.op) and not inside_of[one.op] & trained
+        if trained
+        and one.op.startswith("aten::")
+        and not _OF_NO_DATA.fullmatch(one.op)
+        and not _AT_ONCE.fullmatch(one.called)
+        and not inside_of[one.op] & trained
     }
     lines = {one.line for one in found}
     return Counter({one: ns for one, ns in spent.items() if one in found or (one.line in lines and not one.op)})

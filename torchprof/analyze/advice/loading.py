@@ -70,7 +70,7 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     elif "SingleProcess" in label:
         function = next(iter(functions(evidence, is_loading)), None)
         most = f", above all at {function.at}" if function is not None and 4 * function.ns > whole else ""
-        seen = f"The loop loads each batch itself, because its DataLoader has no workers, for {waits}{most}."
+        seen = f"The loop loads each batch itself{most}: its DataLoader has no workers. That takes {waits}."
         seen += f" {in_no_op / whole:.0%} of that time is in no operator."
         gain -= _PASSING_NS * times
     if evidence.device != "cpu":
