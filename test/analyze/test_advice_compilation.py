@@ -56,6 +56,13 @@ def test_versions_compiled_in_the_recording_are_reported_with_their_backward() -
     assert "mark_dynamic(x, 1)" in one.remedy and "pass it as a tensor" in one.remedy
 
 
+def test_one_version_in_place_of_several_still_has_to_be_compiled() -> None:
+    """The second version takes 900 ms, the first took 20: with sizes that vary from the start, 20 are saved."""
+    first, second = compiled("0/0", 0, 20), compiled("0/1", 0, 900, SIZE)
+    (one,) = found("compiled_again", first, second)
+    assert one.gain_ns == 20 * MS and "for 900.000ms" in one.finding
+
+
 @pytest.mark.parametrize(
     "near_miss",
     [compiled("0/0", 0, 50), compiled("0/1", None, 50, SIZE), compiled("0/8", 0, 1, SIZE, failure="limit")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Iterator
@@ -198,3 +199,62 @@ def test_compiling_during_the_session_gives_one_warning() -> None:
         watch.on()
         watch.off()
         function(torch.rand(2, 2, 2))
+
+
+# What torch.compile did not compile
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.lstm(x)[0]
+
+
+class OnAValue(nn.Module):
+    def forward(self, x: Any) -> Any:
+        if x.sum() > 0:  # the graph ends here
+            x = x * 2
+        return x + 1
+
+
+class Reads(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * x.sum().item()
+
+
+def recorded(model: nn.Module, x: Tensor) -> torchprof.Run:
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(model, backend="eager")
+    compiled(x)
+    with torchprof.Profile(compiled) as prof:
+        compiled(x)
+    return prof.run
+
+
+def test_a_model_in_which_no_compiled_code_ran_is_named() -> None:
+    run = recorded(Recurrent(), torch.rand(3, 2, 4))
+    [warning] = [one for one in run.warnings if one.code == "no_compiled_code"]
+    said = "Recurrent is compiled, but no compiled code ran: torch.compile gave up on Recurrent.forward (test_"
+    assert str(warning).startswith(said)
+    assert str(warning) in run.report("overview").partition("Where the time goes")[0]
+    run = recorded(nn.Sequential(nn.Linear(4, 4)), torch.rand(2, 4))
+    assert not [one for one in run.warnings if one.code == "no_compiled_code"]
+
+
+def test_a_branch_on_a_value_is_the_reason_of_a_graph_break() -> None:
+    run = recorded(OnAValue(), torch.rand(4))
+    [region] = [one for one in run.meta.regions if one.break_reason]
+    line = inspect.getsourcelines(OnAValue.forward)[1] + 1
+    assert (region.break_line, region.break_reason.partition(":")[0]) == (line, "Data-dependent branching")
+    assert "torch.where" in run.report("advice")
+
+
+def test_a_graph_break_has_no_reason_of_an_earlier_program() -> None:
+    """Compile IDs start again after a reset."""
+    earlier = [one.break_reason for one in recorded(Reads(), torch.rand(4)).meta.regions if one.break_reason]
+    assert earlier
+    later = [one.break_reason for one in recorded(OnAValue(), torch.rand(4)).meta.regions if one.break_reason]
+    assert not {*earlier} & {*later}

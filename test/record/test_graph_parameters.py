@@ -360,3 +360,54 @@ def test_a_parameter_that_the_user_replaces_is_followed() -> None:
     train(compiled, x)
     run = recorded(compiled, lambda: train(compiled, x))
     assert products(run, FORWARD) == {"MLP.up": 4 * 16 * 64, "MLP.down": 4 * 16 * 64}
+
+
+def test_backward_in_channels_last_is_no_recompute() -> None:
+    """Inductor writes the gradient of the pooling in place, through a view."""
+    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(32, 10)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.rand(4, 3, 16, 16).to(memory_format=torch.channels_last)
+    run, eager = both(model, lambda model: train(model, x))
+    assert products(run, RECOMPUTE) == {}
+    for phase in (FORWARD, BACKWARD):
+        assert products(run, phase) == products(eager, phase)
+
+
+def test_one_product_for_several_parameters_is_of_all_of_them() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(64, 64) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = torch.cat([self.q.weight, self.k.weight, self.v.weight])
+            q, k, v = nn.functional.linear(x, weight).chunk(3, -1)
+            return torch.tanh(q * k) * v
+
+    x = torch.rand(16, 64)
+    run, _ = both(Attention(), lambda model: train(model, x))
+    assert not {"Attention.q", "Attention.k", "Attention.v"} & {*products(run, BACKWARD)}
+    shared = {tuple(layer.name for layer in row.shared_by) for row in run.rows if row.cost.macs and row.shared_by}
+    assert shared == {("Attention.q", "Attention.k", "Attention.v")}
+    assert sum(products(run, BACKWARD).values()) == 16 * 64 * 192
+
+
+def test_what_runs_inside_an_operator_without_a_formula_takes_nothing_from_others() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.mix, self.last = nn.Linear(64, 64), nn.Bilinear(64, 64, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.mix(self.first(x), x))  # type: ignore[no-any-return]
+
+    x = torch.rand(8, 64)
+
+    def step(model: Any) -> None:
+        with torch.no_grad():
+            model(x)
+
+    run, eager = both(Net(), step)
+    ours, wanted = products(run, FORWARD), products(eager, FORWARD)
+    assert all(ours[layer] == wanted[layer] for layer in ("Net.first", "Net.last"))
+    assert sum(ours.values()) == sum(wanted.values())

@@ -20,11 +20,11 @@ from torchprof.analyze.advice import Advice
 from torchprof.analyze.time_parts import device_parts, percents, time_parts
 from torchprof.reports import verdict
 from torchprof.reports.top import largest_parts
-from torchprof.reports.verdict import parts_of_time, what_ran, what_would_help
+from torchprof.reports.verdict import parts_of_time, ran, what_ran, what_would_help
 from torchprof.run.cost import short_time
 from torchprof.run.layers import Layer
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import BACKWARD, GRAPH, OUTSIDE, Frame
+from torchprof.run.words import BACKWARD, COMPILING, GRAPH, OUTSIDE, Frame
 
 MS = 1_000_000
 
@@ -176,17 +176,18 @@ def test_a_long_first_call_is_a_part_of_inference(ms: list[int], said: str) -> N
     assert [*parts_of_time(replace(training, samples=run.samples))] == ["forward 80% · backward 20%"]
 
 
-def test_the_share_of_compiled_kernels_is_said() -> None:
+def test_what_torch_compile_did_is_said() -> None:
     region, graph = Frame("region", "0/0"), Frame("op", GRAPH)
     work = [
         row(0, calls=1, cpu_ns=20 * MS),
         row(0, region, cpu_ns=10 * MS),
         row(0, region, graph, cpu_ns=5 * MS),
-        row(0, region, graph, op("extern"), cpu_ns=65 * MS),
+        row(0, region, graph, op("extern"), cpu_ns=45 * MS),
+        row(0, Frame("region", COMPILING), cpu_ns=20 * MS),
     ]
-    assert [*parts_of_time(run_of(work, wall_ns=100 * MS))] == [
-        "forward 100%",
-        "Kernels of compiled code: 70% of the time.",
+    assert ran(run_of(work, wall_ns=100 * MS))[1:] == [
+        "torch.compile compiling 20% · forward 80%",
+        "Compiled: 1 graph, 75% of the forward. 50ms of 60ms are in graphs, 10ms are torch.compile's own work.",
     ]
 
 

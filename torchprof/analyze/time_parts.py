@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from torchprof.analyze.compiled import compiled_in
 from torchprof.run.purposes import COPY, DATA, GARBAGE, OF_NO_LAYER, OPTIMIZER, WAIT, purpose_of
 from torchprof.run.run import Run
-from torchprof.run.words import BACKWARD, FORWARD, OTHER, OUTSIDE, PHASES, RECOMPUTE, is_left_over
+from torchprof.run.words import BACKWARD, COMPILING, FORWARD, OTHER, OUTSIDE, PHASES, RECOMPUTE, is_left_over
 
 _NAMES = {
     DATA: "data",
@@ -19,11 +18,13 @@ _NAMES = {
     OF_NO_LAYER: BACKWARD,
 }
 IDLE = "idle"
+COMPILES = "torch.compile compiling"
 NO_GRAD = "forward (no grad)"
 FIRST_CALL, LATER_CALLS = "first call", "later calls"
 _LONGER = 2
 """The first call of a model is a part of its own if it took this many times as long as the median one."""
 _ORDER = (
+    COMPILES,
     "data",
     FIRST_CALL,
     LATER_CALLS,
@@ -50,9 +51,13 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
     chains = run.rows.frames
     names: dict[tuple[int, int], str] = {}  # by phase and chain of frames, outside all layers
     left_over = [*map(is_left_over, chains)]
+    compiles = [any(frame.kind == "region" and frame.name == COMPILING for frame in chain) for chain in chains]
     parts: Counter[str] = Counter()
     for layer, phase, chain, ns in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
         if not ns or left_over[chain]:
+            continue
+        if compiles[chain]:
+            parts[COMPILES] += ns
             continue
         if layer != OUTSIDE:
             parts[PHASES[phase]] += ns
@@ -81,15 +86,6 @@ def _first_call_ns(run: Run) -> int:
     if len(spreads) != 1 or spreads[0].count < 2 or BACKWARD in run.phases():
         return 0
     return spreads[0].first if spreads[0].first > _LONGER * spreads[0].median else 0
-
-
-def compiled_share(run: Run) -> float | None:
-    """The share of the kernels of compiled graphs in the time, of the device if it was measured; None without such."""
-    field = "device_ns" if "device_ns" in run.meta.measured else "cpu_ns"
-    uses = compiled_in(run).uses
-    kernels = sum(getattr(part.graph, field) for use in uses for part in use.phases.values())
-    whole = sum(time_parts(run, field).values())
-    return kernels / whole if kernels and whole else None
 
 
 def device_parts(run: Run) -> dict[str, int]:

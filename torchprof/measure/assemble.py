@@ -44,7 +44,7 @@ from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import Caveat, caveat
 from torchprof.run.words import FORWARD, OUTSIDE, Signature
 
 if TYPE_CHECKING:
@@ -157,6 +157,7 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
 
     regions = [place for place in places if place.frame is not None and place.frame.kind == "region"]
     called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls}
+    recording.observations.notes += _not_compiled(recording, {place.layer for place in regions}, called)
     if regions:
         layers = _with_inlined(layers, {place.layer for place in regions}, called)
         rows = replace(rows, layers=layers)
@@ -263,6 +264,26 @@ def _compilations_of(recording: RecordedCycle, ran: Sequence[CompiledRegion]) ->
     before = {(one.name, one.phase): one for one in recording.compilations if one.step is None}
     known = [one for one in before.values() if (one.name, one.file, one.line) in code]
     return (*known, *(one for one in recording.compilations if one.step is not None))
+
+
+def _not_compiled(recording: RecordedCycle, regions_in: Set[int], called: Set[int]) -> Iterator[Caveat]:
+    """A warning for each layer that was called through torch.compile, and in which no compiled code ran.
+    ``regions_in``: the layers that compiled code ran in; outside all layers it may be of any."""
+    layers = recording.layers
+    failures = {(one.file, one.line): one.failure for one in recording.compilations if one.failure}
+    if any(index < 0 for index in regions_in):
+        return
+    for layer, function, file, line in recording.under_compile:
+        path = layers[layer].path
+        around = [
+            layers[index].path[: len(path)] == path or path[: len(layers[index].path)] == layers[index].path
+            for index in regions_in
+        ]
+        if layer in called and not any(around):
+            reason = failures.get((file, line), "")
+            yield caveat(
+                "no_compiled_code", [layers[layer].name], function=function, file=file, line=line, reason=reason
+            )
 
 
 def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[int]) -> tuple[Layer, ...]:

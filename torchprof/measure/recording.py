@@ -116,6 +116,15 @@ class CalledGraph(NamedTuple):
         return "Sym(" in self.text
 
 
+class CompiledForward(NamedTuple):
+    """The function that torch.compile compiles for the calls of a layer, which is in ``file`` from ``line`` on."""
+
+    layer: int
+    function: str
+    file: str
+    line: int
+
+
 @dataclass(frozen=True)
 class RecordedCycle:
     """One recording: its events, and the state of the process and the model at its start and end.
@@ -126,7 +135,8 @@ class RecordedCycle:
     marks of steps. ``from_first_mark``: whether a step began with the recording. ``group``: the group of the
     collectives that do not name one, see ``sole_group``. ``graphs``: the compiled graphs whose layers are known.
     ``called``: the compiled graphs that were called, by the key in the range around each call. ``regions``:
-    all compiled code of the process, and ``compilations`` when it was compiled. ``python_samples``: (time, source line,
+    all compiled code of the process, and ``compilations`` when it was compiled; ``under_compile``: what was to be
+    compiled of the models. ``python_samples``: (time, source line,
     number of sampling intervals) of each sample of Python; None if Python was not sampled.
 
     ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
@@ -147,6 +157,7 @@ class RecordedCycle:
     called: Mapping[str, CalledGraph] = field(default_factory=dict)
     regions: Iterable[CompiledRegion] = ()
     compilations: Iterable[Compilation] = ()
+    under_compile: Sequence[CompiledForward] = ()
     python_samples: Iterable[tuple[int, str, int]] | None = None
     began_ns: int = 0
 

@@ -17,12 +17,12 @@ from torch.autograd.profiler_util import EventList
 
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOT_MEASURED
-from torchprof.measure.recording import Observations, Options, RecordedCycle
+from torchprof.measure.recording import CompiledForward, Observations, Options, RecordedCycle
 from torchprof.measure.warnings import about_clock
 from torchprof.profile.event_lists import event_lists_by_path
 from torchprof.record.called_graphs import CalledGraphs
 from torchprof.record.compilations import compilations
-from torchprof.record.compiled_code import StackWarning, compiled_regions
+from torchprof.record.compiled_code import StackWarning, compiled_regions, forwards_under_compile
 from torchprof.record.compiler import Provenance
 from torchprof.record.environment import this_process
 from torchprof.record.job import Job, this_job
@@ -82,6 +82,7 @@ class Cycle:
         self._start_memory = self._end_memory = NOT_MEASURED
         self._regions: tuple[CompiledRegion, ...] = ()
         self._compilations: tuple[Compilation, ...] = ()
+        self._under_compile: tuple[CompiledForward, ...] = ()
         self._stack_warning = StackWarning()
         self._sampler: Sampler | None = None
         self._called = CalledGraphs()
@@ -124,6 +125,7 @@ class Cycle:
             self.seen.notes.append(caveat("layers_by_parameters", asked=setup.provenance is not None))
         self._regions = compiled_regions()
         self._compilations = compilations(self.session.step_starts)
+        self._under_compile = forwards_under_compile(setup.plan.under_compile)
         if setup.asked.profile_memory:
             self._end_memory = held_now(setup.plan.models)
 
@@ -145,6 +147,7 @@ class Cycle:
             called=self._called.by_key,
             regions=self._regions,
             compilations=self._compilations,
+            under_compile=self._under_compile,
             start=self._start_memory,
             end=self._end_memory,
             has_steps=session.steps > 0,

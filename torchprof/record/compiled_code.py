@@ -13,11 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from torchprof.measure.recording import CompiledForward
 from torchprof.run.meta import CompiledRegion
 from torchprof.run.sentences import TOO_MUCH_FOR_STACKS
 from torchprof.run.warnings import Caveat, caveat
 
 _RESUME = re.compile(r"__resume_at_(\d+)_\d+")
+_BRANCH = "generic_jump "
+"""How torch begins its reason for a graph break at an ``if`` or a loop on the value of a tensor
+(``torch/_dynamo/symbolic_convert.py``)."""
+_ON_A_VALUE = """Data-dependent branching
+  Explanation: which code runs depends on the value of a tensor
+  Hint: Compute both branches, and select with `torch.where`; or use `torch.cond`."""
 
 
 def awaiting_compilation(models: Iterable[nn.Module]) -> list[nn.Module]:
@@ -50,15 +57,27 @@ def has_code(module: nn.Module) -> bool | None:
     return None if code is None or entries is None else bool(entries(code))
 
 
+def forwards_under_compile(modules: Iterable[tuple[int, nn.Module]]) -> tuple[CompiledForward, ...]:
+    """The functions that torch.compile compiles for these layers."""
+    found = []
+    for layer, module in modules:
+        code = getattr(_forwards(module)[-1], "__code__", None)
+        if code is not None and not _is_disabled(module):
+            name = getattr(code, "co_qualname", code.co_name)
+            found.append(CompiledForward(layer, name, code.co_filename, code.co_firstlineno))
+    return tuple(found)
+
+
 def _is_left_alone(module: nn.Module) -> bool:
     """Whether torch.compile will not compile a forward without compiled code: because it is disabled for it, or because
     it found nothing to compile in it before."""
-    forwards = _forwards(module)
-    own = vars(unwrapped(module)).get("forward")
-    if any(getattr(forward, "_torchdynamo_disable", False) for forward in (*forwards, own)):
-        return True
     seen: Any = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", ())
-    return getattr(forwards[-1], "__code__", None) in seen
+    return _is_disabled(module) or getattr(_forwards(module)[-1], "__code__", None) in seen
+
+
+def _is_disabled(module: nn.Module) -> bool:
+    own = vars(unwrapped(module)).get("forward")
+    return any(getattr(forward, "_torchdynamo_disable", False) for forward in (*_forwards(module), own))
 
 
 def _forwards(module: nn.Module) -> list[Any]:
@@ -122,13 +141,16 @@ def compiled_regions() -> tuple[CompiledRegion, ...]:
     try:
         from torch._dynamo.convert_frame import input_codes
         from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-        from torch._dynamo.utils import get_compilation_metrics
+        from torch._dynamo.utils import graph_break_reasons
 
-        reasons = {
-            one.compile_id: sorted(one.restart_reasons) for one in get_compilation_metrics() if one.restart_reasons
+        # Compile IDs start again after torch.compiler.reset(), which forgets these reasons, too.
+        breaks = {
+            (frame.filename, frame.name): (frame.lineno or 0, one.reason)
+            for one in graph_break_reasons
+            for frame in one.user_stack
         }
         return tuple(
-            _region(code, version.code, str(version.compile_id), reasons.get(str(version.compile_id), ()))
+            _region(code, version.code, str(version.compile_id), breaks.get((code.co_filename, code.co_name)))
             for code in (seen() for seen in input_codes.seen)
             if code is not None
             for version in _debug_get_cache_entry_list(code)
@@ -137,19 +159,23 @@ def compiled_regions() -> tuple[CompiledRegion, ...]:
         return ()
 
 
-def _region(code: CodeType, compiled: CodeType, name: str, reasons: Sequence[str]) -> CompiledRegion:
+def _region(code: CodeType, compiled: CodeType, name: str, known: tuple[int, str] | None) -> CompiledRegion:
     """The region of a function's code. ``compiled``: its compiled code. After a graph break, that calls functions for
-    the rest, and their names have the offset of the instruction with which they continue."""
+    the rest, and their names have the offset of the instruction with which they continue. ``known``: the line and the
+    reason of a graph break in this function, in torch's words."""
     resumes = [int(match[1]) for match in map(_RESUME.match, compiled.co_names) if match]
     lines = [line for start, end, line in code.co_lines() if line and any(start <= at < end for at in resumes)]
+    line, reason = known if known is not None and lines else (min(lines, default=None), "")
+    if reason.startswith(_BRANCH):
+        reason = _ON_A_VALUE
     return CompiledRegion(
         name,
         getattr(code, "co_qualname", code.co_name),
         code.co_filename,
         code.co_firstlineno,
-        min(lines) if lines else None,
-        "; ".join(map(_in_short, reasons)) if lines else "",
-        next(filter(None, map(_hint, reasons)), "") if lines else "",
+        line,
+        _in_short(reason),
+        _hint(reason),
     )
 
 

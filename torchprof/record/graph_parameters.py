@@ -21,6 +21,8 @@ from torchprof.record.graph_source import GraphSource, read_source
 from torchprof.record.noted_calls import NotedCalls
 
 _PRODUCTS = frozenset({"mm", "bmm", "mv", "convolution", "convolution_backward", "_scaled_mm", "_int_mm"})
+_NAMES_OF_VIEWS = "alias as_strided expand permute reshape select slice split squeeze t transpose unsqueeze view"
+_VIEWS = frozenset(f"aten::{name}" for name in _NAMES_OF_VIEWS.split())
 _PRODUCTS_AND_SUMS = frozenset({"addmm", "baddbmm", "addmv"})
 """Products that add their first argument."""
 
@@ -174,9 +176,11 @@ def _kernels(graph: _Graph, forward: _Graph, why_unknown: str) -> Iterator[Compi
     product that adds what is no parameter, such as the other branch of a residual connection, or another gradient.
     """
     parameters = {*forward.parameters}
-    gradients: dict[str, str] = {}
+    gradients: defaultdict[str, set[str]] = defaultdict(set)  # one product may be the gradient of several parameters
     if graph is not forward:
-        gradients = {name: of for name, of in zip(graph.source.returned, forward.source.inputs) if of in parameters}
+        for name, of in zip(graph.source.returned, forward.source.inputs):
+            if name and of in parameters:
+                gradients[name].add(of)
     nodes = _nodes(graph.text, parameters)
     node_of = _matched(graph.source, nodes, parameters)
     for at, kernel in enumerate(graph.source.kernels):
@@ -185,9 +189,10 @@ def _kernels(graph: _Graph, forward: _Graph, why_unknown: str) -> Iterator[Compi
         name, node = plain_kernel_name(kernel.name), node_of.get(at)
         roots: set[str] = set()
         is_recomputed = graph is not forward and node is not None and not node.takes_gradients
+        is_recomputed &= not any(written in gradients for written in kernel.writes)
         is_added = kernel.first in parameters if node is None else node.adds_parameter
         if kernel.is_library and (name in _PRODUCTS or (name in _PRODUCTS_AND_SUMS and is_added)):
-            roots |= {gradients[written] for written in kernel.writes if written in gradients}
+            roots = roots.union(*(gradients[written] for written in kernel.writes if written in gradients))
             if node is not None:
                 roots |= node.parameters
             elif graph is forward or all(one.takes_gradients for one in nodes if one.op == name):
@@ -218,12 +223,21 @@ def _nodes(text: GraphText, parameters: set[str]) -> list[_Node]:
     of_gradients = {name for name in text.inputs if name.startswith("tangents_")}
     made_of: dict[str, str] = {name: name for name in parameters}  # a tensor made of one parameter alone → it
     found = []
+    base_of: dict[str, str] = {}  # a view → the tensor that it shows
+    views: defaultdict[str, set[str]] = defaultdict(set)  # the other way round
     for name, reads in text.reads.items():
         needs[name] = 0
         for read in reads:
             needs[name] |= needs.get(read, 0)
+        op = called[name][1] if name in called else None
+        first = "" if op is None else base_of.get(op.first, op.first)
+        if op is not None and op.name in _VIEWS:
+            base_of[name] = first
+            views[first].add(name)
         if not reads.isdisjoint(of_gradients):
             of_gradients.add(name)
+            if op is not None and op.name.endswith("_"):  # in place: all that shows this memory changes
+                of_gradients |= {first, *views[first]}
         origins = {made_of.get(read, "") for read in reads}
         if len(origins) == 1 and "" not in origins:
             made_of[name] = origins.pop()

@@ -239,6 +239,12 @@ class Plan:
         found = [(spot.path, layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
         return {path: ProfiledModule(layer, type(one).__name__) for path, layer, one in found if one is not None}
 
+    @property
+    def under_compile(self) -> list[tuple[int, nn.Module]]:
+        """The layers whose calls go through torch.compile, with their modules."""
+        found = [(layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
+        return [(layer, one) for layer, one in found if one is not None and is_under_compile(one)]
+
     def holders_of(self, tensors: Sequence[torch.Tensor | None]) -> list[tuple[tuple[str, ...], ...] | None]:
         """For each tensor, the real paths of the modules that have it as their own parameter or buffer; ``()`` if only
         other modules of the process have it. None if no module has it (a parameter that FSDP gathered, a buffer that

@@ -157,7 +157,10 @@ INTERNALS: dict[str, Internal] = {
         "2.4", "2.15", "when code is compiled", "the time of compilation is not set apart"
     ),
     "torch._dynamo.utils.get_compilation_metrics": Internal(
-        "2.4", "2.15", "when and why code was compiled", "the reasons of graph breaks and compilations are left out"
+        "2.4", "2.15", "when and why code was compiled", "the reasons of compilations are left out"
+    ),
+    "torch._dynamo.utils.graph_break_reasons": Internal(
+        "2.4", "2.15", "why compiled graphs end", "compiled regions have no names of functions"
     ),
     "torch._dynamo.symbolic_convert.InstructionTranslator": Internal(
         "2.4", "2.15", "the modules that a compiled function calls", "compile_layers finds no layers, and says so"

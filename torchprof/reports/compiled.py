@@ -7,11 +7,12 @@ from pathlib import PurePath
 
 from torchprof.analyze.compiled import Compiled, PhaseOfRegion, compiled_in, python_name
 from torchprof.analyze.records import layer_name
+from torchprof.analyze.time_parts import FIRST_CALL, LATER_CALLS, NO_GRAD, time_parts
 from torchprof.errors import some
 from torchprof.reports import report
 from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import draw, printable, stacked
-from torchprof.run.cost import UNKNOWN, Cost, format_number, format_time
+from torchprof.run.cost import UNKNOWN, Cost, format_number, format_time, short_time
 from torchprof.run.meta import Compilation
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
@@ -63,6 +64,35 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
         table.append([*map(printable, cells)])
     text = draw(headings, table, tablefmt)
     return stacked([text, *history, *([""] if notes else []), *notes])
+
+
+def in_short(run: Run) -> str:
+    """What torch.compile did, in one line: how much of the forward its code is, and its own work beside its kernels;
+    "" if no compiled code ran."""
+    found = compiled_in(run)
+    field = "device_ns" if "device_ns" in run.meta.measured else "cpu_ns"
+    graphs = {use.name for use in found.uses if any(part.graph for part in use.phases.values())}
+    kernels = sum(getattr(part.graph, field) for use in found.uses for part in use.phases.values())
+    if not graphs or "cpu_ns" not in run.meta.measured:
+        return ""
+    parts = time_parts(run, field)
+    said = f"Compiled: {len(graphs)} graph{'s' * (len(graphs) > 1)}"
+    if field == "device_ns":
+        whole = sum(parts.values())
+        return f"{said}, {_share(kernels, whole)} of the {run.meta.device_heading} time in kernels of their calls."
+    forward = [use.phases[FORWARD] for use in found.uses if FORWARD in use.phases]
+    inside = sum(part.overhead.cpu_ns + part.graph.cpu_ns for part in forward)
+    whole = sum(parts.get(name, 0) for name in (FORWARD, NO_GRAD, FIRST_CALL, LATER_CALLS))
+    own = sum(part.overhead.cpu_ns for use in found.uses for part in use.phases.values())
+    verdict = ": too small to gain" if own > kernels else ""
+    return (
+        f"{said}, {_share(inside, whole)} of the forward. {short_time(kernels)} of {short_time(kernels + own)} are in "
+        f"graphs, {short_time(own)} are torch.compile's own work{verdict}."
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{min(part / whole, 1):.0%}" if whole else UNKNOWN
 
 
 def _history(run: Run, tablefmt: str | None) -> Iterator[str]:

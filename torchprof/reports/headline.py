@@ -209,6 +209,9 @@ def _largest_within(
         work = _largest_work(run, measured, {part: parts[part] for part in parts if part.where.layer == at})
         if largest is None:
             return work
+        if 2 * sum(parts[part] for part in parts if part.where.layer == at and part.may_be_below) > tree.own[at]:
+            here = "it" if its else f"`{_name(run, at)}`"
+            return [_Clause(tree.own[at], f"in compiled kernels of {here} or of layers below", at)]
         itself = "directly in it" if its else f"directly in `{_name(run, at)}`"
         own = _Clause(tree.own[at], f"{itself}, not in layers below, above all {work[0].where}", at)
         return [own, *work[1:]]

@@ -20,8 +20,9 @@ LEGEND = {
 
 _WARNINGS_SHOWN = 10  # if there are several ranks: a job may have a thousand, with different figures in each warning
 _BUSY = "machine_busy"
-_ABOUT_TIMES = ("start_up", "slow_start", _BUSY)
-"""The codes of the warnings about all times of a run. Views that begin with a headline show them directly below it."""
+_ABOUT_TIMES = ("no_compiled_code", "start_up", "slow_start", _BUSY)
+"""The codes of the warnings about all times of a run, or about code that was to be compiled. Views that begin with a
+headline show them directly below it."""
 
 
 def legend(text: str) -> list[str]:

@@ -25,6 +25,8 @@ from torchprof.run.words import (
     ANY_STEP,
     BETWEEN_OPS,
     LAUNCH_NOT_RECORDED,
+    NOT_ATTRIBUTABLE,
+    OTHER_MODULE,
     OUTSIDE,
     PHASES,
     Frame,
@@ -78,6 +80,11 @@ class WorkPart(NamedTuple):
 
     where: Where
     work: str
+
+    @property
+    def may_be_below(self) -> bool:
+        """Whether it is the work of compiled kernels whose layers are unknown, and may be layers below."""
+        return NOT_ATTRIBUTABLE in self.work and OTHER_MODULE not in self.work
 
 
 @report("top", "the largest places: an operator in a layer and phase", answers="time")

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from torchprof.analyze.advice import Advice, judge, share_of
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.precision import CONVOLUTIONS, FACTORS
-from torchprof.analyze.time_parts import compiled_share, device_parts, percents, time_parts
+from torchprof.analyze.time_parts import device_parts, percents, time_parts
 from torchprof.reports.advice import findings_table, place
+from torchprof.reports.compiled import in_short as compiled_in_short
 from torchprof.reports.hangs import name_of_layer
 from torchprof.reports.headline import headline
 from torchprof.reports.notes import about_times
@@ -52,7 +53,7 @@ def verdict(run: Run, width: int | None = None, found: Sequence[Advice] | None =
 
 def ran(run: Run) -> list[str]:
     """What ran, and the parts of its time: a line each."""
-    lines = [what_ran(run), *parts_of_time(run)]
+    lines = [what_ran(run), *parts_of_time(run), compiled_in_short(run)]
     if len(run.metas) > 1:
         lines.append(straggler(run))
     return [*filter(None, lines)]
@@ -199,13 +200,6 @@ def parts_of_time(run: Run) -> Iterator[str]:
     if "cpu_ns" in run.meta.measured:
         name = "CPU: " if "device_ns" in run.meta.measured else ""
         yield _line(name, percents(time_parts(run, "cpu_ns")))
-    compiled = compiled_share(run)
-    if compiled is not None:
-        yield f"Kernels of compiled code: {compiled:.0%} of {_whole_of(run)}."
-
-
-def _whole_of(run: Run) -> str:
-    return f"the {run.meta.device_heading} time" if "device_ns" in run.meta.measured else "the time"
 
 
 def _line(name: str, shares: dict[str, int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from torchprof.errors import some
@@ -169,6 +170,14 @@ _of_facts(
     "report them ({reason}). torch 2.13 is supported.",
 )
 _of_facts("backward_incomplete", "Backward is incomplete: on the meta device it stopped with {error}")
+
+
+@_sentence
+def no_compiled_code(layers: list[str], function: str, file: str, line: int, reason: str) -> str:
+    where = f"{function} ({PurePath(file).name}:{line})" if file else function
+    why = f": {reason.rstrip('.')}" if reason else ", for a reason that torch did not keep"
+    return f"{some(layers)} is compiled, but no compiled code ran: torch.compile gave up on {where}{why}."
+
 
 TOO_MUCH_FOR_STACKS = (
     "With source lines, the profiler records every Python call of the compiler: gigabytes of memory even for a small "

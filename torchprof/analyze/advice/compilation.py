@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import PurePath
 
@@ -57,7 +57,8 @@ _AT_LIMIT = re.compile("(recompile|cache.size).?limit", re.IGNORECASE)
 def compiled_again(evidence: Evidence) -> Iterator[Advice]:
     """Functions that torch.compile compiled again while they were recorded: a version before did not fit the call.
 
-    The gain is the time of these compilations, with those of their backward.
+    The gain is what compiling the function once would have saved: the time of all its versions that are known, with
+    those of their backward, without the longest, and at most the time of those that were recorded.
     """
     again = [one for one in _recorded(evidence) if one.name.rpartition("/")[2] != "0" and not one.failure]
     if not again:
@@ -66,7 +67,7 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
     by_function: defaultdict[tuple[str, str, int], list[Compilation]] = defaultdict(list)
     for one in again:
         by_function[one.function, one.file, one.line].append(one)
-    for several in by_function.values():
+    for key, several in by_function.items():
         versions = [one for one in several if one.phase == FORWARD]
         if not versions:
             continue
@@ -81,13 +82,17 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
         others = len(versions) - sum(len(reasons) for _, reasons in most)
         why += [f"{others} for other reasons"] if others else []
         ns = sum(one.ns for one in several)
+        of_version: Counter[str] = Counter()
+        for one in _every(evidence):
+            if (one.function, one.file, one.line) == key and not one.failure:
+                of_version[one.name] += one.ns
         layer, layers = _layers(evidence, found, several)
         yield Advice(
             layer,
             f"torch.compile compiled {_described(found, several[0])} again {_times(len(versions))}, for "
             f"{format_time(ns)}: {', '.join(why)}.",
             " ".join(remedy for remedy, _ in most),
-            ns,
+            min(ns, of_version.total() - max(of_version.values())),
             None,
             "compiled_again",
             layers,

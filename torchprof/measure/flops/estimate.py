@@ -341,7 +341,7 @@ class Estimate:
         found, work = done.found, None if done.is_dispatched else done.work
         is_part = self._is_on_a_part(done)
         if done.call is not None:
-            found, known = done.call.counts(done.place, found)
+            found, known = done.call.counts(done.place, [found[one.start : one.end] for one in done.inner])
             self._known |= known
         elif work is None:
             if not self._explains(done) and not any(count.uncounted for _, count in done.found):

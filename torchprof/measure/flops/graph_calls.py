@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs, cut_in_proportion, graph_of
@@ -25,12 +25,19 @@ PartsOfOp = Sequence[tuple[int, int]]
 """(place, ns) of each part of an op that is divided among layers; one part for any other op."""
 
 
+_Counts = list[tuple[int, Count]]
+
+
 class GraphCall:
     """One call of a graph: the work of its nodes, and the ops that ran directly in it so far, in their order."""
 
-    def __init__(self, key: str, nodes: Mapping[str, Work | None], layers: CompiledGraphs | None) -> None:
+    def __init__(
+        self, key: str, nodes: Mapping[str, Work | None], uncounted: Set[str], layers: CompiledGraphs | None
+    ) -> None:
+        """``uncounted``: the names of the operators of nodes whose work is unknown."""
         self._key = key
         self._nodes = nodes
+        self._uncounted = uncounted
         self._layers = layers
         self._ran: list[tuple[str, PartsOfOp]] = []
 
@@ -38,15 +45,24 @@ class GraphCall:
         """An op runs directly in the call."""
         self._ran.append((name, parts))
 
-    def counts(self, place: int, found: Sequence[tuple[int, Count]]) -> tuple[list[tuple[int, Count]], set[int]]:
+    def counts(self, place: int, ran: Sequence[_Counts]) -> tuple[_Counts, set[int]]:
         """The counts by place, and the places of kernels whose work is known.
 
-        ``place``: of the call. ``found``: the counts of the ops in it. Library ops keep theirs. A kernel whose layers
-        are known has the work of its nodes, a node of several kernels in the first of them; any other kernel in a layer
-        is not counted. The rest of the graph's work is at the call itself. If the ops have more than the whole graph,
-        all of it is at the call.
+        ``place``: of the call. ``ran``: the counts of each op directly in it, in their order. Library ops keep theirs;
+        those of a node whose work is unknown are all that is known of it. A kernel whose layers are known has the work
+        of its nodes, a node of several kernels in the first of them; any other kernel in a layer is not counted. The
+        rest of the graph's work is at the call itself. If the ops have more than the whole graph, all of it is at the
+        call.
         """
-        of_ops = [(at, count._replace(uncounted=0)) for at, count in found if count.macs or count.flops]
+        of_ops: _Counts = []
+        of_unknown: _Counts = []
+        explained = 0
+        for (name, _), counts in zip(self._ran, ran):
+            if name in self._uncounted:
+                of_unknown += counts
+                explained += 1
+            else:
+                of_ops += [(at, count._replace(uncounted=0)) for at, count in counts if count.macs or count.flops]
         left = dict(self._nodes)
         known: set[int] = set()
         if self._layers is not None:
@@ -59,8 +75,10 @@ class GraphCall:
         whole = _sum([*self._nodes.values()])
         macs, flops = (of_all - sum(one[at] for _, one in of_ops) for at, of_all in enumerate(whole[:2]))
         if macs >= 0 and flops >= 0:
-            return [*of_ops, (place, Count(macs, flops, sum(work is None for work in left.values())))], known
-        return (of_ops if known else [(place, whole)]), known
+            unknown = max(sum(work is None for work in left.values()) - explained, 0)
+            return [*of_ops, *of_unknown, (place, Count(macs, flops, unknown))], known
+        whole = whole._replace(uncounted=max(whole.uncounted - explained, 0))
+        return [*(of_ops if known else [(place, whole)]), *of_unknown], known
 
     def _kernels(self, left: dict[str, Work | None]) -> Iterator[tuple[list[Work | None] | None, PartsOfOp]]:
         """For each generated kernel that ran: the work of its nodes, which are taken out of ``left``; None if it is
@@ -81,7 +99,7 @@ class GraphCalls:
         self._graphs = graphs
         self._layers = layers
         self._texts: dict[str, GraphText | None] = {}  # None: it cannot be read
-        self._work: dict[tuple[str, tuple[tuple[str, int], ...]], Mapping[str, Work | None]] = {}
+        self._work: dict[tuple[str, tuple[tuple[str, int], ...]], tuple[Mapping[str, Work | None], Set[str]]] = {}
         self._calls: Counter[str] = Counter()
 
     def next(self, name: str) -> GraphCall | None:
@@ -107,9 +125,11 @@ class GraphCalls:
             symbols = text.symbols(graph.calls[number])
         of_call = key, tuple(symbols.items())
         if of_call not in self._work:
-            self._work[of_call] = work_of_nodes(text, symbols)
+            works = work_of_nodes(text, symbols)
+            unknown = {op.name for op in text.ops if op.node in works and works[op.node] is None}
+            self._work[of_call] = works, unknown
         has_layers = self._layers is not None and not self._layers.why_unknown(key)
-        return GraphCall(key, self._work[of_call], self._layers if has_layers else None)
+        return GraphCall(key, *self._work[of_call], self._layers if has_layers else None)
 
 
 def divided(count: Count, parts: PartsOfOp) -> list[tuple[int, Count]]:
