@@ -3,8 +3,8 @@
 Each script in ``scripts`` has one fault. Its first lines say, as patterns, what a reviewer would accept as the place,
 the cause and the remedy. With the argument "fixed" it runs without the fault: its speed then is the truth about the
 gain, and nothing should be found in it that is worth a change. Each script is copied to ``train.py``, so that its name
-says nothing, and runs under ``torchprof run``. Beside it: the first lines of ``key_averages().table()``, of cProfile
-and, where they are installed, of pyinstrument and scalene, for the same script.
+says nothing, and runs under ``torchprof run``. Beside it: the first lines of ``print(prof)`` of a block around its
+loop, of ``key_averages().table()``, of cProfile and, where they are installed, of pyinstrument and scalene.
 
 A screen has 24 lines of 100 columns; the other tools get 25.
 """
@@ -55,6 +55,19 @@ import torch
 with torch.profiler.profile() as prof:
     runpy.run_path(sys.argv[1], run_name="__main__")
 print(prof.key_averages().table(sort_by="self_cpu_time_total"))
+"""
+
+
+_BLOCK = """
+import ast, sys
+import torchprof
+body = ast.parse(open(sys.argv[1]).read()).body
+last = max(number for number, one in enumerate(body) if isinstance(one, (ast.For, ast.With)))
+names = {"__name__": "__main__"}
+exec(compile(ast.Module(body[:last], []), "train.py", "exec"), names)
+with torchprof.Profile(names["model"]) as prof:
+    exec(compile(ast.Module(body[last:], []), "train.py", "exec"), names)
+print(prof)
 """
 
 
@@ -120,6 +133,7 @@ def _by_module(module: str, *options: str) -> Callable[[Path], str]:
 
 
 OTHERS: dict[str, Callable[[Path], str]] = {
+    "Profile block": lambda folder: ran(folder, "-c", _BLOCK, "train.py").stdout,
     "profiler table": lambda folder: ran(folder, "-c", _TABLE, "train.py").stdout,
     "cProfile": _by_module("cProfile", "-s", "tottime"),
     **({"pyinstrument": _by_module("pyinstrument")} if find_spec("pyinstrument") else {}),
@@ -195,6 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         share = sum(row[key] == "yes" for row in rows) / len(rows)
         missed |= share < _GOALS[key]
         print(f"{key}: {share:.0%} (goal {_GOALS[key]:.0%})")
+    for name in OTHERS:
+        print(f"{name}: " + ", ".join(f"{key} {sum(key[0] in str(row[name]) for row in rows)}" for key in _KEYS))
     wrong = sum(bool(row["false"]) for row in rows)
     print(f"scripts without a fault in which something above {_FALSE:.0%} is found: {wrong} of {len(rows)} (goal 0)")
     return 1 if (missed or wrong) and not options.quick else 0

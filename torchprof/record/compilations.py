@@ -64,7 +64,7 @@ def _read(metrics: Sequence[Any], step_starts: Sequence[int]) -> Iterator[Compil
             whole - backend,
             backend - inductor,
             inductor - kernels,
-            kernels if hasattr(one, "triton_compile_time_us") else None,
+            kernels or None,  # torch does not tell it where they are compiled in the same thread
             _from_cache(one),
             began_ns,
         )

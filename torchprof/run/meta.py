@@ -55,7 +55,7 @@ class Compilation(NamedTuple):
     and if unknown. ``failure``: why there is no compiled code, "" if there is.
 
     ``ns``: how long it took. Its parts: ``tracing_ns`` (Dynamo), ``autograd_ns`` (AOTAutograd), ``lowering_ns``
-    (Inductor, without the next), ``kernels_ns`` (compilers of Triton and C++; None if this torch does not tell: then it
+    (Inductor, without the next), ``kernels_ns`` (compilers of Triton and C++; None if torch does not tell: then it
     is in ``lowering_ns``). ``from_cache``: whether its graph was in a cache; None if this torch does not tell.
     ``began_ns``: when, in ns since 1970.
     """
