@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import torchprof
-from torchprof.analyze.advice import Advice, advise
+from torchprof.analyze.advice import Advice, advise, rules
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.run import Run
 
 
@@ -54,7 +55,7 @@ def of_operators(run: Run, *names: str) -> int:
 
 def test_the_time_of_constants_is_that_of_their_operators() -> None:
     run = trained(nn.Sequential(Masked()), *[256] * 3)
-    [found] = of(run, "constants_in_layers")
+    [found] = rules()["constants_in_layers"](Evidence(run))
     truth = of_operators(run, "aten::arange", "aten::tril", "aten::pow", "aten::sin")
     assert found.gain_ns == truth > 0
     assert found.layers == ("Sequential.0",)
@@ -62,13 +63,44 @@ def test_the_time_of_constants_is_that_of_their_operators() -> None:
 
 def test_what_depends_on_a_parameter_is_no_constant() -> None:
     run = trained(nn.Sequential(Masked(learned=True)), *[256] * 3)
-    [found] = of(run, "constants_in_layers")
+    [found] = rules()["constants_in_layers"](Evidence(run))
     assert found.gain_ns == of_operators(run, "aten::arange", "aten::tril") > 0
 
 
 @pytest.mark.parametrize("sizes", [(256,), (256, 128, 256)])
 def test_tensors_of_different_sizes_are_no_constants(sizes: tuple[int, ...]) -> None:
     assert of(trained(nn.Sequential(Masked()), *sizes), "constants_in_layers") == []
+
+
+class Triangle(nn.Module):
+    """The lower triangle of a parameter is computed in each call: it is no constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(256, 256))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.tril()
+
+
+def test_the_triangle_of_a_parameter_is_no_constant() -> None:
+    assert of(trained(nn.Sequential(Triangle()), *[256] * 3), "constants_in_layers") == []
+
+
+def test_an_average_of_parameters_is_no_update_of_an_optimizer() -> None:
+    model, average = TwoHeads(), TwoHeads()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with torchprof.Profile([model, average]) as prof:
+        for _ in range(3):
+            optimizer.zero_grad(set_to_none=False)
+            with torch.no_grad():
+                average(torch.rand(4, 8))
+            (model(torch.rand(4, 8)).sum() + model(torch.rand(4, 8), other=True).sum()).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for one, other in zip(average.parameters(), model.parameters()):
+                    one.lerp_(other, 0.1)
+    assert of(prof.run, "updates_without_gradients") == []
 
 
 class TwoHeads(nn.Module):

@@ -21,10 +21,13 @@ def of(run: Run, rule: str) -> list[Advice]:
     return [one for one in advise(run) if one.rule == rule]
 
 
-def looped(calls: int = 100, ns: int = 32 * MS, kind: str = "Linear", compiled: bool = False) -> Run:
+def looped(calls: int = 100, ns: int = 32 * MS, kind: str = "Linear", compiled: bool = False, params: int = 80) -> Run:
     """5 calls of Net, and so many of a layer below a ModuleList, which is not called, with a layer in it."""
     kinds = {**PATHS, "Net.items.0": kind}
-    layers = [Layer(tuple(path.split(".")), of_path, compiled=compiled) for path, of_path in kinds.items()]
+    layers = [
+        Layer(tuple(path.split(".")), of_path, params if path == "Net.items.0" else 0, compiled=compiled)
+        for path, of_path in kinds.items()
+    ]
     rows = [
         row(0, calls=5, cpu_ns=20 * MS),
         row(2, calls=calls, cpu_ns=ns // 2),
@@ -70,6 +73,14 @@ def test_an_evaluation_in_each_step(calls: int, said: int) -> None:
     found = of(evaluated(calls), "evaluates_often")
     assert [one.gain_ns for one in found] == [calls * 2 * MS * 9 // 10] * said
     assert all(f"{calls} forward calls without gradients in 20 steps take" in one.finding for one in found)
+
+
+def test_a_model_that_is_only_called_without_gradients_does_not_train() -> None:
+    """A teacher, or a target network: all of its calls are without gradients."""
+    run = evaluated(20)
+    rows = [row(0, calls=20, cpu_ns=90 * MS), row(0, op("x"), phase=BACKWARD, cpu_ns=10 * MS)]
+    teacher = replace(run_of(rows), metas=run.metas, samples=run.samples)
+    assert of(teacher, "evaluates_often") == []
 
 
 def test_a_short_evaluation_is_not_reported() -> None:

@@ -49,7 +49,7 @@ def loop(*lines: Any, own_ms: int = 40, ops: int = 10, op_ms: int = 0, name: str
         ("writer.add_scalar", "it writes to files", "if step % 100 == 0"),
         ("copy.deepcopy", "it copies the model", "torch._foreach_lerp_"),
         ("model.state_dict", "it copies the model", "torch._foreach_lerp_"),
-        ("print", "it prints tensors or writes them as text", "loss.item()"),
+        ("print", "it prints or logs", "loss.item()"),
         ("lock", "it waits for a lock or another thread", "queue.Queue"),
         ("self.batch_queue.get", "it waits for a lock or another thread", "queue.Queue"),
         ("thread.join", "it waits for a lock or another thread", "queue.Queue"),
@@ -59,9 +59,10 @@ def loop(*lines: Any, own_ms: int = 40, ops: int = 10, op_ms: int = 0, name: str
         ("json.load", "it reads files", "before the loop"),
         ("requests.get", "it reads files or data from elsewhere", "before the loop"),
         ("re.findall", "it processes text", "before the loop"),
-        ("line.split", "it processes text", "before the loop"),
+        ("line.lower", "it processes text", "before the loop"),
+        ("x.split", "this is Python between operators", "Replace the loop"),
         ("torch.tensor", "it makes tensors of Python lists", "from_numpy"),
-        ("wandb.log", "it prints tensors or writes them as text", "step % 100"),
+        ("wandb.log", "it prints or logs", "step % 100"),
         ("np.argsort", "this is NumPy", "tensor operations"),
         ("pd.DataFrame", "this is NumPy", "tensor operations"),
         ("loss.item", "it reads values of tensors, one by one", "torch._foreach_norm"),
@@ -139,7 +140,7 @@ def test_long_operators_are_the_work_of_the_loop(ops: int) -> None:
     assert of(loop(line("train.py:7 main", 9, op("aten::add_")), own_ms=0, ops=ops, op_ms=30)) == []
 
 
-@pytest.mark.parametrize("name, said", [("aten::index", 1), ("aten::mul", 0), ("aten::rand", 0)])
+@pytest.mark.parametrize("name, said", [("aten::index", 1), ("aten::mul", 0), ("aten::rand", 0), ("aten::lerp_", 0)])
 def test_long_operators_without_a_node_prepare_data(name: str, said: int) -> None:
     """10 of 3 ms, in a run whose loss has nodes of mul."""
     node = row(OUTSIDE, op(f"{NODE_PREFIX}MulBackward0"), phase=BACKWARD, calls=10, cpu_ns=5 * MS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel
@@ -87,14 +89,30 @@ def test_each_call_has_its_own_sizes() -> None:
 NODES = {"mm": Work(100, 200), "relu": Work(0, 10), "norm": Work(0, 30), "sort": None}
 
 
+def called(layers: Any, *ran: tuple[str, list[tuple[int, Count]]]) -> Any:
+    """The counts of a call at place 1, of the operators in it."""
+    call = GraphCall("key", NODES, {"aten::sort"}, layers)
+    for name, _ in ran:
+        call.note(name, [(0, 1)])
+    return call.counts(1, [counts for _, counts in ran])
+
+
 def test_the_rest_of_a_graph_is_at_its_call() -> None:
-    found, known = GraphCall("key", NODES, None).counts(1, [(2, Count(100, 205, 0)), (3, Count(0, 0, 1))])
+    found, known = called(None, ("aten::mm", [(2, Count(100, 205, 0))]), ("x", [(3, Count(0, 0, 1))]))
     assert found == [(2, Count(100, 205, 0)), (1, Count(0, 35, 1))]
     assert known == set()
 
 
 def test_ops_with_more_work_than_the_graph_are_not_added_to_it() -> None:
-    assert GraphCall("key", NODES, None).counts(1, [(2, Count(101, 202, 0))])[0] == [(1, Count(100, 240, 1))]
+    assert called(None, ("aten::mm", [(2, Count(101, 202, 0))]))[0] == [(1, Count(100, 240, 1))]
+
+
+def test_what_ran_inside_an_operator_of_unknown_work_is_its_own() -> None:
+    """A product of 70 MACs inside ``aten::sort``, which has no formula: it is no part of the work of the others."""
+    found, _ = called(None, ("aten::mm", [(2, Count(100, 200, 0))]), ("aten::sort", [(3, Count(70, 140, 0))]))
+    assert found == [(2, Count(100, 200, 0)), (3, Count(70, 140, 0)), (1, Count(0, 40, 0))]
+    found, _ = called(None, ("aten::sort", [(3, Count(70, 140, 0)), (3, Count(0, 0, 1))]))
+    assert found == [(3, Count(70, 140, 0)), (3, Count(0, 0, 1)), (1, Count(100, 240, 0))]
 
 
 def with_layers(*kernels: CompiledKernel) -> CompiledGraphs:
@@ -108,14 +126,14 @@ def test_kernels_have_the_work_of_their_nodes() -> None:
         CompiledKernel("cpp_fused_relu_0", (), nodes=("relu",)),
         CompiledKernel("cpp_fused_norm_relu_1", (), nodes=("relu", "norm")),
     )
-    call = GraphCall("key", NODES, layers)
+    call = GraphCall("key", NODES, {"aten::sort"}, layers)
     for name, parts in (
         ("aten::mm", [(2, 50)]),
         ("cpp_fused_relu_0", [(3, 5)]),
         ("cpp_fused_norm_relu_1", [(4, 1), (5, 2)]),
     ):
         call.note(name, parts)
-    found, known = call.counts(1, [(2, Count(100, 200, 0)), (3, Count(0, 0, 1)), (4, Count(0, 0, 1))])
+    found, known = call.counts(1, [[(2, Count(100, 200, 0))], [(3, Count(0, 0, 1))], [(4, Count(0, 0, 1))]])
     assert found == [
         (2, Count(100, 200, 0)),
         (3, Count(0, 10, 0)),
@@ -128,9 +146,9 @@ def test_kernels_have_the_work_of_their_nodes() -> None:
 
 def test_a_kernel_with_a_node_of_unknown_work_or_of_another_name_is_not_counted() -> None:
     layers = with_layers(CompiledKernel("cpp_fused_relu_sort_0", (), nodes=("relu", "sort")))
-    call = GraphCall("key", NODES, layers)
+    call = GraphCall("key", NODES, {"aten::sort"}, layers)
     call.note("cpp_fused_relu_sort_0", [(3, 5)])
     call.note("cpp_fused_sin_7", [(4, 5)])
-    found, known = call.counts(1, [])
+    found, known = call.counts(1, [[], []])
     assert found == [(3, Count(0, 10, 1)), (4, Count(0, 0, 1)), (1, Count(100, 230, 0))]
     assert known == {3}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import torchprof
 from torchprof.attribute.loops import NamedRange, loop_of
@@ -150,6 +151,14 @@ def test_training_is_told_apart_from_evaluation() -> None:
     first = str(prof).splitlines()
     assert first[0].startswith("4 steps: median ") and "3 calls without gradients: median " in first[0]
     assert "forward (no grad) " in first[1]
+
+
+def test_a_reentrant_checkpoint_trains_though_its_forward_has_no_gradients() -> None:
+    loop = Loop()
+    with torchprof.Profile(loop.model) as prof:
+        for _ in range(3):
+            checkpoint(loop.model, loop.data.clone().requires_grad_(), use_reentrant=True).sum().backward()
+    assert not [key for key in prof.run.samples if key.measure == "no_grad_ns"]
 
 
 def test_the_steps_of_a_whole_script() -> None:

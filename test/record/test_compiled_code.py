@@ -252,6 +252,15 @@ def test_a_branch_on_a_value_is_the_reason_of_a_graph_break() -> None:
     assert "torch.where" in run.report("advice")
 
 
+def test_forwards_in_one_file_have_their_own_graph_breaks() -> None:
+    run = recorded(nn.Sequential(Reads(), OnAValue()), torch.rand(4))
+    breaks = {one.function: (one.break_line, one.break_reason) for one in run.meta.regions if one.break_reason}
+    lines = {kind: inspect.getsourcelines(kind.forward)[1] + 1 for kind in (Reads, OnAValue)}
+    found = {line: reason.partition(":")[0] for line, reason in breaks.values()}
+    assert found[lines[OnAValue]] == "Data-dependent branching"
+    assert "item" in found[lines[Reads]]
+
+
 def test_a_graph_break_has_no_reason_of_an_earlier_program() -> None:
     """Compile IDs start again after a reset."""
     earlier = [one.break_reason for one in recorded(Reads(), torch.rand(4)).meta.regions if one.break_reason]

@@ -34,6 +34,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "nothing_after_calls": {"warmup": 7, "calls": 6},
     "backward_incomplete": {"error": "no way back {0}."},
     "stacks_left_out": {"modules": ("Linear", "Net")},
+    "no_compiled_code": {"where": "Net.forward (net.py:5)", "reason": "no way {0}."},
     "too_many_models": {"count": 64},
     "calls_reached": {"calls": 3},
     "start_up": {"before_ns": 3_000, "first_ns": 1_000, "calls": 2, "all_ns": 9_000},

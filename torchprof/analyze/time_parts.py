@@ -18,13 +18,13 @@ _NAMES = {
     OF_NO_LAYER: BACKWARD,
 }
 IDLE = "idle"
-COMPILES = "torch.compile compiling"
+COMPILING_PART = "torch.compile compiling"
 NO_GRAD = "forward (no grad)"
 FIRST_CALL, LATER_CALLS = "first call", "later calls"
 _LONGER = 2
 """The first call of a model is a part of its own if it took this many times as long as the median one."""
 _ORDER = (
-    COMPILES,
+    COMPILING_PART,
     "data",
     FIRST_CALL,
     LATER_CALLS,
@@ -57,7 +57,7 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
         if not ns or left_over[chain]:
             continue
         if compiles[chain]:
-            parts[COMPILES] += ns
+            parts[COMPILING_PART] += ns
             continue
         if layer != OUTSIDE:
             parts[PHASES[phase]] += ns
@@ -70,7 +70,7 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
         no_grad = sum(spread.sum for key, spread in run.samples.items() if key.measure == "no_grad_ns")
         parts[NO_GRAD] = min(no_grad, parts[FORWARD])
         parts[FORWARD] -= parts[NO_GRAD]
-        parts[FIRST_CALL] = min(_first_call_ns(run), parts[FORWARD])
+        parts[FIRST_CALL] = 0 if parts[COMPILING_PART] else min(_first_call_ns(run), parts[FORWARD])
         if parts[FIRST_CALL]:
             parts[LATER_CALLS] = parts.pop(FORWARD) - parts[FIRST_CALL]
     return {name: parts[name] for name in _ORDER if parts[name] > 0}

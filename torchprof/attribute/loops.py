@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
@@ -54,8 +54,13 @@ def loop_of(
         ends = _of_backward(ranges_of(engine | labels))
     else:
         ends = [one.end_ns for one in calls if one.name == calls[0].name]
-    is_known = calls and backward and not any(name.startswith(REGION) for name in seen)
-    return Loop(ends, _without_gradients(calls, [*sequenced(calls[0].thread)]) if is_known else ())
+    without: list[NamedRange] = []
+    if calls and backward and not any(name.startswith(REGION) for name in seen):
+        without = _without_gradients(calls, [*sequenced(calls[0].thread)])
+    if without and engine:  # reentrant checkpointing: the forward is without gradients, and runs again in backward
+        inside = _inside(_outermost(ranges_of(engine)), ranges_of(labels))
+        without = [one for one in without if one.name not in inside]
+    return Loop(ends, without)
 
 
 def _of_optimizers(ranges: Iterable[NamedRange], optimizers: Set[str], worked_always: bool) -> list[int]:
@@ -94,6 +99,17 @@ def _outermost(ranges: Iterable[NamedRange]) -> list[NamedRange]:
     for one in ranges:
         if not found or (one.thread == found[0].thread and one.start_ns >= found[-1].end_ns):
             found.append(one)
+    return found
+
+
+def _inside(outer: Sequence[NamedRange], ranges: Iterable[NamedRange]) -> set[str]:
+    """The names of the ranges that begin inside others."""
+    starts = [one.start_ns for one in outer]
+    found = set()
+    for one in ranges:
+        at = bisect_right(starts, one.start_ns) - 1
+        if at >= 0 and one.start_ns < outer[at].end_ns:
+            found.add(one.name)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import CodeType
 from typing import Any
@@ -145,12 +145,12 @@ def compiled_regions() -> tuple[CompiledRegion, ...]:
 
         # Compile IDs start again after torch.compiler.reset(), which forgets these reasons, too.
         breaks = {
-            (frame.filename, frame.name): (frame.lineno or 0, one.reason)
+            (frame.filename, frame.name, frame.lineno or 0): one.reason
             for one in graph_break_reasons
             for frame in one.user_stack
         }
         return tuple(
-            _region(code, version.code, str(version.compile_id), breaks.get((code.co_filename, code.co_name)))
+            _region(code, version.code, str(version.compile_id), breaks)
             for code in (seen() for seen in input_codes.seen)
             if code is not None
             for version in _debug_get_cache_entry_list(code)
@@ -159,13 +159,18 @@ def compiled_regions() -> tuple[CompiledRegion, ...]:
         return ()
 
 
-def _region(code: CodeType, compiled: CodeType, name: str, known: tuple[int, str] | None) -> CompiledRegion:
+def _region(
+    code: CodeType, compiled: CodeType, name: str, breaks: Mapping[tuple[str, str, int], str]
+) -> CompiledRegion:
     """The region of a function's code. ``compiled``: its compiled code. After a graph break, that calls functions for
-    the rest, and their names have the offset of the instruction with which they continue. ``known``: the line and the
-    reason of a graph break in this function, in torch's words."""
+    the rest, and their names have the offset of the instruction with which they continue. ``breaks``: by file,
+    function and line, the reasons of graph breaks, in torch's words."""
     resumes = [int(match[1]) for match in map(_RESUME.match, compiled.co_names) if match]
     lines = [line for start, end, line in code.co_lines() if line and any(start <= at < end for at in resumes)]
-    line, reason = known if known is not None and lines else (min(lines, default=None), "")
+    line, reason = min(lines, default=None), ""
+    for at in sorted({at for _, _, at in code.co_lines() if at}) if lines else ():
+        if (code.co_filename, code.co_name, at) in breaks:
+            line, reason = at, breaks[code.co_filename, code.co_name, at]
     if reason.startswith(_BRANCH):
         reason = _ON_A_VALUE
     return CompiledRegion(

@@ -109,5 +109,21 @@ def _processor() -> str:
 
 
 def _usable() -> int:
-    """How many logical processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many logical processors this process may use, by its affinity and the quota of its container."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota()
+    return usable if quota is None else max(1, min(usable, round(quota)))
+
+
+def _quota() -> float | None:
+    """How many processors the control group of this process may use (docs.kernel.org, "Control Group v2", ``cpu.max``;
+    in version 1 ``cpu.cfs_quota_us``); None without a limit."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        if (root / "cpu.max").is_file():
+            quota, period = (root / "cpu.max").read_text(encoding="utf-8").split()[:2]
+        else:
+            quota, period = ((root / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return float(quota) / float(period) if float(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # "max": no limit
+        return None

@@ -66,7 +66,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
     return stacked([text, *history, *([""] if notes else []), *notes])
 
 
-def in_short(run: Run) -> str:
+def compiled_in_short(run: Run) -> str:
     """What torch.compile did, in one line: how much of the forward its code is, and its own work beside its kernels;
     "" if no compiled code ran."""
     found = compiled_in(run)
@@ -84,7 +84,7 @@ def in_short(run: Run) -> str:
     inside = sum(part.overhead.cpu_ns + part.graph.cpu_ns for part in forward)
     whole = sum(parts.get(name, 0) for name in (FORWARD, NO_GRAD, FIRST_CALL, LATER_CALLS))
     own = sum(part.overhead.cpu_ns for use in found.uses for part in use.phases.values())
-    verdict = ": too small to gain" if own > kernels else ""
+    verdict = ", more than that: it gains little" if own > kernels else ""
     return (
         f"{said}, {_share(inside, whole)} of the forward. {short_time(kernels)} of {short_time(kernels + own)} are in "
         f"graphs, {short_time(own)} are torch.compile's own work{verdict}."

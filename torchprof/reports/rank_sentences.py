@@ -66,8 +66,14 @@ def straggler(run: Run) -> str:
     balance = balance_of(run)
     late_first = balance.late is not None and balance.late.exceeds_slow
     if balance.late is not None and (late_first or balance.slow is None):
-        return next(_about_late(run, balance.late, False, unit_of(run)))
-    return next(_about_slow(run, balance.slow, False, unit_of(run))) if balance.slow is not None else ""
+        return _certain(balance.late, next(_about_late(run, balance.late, False, unit_of(run))))
+    if balance.slow is None:
+        return ""
+    return _certain(balance.slow, next(_about_slow(run, balance.slow, False, unit_of(run))))
+
+
+def _certain(found: Slow | Late, sentence: str) -> str:
+    return f"{sentence} {_MAY_BE_CHANCE}" if found.may_be_chance else sentence
 
 
 def unit_of(run: Run) -> str:

@@ -11,7 +11,7 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.precision import CONVOLUTIONS, FACTORS
 from torchprof.analyze.time_parts import device_parts, percents, time_parts
 from torchprof.reports.advice import findings_table, place
-from torchprof.reports.compiled import in_short as compiled_in_short
+from torchprof.reports.compiled import compiled_in_short
 from torchprof.reports.hangs import name_of_layer
 from torchprof.reports.headline import headline
 from torchprof.reports.notes import about_times

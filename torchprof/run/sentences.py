@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import PurePath
 from typing import Any, TypeVar
 
 from torchprof.errors import some
@@ -173,10 +172,9 @@ _of_facts("backward_incomplete", "Backward is incomplete: on the meta device it 
 
 
 @_sentence
-def no_compiled_code(layers: list[str], function: str, file: str, line: int, reason: str) -> str:
-    where = f"{function} ({PurePath(file).name}:{line})" if file else function
-    why = f": {reason.rstrip('.')}" if reason else ", for a reason that torch did not keep"
-    return f"{some(layers)} is compiled, but no compiled code ran: torch.compile gave up on {where}{why}."
+def no_compiled_code(layers: list[str], where: str, reason: str) -> str:
+    why = f"gave up on {where}: {reason.rstrip('.')}" if reason else f"is switched off, or gave up on {where}"
+    return f"{some(layers)} is compiled, but no compiled code ran: torch.compile {why}."
 
 
 TOO_MUCH_FOR_STACKS = (
@@ -381,7 +379,7 @@ _COMPILE_IN_IT = (
     "compile the model inside the block (call torch.compiler.reset() before the block, or start a new process); "
     "warmup=1 leaves the first call, which compiles, out of the figures"
 )
-_WHY_UNKNOWN = {
+_WHY_UNKNOWN = {  # the layers of compiled kernels, by the reason in the name of their row
     COMPILED_BEFORE: f"they were compiled before the block. To see their layers, {_COMPILE_IN_IT}",
     LAYERS_NOT_RECORDED: f"these were not recorded. To record them, use compile_layers=True, and {_COMPILE_IN_IT}",
     NESTED_GRAPHS: "they are in graphs inside another graph (torch.cond, torch.while_loop, nested regions)",
@@ -391,7 +389,6 @@ _WHY_UNKNOWN = {
     OTHER_MODULE: "they belong to modules that are not profiled",
     AMBIGUOUS_MODULE: "the compiled function may have called any of several modules of one class",
 }
-"""Why the layers of compiled kernels are unknown, by the reason in the name of their row."""
 
 _WHY_SLOW = {
     "same": "This start-up work, of the model or of the profiler, is in the totals",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.evidence import Evidence, inside
-from torchprof.analyze.advice.operators import ELEMENTWISE, node_of, outermost_op
+from torchprof.analyze.advice.operators import node_of, outermost_op
 from torchprof.run.cost import format_time
 from torchprof.run.words import BACKWARD, FORWARD, Frame
 
@@ -21,7 +21,8 @@ _MAKES = inside(
     "aten::tril_indices",
     "aten::triu_indices",
 )
-_JOINS = ("aten::cat", "aten::stack", "aten::outer", "aten::repeat")
+_OF_POSITIONS = frozenset({"aten::sin", "aten::cos", "aten::exp", "aten::pow", "aten::cat", "aten::stack"})
+_OF_PARAMETERS = {"tril", "triu"}  # nodes
 
 
 @rule
@@ -29,18 +30,19 @@ def constants_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """Layers that make the same tensors in each call, for at least 3 % of the recorded time: masks, positions.
 
     Evidence: ``arange``, ``linspace``, ``eye``, ``tril`` and ``triu`` in a layer of a model that gets inputs of the
-    same shapes in at least two calls. Where gradients flow through the layer, its elementwise operators without a node
-    in its backward count, too: their inputs depend on no parameter. The gain is the time of all of these.
+    same shapes in at least two calls. Where gradients flow through the layer, ``sin``, ``cos``, ``exp``, ``pow``,
+    ``cat`` and ``stack`` without a node in its backward count, too: their inputs depend on no parameter. A layer with a
+    node of ``tril`` or ``triu`` is left out: they are of a parameter. What they are made of is not recorded, so the
+    remedy is a condition. The gain is the time of all of these.
     """
     times = constants(evidence)
     if sum(times.values()) < _SHARE * evidence.recorded_ns:
         return
     for group in merged(evidence, {number: Gain(ns) for number, ns in times.items()}):
         yield group.advice(
-            f"The same tensors, such as masks or positions, are made in each call, for "
-            f"{format_time(group.gain.ns or 0)}.",
-            'Make them once, in `__init__`: `self.register_buffer("mask", mask, persistent=False)`. Slice the buffer '
-            "where an input is shorter.",
+            f"Tensors such as masks or positions are made in each call, for {format_time(group.gain.ns or 0)}.",
+            "If they depend only on sizes, make them once, in `__init__`: `self.register_buffer('mask', mask, "
+            "persistent=False)`. Slice the buffer where an input is shorter.",
             "constants_in_layers",
         )
 
@@ -61,11 +63,10 @@ def constants(evidence: Evidence) -> dict[int, int]:
     for at in evidence.rows(_may_be_constant, phases=(FORWARD,)):
         number = columns["layer"][at]
         name = outermost_op(rows.frames[columns["frames"][at]]) or ""
-        if number in times and number in nodes and name.split("::")[1].replace("_", "") not in nodes[number]:
+        if number in times and number in nodes and name.removeprefix("aten::") not in nodes[number]:
             times[number] += time[at]
-    return times
+    return {number: ns for number, ns in times.items() if not nodes[number] & _OF_PARAMETERS}
 
 
 def _may_be_constant(frames: Sequence[Frame]) -> bool:
-    name = outermost_op(frames)
-    return (name in ELEMENTWISE or name in _JOINS) and not _MAKES(frames)
+    return outermost_op(frames) in _OF_POSITIONS and not _MAKES(frames)

@@ -189,7 +189,8 @@ class Evidence:
         root = self.run.layers.lineage(layer)[0]
         shapes = self.run.layers[root].input_shapes
         many = self.run.rows.forward_calls(root) >= _GENERATES
-        return many and bool(shapes) and len(shapes[0]) in (2, 3) and shapes[0][1] == 1
+        is_sound = any(one.kind == "Conv1d" for one in self.run.layers)  # (batch, channel, time)
+        return many and not is_sound and bool(shapes) and len(shapes[0]) in (2, 3) and shapes[0][1] == 1
 
     def name_of(self, layer: int) -> str:
         """The dotted path of a layer by its number, or the name for work of no layer."""

@@ -11,6 +11,7 @@ from torchprof.analyze.advice import Advice, Gain, merged, rule, together
 from torchprof.analyze.advice.evidence import Evidence, inside, is_optimizer
 from torchprof.analyze.advice.host import forward_calls
 from torchprof.analyze.advice.operators import ACCUMULATE
+from torchprof.analyze.advice.optimizer import zeroes
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
@@ -126,7 +127,8 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
     """Layers that the optimizer updates though no gradient reaches them: gradients of zeros, from
     ``zero_grad(set_to_none=False)``, which momentum and weight decay still turn into updates.
 
-    Evidence: parameters that changed during the profile, in layers without backward, in a run that has some. Layers
+    Evidence: an optimizer that writes zeros into gradients, and parameters that changed during the profile, in layers
+    without backward, in a run that has some. An average of parameters changes, too, but its model has no zeros. Layers
     that share a parameter are left out, and those that were not called and may lend it to the layer above. The gain is
     the layers' part of the optimizers' time, by their part of the trainable parameters.
     """
@@ -134,14 +136,16 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
     backward = evidence.took(lambda _: True, phases=(BACKWARD,))
     stepped = evidence.took(is_optimizer, phases=(FORWARD,)).get(OUTSIDE)
     every = sum(layer.trainable_params or 0 for layer in layers)
-    if not backward or stepped is None or not every or len(run.metas) > 1:
+    zeros = any(True for _ in evidence.rows(zeroes))
+    if not zeros or not backward or stepped is None or not every or len(run.metas) > 1:
         return
 
     sums = evidence.took(inside(ACCUMULATE), phases=(BACKWARD,))
+    trained_models = {layers.lineage(number)[0] for number in backward if number >= 0}
 
     def is_reached(number: int) -> bool:
         """A layer that was not called may lend its parameters to the one above, which then has their gradients."""
-        return number in backward or (not run.rows.forward_calls(number) and layers.parent[number] in sums)
+        return number in backward or (not run.rows.forward_calls(number) and evidence.called_above[number] in sums)
 
     gains = {
         number: Gain(evidence.time_of(stepped) * (layer.trainable_params or 0) // every)
@@ -151,6 +155,7 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
         and not layer.tied
         and not layer.shared_with
         and not is_reached(number)
+        and layers.lineage(number)[0] in trained_models
     }
     for group in merged(evidence, gains):
         yield group.advice(

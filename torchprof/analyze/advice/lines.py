@@ -55,7 +55,8 @@ _READS_VALUES = _Kind(
 _CONCATENATES = _Kind(
     re.compile(r"torch\.(cat|concat|concatenate|[hv]stack)|np\.(append|concatenate|[hv]stack)"),
     "it concatenates, which copies all of its inputs",
-    "Collect the parts in a list, and concatenate them once, after the loop: `torch.cat(parts)`.",
+    "If a tensor grows by it, collect the parts in a list, and concatenate them once, after the loop: "
+    "`torch.cat(parts)`.",
 )
 _KINDS = (
     _Kind(
@@ -84,7 +85,7 @@ _KINDS = (
     _COPIES_THE_MODEL,
     _Kind(
         re.compile(r"print|(.*\.)?(dumps|pformat)|(log|logger|logging|wandb|mlflow)\.\w+"),
-        "it prints tensors or writes them as text",
+        "it prints or logs",
         f"{_LESS_OFTEN}, and print numbers (`loss.item()`) instead of tensors.",
     ),
     _Kind(
@@ -105,7 +106,7 @@ _KINDS = (
         "Read it once, before the loop, or in the workers of a `DataLoader`.",
     ),
     _Kind(
-        re.compile(r"re\.\w+|(.*\.)?(findall|finditer|split|lower|upper|strip|replace|tokenize|encode|decode)"),
+        re.compile(r"re\.\w+|(.*\.)?(findall|finditer|lower|upper|strip|replace|tokenize)"),
         "it processes text",
         "Do it once, before the loop, or in the workers of a `DataLoader`.",
     ),
@@ -139,7 +140,7 @@ _PYTHON = _Kind(
     "Replace the loop with tensor operations, do it less often, or move it to the workers of a `DataLoader`.",
 )
 _OF_NO_DATA = re.compile(
-    r"aten::(_foreach_\w+|rand\w*|normal_?|uniform_?|bernoulli_?|exponential_?|multinomial|poisson)"
+    r"aten::(_foreach_\w+|\w+_|item|to|copy|rand\w*|normal|uniform|bernoulli|exponential|multinomial|poisson)"
 )
 _COPIES = frozenset({"aten::clone", "aten::copy_", "aten::_to_copy", "aten::to", "aten::empty_like"})
 
@@ -335,8 +336,8 @@ def _by_kind(function: Function) -> dict[_Kind, Counter[Spent]]:
 
 def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
     """The time of operators without a node in backward, if others outside all layers have some, and of Python in the
-    same lines: what frees their memory. Random numbers are left out, noise is new in each step, and what updates
-    parameters all at once."""
+    same lines: what frees their memory. Random numbers are left out, because noise is new in each step, and
+    what changes a tensor in place, as an average of parameters, or reads or copies it."""
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     trained: set[str | None] = set()  # the names of nodes outside all layers
     inside_of: defaultdict[str, set[str]] = defaultdict(set)  # by outermost operator: all operators in it

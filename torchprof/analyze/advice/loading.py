@@ -66,7 +66,10 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
         remedy = "Use more workers (`DataLoader(…, num_workers=…)`), or do less work per batch."
         if gain < _LIGHT * _PASSING_NS * times:
             seen = f"The loop waits {waits} for the workers of its DataLoader, hardly longer than to pass a batch."
-            remedy = "Load in the process itself (`num_workers=0`), or use larger batches (`batch_size=…`)."
+            remedy = (
+                "Use larger batches (`batch_size=…`). If a batch takes less than a millisecond to make, load it in the "
+                "process itself: `num_workers=0`."
+            )
     elif "SingleProcess" in label:
         function = next(iter(functions(evidence, is_loading)), None)
         most = f", above all at {function.at}" if function is not None and 4 * function.ns > whole else ""

@@ -113,10 +113,13 @@ def evaluates_often(evidence: Evidence) -> Iterator[Advice]:
     """Forward calls without gradients in a run that trains, about one for each step, for at least 10 % of the recorded
     time: an evaluation in each step.
 
-    Evidence: their number, 4/5 to 5/4 of the steps, and their time. A frozen teacher looks the same, so the finding is
-    a condition. The gain is nine tenths of their time.
+    Evidence: their number, 4/5 to 5/4 of the steps, and their time, of models that are called with gradients, too.
+    A target network looks the same, so the finding is a condition. The gain is nine tenths of their time.
     """
-    spreads = [spread for _, spread in evidence.samples("no_grad_ns")]
+    called = evidence.run.rows.forward_calls
+    # A model that is only called without gradients is no model that trains.
+    found = {key.layer: one for key, one in evidence.samples("no_grad_ns") if called(key.layer) > one.count}
+    spreads = found.values()
     calls, ns = sum(spread.count for spread in spreads), sum(spread.sum for spread in spreads)
     steps = evidence.steps
     if (
@@ -125,14 +128,15 @@ def evaluates_often(evidence: Evidence) -> Iterator[Advice]:
         and 4 * calls <= 5 * steps
         and ns >= _SHARE * evidence.recorded_ns > 0
     ):
+        models = tuple(map(evidence.name_of, found))
         yield Advice(
-            ", ".join(evidence.run.meta.model),
+            ", ".join(models),
             f"{calls:,} forward calls without gradients in {steps:,} steps take {format_time(ns)}.",
             "If they evaluate the model, do it less often (`if step % 100 == 0:`), or with fewer samples.",
             round(_RARELY * ns),
             None,
             "evaluates_often",
-            evidence.run.meta.model,
+            models,
         )
 
 

@@ -108,7 +108,7 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     ns = 0
     columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
     time = columns["cpu_ns" if evidence.device == "cpu" else "device_ns"]
-    for at in evidence.rows(_zeroes):
+    for at in evidence.rows(zeroes):
         frames = chains[columns["frames"][at]]
         label = label or next(frame.name for frame in frames if frame.name.startswith(ZERO_GRAD))
         ns += time[at]
@@ -158,7 +158,7 @@ def _depth(frames: Sequence[Frame], label: str) -> int:
     return next((at for at, frame in enumerate(frames) if frame.kind == "label" and frame.name.startswith(label)), -1)
 
 
-def _zeroes(frames: Sequence[Frame]) -> bool:
+def zeroes(frames: Sequence[Frame]) -> bool:
     return _depth(frames, ZERO_GRAD) >= 0 and any(frame.name in _ZEROES for frame in frames)
 
 

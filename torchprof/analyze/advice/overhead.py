@@ -23,9 +23,9 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
 
     Evidence: the first dimension of the model's first input, and the time that is not in operators of 20 us or more on
     average, nor in Python outside the layers or of a slow layer, nor in garbage collections; it is at least half of the
-    recorded time. The time of optimizers counts, too: a larger batch has fewer steps. With 64 samples in a call all of
-    that is shared among them: the gain is 63/64 of it for one sample, 7/8 for eight. Only on the CPU; a device has
-    ``launches_slower_than_the_device``.
+    recorded time. Long operators of optimizers are part of the gain: a larger batch has fewer steps. With 64 samples in
+    a call all of that is shared among them: the gain is 63/64 of it for one sample, 7/8 for eight. Only on the CPU; a
+    device has ``launches_slower_than_the_device``.
     """
     run, layers = evidence.run, evidence.run.layers
     if evidence.device != "cpu" or len(run.metas) > 1:
@@ -35,13 +35,14 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
     shapes = layers[root].input_shapes if calls >= 10 else ()
     if not shapes or len(shapes[0]) < 2 or not 0 < shapes[0][0] <= _FEW or not layers[root].same_shapes:
         return
-    long_ns = ops = 0
+    long_ns = ops = stepping = 0
     columns = run.rows.columns
     for at in evidence.rows(lambda frames: bool(frames) and frames[-1].kind == "op"):
         ns, times = columns["cpu_ns"][at], columns["calls"][at]
         ops += times
-        is_long = ns >= _SMALL_NS * times and not is_optimizer(run.rows.frames[columns["frames"][at]])
-        long_ns += ns if is_long else 0
+        if ns >= _SMALL_NS * times:
+            long_ns += ns
+            stepping += ns if is_optimizer(run.rows.frames[columns["frames"][at]]) else 0
     own = evidence.took(is_own_time, phases=(FORWARD,)).get(OUTSIDE)
     collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
     python = sum(slow.own_ns for slow in layers_of_slow_python(evidence).values())
@@ -54,7 +55,7 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
         f"A call gets {samples}, and its operators are small. A call of the model has {ops // calls:,}, with backward; "
         f"{format_time(small)} are in short ones and between them.",
         f"Use a larger batch (`DataLoader(…, batch_size={_BATCH})`), or compile the model: `torch.compile(model)`.",
-        small * (_BATCH - shapes[0][0]) // _BATCH,
+        (small + stepping) * (_BATCH - shapes[0][0]) // _BATCH,
         None,
         "tiny_batches",
         (layers[root].name,),

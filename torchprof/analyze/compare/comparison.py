@@ -245,7 +245,7 @@ class _Comparison:
             [spread for key, spread in run.samples.items() if key.measure == "step_ns" and spread.count]
             for run in self.runs
         ]
-        if all(steps):
+        if all(steps) and all(self.sides[side].steps for side in (0, 1)):
             means = [sum(one.sum for one in side) / sum(one.count for one in side) for side in steps]
             noise = noise_of(*([value for one in side for value in one.sample] for side in steps))
             change = _exact(*means, *means)

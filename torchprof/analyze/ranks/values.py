@@ -196,7 +196,8 @@ class Compared:
     @cached_property
     def step_ns(self) -> float:
         """The duration of a step, or of a cycle if there are no steps: the median over ranks of their medians."""
-        steps = [self.run.samples.get(SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns")) for rank in self.ranks]
+        marked = {meta.rank for meta in self.metas if meta.steps}
+        steps = [self.run.samples.get(SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns")) for rank in marked]
         known = [spread.median for spread in steps if spread is not None]
         return median(known or [meta.wall_ns / max(meta.cycles, 1) for meta in self.metas])
 
