@@ -280,10 +280,8 @@ def _not_compiled(recording: RecordedCycle, regions_in: Set[int], called: Set[in
             for index in regions_in
         ]
         if layer in called and not any(around):
-            reason = failures.get((file, line), "")
-            yield caveat(
-                "no_compiled_code", [layers[layer].name], function=function, file=file, line=line, reason=reason
-            )
+            where = f"{function} ({PurePath(file).name}:{line})"
+            yield caveat("no_compiled_code", [layers[layer].name], where=where, reason=failures.get((file, line), ""))
 
 
 def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[int]) -> tuple[Layer, ...]:
