@@ -6,6 +6,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from torchprof.attribute.collectives import CollectiveOwners
