@@ -57,6 +57,7 @@ def loop(*lines: Any, own_ms: int = 40, ops: int = 10, op_ms: int = 0, name: str
         ("settings.get", "this is Python between operators", "Replace the loop"),
         ("str", "this is Python between operators", "Replace the loop"),
         ("json.load", "it reads files", "before the loop"),
+        ("json.dumps", "it turns values into text", "torch.save"),
         ("requests.get", "it reads files or data from elsewhere", "before the loop"),
         ("re.findall", "it processes text", "before the loop"),
         ("line.lower", "it processes text", "before the loop"),

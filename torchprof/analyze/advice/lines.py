@@ -84,7 +84,12 @@ _KINDS = (
     ),
     _COPIES_THE_MODEL,
     _Kind(
-        re.compile(r"print|(.*\.)?(dumps|pformat)|(log|logger|logging|wandb|mlflow)\.\w+"),
+        re.compile(r"(.*\.)?(dumps|pformat)"),
+        "it turns values into text",
+        f"{_LESS_OFTEN}, or write tensors as they are: `torch.save`.",
+    ),
+    _Kind(
+        re.compile(r"print|(log|logger|logging|wandb|mlflow)\.\w+"),
         "it prints or logs",
         f"{_LESS_OFTEN}, and print numbers (`loss.item()`) instead of tensors.",
     ),
