@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import NamedTuple
 
@@ -12,6 +12,8 @@ from torchprof.run.words import OPTIMIZER_STEP
 
 
 class NamedRange(NamedTuple):
+    """A range of the profiler, on the clock of the events."""
+
     name: str
     start_ns: int
     end_ns: int
@@ -29,7 +31,7 @@ class Loop(NamedTuple):
 def loop_of(
     names: Iterable[str],
     ranges_of: Callable[[Set[str]], Iterable[NamedRange]],
-    sequenced: Callable[[int], Iterable[int]],
+    has_gradients: Callable[[NamedRange], bool],
 ) -> Loop:
     """The loop that was recorded. A pass ends
 
@@ -39,8 +41,8 @@ def loop_of(
     - else: where a call of the model ends that was called first.
 
     ``names``: of all ranges of the CPU. ``ranges_of``: the ranges with some of these names, in the order of start.
-    ``sequenced``: when the operators of a thread began that have a sequence number of autograd, in order: they have one
-    if gradients are enabled.
+    ``has_gradients``: whether an operator in a call has a sequence number of autograd: it has one if gradients are
+    enabled.
     """
     seen = set(names)
     optimizers = {name for name in seen if name.startswith(OPTIMIZER_STEP)}
@@ -56,7 +58,7 @@ def loop_of(
         ends = [one.end_ns for one in calls if one.name == calls[0].name]
     without: list[NamedRange] = []
     if calls and backward and not any(name.startswith(REGION) for name in seen):
-        without = _without_gradients(calls, [*sequenced(calls[0].thread)])
+        without = [call for call in calls if not has_gradients(call)]
     if without and engine:  # reentrant checkpointing: the forward is without gradients, and runs again in backward
         inside = _inside(_outermost(ranges_of(engine)), ranges_of(labels))
         without = [one for one in without if one.name not in inside]
@@ -70,13 +72,13 @@ def _of_optimizers(ranges: Iterable[NamedRange], optimizers: Set[str], worked_al
     ends: list[int] = []
     missing, worked = {*optimizers}, worked_always
     # In the order of their ends: the closure of an optimizer runs backward inside its step.
-    for one in sorted(of_both, key=lambda one: one.end_ns):
-        if one.name not in optimizers:
+    for event in sorted(of_both, key=lambda event: event.end_ns):
+        if event.name not in optimizers:
             worked = True
-        elif one in steps:
-            missing.discard(one.name)
+        elif event in steps:
+            missing.discard(event.name)
             if worked and not missing:
-                ends.append(one.end_ns)
+                ends.append(event.end_ns)
                 missing, worked = {*optimizers}, worked_always
     return ends
 
@@ -84,36 +86,30 @@ def _of_optimizers(ranges: Iterable[NamedRange], optimizers: Set[str], worked_al
 def _of_backward(ranges: Iterable[NamedRange]) -> list[int]:
     ends: list[int] = []
     called = False
-    for one in _outermost(ranges):
-        if one.name != ENGINE_LABEL:
+    for event in _outermost(ranges):
+        if event.name != ENGINE_LABEL:
             called = True
         elif called:
-            ends.append(one.end_ns)
+            ends.append(event.end_ns)
             called = False
     return ends
 
 
 def _outermost(ranges: Iterable[NamedRange]) -> list[NamedRange]:
     """The ranges of the thread with the first one that are in no other of them."""
-    found: list[NamedRange] = []
-    for one in ranges:
-        if not found or (one.thread == found[0].thread and one.start_ns >= found[-1].end_ns):
-            found.append(one)
-    return found
+    outermost: list[NamedRange] = []
+    for event in ranges:
+        if not outermost or (event.thread == outermost[0].thread and event.start_ns >= outermost[-1].end_ns):
+            outermost.append(event)
+    return outermost
 
 
 def _inside(outer: Sequence[NamedRange], ranges: Iterable[NamedRange]) -> set[str]:
     """The names of the ranges that begin inside others."""
-    starts = [one.start_ns for one in outer]
-    found = set()
-    for one in ranges:
-        at = bisect_right(starts, one.start_ns) - 1
-        if at >= 0 and one.start_ns < outer[at].end_ns:
-            found.add(one.name)
-    return found
-
-
-def _without_gradients(calls: Iterable[NamedRange], sequenced: Sequence[int]) -> list[NamedRange]:
-    """The calls in which no operator has a sequence number."""
-    nexts = ((one, bisect_left(sequenced, one.start_ns)) for one in calls)
-    return [one for one, at in nexts if at == len(sequenced) or sequenced[at] >= one.end_ns]
+    starts = [event.start_ns for event in outer]
+    names = set()
+    for event in ranges:
+        last = bisect_right(starts, event.start_ns) - 1
+        if last >= 0 and event.start_ns < outer[last].end_ns:
+            names.add(event.name)
+    return names

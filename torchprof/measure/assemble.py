@@ -213,8 +213,9 @@ def _without_gradients(recording: RecordedCycle, plan: LayerPlan) -> Iterator[tu
     """The durations of the calls of each model without gradients, in a recording with backward."""
     calls: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for label, start, end, _ in recording.source.loop.without_gradients:
-        if label in plan.sites:
-            calls[plan.sites[label].layers[0]].append((start, end - start))
+        layer = plan.sites[label].layers[0] if label in plan.sites else OUTSIDE
+        if layer != OUTSIDE and len(recording.layers[layer].path) == 1:  # with paths=, an inner layer may be outermost
+            calls[layer].append((start, end - start))
     for layer, of_layer in calls.items():
         yield SampleKey(layer, FORWARD, recording.origin.rank, "cpu", "no_grad_ns"), Spread.of(of_layer)
 

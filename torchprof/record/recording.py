@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import shutil
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from os import PathLike
@@ -144,7 +145,7 @@ class Recording:
         ``loop`` is known after the call.
         """
         events = self._read()
-        self.loop = loop_of(events.names, partial(_ranges_of, events), partial(_sequenced, events))
+        self.loop = loop_of(events.names, partial(_ranges_of, events), partial(_has_gradients, events))
         return self._events_of(events, detail, self._addresses() if addresses else {}, each_op)
 
     def _events_of(
@@ -365,11 +366,14 @@ def _ranges_of(events: RawEvents, wanted: Set[str]) -> Iterator[NamedRange]:
             yield NamedRange(names[number], start, end_ns(raw), thread)
 
 
-def _sequenced(events: RawEvents, of_thread: int) -> Iterator[int]:
-    """When the events of a thread with a sequence number began."""
-    for raw, start, thread in zip(events.all, events.starts, events.threads):
-        if thread == of_thread and raw.sequence_nr() >= 0:
-            yield start
+def _has_gradients(events: RawEvents, call: NamedRange) -> bool:
+    """Whether an event in a call has a sequence number. In a call with gradients, one of the first has."""
+    for index in range(bisect_left(events.starts, call.start_ns), len(events.starts)):
+        if events.starts[index] >= call.end_ns:
+            return False
+        if events.threads[index] == call.thread and events.all[index].sequence_nr() >= 0:
+            return True
+    return False
 
 
 def _inner_ops(events: RawEvents) -> InnerOpsOfRanges | None:

@@ -116,7 +116,8 @@ class SampleKey(NamedTuple):
     layer. ``measure`` is one of
 
     - ``cpu_ns``: the duration of a forward call, including child layers, without garbage collections;
-    - ``no_grad_ns`` (models): the duration of a forward call without gradients, if the run has backward, too;
+    - ``no_grad_ns`` (models): the duration of a forward call without gradients, with the garbage collections
+      in it, if the run has backward, too;
     - ``peak_bytes``: the peak of memory inside a call, or a stretch of backward, above its start;
     - ``kept_bytes``: what was allocated directly in a forward call and saved for backward (docs/memory.md);
     - ``device_peak_bytes``: the peak of the device, under the layer and phase where it was reached, one value per

@@ -7,6 +7,7 @@ Differences between the traces of different versions of torch and of different d
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
@@ -99,11 +100,11 @@ class TraceEvents:
         }
         return sum(name in steps for name in self._cpu.name) if steps else 0
 
-    @property
+    @cached_property
     def loop(self) -> Loop:
         """The passes of a loop without marks, and the calls without gradients."""
         names = (name for group, name in self._names if group not in (MEMORY_EVENTS, MODULE, RUNTIME_CALLS))
-        return loop_of(names, self._ranges_of, self._sequenced)
+        return loop_of(names, self._ranges_of, self._has_gradients)
 
     def _ranges_of(self, wanted: Set[str]) -> Iterator[NamedRange]:
         """The CPU's ranges with some of these names, in the order of start."""
@@ -112,10 +113,22 @@ class TraceEvents:
         for start, ns, number, lane in sorted(line for line in columns if line[2] in names):
             yield NamedRange(names[number], start + self.base_ns, start + ns + self.base_ns, lane)
 
-    def _sequenced(self, of_lane: int) -> list[int]:
-        """When the events of a lane with a sequence number began."""
-        columns = zip(self._cpu.start, self._cpu.lane, self._cpu.sequence)
-        return sorted(start + self.base_ns for start, lane, number in columns if lane == of_lane and number >= 0)
+    def _has_gradients(self, call: NamedRange) -> bool:
+        """Whether an event in a call has a sequence number."""
+        starts = self._sequenced[call.thread]
+        first = bisect_left(starts, call.start_ns - self.base_ns)
+        return first < len(starts) and starts[first] < call.end_ns - self.base_ns
+
+    @cached_property
+    def _sequenced(self) -> defaultdict[int, list[int]]:
+        """By lane, when the events with a sequence number began, in order."""
+        starts: defaultdict[int, list[int]] = defaultdict(list)
+        for start, lane, number in zip(self._cpu.start, self._cpu.lane, self._cpu.sequence):
+            if number >= 0:
+                starts[lane].append(start)
+        for of_lane in starts.values():
+            of_lane.sort()
+        return starts
 
     @property
     def marks(self) -> int:

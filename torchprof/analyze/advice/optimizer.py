@@ -159,6 +159,7 @@ def _depth(frames: Sequence[Frame], label: str) -> int:
 
 
 def zeroes(frames: Sequence[Frame]) -> bool:
+    """Whether an optimizer's ``zero_grad`` writes zeros into gradients."""
     return _depth(frames, ZERO_GRAD) >= 0 and any(frame.name in _ZEROES for frame in frames)
 
 
