@@ -16,12 +16,13 @@ from torch.utils.checkpoint import checkpoint
 from examples.models import MLP, Bert, LeNet5
 from torchprof import Profile, Run
 from torchprof.measure.flops.graph_text import read_graph
-from torchprof.record.graph_parameters import _matched, _nodes
+from torchprof.record.graph_flow import GraphFlow
 from torchprof.record.graph_source import read_source
 from torchprof.run.words import (
     BACKWARD,
     COMPILED_BEFORE,
     FORWARD,
+    IN_CPP,
     LAYERS_NOT_RECORDED,
     NOT_ATTRIBUTABLE,
     PHASES,
@@ -29,6 +30,7 @@ from torchprof.run.words import (
 )
 
 pytestmark = pytest.mark.compiler
+inductor_config: Any = pytest.importorskip("torch._inductor.config")
 output_code: Any = pytest.importorskip("torch._inductor.output_code")
 if "inductor_post_grad_graph_str" not in getattr(output_code.CompiledFxGraph, "__annotations__", {}):
     pytest.skip("graphs of this torch have no text", allow_module_level=True)
@@ -222,7 +224,7 @@ def test_two_forwards_before_a_backward() -> None:
         assert products(run, phase) == products(eager, phase)
 
 
-def test_a_product_that_adds_another_branch_is_not_of_its_layer_alone() -> None:
+def test_a_product_that_adds_another_branch_is_of_its_layer() -> None:
     """torch.compile makes one product of a residual connection without a bias, and of the sum of its gradients."""
 
     class Block(nn.Module):
@@ -234,11 +236,102 @@ def test_a_product_that_adds_another_branch_is_not_of_its_layer_alone() -> None:
             return x + self.fc(x.tanh())  # type: ignore[no-any-return]
 
     x = torch.rand(4, 16)
-    run, _ = both(nn.Sequential(Block(), Block()), lambda model: train(model, x))
-    for row in run.rows:
-        if row.frames and row.frames[-1].name == "aten::addmm":
-            assert any(frame.kind == "kernels" for frame in row.frames), row
+    run, eager = both(nn.Sequential(Block(), Block()), lambda model: train(model, x))
     assert any(row.frames and row.frames[-1].name == "aten::addmm" for row in run.rows)
+    for phase in (FORWARD, BACKWARD):
+        assert products(run, phase) == products(eager, phase)
+
+
+def test_the_gradient_of_a_parameter_that_is_added_is_work_of_the_layer_after_it() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = nn.Parameter(torch.rand(4, 16))
+            self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x) + self.positions)  # type: ignore[no-any-return]
+
+    x = torch.rand(4, 16)
+    run, eager = both(Net(), lambda model: train(model, x))
+    assert products(run, BACKWARD) == products(eager, BACKWARD)
+
+
+def test_in_autocast_casts_of_parameters_and_of_gradients_are_followed() -> None:
+    x = torch.rand(4, 16)
+
+    def step(model: Any) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().sum()
+        loss.backward()
+
+    run, eager = both(nn.Sequential(MLP(16, 64), MLP(16, 32)), step)
+    for phase in (FORWARD, BACKWARD):
+        assert products(run, phase) == products(eager, phase)
+
+
+def test_a_checkpoint_around_compiled_blocks() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(MLP(16, width) for width in (32, 48, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            return x
+
+    model, x = Net(), torch.rand(4, 16, requires_grad=True)
+    eager = recorded(model, lambda: train(model, x))
+    for block in model.blocks:
+        block.compile()
+    train(model, x)
+    run = recorded(model, lambda: train(model, x))
+    for phase in (FORWARD, BACKWARD):
+        assert products(run, phase) == products(eager, phase)
+    assert sum(products(run, RECOMPUTE).values()) == sum(products(eager, FORWARD).values())  # whole graphs run again
+
+
+def test_a_head_that_is_tied_to_an_embedding_has_its_products() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
+            self.head.weight = self.words.weight
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.words(tokens).tanh())  # type: ignore[no-any-return]
+
+    tokens = torch.randint(0, 50, (2, 8))
+    run, eager = both(Net(), lambda model: train(model, tokens))
+    for phase in (FORWARD, BACKWARD):
+        assert products(run, phase) == products(eager, phase)
+
+
+@pytest.mark.parametrize("make", [lambda: MLP(16, 64), LeNet5], ids=["MLP", "LeNet-5"])
+def test_frozen_weights_are_known_by_their_memory(make: Callable[[], nn.Module]) -> None:
+    x = torch.rand(4, 16) if isinstance(make(), MLP) else torch.rand(2, 1, 32, 32)
+
+    def step(model: Any) -> None:
+        with torch.no_grad():
+            model(x)
+
+    with inductor_config.patch(freezing=True):
+        run, eager = both(make().eval(), step)
+    ours, wanted = products(run, FORWARD), products(eager, FORWARD)
+    assert sum(ours.values()) == sum(wanted.values())
+    assert all(macs <= wanted[layer] for layer, macs in ours.items() if layer != eager.layers[0].name)
+    assert sum(macs for layer, macs in ours.items() if layer != eager.layers[0].name) > 0
+
+
+def test_calls_from_cpp_have_no_events() -> None:
+    x = torch.rand(4, 16)
+    with inductor_config.patch(cpp_wrapper=True):
+        run, _ = both(MLP(16, 64), lambda model: train(model, x))
+    kinds = {frame.name for row in run.rows for frame in row.frames if frame.kind == "kernels"}
+    assert kinds == {f"{NOT_ATTRIBUTABLE}: {IN_CPP}"}
+    assert sum(products(run, FORWARD).values()) == 2 * 4 * 16 * 64
+    assert any("cpp_wrapper is on" in str(warning) for warning in run.warnings)
 
 
 def test_a_parameter_of_two_layers_is_of_neither() -> None:
@@ -254,6 +347,7 @@ def test_a_parameter_of_two_layers_is_of_neither() -> None:
     x = torch.rand(4, 8)
     run, _ = both(Tied(), lambda model: train(model, x))
     assert products(run, FORWARD) == {"Tied": 2 * 4 * 8 * 8}
+    assert any("their parameter is of several layers" in str(warning) for warning in run.warnings)
 
 
 def test_the_projection_of_torchs_attention_is_its_own_work() -> None:
@@ -327,29 +421,39 @@ def call(args):
 
 def matches(text: str = "", source: str = "") -> list[tuple[set[str], bool] | None]:
     """For each product, the parameters that it reads, and whether it takes gradients; None if it is unknown."""
-    parameters = {"primals_1", "primals_2"}
-    nodes = _nodes(read_graph(TEXT.format(branch=text)), parameters)
     parsed = read_source(SOURCE.format(branch=source))
-    found = _matched(parsed, nodes, parameters)
-    return [
-        (set(found[at].parameters), found[at].takes_gradients) if at in found else None
-        for at, one in enumerate(parsed.kernels)
-        if one.is_library
-    ]
+    flow = GraphFlow(parsed, read_graph(TEXT.format(branch=text)), {"primals_1", "primals_2"})
+    nodes = [flow.node_of.get(at) for at, one in enumerate(parsed.kernels) if one.is_library]
+    return [node and (set(flow.reads(node)), node.node in flow.of_gradients) for node in nodes]
+
+
+CHAIN = [({"primals_1"}, False), ({"primals_2"}, False), (set(), True)]
 
 
 def test_products_in_a_chain_are_known_though_their_parameters_were_cast_before() -> None:
-    assert matches() == [({"primals_1"}, False), ({"primals_2"}, False), (set(), True)]
+    assert matches() == CHAIN
 
 
-def test_products_side_by_side_are_not_told_apart() -> None:
-    """A third product needs the first only, so it may run before or after the second."""
+def test_products_side_by_side_are_told_apart_by_the_numbers_of_their_buffers() -> None:
+    """A third product needs the first only: Inductor may call it before or after the second."""
     text = 'mm_2: "bf16[8, 8]" = torch.ops.aten.mm.default(mm, primals_3)'
-    assert matches(text, "extern_kernels.mm(buf2, primals_3, out=buf4)") == [({"primals_1"}, False), None, None, None]
+    branch = (set(), False)
+    assert matches(text, "extern_kernels.mm(buf2, primals_3, out=buf4)") == [*CHAIN[:2], branch, CHAIN[2]]
+    as_second = SOURCE.replace("    extern_kernels.mm(buf2, buf1, out=buf3)\n", "")
+    later = as_second.format(
+        branch="extern_kernels.mm(buf2, primals_3, out=buf4)\n    extern_kernels.mm(buf2, buf1, out=buf3)"
+    )
+    flow = GraphFlow(read_source(later), read_graph(TEXT.format(branch=text)), {"primals_1", "primals_2"})
+    assert [set(flow.reads(flow.node_of[at])) for at in (1, 2, 3, 4)] == [{"primals_1"}, set(), {"primals_2"}, set()]
 
 
-def test_nothing_is_known_if_there_are_more_calls_than_nodes() -> None:
-    assert matches(source="extern_kernels.mm(buf2, buf2, out=buf4)") == [None] * 4
+def test_if_there_are_more_calls_than_nodes_only_those_are_known_that_alone_read_an_input() -> None:
+    assert matches(source="extern_kernels.mm(buf2, buf2, out=buf4)") == [CHAIN[0], None, None, CHAIN[2]]
+
+
+def test_the_same_if_a_call_reads_what_its_node_does_not_read() -> None:
+    text = 'mm_2: "bf16[8, 8]" = torch.ops.aten.mm.default(mm, mm)'
+    assert matches(text, "extern_kernels.mm(buf2, primals_3, out=buf4)") == [None, None, None, CHAIN[2]]
 
 
 def test_a_parameter_that_the_user_replaces_is_followed() -> None:

@@ -56,13 +56,10 @@ def call(args):
 """
 
 
-def kernel(
-    name: str, reads: str, writes: str, first: str, has_event: bool = True, settings: tuple[float, ...] = ()
-) -> SourceKernel:
+def kernel(name: str, given: str, writes: str, has_event: bool = True) -> SourceKernel:
     is_library = bool(name) and "fused" not in name
-    return SourceKernel(
-        name, frozenset(reads.split()), frozenset(writes.split()), is_library, has_event, settings, first
-    )
+    names = tuple(given.split())
+    return SourceKernel(name, frozenset(names), frozenset(writes.split()), is_library, has_event, names)
 
 
 def test_the_kernels_of_a_graph_on_the_cpu() -> None:
@@ -70,12 +67,13 @@ def test_the_kernels_of_a_graph_on_the_cpu() -> None:
     assert graph.inputs == ("primals_1", "primals_2", "tangents_1") and graph.is_backward
     attention = "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default"
     assert graph.kernels == (
-        kernel("extern_kernels.mm", "primals_1 primals_2", "buf0", "primals_1"),
-        kernel("", "buf0", "buf1", "", has_event=False),
-        kernel("cpp_fused_relu_0", "buf1 tangents_1", "buf1", "buf1", has_event=False),
-        kernel(attention, "buf1", "buf2", "buf1", settings=(0.5,)),
-        kernel("extern_kernels.convolution", "buf2", "buf5", "buf2", settings=(2, 2, 0, 0, 1)),
+        kernel("extern_kernels.mm", "primals_1 primals_2", "buf0"),
+        kernel("", "buf0", "buf1", has_event=False)._replace(given=()),
+        kernel("cpp_fused_relu_0", "buf1 tangents_1", "buf1", has_event=False),
+        kernel(attention, "buf1 buf1 buf1", "buf2"),
+        kernel("extern_kernels.convolution", "buf2 buf2", "buf5"),
     )
+    assert [one.number for one in graph.kernels if one.is_library] == [0, 2, 5]
     assert graph.returned == ("buf5", "", "buf2", "primals_2")
 
 
@@ -83,10 +81,13 @@ def test_the_kernels_of_a_graph_on_a_gpu() -> None:
     graph = read_source(GPU)
     assert not graph.is_backward
     first, second = graph.kernels
-    assert first._replace(settings=()) == kernel(
-        "triton_poi_fused_relu_0", "arg0_1 arg1_1 buf0", "arg1_1 buf0", "arg0_1"
-    )
-    assert second == kernel("extern_kernels.addmm", "arg0_1 buf0 arg1_1", "buf1", "arg0_1")
+    assert first == kernel("triton_poi_fused_relu_0", "arg0_1 arg1_1 buf0", "arg1_1 buf0")
+    assert second == kernel("extern_kernels.addmm", "arg0_1 buf0 arg1_1", "buf1")
+
+
+def test_a_call_that_writes_into_the_result_of_another_has_no_number() -> None:
+    (found,) = read_source(GPU.replace("out=buf1", "out=buf0")).kernels[1:]
+    assert found.number is None
 
 
 def test_a_kernel_in_cpp_that_opens_a_range_has_an_event() -> None:

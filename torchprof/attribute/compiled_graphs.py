@@ -6,7 +6,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
-from torchprof.run.words import AMBIGUOUS_MODULE, COMPILED_BEFORE, OTHER_MODULE, UNKNOWN_MODULE
+from torchprof.run.words import (
+    AMBIGUOUS_MODULE,
+    COMPILED_BEFORE,
+    FROZEN_PARAMETER,
+    OTHER_MODULE,
+    REPLACED_PARAMETER,
+    SHARED_PARAMETER,
+    UNKNOWN_MODULE,
+)
 
 REGION = "Torch-Compiled Region"
 """Prefix of the range in which compiled code runs. Its compile ID follows (``torch/_dynamo/convert_frame.py``); in
@@ -27,6 +35,9 @@ OF_BACKWARD = "!"
 SELF = "L['self']"
 """The root of everything that was traced from the module that owns the compiled forward, whatever the forward's first
 argument is called."""
+FROZEN = "frozen "
+"""Prefix of the root of a tensor that is a part of its graph. It counts only if it has the memory of a parameter: else
+the compiler may have made it of any."""
 _LARGEST_TABLE = 4_000_000
 """The largest table for matching kernels with ops, in entries: it takes a second or two."""
 _CONTAINERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuantizableLinear"})
@@ -181,6 +192,7 @@ class CompiledGraphs:
 
     def _found(self, graph: str, kernel: int, around: int, inputs: str) -> tuple[tuple[int, int], ...] | str:
         weights: dict[int, int] = {}
+        unknown = ""
         places = self._places_in(graph, around, inputs)
         for part in self._graphs[graph][kernel].parts:
             if part.owner is None:
@@ -188,15 +200,16 @@ class CompiledGraphs:
             layer = around
             if part.owner:
                 place = places[part.owner[-1].root, _unwrapped(part.owner[-1].path)]
+                if isinstance(place, str) and part.owner[-1].root.startswith(FROZEN):
+                    unknown = FROZEN_PARAMETER
+                    continue
                 if isinstance(place, str):
                     return place
                 if not part.owner[-1].kind:  # by a parameter
                     place = self._that_calls(place)
-                    if self._modules[place].kind in _LOOKUPS:
-                        return self._graphs[graph][kernel].why_unknown
                 layer = self._modules[place].layer
             weights[layer] = weights.get(layer, 0) + (part.weight(self.divisor) if self.divisor else 0)
-        return tuple(sorted(weights.items())) or UNKNOWN_MODULE
+        return tuple(sorted(weights.items())) or unknown or UNKNOWN_MODULE
 
     def _that_calls(self, path: tuple[str, ...]) -> tuple[str, ...]:
         """The module that works with the parameters of a module: itself, unless it is only a container."""
@@ -248,7 +261,7 @@ class CompiledGraphs:
         if root == SELF:
             fitting = {self._path_of[around]} if around in self._path_of else set()
         elif not held and any(not kind for _, kind in steps):
-            return AMBIGUOUS_MODULE  # a parameter, and nothing is known of it
+            return REPLACED_PARAMETER
         elif held:
             fitting = set.intersection(*({_above(rest, _unwrapped(one)) for one in paths} for rest, paths in held))
         else:
@@ -256,6 +269,10 @@ class CompiledGraphs:
         fitting = {path for path in fitting if path and self._fits(path, steps)}
         if not fitting:
             return OTHER_MODULE
+        if any(not kind for _, kind in steps):
+            fitting = {path for path in fitting if self._modules[path].kind not in _LOOKUPS}
+            if len(fitting) != 1:
+                return SHARED_PARAMETER
         if len(fitting) > 1:
             return AMBIGUOUS_MODULE
         (place,) = fitting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from torchprof.attribute.common_ancestor import CommonAncestor
@@ -39,13 +40,16 @@ class CompiledRanges:
         self._common_ancestor = common_ancestor
         self._graphs = graphs
         self.has_inputs = False  # whether any COMPILED_INPUTS range has begun
-        self._inputs: dict[int, tuple[int, str]] = {}  # by thread: the open COMPILED_INPUTS range's end and name
+        # By thread: the end and the name of the open COMPILED_INPUTS ranges, outer to inner. A backward, which has the
+        # name of its forward, may have forwards inside it that a checkpoint runs again.
+        self._inputs: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
         self._inputs_of_node: dict[tuple[int, int], str] = {}  # (forward thread, sequence number) → that name
 
     def enter_call(self, event: Event, end: int) -> None:
         """A COMPILED_INPUTS range begins. Its name stands for the tensors that the function took from modules."""
         self.has_inputs = True
-        self._inputs[event.thread] = end, event.name
+        self._inputs_at(event.thread, event.start_ns)
+        self._inputs[event.thread].append((end, event.name))
 
     def note_op(self, thread: int, sequence: int, start: int) -> None:
         """An op with a sequence number. Inside a COMPILED_INPUTS range, its backward is a call on the same tensors."""
@@ -55,12 +59,15 @@ class CompiledRanges:
     def enter_node(self, node: Event) -> None:
         """An autograd node begins. It may be the backward of a compiled function."""
         if name := self._inputs_of_node.get((node.forward_thread, node.sequence)):
-            self._inputs[node.thread] = node.end_ns, name
+            self._inputs_at(node.thread, node.start_ns)
+            self._inputs[node.thread].append((node.end_ns, name))
 
     def _inputs_at(self, thread: int, at: int) -> str:
         """The name of the COMPILED_INPUTS range around a time on a thread; "" if there is none."""
-        until, name = self._inputs.get(thread, (at, ""))
-        return name if at < until else ""
+        ranges = self._inputs[thread]
+        while ranges and ranges[-1][0] <= at:
+            ranges.pop()
+        return ranges[-1][1] if ranges else ""
 
     def range(self, kind: Kind, name: str, outer: Place) -> Place:
         """The place of a range of torch.compile. Such a range is always a call."""
@@ -103,14 +110,16 @@ class CompiledRanges:
             outer = self._places.inside(outer, "kernels", described) if described else outer
             return self._places.inside(outer, "op", event.name, event.signature)
 
-        # Of such a graph, the call itself may be of layers: it is in a row with the kernels of unknown layers.
-        is_unknown_call = bool(self._graphs.why_call_is_unknown(graph))
+        # Of such a graph, the call itself may be of layers: it is in a row with the kernels that are unknown for the
+        # same reason. All others are beside that row.
+        why_call = self._graphs.why_call_is_unknown(graph)
+        if why_call and (layers, phase) == (why_call, around.phase):
+            return [(inner(around), 1)]
+        if why_call and around.outer is not None and around.outer.outer is not None:
+            around = self._places.inside(around.outer.outer, "op", GRAPH)
         if isinstance(layers, str):
             outer = around if phase == around.phase else self._places.of_layer(around.layer, phase, around)
-            described = "" if is_unknown_call and outer is around else f"{NOT_ATTRIBUTABLE}: {layers}"
-            return [(inner(outer, described), 1)]
-        if is_unknown_call and around.outer is not None and around.outer.outer is not None:
-            around = self._places.inside(around.outer.outer, "op", GRAPH)  # beside that row
+            return [(inner(outer, f"{NOT_ATTRIBUTABLE}: {layers}"), 1)]
         numbers = tuple(number for number, _ in layers)
         if len(layers) == 1:
             return [(inner(for_layers(numbers)), 1)]

@@ -3,6 +3,7 @@ layers of their kernels."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
@@ -21,6 +22,7 @@ from torchprof.record.torch_internals import optional
 from torchprof.run.words import COMPILED_BEFORE, LAYERS_NOT_RECORDED
 
 _GRAPHS = "torch._inductor.output_code.CompiledFxGraph"
+_NUMBERS = itertools.count(1)
 
 
 class PlannedModules(Protocol):
@@ -87,16 +89,13 @@ class CalledGraphs:
         if provenance is None and not self.knows_layers:
             return None
         why_unknown = LAYERS_NOT_RECORDED if provenance is None else COMPILED_BEFORE
-        known = self._parameters.known(self._calls, why_unknown)
-        inputs = self._calls.given(plan.holders_of)
-        for number, same in known.same.items():
-            inputs[f"{COMPILED_INPUTS}{number}"] = [] if same is None else inputs[f"{COMPILED_INPUTS}{same}"]
+        known = self._parameters.known(why_unknown)
         return CompiledGraphs(
             {**known.kernels, **Provenance.known},
             plan.modules,
             None if provenance is None else provenance.divisor,
             plan.is_alone,
-            inputs,
+            self._calls.given(plan.holders_of),
             known.hiding,
             why_unknown,
         )
@@ -126,6 +125,8 @@ def _noting_calls() -> Callable[[], None]:
         return lambda: None
 
     def call(graph: Any, inputs: Sequence[Any]) -> Any:
+        if getattr(graph, "_fx_graph_cache_key", "") is None:  # no cache has it; the range around the call needs a key
+            graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
         key, text = (getattr(graph, name, None) for name in ("_fx_graph_cache_key", "inductor_post_grad_graph_str"))
         if isinstance(key, str) and isinstance(text, str):
             for one in CalledGraphs._all_on:

@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from torchprof.measure.flops.graph_text import numbers_of
-
 _LIBRARY = re.compile(r"(inductor_)?extern_kernels\.\w+|(torch\.ops\.)?aten\.\w+(\.\w+)?|torch\.ops\.\w+\.\w+\.\w+")
 """The calls of libraries."""
-_BUFFER = re.compile(r"buf\d+")
+_BUFFER = re.compile(r"buf(\d+)")
 _HAVE_EVENTS = ("RAIIAtenRecordFunctionHandle", "@triton")
 """What the source of a generated kernel with an event contains: C++ that opens a range, or Triton."""
-_TANGENTS = "tangents_"
+TANGENTS = "tangents_"
 """The prefix of the inputs of a backward graph that are gradients of the outputs of the forward."""
 
 
@@ -27,8 +25,8 @@ class SourceKernel(NamedTuple):
     """A kernel that a graph calls: its ``name`` in the source, and the names of what it ``reads`` and ``writes``.
 
     ``is_library``: whether it is a call of a library, else Inductor generated it. ``has_event``: whether a profile has
-    an event of it. ``settings``: the numbers among its arguments, see ``numbers_of``. ``first``: the name in its first
-    argument. Without a name, it is no kernel: the memory of what it reads gets another name.
+    an event of it. ``given``: what it reads, in the order of its arguments. Without a name, it is no kernel: the memory
+    of what it reads gets another name.
     """
 
     name: str
@@ -36,8 +34,15 @@ class SourceKernel(NamedTuple):
     writes: frozenset[str]
     is_library: bool
     has_event: bool
-    settings: tuple[float, ...] = ()
-    first: str = ""
+    given: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> int | None:
+        """The number in the name of the buffer with the result of a call of a library; None if it writes into what
+        another one made. Inductor numbers buffers in the order of the nodes that they are for, and may then call the
+        kernels in another order."""
+        found = [int(match[1]) for name in self.writes if (match := _BUFFER.fullmatch(name))]
+        return found[0] if len(found) == 1 and self.writes.isdisjoint(self.reads) else None
 
 
 class GraphSource(NamedTuple):
@@ -50,7 +55,7 @@ class GraphSource(NamedTuple):
 
     @property
     def is_backward(self) -> bool:
-        return any(name.startswith(_TANGENTS) for name in self.inputs)
+        return any(name.startswith(TANGENTS) for name in self.inputs)
 
 
 @lru_cache(maxsize=256)
@@ -126,8 +131,7 @@ class _Reader:
                 frozenset(writes),
                 not is_generated,
                 has_event=not is_generated or generated in self._events,
-                settings=numbers_of(call),
-                first=next(iter(given[0]), "") if given else "",
+                given=tuple(name for names in given for name in names),
             )
         )
         return True

@@ -31,6 +31,7 @@ from torchprof.record.modules import (
     walk_modules,
     wrapped_step,
 )
+from torchprof.record.tensor_owners import Owners
 from torchprof.record.updates import Updates
 from torchprof.run.layers import Layer
 
@@ -91,12 +92,6 @@ def _numbered(name: str, taken: Counter[str]) -> str:
 
 def _unnumbered(name: str) -> str:
     return name.partition("#")[0]
-
-
-def _own_tensors(module: nn.Module | None) -> list[int]:
-    """The ids of a module's own parameters and buffers, without those of its children."""
-    own = ({}, {}) if module is None else (module.__dict__.get("_parameters", {}), module.__dict__.get("_buffers", {}))
-    return [id(one) for tensors in own for one in tensors.values() if one is not None]
 
 
 def _may_inline(module: nn.Module) -> bool:
@@ -247,22 +242,11 @@ class Plan:
 
     def holders_of(self, tensors: Sequence[torch.Tensor | None]) -> list[tuple[tuple[str, ...], ...] | None]:
         """For each tensor, the real paths of the modules that have it as their own parameter or buffer; ``()`` if only
-        other modules of the process have it. None if no module has it (a parameter that FSDP gathered, a buffer that
-        was replaced since), or if the tensor was freed (None)."""
-        paths: dict[int, list[tuple[str, ...]]] = {}
-        for spot in self._spots:
-            for key in _own_tensors(spot.module()):
-                paths.setdefault(key, []).append(spot.path)
-        elsewhere: set[int] = set()
-        if any(id(one) not in paths for one in tensors if one is not None):
-            modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-            elsewhere = {key for module in modules for key in _own_tensors(module)}
-
-        def holders(tensor: torch.Tensor | None) -> tuple[tuple[str, ...], ...] | None:
-            known = tensor is not None and (id(tensor) in paths or id(tensor) in elsewhere)
-            return tuple(paths.get(id(tensor), ())) if known else None
-
-        return [holders(tensor) for tensor in tensors]
+        other modules of the process have it. None if no module has it (a buffer that was replaced since), or if the
+        tensor was freed (None). A parameter that FSDP2 gathered is that of its module; a tensor of a graph with
+        ``torch._inductor.config.freezing`` may have the memory of a parameter."""
+        owners = Owners((spot.path, spot.module()) for spot in self._spots)
+        return [owners.of(tensor) for tensor in tensors]
 
     def is_alone(self, path: tuple[str, ...]) -> bool:
         """Whether the module with this real path is the only instance of its class in this process."""

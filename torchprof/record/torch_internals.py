@@ -201,6 +201,11 @@ ATTRIBUTES: dict[str, Internal] = {
     "_pyobj_dispatcher": Internal("2.14", "2.15", "whether an operator is called past the profiler", "the same"),
     # Of meshes and groups
     "_get_root_mesh": Internal("2.11", "2.15", "the whole mesh of a job", "the mesh is that of the parameter"),
+    "_get_fsdp_state": Internal("2.4", "2.15", "the parameters that FSDP2 gathers", "compiled code of them is unknown"),
+    "_fsdp_param_groups": Internal("2.13", "2.15", "the same", "that of older versions is used"),
+    "_fsdp_param_group": Internal("2.4", "2.15", "the same", "compiled code of them is unknown"),
+    "_unsharded_param": Internal("2.4", "2.15", "the same", "compiled code of them is unknown"),
+    "_module_info": Internal("2.4", "2.15", "the same", "compiled code of them is unknown"),
     # Of compiled code
     "_dynamo_source": Internal("2.4", "2.15", "which module a compiled function took", "its layers are unknown"),
     "_torchdynamo_disable": Internal("2.4", "2.15", "that a forward is never compiled", "source lines are left out"),

@@ -8,16 +8,9 @@ from typing import Any, TypeVar
 
 from torchprof.errors import some
 from torchprof.run.cost import format_time
+from torchprof.run.why_unknown import COMPILE_IN_BLOCK, WHY_UNKNOWN
 from torchprof.run.words import (
-    AMBIGUOUS_MODULE,
-    COMPILED_BEFORE,
-    GRAPH_NOT_READ,
     LAUNCHED_BEFORE,
-    LAYERS_NOT_RECORDED,
-    NESTED_GRAPHS,
-    OTHER_MODULE,
-    UNKNOWN_KERNEL,
-    UNKNOWN_MODULE,
 )
 
 Fact = Any
@@ -375,21 +368,6 @@ _of_facts(
 
 # What follows from the run
 
-_COMPILE_IN_IT = (
-    "compile the model inside the block (call torch.compiler.reset() before the block, or start a new process); "
-    "warmup=1 leaves the first call, which compiles, out of the figures"
-)
-_WHY_UNKNOWN = {  # the layers of compiled kernels, by the reason in the name of their row
-    COMPILED_BEFORE: f"they were compiled before the block. To see their layers, {_COMPILE_IN_IT}",
-    LAYERS_NOT_RECORDED: f"these were not recorded. To record them, use compile_layers=True, and {_COMPILE_IN_IT}",
-    NESTED_GRAPHS: "they are in graphs inside another graph (torch.cond, torch.while_loop, nested regions)",
-    GRAPH_NOT_READ: "their graphs could not be read during compilation",
-    UNKNOWN_KERNEL: "their names are in no graph, or several kernels have the same name",
-    UNKNOWN_MODULE: "torch does not record which module their operations come from",
-    OTHER_MODULE: "they belong to modules that are not profiled",
-    AMBIGUOUS_MODULE: "the compiled function may have called any of several modules of one class",
-}
-
 _WHY_SLOW = {
     "same": "This start-up work, of the model or of the profiler, is in the totals",
     "varying": "Input shapes differ between calls, so it is unknown how much of that is start-up",
@@ -435,7 +413,7 @@ _of_facts("kernels_divided", "The time of a kernel that serves several layers is
 @_sentence
 def not_attributable(layers: list[str], reason: str, share: float) -> str:
     """``share``: the fraction of the time in kernels of compiled graphs."""
-    why = _WHY_UNKNOWN.get(reason, reason)
+    why = WHY_UNKNOWN.get(reason, reason)
     return f"{share:.0%} of the time in kernels of compiled graphs is not attributable to layers: {why}."
 
 
@@ -451,7 +429,7 @@ def layers_by_parameters(layers: list[str], asked: bool) -> str:
 _fixed(
     "inside_compiled",
     "The times of layers inside compiled code are unknown: compiled code does not call them one by one. To see their "
-    f"share of the kernels, use compile_layers=True, and {_COMPILE_IN_IT}.",
+    f"share of the kernels, use compile_layers=True, and {COMPILE_IN_BLOCK}.",
 )
 
 

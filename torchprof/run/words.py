@@ -28,6 +28,10 @@ UNKNOWN_KERNEL = "unknown kernel"
 UNKNOWN_MODULE = "unknown module"
 OTHER_MODULE = "other module"
 AMBIGUOUS_MODULE = "ambiguous module"
+SHARED_PARAMETER = "shared parameter"
+REPLACED_PARAMETER = "replaced parameter"
+FROZEN_PARAMETER = "frozen parameter"
+IN_CPP = "C++ wrapper"
 
 REPLAY = "CUDA graph replay"
 

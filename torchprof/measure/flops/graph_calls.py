@@ -78,6 +78,8 @@ class GraphCall:
             unknown = max(sum(work is None for work in left.values()) - explained, 0)
             return [*of_ops, *of_unknown, (place, Count(macs, flops, unknown))], known
         whole = whole._replace(uncounted=max(whole.uncounted - explained, 0))
+        if "" in self._uncounted:  # functions of Inductor's own, which may call any operator
+            return [*of_ops, *of_unknown, (place, Count(0, 0, whole.uncounted))], known
         return [*(of_ops if known else [(place, whole)]), *of_unknown], known
 
     def _kernels(self, left: dict[str, Work | None]) -> Iterator[tuple[list[Work | None] | None, PartsOfOp]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -83,15 +83,18 @@ class GraphOp(NamedTuple):
     """A node of a graph that calls an operator: the node's name, the operator's name as in a profile, and its inputs in
     the order of its schema; no ``name`` and no inputs if it calls something else.
 
-    An input is a ``GraphTensor``, a list of inputs, an expression of a number, or a constant. ``settings``: the numbers
-    among the arguments, also in lists, in their order; see ``numbers_of``. ``first``: the name of the first argument.
+    An input is a ``GraphTensor``, a list of inputs, an expression of a number, or a constant. ``given``: the names in
+    the arguments, in their order.
     """
 
     node: str
     name: str
     inputs: tuple[Any, ...]
-    settings: tuple[float, ...] = ()
-    first: str = ""
+    given: tuple[str, ...] = ()
+
+    def is_like(self, other: GraphOp) -> bool:
+        """Whether two nodes call the same operator with inputs of the same types, sizes and numbers."""
+        return self.name == other.name and list(map(_comparable, self.inputs)) == list(map(_comparable, other.inputs))
 
 
 class GraphText(NamedTuple):
@@ -133,6 +136,7 @@ def read_graph(text: str) -> GraphText:
     outputs: tuple[tuple[str, GraphTensor | ast.expr | None], ...] = ()
     ops: list[GraphOp] = []
     reads: dict[str, frozenset[str]] = {}
+    known = {*inputs}
     for line in functions[0].body:
         if isinstance(line, ast.Return) and isinstance(line.value, ast.Tuple):
             names = [one.id if isinstance(one, ast.Name) else "" for one in line.value.elts]
@@ -143,10 +147,10 @@ def read_graph(text: str) -> GraphText:
         node = target.id if isinstance(target, ast.Name) else f"line {line.lineno}"
         if isinstance(line, ast.AnnAssign):
             values[node] = _annotated(line.annotation)
-        used = (one.id for one in ast.walk(line.value) if isinstance(one, ast.Name))
-        reads[node] = frozenset(name for name in used if name in inputs or name in reads)
+        reads[node] = frozenset(_names_in([line.value], known))
+        known.add(node)
         if isinstance(line.value, ast.Call):
-            ops.append(_op(node, line.value, values))
+            ops.append(_op(node, line.value, values, known))
     return GraphText(inputs, tuple(ops), outputs, reads)
 
 
@@ -197,19 +201,28 @@ def _annotated(annotation: ast.expr | None) -> GraphTensor | ast.expr | None:
     return None
 
 
-def _op(node: str, call: ast.Call, values: Mapping[str, Any]) -> GraphOp:
+def _names_in(expressions: Sequence[ast.expr], known: Set[str]) -> Iterator[str]:
+    """The nodes that expressions name, in their order."""
+    for expression in expressions:
+        yield from (one.id for one in ast.walk(expression) if isinstance(one, ast.Name) and one.id in known)
+
+
+def _op(node: str, call: ast.Call, values: Mapping[str, Any], known: Set[str]) -> GraphOp:
     """A node that calls something."""
     names: list[str] = []
     function: ast.expr = call.func
     while isinstance(function, ast.Attribute):
         names.append(function.attr)
         function = function.value
+    if len(names) == 3:
+        names.insert(0, "default")  # an operator without overloads, such as torch.ops.mkl._mkl_linear
+    used = tuple(_names_in([*call.args, *(one.value for one in call.keywords)], known))
     if len(names) != 4 or names[3] != "ops":
-        return GraphOp(node, "", ())
+        return GraphOp(node, "", (), used)
     overload, name, namespace, _ = names
     schema = getattr(operator_of(f"{namespace}::{name}", overload), "_schema", None)
     if schema is None:
-        return GraphOp(node, "", ())
+        return GraphOp(node, "", (), used)
     given: dict[str, Any] = {one.name: value for one, value in zip(schema.arguments, call.args)}
     given.update({one.arg: one.value for one in call.keywords if one.arg is not None})
     inputs = []
@@ -218,17 +231,16 @@ def _op(node: str, call: ast.Call, values: Mapping[str, Any]) -> GraphOp:
             inputs.append(_value(given[argument.name], values))
         else:
             inputs.append(argument.default_value if argument.has_default_value() else None)
-    first = call.args[0].id if call.args and isinstance(call.args[0], ast.Name) else ""
-    return GraphOp(node, f"{namespace}::{name}", tuple(inputs), numbers_of(call), first)
+    return GraphOp(node, f"{namespace}::{name}", tuple(inputs), used)
 
 
-def numbers_of(call: ast.Call) -> tuple[float, ...]:
-    """The numbers among the arguments of a call, also in lists, in their order: the same in the text of a graph and in
-    the source that Inductor makes of it, whether they have a name or not. Without the factors of an ``addmm``, which
-    may be left out."""
-    given = [*call.args, *(one.value for one in call.keywords if one.arg not in ("alpha", "beta"))]
-    each = [one for value in given for one in (value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value])]
-    return tuple(one.value for one in each if isinstance(one, ast.Constant) and isinstance(one.value, (int, float)))
+def _comparable(value: Any) -> Any:
+    """An input of an operator, in a form in which equal ones compare equal."""
+    if isinstance(value, GraphTensor):
+        return value.dtype, list(map(_comparable, value.sizes))
+    if isinstance(value, list):
+        return list(map(_comparable, value))
+    return ast.dump(value) if isinstance(value, ast.expr) else value
 
 
 def _value(expression: ast.expr, values: Mapping[str, Any]) -> Any:

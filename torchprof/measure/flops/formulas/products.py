@@ -103,6 +103,26 @@ def _library_convolution(op: Operation) -> tuple[int, int]:
     return result * prod(op.shape(1)[1:]), result if op.has(2) else 0
 
 
+@counts("mkldnn::_convolution_pointwise", scalars=True)
+def _frozen_convolution(op: Operation) -> tuple[int, int]:
+    """A convolution with packed weights, and the activation after it."""
+    macs, more = _library_convolution(op)
+    return macs, more + (macs // prod(op.shape(1)[1:]) if op.scalar(7) != "none" else 0)
+
+
+@counts("mkldnn::_convolution_transpose_pointwise", scalars=True)
+def _frozen_transposed_convolution(op: Operation) -> tuple[int, int]:
+    """The packed weights have the output channels first. Not counted: several groups, and an activation."""
+    if op.scalar(7) != 1 or op.scalar(8) != "none":
+        raise Unknown
+    image, weight = op.shape(0), op.shape(1)
+    result = weight[0] * prod(image[: -len(weight) + 1])
+    sizes = (op.sizes(at, len(weight) - 2) for at in (5, 3, 6, 4))
+    for length, kernel, stride, padding, dilation, more in zip(image[2:], weight[2:], *sizes):
+        result *= (length - 1) * stride - 2 * padding + dilation * (kernel - 1) + more + 1
+    return op.numel(0) * weight[0] * prod(weight[2:]), result if op.has(2) else 0
+
+
 @counts("cudnn_convolution", scalars=True)
 def _cudnn_convolution(op: Operation) -> tuple[int, int]:
     return _convolved(op, padding=2, stride=3, dilation=4) * prod(op.shape(1)[1:]), 0

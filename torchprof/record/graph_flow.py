@@ -1,0 +1,159 @@
+"""What the values of a compiled graph are made of: of which parameters, of gradients, of the results of library calls.
+
+The graph is the text that Inductor keeps of its nodes; which of them are calls of libraries follows from its source.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
+
+from torchprof.measure.flops.graph_text import GraphOp, GraphTensor, GraphText
+from torchprof.record.graph_nodes import plain_kernel_name
+from torchprof.record.graph_source import TANGENTS, GraphSource, SourceKernel
+
+_NAMES_OF_VIEWS = "alias as_strided expand permute reshape select slice split squeeze t transpose unsqueeze view"
+_VIEWS = frozenset(f"aten::{name}" for name in _NAMES_OF_VIEWS.split())
+_KEEP_GRADIENTS = _VIEWS | {"aten::_to_copy", "aten::add", "aten::clone", "aten::copy", "aten::mul", "aten::neg"}
+_KEEP_GRADIENTS |= {"prims::convert_element_type", "prims::inductor_force_stride_order"}
+"""Operators after which the gradient of a parameter is still one: in another type or layout, in a sum, scaled."""
+_SAME_KERNELS = {"bias_addmm": "addmm"}
+"""Kernels of Inductor's with another name than their operator (``torch/_inductor/kernel/mm.py``)."""
+
+
+class GraphFlow:
+    """The values of a graph by the names of their nodes.
+
+    ``made_of``: a value that is computed of parameters alone → these; of none for numbers and constants. ``forward``:
+    the flow of the graph whose backward this is; its results have the same names here.
+    """
+
+    def __init__(
+        self, source: GraphSource, text: GraphText, parameters: Set[str], forward: GraphFlow | None = None
+    ) -> None:
+        self.text = text
+        self.node_of = _nodes_of(source, text)
+        self.made_of: dict[str, frozenset[str]] = {name: frozenset([name]) for name in parameters}
+        for name, value in text.inputs.items():
+            if not isinstance(value, GraphTensor):
+                self.made_of[name] = frozenset()
+            elif forward is not None and name in forward.made_of:
+                self.made_of[name] = forward.made_of[name]
+        self.of_gradients = {name for name in text.inputs if name.startswith(TANGENTS)}
+        self._forward = forward
+        self._calls = {op.node for op in self.node_of.values()}
+        self._results: dict[str, frozenset[str]] = {}  # a value that is the result of calls, or has it as a term
+        self._follow()
+        self.gradients: defaultdict[str, set[str]] = defaultdict(set)
+        """The parameters whose gradient a call computes, by its node."""
+        for (name, _), of in zip(text.outputs, () if forward is None else forward.text.inputs):
+            for call in self._results.get(name, ()) if forward and of in forward.operands else ():
+                self.gradients[call].add(of)
+
+    def _follow(self) -> None:
+        """Find for each node what it is made of."""
+        ops = {op.node: op for op in self.text.ops}
+        base_of: dict[str, str] = {}  # a view → the tensor that it shows
+        views: defaultdict[str, set[str]] = defaultdict(set)  # the other way round
+        for name, reads in self.text.reads.items():
+            op = ops.get(name)
+            first = op.given[0] if op is not None and op.given else ""
+            first = base_of.get(first, first)
+            if op is not None and op.name in _VIEWS:
+                base_of[name] = first
+                views[first].add(name)
+            if not reads.isdisjoint(self.of_gradients):
+                self.of_gradients.add(name)
+                if op is not None and op.name.endswith("_"):  # in place: all that shows this memory changes
+                    self.of_gradients |= {first, *views[first]}
+            if name in self._calls:
+                self._results[name] = frozenset([name])
+                continue
+            if all(read in self.made_of for read in reads) and name not in self.made_of:
+                self.made_of[name] = frozenset().union(*(self.made_of[read] for read in reads))
+            of_calls = [self._results[read] for read in reads if read in self._results]
+            others = [read for read in reads if read not in self._results and read not in self.made_of]
+            is_sum = op is not None and op.name == "aten::add"  # a gradient in a sum of gradients is one, too
+            if of_calls and (op is None or op.name in _KEEP_GRADIENTS) and (is_sum or not others):
+                self._results[name] = frozenset().union(*of_calls)
+
+    @property
+    def operands(self) -> frozenset[str]:
+        """The parameters that calls of libraries read."""
+        return frozenset().union(*(self.reads(op) for op in self.node_of.values()))
+
+    def reads(self, op: GraphOp) -> frozenset[str]:
+        """The parameters that a call reads, also in another type or layout."""
+        return frozenset().union(*(self.made_of.get(one, frozenset()) for one in op.given))
+
+    def works_for(self, op: GraphOp) -> frozenset[str]:
+        """The parameters that a call works for: those that it reads, else those whose gradients it computes.
+
+        The gradient of a parameter that is added to the input of a layer is computed by that layer. Only a call whose
+        forward multiplies two parameters reads one and computes the gradient of the other.
+        """
+        reads, gradients = self.reads(op), frozenset(self.gradients.get(op.node, ()))
+        if not reads or not gradients or self._forward is None:
+            return reads or gradients
+        both = reads | gradients
+        multiplied = (self._forward.reads(other) for other in self._forward.node_of.values())
+        return both if any(both <= of_call for of_call in multiplied) else reads
+
+    def is_recomputed(self, op: GraphOp) -> bool:
+        """Whether a call in a backward repeats one of its forward."""
+        if self._forward is None or op.node in self.of_gradients:
+            return False
+        return any(op.is_like(other) for other in self._forward.node_of.values())
+
+
+def _nodes_of(source: GraphSource, text: GraphText) -> dict[int, GraphOp]:
+    """The node of each library call, by the number of the kernel.
+
+    Of each operator, the calls in the order of their buffers are the nodes in the order of the text. Nodes that are
+    functions of Inductor's own do not tell their operator: they count where nodes are missing. If the counts still
+    differ, or if a call reads an input of the graph that its node does not read, only those are known that alone read
+    an input.
+    """
+    inputs = _inputs_of(text)
+    calls: defaultdict[str, list[tuple[int, SourceKernel]]] = defaultdict(list)
+    for at, one in enumerate(source.kernels):
+        if one.name and one.is_library:
+            name = plain_kernel_name(one.name)
+            calls[_SAME_KERNELS.get(name, name)].append((at, one))
+    found: dict[int, GraphOp] = {}
+    given = frozenset(source.inputs)
+    for name, of_name in calls.items():
+        alike = of_operator = [op for op in text.ops if op.name.rpartition("::")[2] == name]
+        if len(alike) < len(of_name):
+            alike = [op for op in text.ops if op.name.rpartition("::")[2] in (name, "")]
+        if len(alike) == 1 or all(one.number is not None for _, one in of_name):
+            of_name = sorted(of_name, key=lambda call: call[1].number or 0)
+        else:
+            alike = []
+        pairs = [(at, one.reads & given, op) for (at, one), op in zip(of_name, alike)]
+        if len(alike) == len(of_name) and all(reads <= inputs[op.node] for _, reads, op in pairs):
+            found.update({at: op for at, _, op in pairs})
+            continue
+        for at, one in of_name:
+            reads = one.reads & given
+            same = [op for op in of_operator if reads and reads <= inputs[op.node]]
+            others = [other for _, other in of_name if reads <= other.reads]
+            if len(same) == len(others) == 1:
+                found[at] = same[0]
+    return found
+
+
+def _inputs_of(text: GraphText) -> Mapping[str, Set[str]]:
+    """The inputs of the graph that each node reads, also as views."""
+    ops = {op.node: op for op in text.ops}
+    shown: dict[str, Set[str]] = {name: {name} for name in text.inputs}
+    found: dict[str, Set[str]] = {}
+    for name, reads in text.reads.items():
+        found[name] = _union(shown.get(read, frozenset()) for read in reads)
+        if name in ops and ops[name].name in _VIEWS:
+            shown[name] = found[name]
+    return found
+
+
+def _union(sets: Iterable[Set[str]]) -> Set[str]:
+    return {one for each in sets for one in each}
