@@ -113,9 +113,9 @@ def about_compiled(run: Run) -> Iterator[Caveat]:
     for how in sorted(kernels & {f"divided by {divisor}" for divisor in DIVISORS}):
         yield caveat("kernels_divided", how=how)
     is_told = any(warning.code == "compiler_unknown" for warning in run.meta.warnings)
-    for reason, share in found.unknown_shares(run).items():
+    for reason, (ns, share) in found.unknown_times(run).items():
         if share > _SHARE_UNKNOWN and not (reason == LAYERS_NOT_RECORDED and is_told):
-            yield caveat("not_attributable", reason=reason, share=share)
+            yield caveat("not_attributable", reason=reason, share=share, ns=ns)
     if not by_layers and not found.shares and found.has_graphs and _has_inlined_layers(run):
         yield caveat("inside_compiled")
 

@@ -10,11 +10,24 @@ from pathlib import PurePath
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.meta import CompiledRegion
 from torchprof.run.run import Run
-from torchprof.run.words import COMPILING, GRAPH, GUARDS, NOT_ATTRIBUTABLE, OTHER_MODULE, PHASES, Frame, is_overhead
+from torchprof.run.words import (
+    BETWEEN,
+    COMPILING,
+    GRAPH,
+    GUARDS,
+    NOT_ATTRIBUTABLE,
+    OTHER_MODULE,
+    PHASES,
+    Frame,
+    is_overhead,
+)
 
 RESUMED = "torch_dynamo_resume_in_"
 """The prefix that torch.compile gives to the rest of a function after a graph break; the function's name and the line
 follow."""
+WRAPPED = "wrap_inline.<locals>.inner"
+"""The function that torch.compile compiles for a module of ``torch.nn`` (``torch/_dynamo/external_utils.py``)."""
+OF_TORCH = "the forward of a module of torch.nn"
 
 
 @dataclass
@@ -87,13 +100,14 @@ class Compiled:
         """Whether any region called a graph of Inductor."""
         return any(part.graph for use in self.uses for part in use.phases.values())
 
-    def unknown_shares(self, run: Run) -> dict[str, float]:
-        """The share of the time of all kernels whose layers are unknown, by the reason, the largest first."""
+    def unknown_times(self, run: Run) -> dict[str, tuple[int, float]]:
+        """The time of kernels whose layers are unknown, in ns and as a share of that of all kernels, by the reason, the
+        largest first."""
         whole = sum(sum(shares.times(run)) for shares in self.shares.values())
         times: Counter[str] = Counter()
         for shares in self.shares.values():
             times.update(shares.unknown_times(run))
-        return {reason: time / whole for reason, time in times.most_common() if whole}
+        return {reason: (time, time / whole) for reason, time in times.most_common() if whole}
 
     @property
     def breaks(self) -> dict[CompiledRegion, list[RegionUse]]:
@@ -120,7 +134,7 @@ def compiled_in(run: Run) -> Compiled:
             reason = next(filter(None, map(_why_unknown, frames)), None)
             if reason is not None:
                 shares.unknown[reason] = shares.unknown.get(reason, Cost()) + cost
-            elif is_shared:
+            elif is_shared or any(map(_is_between, frames)):
                 shares.of_several += cost
             else:
                 shares.of_one += cost
@@ -150,6 +164,8 @@ def compiled_in(run: Run) -> Compiled:
 def python_name(region: CompiledRegion) -> str:
     """The function of a region, with its file and line. The rest of a function after a graph break has the name of the
     function."""
+    if region.function == WRAPPED:
+        return OF_TORCH
     owner, _, name = region.function.rpartition(".")
     if name.startswith(RESUMED):
         name = name.removeprefix(RESUMED).rpartition("_at_")[0]
@@ -211,6 +227,11 @@ def _why_unknown(frame: Frame) -> str | None:
     return frame.name.removeprefix(f"{NOT_ATTRIBUTABLE}: ")
 
 
+def _is_between(frame: Frame) -> bool:
+    """Whether only the layers before and after the kernels in a frame are known."""
+    return frame.kind == "kernels" and frame.name.startswith(BETWEEN)
+
+
 def may_be_of_layers_below(frame: Frame) -> bool:
     """Whether the layers of the kernels in a frame are unknown, and may be profiled layers."""
-    return _why_unknown(frame) not in (None, OTHER_MODULE)
+    return _is_between(frame) or _why_unknown(frame) not in (None, OTHER_MODULE)

@@ -31,11 +31,15 @@ class CommonAncestor:
             return around
         return self._places.of_layer(layer, phase, around if around.layer != OUTSIDE or around.frame else None, shared)
 
-    def names(self, layers: tuple[int, ...]) -> str:
-        """The paths of the layers, relative to their nearest common ancestor. A negative layer is outside all."""
+    def names(self, layers: tuple[int, ...], most: int | None = None, below: int | None = None) -> str:
+        """The paths of the layers, relative to their nearest common ancestor, or to the layer they are ``below``. A
+        negative layer is outside all. ``most``: how many are named, None for all."""
         common = self._path(layers) if min(layers) >= 0 else ()
+        common = common if below is None else self._paths[below]
         paths = [self._paths[layer] if layer >= 0 else ("(outside)",) for layer in layers]
-        return " + ".join(".".join(path[len(common) :]) or "itself" for path in paths)
+        named = paths if most is None or len(paths) <= most + 1 else paths[:most]
+        more = [f"{len(paths) - len(named)} more"] if len(named) < len(paths) else []
+        return " + ".join([*(".".join(path[len(common) :]) or "itself" for path in named), *more])
 
     def _path(self, layers: Iterable[int]) -> tuple[str, ...]:
         """The path of the nearest common ancestor; ``()`` if the layers are in different models."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
+from torchprof.attribute.kernel_names import kernels_of
 from torchprof.run.words import (
     AMBIGUOUS_MODULE,
     COMPILED_BEFORE,
@@ -38,8 +40,6 @@ argument is called."""
 FROZEN = "frozen "
 """Prefix of the root of a tensor that is a part of its graph. It counts only if it has the memory of a parameter: else
 the compiler may have made it of any."""
-_LARGEST_TABLE = 4_000_000
-"""The largest table for matching kernels with ops, in entries: it takes a second or two."""
 _CONTAINERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuantizableLinear"})
 """Modules that are never called: those around them use their parameters. The last is in ``MultiheadAttention``."""
 _LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
@@ -75,16 +75,33 @@ class OwnedWork(NamedTuple):
         return self.flops if divisor == "flops" else self.nbytes
 
 
+RealPaths = dict[tuple[str, tuple[str, ...]], tuple[str, ...] | str]
+"""The real path of each module that a graph was traced in, or the reason why it is unknown; by root and path."""
+
+
+class Span(NamedTuple):
+    """The roots of the parameters of the layers that work before and after a value of a graph. ``is_own``: it is made
+    of these parameters themselves."""
+
+    before: frozenset[str]
+    after: frozenset[str]
+    is_own: bool = False
+
+
 class CompiledKernel(NamedTuple):
     """A kernel that a graph calls. ``parts``: its work, by owner. ``recomputes``: whether it is in a backward graph
-    only to repeat work of the forward inside a checkpoint. ``nodes``: those of the graph that it computes, by name.
-    ``why_unknown``: why its modules are unknown, if they are."""
+    only to repeat work of the forward. ``nodes``: those of the graph that it computes, by name.
+    ``why_unknown``: why its modules are unknown, if they are; then ``between`` tells where they are, as far as known.
+    ``repeated``: the roots of the parameters that the graph uses several times.
+    """
 
     name: str
     parts: tuple[OwnedWork, ...]
     recomputes: bool = False
     nodes: tuple[str, ...] = ()
     why_unknown: str = UNKNOWN_MODULE
+    between: frozenset[Span] = frozenset()
+    repeated: frozenset[str] = frozenset()
 
 
 class ModuleTensor(NamedTuple):
@@ -106,6 +123,13 @@ class ProfiledModule(NamedTuple):
 
     layer: int
     kind: str
+
+
+class Block(NamedTuple):
+    """The layer that a kernel of unknown layers ran in or below, and the layers that work before and after it."""
+
+    layer: int
+    neighbors: tuple[int, ...]
 
 
 class CompiledGraphs:
@@ -145,7 +169,7 @@ class CompiledGraphs:
             if len(path) > len(self._path_of.get(module.layer, ())):
                 self._path_of[module.layer] = path
         self._called: dict[tuple[str, tuple[str, ...]], list[int | None]] = {}
-        self._places: dict[tuple[str, int, str], dict[tuple[str, tuple[str, ...]], tuple[str, ...] | str]] = {}
+        self._places: dict[tuple[str, int, str], RealPaths] = {}
         self._layers: dict[tuple[str, int, int, str], tuple[tuple[int, int], ...] | str] = {}
 
     def why_unknown(self, graph: str) -> str:
@@ -165,7 +189,7 @@ class CompiledGraphs:
         """
         plain = tuple(map(_plain, names))
         if (graph, plain) not in self._called:
-            self._called[graph, plain] = _aligned([kernel.name for kernel in self._graphs.get(graph, ())], plain)
+            self._called[graph, plain] = kernels_of([kernel.name for kernel in self._graphs.get(graph, ())], plain)
         return self._called[graph, plain]
 
     def has_all(self, graph: str, kernels: Sequence[int | None]) -> bool:
@@ -211,15 +235,63 @@ class CompiledGraphs:
             weights[layer] = weights.get(layer, 0) + (part.weight(self.divisor) if self.divisor else 0)
         return tuple(sorted(weights.items())) or unknown or UNKNOWN_MODULE
 
+    def block_of(self, graph: str, kernel: int, around: int, inputs: str = "") -> Block | None:
+        """The module that a kernel of unknown layers ran in, or in a module inside it; None if nothing is known.
+
+        After one layer and before another one, the program is in the module around both. So a value is computed in the
+        innermost of the modules around any layer before it and any after it. If these are one layer, it may be inside
+        that layer, or between two calls of it. So it may if all parameters in that module are used several times.
+        """
+        places = self._places_in(graph, around, inputs)
+        top = [path for path in [self._path_of.get(around)] if path is not None]
+        blocks: list[tuple[str, ...]] = []
+        neighbors: set[int] = set()
+        for span in self._graphs[graph][kernel].between:
+            before, after = (self._known(side, places) for side in span[:2])
+            neighbors |= {self._modules[path].layer for path in (*before, *after)}
+            if span.is_own and before:
+                blocks += map(self._that_calls, before)
+            elif not all([before or top, after or top]):
+                return None
+            else:
+                pairs = itertools.product(before or top, after or top)
+                blocks.append(max(itertools.starmap(_around, pairs), key=len))
+        if not neighbors or not blocks:
+            return None
+        path = blocks[0]
+        for other in blocks[1:]:
+            path = _shared(path, other)
+        is_own = all(span.is_own for span in self._graphs[graph][kernel].between)
+        while path and (path not in self._modules or (not is_own and self._is_repeated(path, graph, kernel, places))):
+            path = path[:-1]
+        return Block(self._modules[path].layer, tuple(sorted(neighbors))) if path else None
+
+    @staticmethod
+    def _known(roots: Iterable[str], places: RealPaths) -> list[tuple[str, ...]]:
+        """The real paths of the modules of some parameters, as far as they are known."""
+        return [place for root in roots if not isinstance(place := places[root, ()], str)]
+
+    def _is_repeated(
+        self,
+        path: tuple[str, ...],
+        graph: str,
+        kernel: int,
+        places: RealPaths,
+    ) -> bool:
+        """Whether a graph uses all parameters in a module several times: it may call the module several times."""
+        repeated = self._graphs[graph][kernel].repeated
+        if not repeated or len(path) == 1:
+            return False
+        inside = {root for (root, _), one in places.items() if not isinstance(one, str) and one[: len(path)] == path}
+        return bool(inside) and inside <= repeated
+
     def _that_calls(self, path: tuple[str, ...]) -> tuple[str, ...]:
         """The module that works with the parameters of a module: itself, unless it is only a container."""
         while len(path) > 1 and path[:-1] in self._modules and self._modules[path].kind in _CONTAINERS:
             path = path[:-1]
         return path
 
-    def _places_in(
-        self, graph: str, around: int, inputs: str
-    ) -> dict[tuple[str, tuple[str, ...]], tuple[str, ...] | str]:
+    def _places_in(self, graph: str, around: int, inputs: str) -> RealPaths:
         """The real path of each module that a graph was traced in, or the reason why it is unknown; by root and path.
         ``around``: the layer in which the graph runs."""
         key = (graph, around, inputs)
@@ -231,6 +303,8 @@ class CompiledGraphs:
             for part in kernel.parts:
                 for step in part.owner or ():
                     traced.setdefault(step.root, set()).add((_unwrapped(step.path), step.kind))
+            for parameter in {root for span in kernel.between for root in span.before | span.after}:
+                traced.setdefault(parameter, set()).add(((), ""))
         for root, steps in traced.items():
             taken = [one for one in self._inputs.get(inputs, ()) if one.root == root]
             has_holders = any(one.holders is not None for one in taken)
@@ -284,49 +358,6 @@ class CompiledGraphs:
         return all(module is not None and kind in (module.kind, "") for module, kind in known)
 
 
-def _aligned(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:
-    """For each op that ran, the number of its kernel; see ``CompiledGraphs.called``."""
-    both = set(kernels) & set(ran)
-    ours = [at for at, name in enumerate(kernels) if name in both]
-    theirs = [at for at, name in enumerate(ran) if name in both]
-    pairs = _common_pairs([kernels[at] for at in ours], [ran[at] for at in theirs])
-    found: list[int | None] = [None] * len(ran)
-    for at, other in pairs:
-        found[theirs[other]] = ours[at]
-    return found
-
-
-def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
-    """The pairs of equal items that are in all longest common subsequences, as pairs of indices.
-
-    A pair has a rank: the number of pairs before it in any longest subsequence that contains it. Each longest
-    subsequence has one pair of every rank. So a pair is in all of them if it is the only one of its rank.
-    """
-    if ours == theirs:
-        return [(at, at) for at in range(len(ours))]
-    if len(ours) * len(theirs) > _LARGEST_TABLE:
-        return []
-    before, after = _lengths(ours, theirs), _lengths(ours[::-1], theirs[::-1])
-    longest = before[-1][-1]
-    of_rank: dict[int, list[tuple[int, int]]] = {}
-    for at, name in enumerate(ours):
-        for other, called in enumerate(theirs):
-            if name == called and before[at][other] + 1 + after[-at - 2][-other - 2] == longest:
-                of_rank.setdefault(before[at][other], []).append((at, other))
-    return [pairs[0] for pairs in of_rank.values() if len(pairs) == 1]
-
-
-def _lengths(ours: Sequence[str], theirs: Sequence[str]) -> list[list[int]]:
-    """The lengths of the longest common subsequences of the first m items of one and the first n of the other."""
-    table = [[0] * (len(theirs) + 1)]
-    for name in ours:
-        row, above = [0], table[-1]
-        for other, called in enumerate(theirs):
-            row.append(above[other] + 1 if name == called else max(above[other + 1], row[other]))
-        table.append(row)
-    return table
-
-
 def _outermost(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The paths that are below no other of these paths."""
     found: list[tuple[str, ...]] = []
@@ -345,6 +376,17 @@ def _above(rest: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...]:
     """A path without these last steps. ``()``, which is the path of no module, if it does not end in them."""
     start = len(path) - len(rest)
     return path[:start] if start > 0 and path[start:] == rest else ()
+
+
+def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """The steps that two paths begin with alike."""
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other))
+    return tuple(step for step, _ in pairs)
+
+
+def _around(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    """The module around two modules; around one if they are the same."""
+    return one[:-1] if one == other and len(one) > 1 else _shared(one, other)
 
 
 def _unwrapped(path: tuple[str, ...]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.places import Place, Places
 from torchprof.run.words import (
     BACKWARD,
+    BETWEEN,
     COMPILING,
     GRAPH,
     GUARDS,
@@ -30,6 +31,10 @@ from torchprof.run.words import (
 
 WeightedPlaces = Sequence[tuple[Place, int]]
 """The places that the time of one kernel is divided among, each with its weight."""
+
+
+_MOST_NAMED = 3
+"""How many of the layers before and after a kernel are named."""
 
 
 class CompiledRanges:
@@ -101,8 +106,8 @@ class CompiledRanges:
 
         layers: tuple[tuple[int, int], ...] | str = UNKNOWN_KERNEL
         phase = around.phase
+        inputs = self._inputs_at(event.thread, event.start_ns)
         if kernel is not None:
-            inputs = self._inputs_at(event.thread, event.start_ns)
             layers = self._graphs.layers_of(graph, kernel, layer, inputs)
             phase = RECOMPUTE if phase == BACKWARD and self._graphs.recomputes(graph, kernel) else phase
 
@@ -113,10 +118,14 @@ class CompiledRanges:
         # Of such a graph, the call itself may be of layers: it is in a row with the kernels that are unknown for the
         # same reason. All others are beside that row.
         why_call = self._graphs.why_call_is_unknown(graph)
-        if why_call and (layers, phase) == (why_call, around.phase):
+        block = self._graphs.block_of(graph, kernel, layer, inputs) if kernel is not None else None
+        if why_call and (layers, phase) == (why_call, around.phase) and block is None:
             return [(inner(around), 1)]
         if why_call and around.outer is not None and around.outer.outer is not None:
             around = self._places.inside(around.outer.outer, "op", GRAPH)
+        if isinstance(layers, str) and block is not None:
+            described = f"{BETWEEN}{self._common_ancestor.names(block.neighbors, _MOST_NAMED, block.layer)}"
+            return [(inner(self._for_layers((block.layer,), phase, around), described), 1)]
         if isinstance(layers, str):
             outer = around if phase == around.phase else self._places.of_layer(around.layer, phase, around)
             return [(inner(outer, f"{NOT_ATTRIBUTABLE}: {layers}"), 1)]

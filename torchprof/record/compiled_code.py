@@ -188,10 +188,12 @@ def _in_short(reason: str) -> str:
     """The first line and the explanations of torch's message about a graph break."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     explanations = [line.removeprefix("Explanation: ") for line in lines[1:] if line.startswith("Explanation: ")]
-    return ": ".join([*lines[:1], *explanations[:1]])
+    return ": ".join([*lines[:1], *explanations[:1]]).rstrip(".")
 
 
 def _hint(reason: str) -> str:
-    """The first hint of torch's message about a graph break; "" if it has none."""
+    """The first hint of torch's message about a graph break; one to report it to torch's authors only if there is no
+    other. "" if it has none."""
     lines = (line.strip() for line in reason.splitlines())
-    return next((line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: ")), "")
+    hints = [line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: ")]
+    return next((hint for hint in hints if "file an issue" not in hint), next(iter(hints), ""))

@@ -13,7 +13,6 @@ from torchprof.record.dynamo_sources import called_module, root_of
 from torchprof.record.graph_nodes import (
     flops_of,
     is_op_of_kernel,
-    is_recomputed,
     is_saved_for_backward,
     is_view,
     keeps_gradient,
@@ -23,8 +22,10 @@ from torchprof.record.graph_nodes import (
     op_name,
     owner_of,
     plain_kernel_name,
+    restores_random_state,
     sums_gradients,
 )
+from torchprof.record.graph_source import TANGENTS
 from torchprof.run.words import GRAPH_NOT_READ, NESTED_GRAPHS
 
 
@@ -33,7 +34,7 @@ class _Node(NamedTuple):
 
     ``users``: without the graph's output. ``is_given``: it is an input of the graph. ``sequence``: the sequence number
     of autograd, which an op and its backward share. ``gradient_of``: the output of the forward graph whose gradient the
-    node is. ``sums_gradients``, ``only_copies``, ``is_recomputed`` and ``keeps_gradient``: see ``graph_nodes``.
+    node is. ``sums_gradients``, ``only_copies``, ``restores_random_state`` and ``keeps_gradient``: see ``graph_nodes``.
     """
 
     inputs: tuple[str, ...]
@@ -42,7 +43,7 @@ class _Node(NamedTuple):
     sums_gradients: bool
     only_copies: bool
     is_given: bool
-    is_recomputed: bool
+    restores_random_state: bool
     sequence: int | None
     gradient_of: Any
     keeps_gradient: bool
@@ -55,7 +56,7 @@ class _Node(NamedTuple):
 
 class _Work(NamedTuple):
     """The work of one node that a kernel was made from. ``owners``: the modules it works for. ``recomputes``: it
-    repeats work of the forward inside a checkpoint. ``flops``: None without a formula; each of the ``elements`` then
+    repeats work of the forward. ``flops``: None without a formula; each of the ``elements`` then
     counts as one FLOP."""
 
     node: str
@@ -79,6 +80,7 @@ class Graph:
         self._kernels: list[tuple[str, set[str], list[_Work]]] = []  # name, nodes of library ops, work
         self._of_library: set[str] = set()  # the nodes of library ops and templates, of all kernels
         self._nodes: dict[str, _Node] = {}
+        self._of_gradients: set[str] = set()  # what needs the gradients that a backward takes
         self._of_sequence: dict[int, list[str]] = {}
         self._outputs: dict[Any, str] = {}  # without tensors that are only saved for backward
         self._summed: dict[str, str | None] = {}
@@ -111,11 +113,13 @@ class Graph:
                 sums_gradients(node),
                 only_copies(node),
                 node.op in ("placeholder", "get_attr"),
-                is_recomputed(node),
+                restores_random_state(node),
                 node.meta.get("seq_nr"),
                 getattr(description, "output", None),
                 keeps_gradient(node),
             )
+            if node.name.startswith(TANGENTS) or not self._of_gradients.isdisjoint(self._nodes[node.name].inputs):
+                self._of_gradients.add(node.name)
             if node.meta.get("seq_nr") is not None:
                 self._of_sequence.setdefault(node.meta["seq_nr"], []).append(node.name)
 
@@ -204,9 +208,15 @@ class Graph:
         return tuple(one._replace(root=root_of(one.root, self._called)) for one in owner)
 
     def _is_recomputed(self, node: Any) -> bool:
-        """Whether a node of the lowered graph, or what it replaced, repeats work of the forward."""
+        """Whether a node of the lowered graph, or what it replaced, repeats work of the forward: it needs no gradients,
+        and the forward has it, too."""
         known = {node.name} if node.name in self._nodes else self._replaced_by(node)
-        return bool(known) and all(self._nodes[name].is_recomputed for name in known or ())
+        return bool(known) and all(map(self._is_of_forward, known or ()))
+
+    def _is_of_forward(self, name: str) -> bool:
+        forward = {} if self._forward is None else self._forward._nodes
+        is_in_forward = name in forward and not forward[name].is_given
+        return name not in self._of_gradients and (is_in_forward or self._nodes[name].restores_random_state)
 
     def _owners_of(self, node: Any) -> list[Owner | None]:
         """The owners of a node of the lowered graph."""

@@ -17,6 +17,7 @@ _VIEWS = frozenset(f"aten::{name}" for name in _NAMES_OF_VIEWS.split())
 _KEEP_GRADIENTS = _VIEWS | {"aten::_to_copy", "aten::add", "aten::clone", "aten::copy", "aten::mul", "aten::neg"}
 _KEEP_GRADIENTS |= {"prims::convert_element_type", "prims::inductor_force_stride_order"}
 """Operators after which the gradient of a parameter is still one: in another type or layout, in a sum, scaled."""
+_PRODUCTS_AND_SUMS = frozenset({"aten::addmm", "aten::baddbmm", "aten::addmv"})
 _SAME_KERNELS = {"bias_addmm": "addmm"}
 """Kernels of Inductor's with another name than their operator (``torch/_inductor/kernel/mm.py``)."""
 
@@ -41,9 +42,11 @@ class GraphFlow:
                 self.made_of[name] = forward.made_of[name]
         self.of_gradients = {name for name in text.inputs if name.startswith(TANGENTS)}
         self._forward = forward
-        self._calls = {op.node for op in self.node_of.values()}
+        self.calls = {op.node: op for op in self.node_of.values()}
         self._results: dict[str, frozenset[str]] = {}  # a value that is the result of calls, or has it as a term
         self._follow()
+        self.operands = frozenset().union(*(self.reads(op) for op in self.node_of.values()))
+        """The parameters that calls of libraries read."""
         self.gradients: defaultdict[str, set[str]] = defaultdict(set)
         """The parameters whose gradient a call computes, by its node."""
         for (name, _), of in zip(text.outputs, () if forward is None else forward.text.inputs):
@@ -66,8 +69,9 @@ class GraphFlow:
                 self.of_gradients.add(name)
                 if op is not None and op.name.endswith("_"):  # in place: all that shows this memory changes
                     self.of_gradients |= {first, *views[first]}
-            if name in self._calls:
-                self._results[name] = frozenset([name])
+            if name in self.calls:  # a product may add its first argument: the sum of two gradients
+                added = first if op is not None and op.name in _PRODUCTS_AND_SUMS else ""
+                self._results[name] = self._results.get(added, frozenset()) | {name}
                 continue
             if all(read in self.made_of for read in reads) and name not in self.made_of:
                 self.made_of[name] = frozenset().union(*(self.made_of[read] for read in reads))
@@ -76,11 +80,6 @@ class GraphFlow:
             is_sum = op is not None and op.name == "aten::add"  # a gradient in a sum of gradients is one, too
             if of_calls and (op is None or op.name in _KEEP_GRADIENTS) and (is_sum or not others):
                 self._results[name] = frozenset().union(*of_calls)
-
-    @property
-    def operands(self) -> frozenset[str]:
-        """The parameters that calls of libraries read."""
-        return frozenset().union(*(self.reads(op) for op in self.node_of.values()))
 
     def reads(self, op: GraphOp) -> frozenset[str]:
         """The parameters that a call reads, also in another type or layout."""

@@ -123,14 +123,9 @@ def owner_of(node: Any) -> Owner | None:
     return of_results.pop() if len(of_results) == 1 else None
 
 
-def is_recomputed(node: Any) -> bool:
-    """Whether a node of a backward graph repeats work of the forward inside a checkpoint. torch marks nodes of the
-    forward for that, and copies them into backward (``torch/_functorch/partitioners.py``)."""
-    if _op_and_inputs(node)[0] is not node.target:
-        results = [user for user in node.users if user.target is operator.getitem and user.meta]
-        return bool(results) and all(map(is_recomputed, results))
-    is_marked = getattr(node.meta.get("recompute"), "name", "").endswith("_RECOMPUTE")
-    return is_marked and node.meta.get("partitioner_tag") != "is_backward"
+def restores_random_state(node: Any) -> bool:
+    """Whether a node runs an op inside a checkpoint again with the random numbers of the forward."""
+    return _op_and_inputs(node)[0] is not node.target
 
 
 def _sizes(value: Any) -> list[tuple[int, int]]:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from torchprof.attribute.compiled_graphs import FROZEN, CompiledKernel, OwnedWork, TracedModule
+from torchprof.attribute.compiled_graphs import FROZEN, CompiledKernel, OwnedWork, Span, TracedModule
 from torchprof.measure.flops.graph_text import GraphTensor, GraphText, read_graph
 from torchprof.record.dynamo_sources import Taken
 from torchprof.record.graph_flow import GraphFlow
 from torchprof.record.graph_nodes import plain_kernel_name
 from torchprof.record.graph_source import TANGENTS, GraphSource, read_source
+from torchprof.record.graph_spans import GraphSpans
 from torchprof.record.noted_calls import NotedCalls
 from torchprof.run.words import IN_CPP
 
@@ -73,8 +74,8 @@ class GraphParameters:
         """What is known of all graphs that were called. ``why_unknown``: why the modules of the others are unknown."""
         graphs = {key: graph for key, one in self._called.items() if one and (graph := _read(one)) is not None}
         in_cpp = {key: IN_CPP for key, one in self._called.items() if one and _IN_CPP in one.source}
-        flows = {
-            key: GraphFlow(graph.source, graph.text, {*graph.roots})
+        forwards = {
+            key: GraphSpans(graph.source, GraphFlow(graph.source, graph.text, {*graph.roots}))
             for key, graph in graphs.items()
             if not graph.source.is_backward
         }
@@ -84,12 +85,12 @@ class GraphParameters:
                 found.hiding.add(key)
             if not graph.source.is_backward:
                 if graph.roots:
-                    found.kernels[key] = tuple(_kernels(graph, flows[key], graph, why_unknown))
+                    found.kernels[key] = tuple(_kernels(graph, forwards[key], graph.roots, why_unknown))
                 continue
             fitting = {
-                tuple(_kernels(graph, GraphFlow(graph.source, graph.text, set(), flow), graphs[other], why_unknown))
-                for other, flow in flows.items()
-                if graphs[other].roots and _saves_for(flow.text, graph.text)
+                tuple(_kernels(graph, _backward(graph, forward), graphs[other].roots, why_unknown))
+                for other, forward in forwards.items()
+                if graphs[other].roots and _saves_for(graphs[other].text, graph.text)
             }
             if len(fitting) == 1:
                 found.kernels[key] = fitting.pop()
@@ -162,17 +163,32 @@ def _may_be_equal(one: GraphTensor | ast.expr | None, other: GraphTensor | ast.e
     )
 
 
-def _kernels(graph: _Graph, flow: GraphFlow, forward: _Graph, why_unknown: str) -> Iterator[CompiledKernel]:
-    """The kernels of a graph that have events, with the parameters that they work for as owners. Only a call of a
-    library works for parameters alone; nothing is known of other kernels."""
+def _backward(graph: _Graph, forward: GraphSpans) -> GraphSpans:
+    return GraphSpans(graph.source, GraphFlow(graph.source, graph.text, set(), forward.flow), forward)
+
+
+def _kernels(graph: _Graph, spans: GraphSpans, roots: Mapping[str, str], why_unknown: str) -> Iterator[CompiledKernel]:
+    """The kernels of a graph that have events. A call of a library has the parameters that it works for as owners; of
+    any other kernel it is known which layers work before and after it. ``roots``: of the parameters."""
+    flow = spans.flow
+    repeated = _roots(spans.repeated, roots)
     for at, kernel in enumerate(graph.source.kernels):
         if kernel.name and kernel.has_event:
             op = flow.node_of.get(at)
             names = frozenset() if op is None else flow.works_for(op)
-            parts = [OwnedWork((TracedModule(forward.roots[name], (), ""),), 0, 0) for name in sorted(names)]
+            parts = [OwnedWork((TracedModule(roots[name], (), ""),), 0, 0) for name in sorted(names)]
+            between = frozenset() if names else spans.of_kernel(at)
             yield CompiledKernel(
                 plain_kernel_name(kernel.name),
                 tuple(parts) or (OwnedWork(None, 0, 0),),
                 op is not None and flow.is_recomputed(op),
                 why_unknown=why_unknown,
+                repeated=repeated,
+                between=frozenset(
+                    Span(_roots(before, roots), _roots(after, roots), is_own) for before, after, is_own in between
+                ),
             )
+
+
+def _roots(names: Set[str], roots: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(roots[name] for name in names)

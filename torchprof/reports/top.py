@@ -23,6 +23,7 @@ from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.words import (
     ANY_STEP,
+    BETWEEN,
     BETWEEN_OPS,
     LAUNCH_NOT_RECORDED,
     NOT_ATTRIBUTABLE,
@@ -31,6 +32,7 @@ from torchprof.run.words import (
     PHASES,
     Frame,
     is_left_over,
+    is_overhead,
     is_runtime_call,
     phase_of,
     torchs_range,
@@ -46,6 +48,8 @@ _LEAST_NAME = 24
 _FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")
 _LINE_NUMBER = re.compile(r":\d+ ")
 _UNKNOWN_LAUNCH = Frame("label", LAUNCH_NOT_RECORDED)
+OWN_WORK = "(torch.compile's own work)"
+"""The name of all that torch.compile does around its graphs, such as checking guards."""
 _NO_OPERATOR = {
     "cpu_ns": "(between ops): no operator ran: Python, other libraries, or waiting for a thread.",
     "device_ns": "(between ops): no operator launched it.",
@@ -84,7 +88,8 @@ class WorkPart(NamedTuple):
     @property
     def may_be_below(self) -> bool:
         """Whether it is the work of compiled kernels whose layers are unknown, and may be layers below."""
-        return NOT_ATTRIBUTABLE in self.work and OTHER_MODULE not in self.work
+        is_between = self.work.startswith(f"({BETWEEN}")
+        return is_between or (NOT_ATTRIBUTABLE in self.work and OTHER_MODULE not in self.work)
 
 
 @report("top", "the largest places: an operator in a layer and phase", answers="time")
@@ -301,7 +306,7 @@ def _label(frames: Sequence[Frame]) -> str:
 def _work(frames: Sequence[Frame]) -> str:
     """The work of a row: its innermost operator, or ``(between ops)``; a kernel, if no operator is known to have
     launched it. Kernels of a compiled graph that are one row of the run, such as those of several layers, are one
-    work."""
+    work, and so is all that torch.compile does around its graphs."""
     launcher = frames[-2] if len(frames) > 1 and frames[-1].kind == "kernel" else None
     if launcher is not None and (
         launcher == _UNKNOWN_LAUNCH or (launcher.kind == "op" and is_runtime_call(launcher.name))
@@ -311,6 +316,8 @@ def _work(frames: Sequence[Frame]) -> str:
     for frame in inner:
         if frame.kind == "kernels" or (frame is inner[-1] and frame.kind in ("region", "gc")):
             return range_in_words(frame.kind, frame.name)
+    if inner and is_overhead(inner[-1].name):
+        return OWN_WORK
     return inner[-1].name if inner and inner[-1].kind == "op" else BETWEEN_OPS
 
 

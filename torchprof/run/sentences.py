@@ -411,10 +411,11 @@ _of_facts("kernels_divided", "The time of a kernel that serves several layers is
 
 
 @_sentence
-def not_attributable(layers: list[str], reason: str, share: float) -> str:
-    """``share``: the fraction of the time in kernels of compiled graphs."""
+def not_attributable(layers: list[str], reason: str, share: float, ns: int) -> str:
+    """``share``: the fraction of the time in kernels of compiled graphs; ``ns``: that time."""
     why = WHY_UNKNOWN.get(reason, reason)
-    return f"{share:.0%} of the time in kernels of compiled graphs is not attributable to layers: {why}."
+    of_all = f"{share:.0%} of the time in kernels of compiled graphs ({format_time(ns)})"
+    return f"{of_all} is not attributable to layers: {why}."
 
 
 @_sentence
@@ -422,7 +423,7 @@ def layers_by_parameters(layers: list[str], asked: bool) -> str:
     where = "that was compiled before the block" if asked else "of torch.compile"
     return (
         f"In code {where}, a call of a library is at the layer whose parameter it reads or whose gradient it computes; "
-        "the layers of its other kernels are unknown."
+        "of its other kernels only the layers before and after are known, if any."
     )
 
 

@@ -20,6 +20,8 @@ REPLAYS = frozenset({"cudaGraphLaunch", "hipGraphLaunch"})
 
 NOT_ATTRIBUTABLE = "not attributable"
 """Prefix of the name of a group of kernels with unknown layers. ``: `` and one of the reasons below follow."""
+BETWEEN = "between: "
+"""Prefix of the name of a group of kernels of which only the layers before and after are known. Their names follow."""
 COMPILED_BEFORE = "compiled before"
 LAYERS_NOT_RECORDED = "layers not recorded"
 NESTED_GRAPHS = "nested graphs"

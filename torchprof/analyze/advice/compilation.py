@@ -9,21 +9,28 @@ from pathlib import PurePath
 
 from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.analyze.compiled import Compiled, compiled_in, python_name
+from torchprof.analyze.compiled import OF_TORCH, WRAPPED, Compiled, compiled_in, python_name
 from torchprof.run.cost import format_time
 from torchprof.run.meta import Compilation
 from torchprof.run.words import BACKWARD, FORWARD
 
+_GIVEN = re.compile(r"args\[(\d+)\]")
+"""torch's name of an input of a module of ``torch.nn``, and of any function with ``*args``."""
 _REMEDIES = (
     (
         re.compile(r"tensor '(?P<what>[^']*)' size mismatch at index (?P<at>\d+)"),
-        "If this size varies, say so before the first call: `torch._dynamo.mark_dynamic({what}, {at})`, or compile "
-        "with `dynamic=True`. Else pad the inputs to a few sizes.",
+        "If this size varies, say so before the first call: `torch._dynamo.mark_dynamic({name}, {at})`{which}, or "
+        "compile with `dynamic=True`. Else pad the inputs to a few sizes.",
     ),
     (re.compile("rank mismatch"), "Call it with tensors of the same number of dimensions each time."),
     (re.compile("stride mismatch"), "Call it with tensors of the same memory layout each time: `.contiguous()`."),
     (
-        re.compile("(dtype|device|dispatch key set|requires_grad) mismatch|GLOBAL_STATE changed|[Aa]utocast|grad_mode"),
+        re.compile(r"tensor '(?P<what>[^']*)' requires_grad mismatch"),
+        "The `requires_grad` of `{name}`{which} differs between calls: keep it the same. If you need both, call it "
+        "once in each way before the loop that matters.",
+    ),
+    (
+        re.compile("(dtype|device|dispatch key set) mismatch|GLOBAL_STATE changed|[Aa]utocast|grad_mode"),
         "Call it with the same types and devices, and in the same modes (`torch.no_grad()`, autocast), each time. If "
         "you need both, call it once in each way before the loop that matters.",
     ),
@@ -39,6 +46,15 @@ _REMEDIES = (
     (
         re.compile(r"\blen\("),
         "Call it with lists and dicts of the same length each time: their length is part of the compiled code.",
+    ),
+    (
+        re.compile(r"___stack\d+ == "),
+        "This is the value of a tensor, such as from `.item()`, with which the code after a graph break goes on: keep "
+        "it a tensor, or set `torch._dynamo.config.capture_scalar_outputs = True`.",
+    ),
+    (
+        re.compile(r"G\['(?P<what>\w+)'\] == "),
+        "The global variable `{what}` is part of the compiled code: keep it the same, or make it a tensor.",
     ),
     (
         re.compile(r"== [-\d.]"),
@@ -136,7 +152,8 @@ def graph_broken(evidence: Evidence) -> Iterator[Advice]:
         where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
         yield Advice(
             ", ".join(map(evidence.name_of, numbers)),
-            f"The compiled graph ends at {where}, {_times(sum(use.calls for use in uses))}: {region.break_reason}.",
+            f"The compiled graph ends at {where}, {_times(sum(use.calls for use in uses))}: "
+            f"{region.break_reason.rstrip('.')}.",
             region.break_hint,
             None,
             None,
@@ -149,7 +166,10 @@ def remedy_of(reason: str) -> str:
     """What to change, for torch's reason to compile again."""
     for pattern, remedy in _REMEDIES:
         if match := pattern.search(reason):
-            return remedy.format(**match.groupdict())
+            known = match.groupdict(default="")
+            given = _GIVEN.fullmatch(known.get("what", ""))
+            which = f" (`x`: input {int(given[1]) + 1})" if given else ""
+            return remedy.format(**known, name="x" if given else known.get("what"), which=which)
     return _ANY_REMEDY
 
 
@@ -177,6 +197,8 @@ def _described(found: Compiled, one: Compilation) -> str:
     known = next((use.known for use in found.uses if use.known and use.name.partition("/")[0] == of), None)
     if known is not None:
         return python_name(known)
+    if one.function == WRAPPED:
+        return OF_TORCH
     file = PurePath(one.file).name
     return f"{one.function} ({file}:{one.line})" if file else one.function or f"the region {one.name}"
 
