@@ -20,6 +20,7 @@ from torchprof.record.graph_flow import GraphFlow
 from torchprof.record.graph_source import read_source
 from torchprof.run.words import (
     BACKWARD,
+    BETWEEN,
     COMPILED_BEFORE,
     FORWARD,
     IN_CPP,
@@ -30,6 +31,7 @@ from torchprof.run.words import (
 )
 
 pytestmark = pytest.mark.compiler
+functorch_config: Any = pytest.importorskip("torch._functorch.config")
 inductor_config: Any = pytest.importorskip("torch._inductor.config")
 output_code: Any = pytest.importorskip("torch._inductor.output_code")
 if "inductor_post_grad_graph_str" not in getattr(output_code.CompiledFxGraph, "__annotations__", {}):
@@ -165,17 +167,53 @@ def test_no_layer_has_products_of_another(name: str) -> None:
             assert layer == root or macs <= wanted.get(layer, 0), (phase, layer)
 
 
-def test_attention_has_no_parameters_and_stays_unknown() -> None:
+def test_attention_is_in_the_module_between_whose_layers_it_is() -> None:
     tokens = torch.randint(0, 50, (2, 8))
     run, eager = both(Bert(50, 16, 2, 2, 32).eval(), lambda model: train(model, tokens))
-    ours, wanted = products(run, FORWARD), products(eager, FORWARD)
-    of_attention = {name: macs for name, macs in wanted.items() if name.endswith(".attention")}
-    assert ours == {
-        **{name: macs for name, macs in wanted.items() if name not in of_attention},
-        "Bert": sum(of_attention.values()),
-    }
-    unknown = [row for row in run.rows if any(frame.kind == "kernels" for frame in row.frames)]
-    assert sum(row.cost.macs for row in unknown if row.phase == FORWARD) == sum(of_attention.values())
+    assert products(run, FORWARD) == products(eager, FORWARD)
+    between = [row for row in run.rows if any(frame.name.startswith(BETWEEN) for frame in row.frames)]
+    of_attention = {node.layer.name for node in eager.tree(FORWARD).walk() if node.layer.name.endswith(".attention")}
+    assert {row.layer.name for row in between if row.layer and row.cost.macs} == of_attention
+    assert not is_exact(run, "query") and not is_exact(run, "attention")
+
+
+def test_what_is_between_two_calls_of_a_module_is_not_in_it() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.block(x)
+            return self.block((x @ x.t()) @ x)  # type: ignore[no-any-return]
+
+    x = torch.rand(8, 8)
+
+    def step(model: Any) -> None:
+        with torch.no_grad():
+            model(x)
+
+    run, eager = both(Net(), step)
+    assert products(run, FORWARD) == products(eager, FORWARD)
+    assert products(run, FORWARD)["Net"] == 2 * 8**3
+
+
+def test_recompute_is_the_same_with_and_without_compile_layers() -> None:
+    """torch.compile chooses to compute products again to save memory; nobody asked for a checkpoint."""
+    model, x = nn.Sequential(MLP(16, 64), MLP(16, 32)), torch.rand(4, 16, requires_grad=True)
+    found = []
+    for asked in (False, True):
+        torch._dynamo.reset()
+        with functorch_config.patch(activation_memory_budget=0.3):
+            compiled = torch.compile(model)
+            train(compiled, x)
+            if asked:
+                torch._dynamo.reset()
+            with Profile(compiled, with_flops=True, compile_layers=asked) as prof:
+                train(compiled, x)
+        found.append({phase: products(prof.run, phase) for phase in PHASES})
+    assert found[0][RECOMPUTE] == found[1][RECOMPUTE] != {}
+    assert found[0][BACKWARD] == found[1][BACKWARD]
 
 
 def test_layers_are_lower_bounds_because_generated_kernels_may_be_theirs() -> None:

@@ -175,5 +175,5 @@ def _times(run: Run, found: Compiled) -> Iterator[str]:
             one, several, unknown = (f"{time / whole:.1%}" for time in times_of)
             yield (
                 f"Of {format_time(whole)} in kernels of the {phase} phase {one} are of one layer each, {several} of "
-                f"several at once, and {unknown} not attributable."
+                f"several at once or between layers, and {unknown} not attributable."
             )
