@@ -27,6 +27,7 @@ def block_of(*spans: Span, repeated: str = "", around: int = 0, unknown: str = "
         for name in PATHS
         if name.removeprefix("Net.") not in unknown.split()
     ]
+    taken.append(ModuleTensor("tied", (), (("Net", "a", "q"), ("Net", "a", "k"))))
     graphs = CompiledGraphs({"graph": (kernel,)}, modules, inputs={"call": taken})
     return graphs.block_of("graph", 0, around, "call")
 
@@ -72,6 +73,16 @@ def test_between_two_uses_of_one_layer_it_may_be_outside_of_it() -> None:
 def test_at_an_end_of_the_graph_it_is_in_the_module_that_runs_the_graph() -> None:
     assert block_of(between("", "a.q")) == block("Net", "a.q")
     assert block_of(between("a.q", ""), around=NUMBER["Net.a"]) == block("Net.a", "a.q")
+
+
+def test_at_both_ends_it_is_there_too() -> None:
+    around = NUMBER["Net.a"]
+    assert block_of(between("", ""), own("a.q"), around=around) == block("Net.a", "a.q")
+    assert block_of(between("", ""), around=around) is None
+
+
+def test_a_layer_that_is_known_by_a_shared_parameter_is_none() -> None:
+    assert block_of(own("tied"), own("a.q")) == block("Net", "a.q")
 
 
 def test_if_that_is_no_module_nothing_is_known() -> None:

@@ -242,6 +242,21 @@ def test_bad_options(run: Run, name: str, option: dict[str, Any]) -> None:
     assert "|:" in run.report(name, tablefmt="github") or "|--" in run.report(name, tablefmt="github")
 
 
+def test_all_that_torch_compile_does_around_its_graphs_is_one_part() -> None:
+    own = [("Pregraph bytecode", 1, 3), ("CompiledFunction", 3, 8), ("TorchDynamo Cache Lookup", 20, 21)]
+    events = [
+        event(Kind.LABEL, "net", 0, 50),
+        *(event(Kind.OP, *one) for one in own),
+        event(Kind.OP, "aten::mm", 30, 34),
+    ]
+    parts = parts_of(run_of_events(events, SITES, LAYERS, 50 * MS), "cpu_ns")
+    assert {part.work: ns // MS for part, ns in parts.items() if part.where.layer == 0} == {
+        "(torch.compile's own work)": 2 + 5 + 1,
+        "aten::mm": 4,
+        BETWEEN_OPS: 38,
+    }
+
+
 def test_the_names_of_work_of_no_layer(run: Run) -> None:
     assert Where(OUTSIDE, 0, "").name(run) == "(outside)" and Where(NOT_SELECTED, 0, "").name(run) == "(not selected)"
 

@@ -44,6 +44,7 @@ _CONTAINERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuanti
 """Modules that are never called: those around them use their parameters. The last is in ``MultiheadAttention``."""
 _LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
 """Modules that call no products: if their parameter is in one, another module uses it, as for tied weights."""
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"})
 _PREFIX = re.compile(r"graph_\d+_")
 
 
@@ -171,6 +172,7 @@ class CompiledGraphs:
         self._called: dict[tuple[str, tuple[str, ...]], list[int | None]] = {}
         self._places: dict[tuple[str, int, str], RealPaths] = {}
         self._layers: dict[tuple[str, int, int, str], tuple[tuple[int, int], ...] | str] = {}
+        self._blocks: dict[tuple[str, int, int, str], Block | None] = {}
 
     def why_unknown(self, graph: str) -> str:
         """Why the kernels of a graph are unknown; "" if they are known."""
@@ -224,6 +226,8 @@ class CompiledGraphs:
             layer = around
             if part.owner:
                 place = places[part.owner[-1].root, _unwrapped(part.owner[-1].path)]
+                if not part.owner[-1].kind and self._graphs[graph][kernel].name in _PRODUCTS:
+                    place = self._that_multiplies(part.owner[-1].root, inputs, place)
                 if isinstance(place, str) and part.owner[-1].root.startswith(FROZEN):
                     unknown = FROZEN_PARAMETER
                     continue
@@ -236,33 +240,42 @@ class CompiledGraphs:
         return tuple(sorted(weights.items())) or unknown or UNKNOWN_MODULE
 
     def block_of(self, graph: str, kernel: int, around: int, inputs: str = "") -> Block | None:
-        """The module that a kernel of unknown layers ran in, or in a module inside it; None if nothing is known.
+        """The module that a kernel of unknown layers ran in, or in a module inside it; None if nothing is known. The
+        arguments are those of ``layers_of``."""
+        key = (graph, kernel, around, inputs)
+        if key not in self._blocks:
+            self._blocks[key] = self._block(graph, self._graphs[graph][kernel], around, inputs)
+        return self._blocks[key]
+
+    def _block(self, graph: str, kernel: CompiledKernel, around: int, inputs: str) -> Block | None:
+        """See ``block_of``.
 
         After one layer and before another one, the program is in the module around both. So a value is computed in the
         innermost of the modules around any layer before it and any after it. If these are one layer, it may be inside
         that layer, or between two calls of it. So it may if all parameters in that module are used several times.
         """
         places = self._places_in(graph, around, inputs)
-        top = [path for path in [self._path_of.get(around)] if path is not None]
+        top = self._path_of.get(around)
         blocks: list[tuple[str, ...]] = []
         neighbors: set[int] = set()
-        for span in self._graphs[graph][kernel].between:
+        for span in kernel.between:
             before, after = (self._known(side, places) for side in span[:2])
             neighbors |= {self._modules[path].layer for path in (*before, *after)}
             if span.is_own and before:
                 blocks += map(self._that_calls, before)
-            elif not all([before or top, after or top]):
-                return None
+            elif before and after:
+                blocks.append(max(itertools.starmap(_around, itertools.product(before, after)), key=len))
+            elif top is not None:
+                blocks.append(top)
             else:
-                pairs = itertools.product(before or top, after or top)
-                blocks.append(max(itertools.starmap(_around, pairs), key=len))
-        if not neighbors or not blocks:
+                return None
+        if not neighbors:
             return None
         path = blocks[0]
         for other in blocks[1:]:
             path = _shared(path, other)
-        is_own = all(span.is_own for span in self._graphs[graph][kernel].between)
-        while path and (path not in self._modules or (not is_own and self._is_repeated(path, graph, kernel, places))):
+        repeated = frozenset() if all(span.is_own for span in kernel.between) else kernel.repeated
+        while path and (path not in self._modules or _are_all_in(path, places, repeated)):
             path = path[:-1]
         return Block(self._modules[path].layer, tuple(sorted(neighbors))) if path else None
 
@@ -271,19 +284,14 @@ class CompiledGraphs:
         """The real paths of the modules of some parameters, as far as they are known."""
         return [place for root in roots if not isinstance(place := places[root, ()], str)]
 
-    def _is_repeated(
-        self,
-        path: tuple[str, ...],
-        graph: str,
-        kernel: int,
-        places: RealPaths,
-    ) -> bool:
-        """Whether a graph uses all parameters in a module several times: it may call the module several times."""
-        repeated = self._graphs[graph][kernel].repeated
-        if not repeated or len(path) == 1:
-            return False
-        inside = {root for (root, _), one in places.items() if not isinstance(one, str) and one[: len(path)] == path}
-        return bool(inside) and inside <= repeated
+    def _that_multiplies(self, root: str, inputs: str, place: tuple[str, ...] | str) -> tuple[str, ...] | str:
+        """The module that multiplies with a parameter, which is at this place: not one that only looks it up."""
+        if not isinstance(place, str):
+            return SHARED_PARAMETER if self._modules[place].kind in _LOOKUPS else place
+        holders = {path for one in self._inputs.get(inputs, ()) if one.root == root for path in one.holders or ()}
+        known = {_unwrapped(path): self._modules.get(_unwrapped(path)) for path in holders}
+        found = [path for path, module in known.items() if module is not None and module.kind not in _LOOKUPS]
+        return found[0] if len(found) == 1 else place
 
     def _that_calls(self, path: tuple[str, ...]) -> tuple[str, ...]:
         """The module that works with the parameters of a module: itself, unless it is only a container."""
@@ -343,12 +351,8 @@ class CompiledGraphs:
         fitting = {path for path in fitting if path and self._fits(path, steps)}
         if not fitting:
             return OTHER_MODULE
-        if any(not kind for _, kind in steps):
-            fitting = {path for path in fitting if self._modules[path].kind not in _LOOKUPS}
-            if len(fitting) != 1:
-                return SHARED_PARAMETER
         if len(fitting) > 1:
-            return AMBIGUOUS_MODULE
+            return AMBIGUOUS_MODULE if all(kind for _, kind in steps) else SHARED_PARAMETER
         (place,) = fitting
         is_known = root == SELF or held or (not may_be_gone and self._is_alone(place))
         return place if is_known else AMBIGUOUS_MODULE
@@ -382,6 +386,12 @@ def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     """The steps that two paths begin with alike."""
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other))
     return tuple(step for step, _ in pairs)
+
+
+def _are_all_in(path: tuple[str, ...], places: RealPaths, repeated: Set[str]) -> bool:
+    """Whether all parameters in a module are used several times: it may be called several times."""
+    inside = {root for (root, _), one in places.items() if not isinstance(one, str) and one[: len(path)] == path}
+    return len(path) > 1 and bool(inside) and inside <= repeated
 
 
 def _around(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:

@@ -118,13 +118,16 @@ class CompiledRanges:
         # Of such a graph, the call itself may be of layers: it is in a row with the kernels that are unknown for the
         # same reason. All others are beside that row.
         why_call = self._graphs.why_call_is_unknown(graph)
-        block = self._graphs.block_of(graph, kernel, layer, inputs) if kernel is not None else None
+        block = None
+        if kernel is not None and isinstance(layers, str):
+            block = self._graphs.block_of(graph, kernel, layer, inputs)
         if why_call and (layers, phase) == (why_call, around.phase) and block is None:
             return [(inner(around), 1)]
         if why_call and around.outer is not None and around.outer.outer is not None:
             around = self._places.inside(around.outer.outer, "op", GRAPH)
-        if isinstance(layers, str) and block is not None:
-            described = f"{BETWEEN}{self._common_ancestor.names(block.neighbors, _MOST_NAMED, block.layer)}"
+        if block is not None:
+            names = self._common_ancestor.names(block.neighbors, _MOST_NAMED, block.layer)
+            described = "" if block.neighbors == (block.layer,) else f"{BETWEEN}{names}"
             return [(inner(self._for_layers((block.layer,), phase, around), described), 1)]
         if isinstance(layers, str):
             outer = around if phase == around.phase else self._places.of_layer(around.layer, phase, around)

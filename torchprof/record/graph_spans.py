@@ -41,8 +41,6 @@ class GraphSpans:
         self._own = {name: parameters for name, parameters in every.items() if parameters}
         number_of = {name: number for number, name in enumerate(flow.text.reads)}
         self._before: dict[str, _Work] = {}
-        for name in flow.text.inputs:
-            self._before[name] = _NOTHING
         for name, reads in flow.text.reads.items():
             last = (self._last(read, number_of.get(read, -1)) for read in reads)
             self._before[name] = max(last, key=lambda work: (bool(work.parameters), work.number), default=_NOTHING)
@@ -56,8 +54,8 @@ class GraphSpans:
         for name, reads in reversed([*flow.text.reads.items()]):
             own = self._own.get(name)
             work = _Work(number_of[name], own) if own else self._after.get(name, _NOTHING)
-            for read in reads if work.parameters else ():  # the last one is the earliest
-                self._after[read] = work
+            for read in reads if work.parameters else ():
+                self._after[read] = min(work, self._after.get(read, work), key=lambda one: one.number)
 
     def _parameters_of(self, name: str) -> Names:
         """The parameters that a node works for or reads directly."""
@@ -74,8 +72,11 @@ class GraphSpans:
         return _Work(number, own) if own else self._before.get(name, _NOTHING)
 
     def _written(self) -> Mapping[str, str]:
-        """The nodes of buffers, as far as they are arguments or results of library calls, or outputs of the graph."""
+        """The nodes of buffers, as far as they are arguments or results of library calls, or outputs of the graph. Of
+        an input that a kernel may write to, it is what is written."""
         found = {name: name for name in self._source.inputs}
+        copies = [op.given for op in self.flow.text.ops if op.name == "aten::copy_" and len(op.given) > 1]
+        found.update((given[0], given[1]) for given in copies)
         for at, op in self.flow.node_of.items():
             kernel = self._source.kernels[at]
             found.update(dict.fromkeys(kernel.writes, op.node) if kernel.number is not None else {})

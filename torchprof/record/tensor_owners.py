@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def _memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Where the elements of a tensor begin, and their count; None if they are nowhere."""
     try:
         return (tensor.data_ptr(), tensor.numel()) if tensor.numel() and tensor.data_ptr() else None
-    except RuntimeError:  # a subclass without memory of its own
+    except Exception:  # a lazy parameter, a layout or a subclass without memory of its own
         return None
 
 
@@ -65,10 +66,9 @@ def _gathered_in(module: nn.Module) -> Iterator[tuple[nn.Module, torch.Tensor]]:
 
     Private names of ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``; without them nothing is found.
     """
-    state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
-    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-    for one in (one for group in groups for one in getattr(group, "fsdp_params", ())):
-        tensor = getattr(one, "_unsharded_param", None)
-        of = getattr(getattr(one, "_module_info", None), "module", None)
-        if tensor is not None and of is not None:
-            yield of, tensor
+    with suppress(Exception):
+        state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for one in (one for group in groups for one in getattr(group, "fsdp_params", ())):
+            if hasattr(one, "_unsharded_param"):
+                yield one._module_info.module, one._unsharded_param

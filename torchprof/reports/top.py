@@ -48,7 +48,7 @@ _LEAST_NAME = 24
 _FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")
 _LINE_NUMBER = re.compile(r":\d+ ")
 _UNKNOWN_LAUNCH = Frame("label", LAUNCH_NOT_RECORDED)
-OWN_WORK = "(torch.compile's own work)"
+_OWN_WORK = "(torch.compile's own work)"
 """The name of all that torch.compile does around its graphs, such as checking guards."""
 _NO_OPERATOR = {
     "cpu_ns": "(between ops): no operator ran: Python, other libraries, or waiting for a thread.",
@@ -317,7 +317,7 @@ def _work(frames: Sequence[Frame]) -> str:
         if frame.kind == "kernels" or (frame is inner[-1] and frame.kind in ("region", "gc")):
             return range_in_words(frame.kind, frame.name)
     if inner and is_overhead(inner[-1].name):
-        return OWN_WORK
+        return _OWN_WORK
     return inner[-1].name if inner and inner[-1].kind == "op" else BETWEEN_OPS
 
 

@@ -32,7 +32,7 @@ WHY_UNKNOWN = {
     UNKNOWN_MODULE: "torch does not record which module their operations come from",
     OTHER_MODULE: "they belong to modules that are not profiled",
     AMBIGUOUS_MODULE: "the compiled function may have called any of several modules of one class",
-    SHARED_PARAMETER: "their parameter is of several layers",
+    SHARED_PARAMETER: "their parameter is of several layers, or of an embedding that other code multiplies with",
     REPLACED_PARAMETER: "their parameter was replaced or freed before the block ended",
     FROZEN_PARAMETER: "torch._inductor.config.freezing is on, and the compiler made their weights anew",
     IN_CPP: "torch._inductor.config.cpp_wrapper is on, and its calls of libraries have no events",
