@@ -35,6 +35,8 @@ def test_a_tensor_of_another_module_and_a_freed_one() -> None:
     found = owners(module=module)
     assert found.of(other.weight) == ()
     assert found.of(torch.rand(2, 2)) is None and found.of(None) is None
+    other.weight = nn.Parameter(module.weight.detach())  # in the same memory
+    assert owners(module=module).of(other.weight) == ()
 
 
 def test_tensors_without_memory_are_known_by_themselves() -> None:

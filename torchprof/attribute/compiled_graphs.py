@@ -252,7 +252,8 @@ class CompiledGraphs:
 
         After one layer and before another one, the program is in the module around both. So a value is computed in the
         innermost of the modules around any layer before it and any after it. If these are one layer, it may be inside
-        that layer, or between two calls of it. So it may if all parameters in that module are used several times.
+        that layer, or between two calls of it. So it may if all parameters in that module are used several times. But
+        it is in the module that runs the graph.
         """
         places = self._places_in(graph, around, inputs)
         top = self._path_of.get(around)
@@ -275,7 +276,7 @@ class CompiledGraphs:
         for other in blocks[1:]:
             path = _shared(path, other)
         repeated = frozenset() if all(span.is_own for span in kernel.between) else kernel.repeated
-        while path and (path not in self._modules or _are_all_in(path, places, repeated)):
+        while path and path != top and (path not in self._modules or _are_all_in(path, places, repeated)):
             path = path[:-1]
         return Block(self._modules[path].layer, tuple(sorted(neighbors))) if path else None
 

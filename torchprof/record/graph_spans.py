@@ -104,14 +104,17 @@ class GraphSpans:
         return Span(self._before[node].parameters, self._after.get(node, _NOTHING).parameters)
 
     def _computed(self, number: int) -> Set[str]:
-        """The nodes that a generated kernel computes, perhaps with some of the generated kernels around it."""
+        """The nodes that a generated kernel computes, perhaps with some of the generated kernels around it; none if it
+        is unknown what is in a buffer."""
         kernels = self._source.kernels
         results, unknown = self._nodes_written(kernels[number].writes)
-        for later in kernels[number + 1 :]:
-            if not later.is_library and not unknown.isdisjoint(later.reads):
+        for later in kernels[number + 1 :] if unknown else ():
+            if not unknown.isdisjoint(later.reads):
                 nodes, buffers = self._nodes_written(later.writes)
                 results |= nodes
                 unknown |= buffers
+                if later.is_library:
+                    return set()
         reads = {self._node_of[name] for name in kernels[number].reads if name in self._node_of} - results
         found: set[str] = set()
         waiting = [*results]

@@ -36,15 +36,16 @@ class Owners:
 
     def of(self, tensor: torch.Tensor | None) -> tuple[_Path, ...] | None:
         """The paths of the modules that have a tensor; ``()`` if only other modules have it, None if none has it."""
-        if tensor is None:
-            return None
-        found = self._by_tensor.get(id(tensor)) or self._by_memory.get(_memory_of(tensor) or (0, 0))
-        if found:
-            return tuple(found)
+        if tensor is None or id(tensor) in self._by_tensor:
+            return None if tensor is None else tuple(self._by_tensor[id(tensor)])
         if self._elsewhere is None:
-            modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+            # torch.compile's own modules have the tensors that freezing made parts of graphs.
+            every = (one for one in gc.get_objects() if issubclass(type(one), nn.Module))
+            modules = [one for one in every if not issubclass(type(one), torch.fx.GraphModule)]
             self._elsewhere = {id(one) for module in modules for one in _own_tensors(module)}
-        return () if id(tensor) in self._elsewhere else None
+        if id(tensor) in self._elsewhere:
+            return ()
+        return tuple(self._by_memory.get(_memory_of(tensor) or (0, 0), ())) or None
 
 
 def _own_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
