@@ -873,6 +873,21 @@ HAND_MADE = [
     Made("_scaled_grouped_mm", (t(6, 8), t(2, 8, 16), t(6), t(2, 16), t(2)), 6 * 8 * 16),
     Made("mkl::_mkl_linear", (t(2, 5, 3), t(99), t(4, 3), t(4), 10), 10 * 12, 10 * 4),
     Made("mkl::_mkl_linear", (t(2, 5, 3), t(99), t(4, 3), None, 10), 10 * 12),
+    *(
+        Made(
+            "mkldnn::_convolution_pointwise",
+            (t(2, 3, 8, 8), t(4, 3, 3, 3), t(4), [1, 1], [1, 1], [1, 1], 1, after, [], ""),
+            512 * 27,
+            512 * (1 if after == "none" else 2),
+        )
+        for after in ("none", "relu")
+    ),
+    Made(
+        "mkldnn::_convolution_transpose_pointwise",
+        (t(2, 4, 5, 5), t(6, 4, 2, 2), t(6), [0, 0], [0, 0], [2, 2], [1, 1], 1, "none", [], ""),
+        2 * 4 * 5 * 5 * 6 * 4,
+        2 * 6 * 10 * 10,
+    ),
     Made(
         "convolution_overrideable",
         (t(2, 4, 9, 8), t(6, 2, 3, 3), t(6), (2, 1), (1, 0), (1, 2), False, (0, 0), 2),

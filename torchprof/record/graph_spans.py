@@ -14,15 +14,15 @@ from torchprof.attribute.compiled_graphs import Span
 from torchprof.record.graph_flow import GraphFlow
 from torchprof.record.graph_source import GraphSource
 
-Names = frozenset[str]
-_NONE: Names = frozenset()
+_Names = frozenset[str]
+_NONE: _Names = frozenset()
 
 
 class _Work(NamedTuple):
     """Work for parameters: the number of its node in the order of the text, and the parameters."""
 
     number: int
-    parameters: Names
+    parameters: _Names
 
 
 _NOTHING = _Work(-1, _NONE)
@@ -46,7 +46,7 @@ class GraphSpans:
             self._before[name] = max(last, key=lambda work: (bool(work.parameters), work.number), default=_NOTHING)
         self._node_of = self._written()
         uses = Counter(one for own in self._own.values() for one in own)
-        self.repeated: Names = (
+        self.repeated: _Names = (
             forward.repeated if forward is not None else frozenset(one for one in uses if uses[one] > 1)
         )
         """The parameters that several nodes of the forward work for: their layers may be called several times."""
@@ -57,7 +57,7 @@ class GraphSpans:
             for read in reads if work.parameters else ():
                 self._after[read] = min(work, self._after.get(read, work), key=lambda one: one.number)
 
-    def _parameters_of(self, name: str) -> Names:
+    def _parameters_of(self, name: str) -> _Names:
         """The parameters that a node works for or reads directly."""
         flow = self.flow
         if name in flow.made_of:

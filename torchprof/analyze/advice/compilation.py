@@ -49,8 +49,8 @@ _REMEDIES = (
     ),
     (
         re.compile(r"___stack\d+ == "),
-        "This is the value of a tensor, such as from `.item()`, with which the code after a graph break goes on: keep "
-        "it a tensor, or set `torch._dynamo.config.capture_scalar_outputs = True`.",
+        "This is the value of a tensor, such as from `.item()`, that the code after a graph break got: keep it a "
+        "tensor, or set `torch._dynamo.config.capture_scalar_outputs = True`.",
     ),
     (
         re.compile(r"G\['(?P<what>\w+)'\] == "),
