@@ -18,10 +18,13 @@ PATHS = ["Net", "Net.embed", "Net.a", "Net.a.q", "Net.a.k", "Net.a.o", "Net.a.o.
 NUMBER = {name: number for number, name in enumerate(PATHS)}
 
 
-def block_of(*spans: Span, repeated: str = "", around: int = 0, unknown: str = "") -> Block | None:
-    """The module of a kernel. Each layer has one parameter, whose root is the layer's name without the model."""
+def block_of(*spans: Span, repeated: str = "", around: int = 0, unknown: str = "", **kinds: str) -> Block | None:
+    """The module of a kernel. Each layer has one parameter, whose root is the layer's name without the model.
+    ``kinds``: the classes of layers, if not Linear."""
     kernel = CompiledKernel("k", (OwnedWork(None, 0, 0),), between=frozenset(spans), repeated=roots(repeated))
-    modules = {tuple(name.split(".")): ProfiledModule(number, "Linear") for name, number in NUMBER.items()}
+    modules = {
+        tuple(name.split(".")): ProfiledModule(number, kinds.get(name[4:], "Linear")) for name, number in NUMBER.items()
+    }
     taken = [
         ModuleTensor(name.removeprefix("Net."), (), (tuple(name.split(".")),))
         for name in PATHS
@@ -56,7 +59,7 @@ def block(name: str, *neighbors: str) -> Block:
         ([between("a.o", "b.q")], block("Net", "a.o", "b.q")),
         ([between("a.o", "a.o.norm")], block("Net.a.o", "a.o", "a.o.norm")),
         ([between("embed a.q", "a.o")], block("Net.a", "embed", "a.q", "a.o")),
-        ([own("a.o.norm")], block("Net.a.o.norm", "a.o.norm")),
+        ([own("a.o.norm")], block("Net.a.o.norm", "a.o.norm")._replace(is_own=True)),
         ([own("a.o.norm"), between("a.o", "a.o.norm")], block("Net.a.o", "a.o", "a.o.norm")),
         ([own("a.q"), own("b.q")], block("Net", "a.q", "b.q")),
     ],
@@ -99,3 +102,13 @@ def test_a_module_whose_parameters_are_all_used_again_may_be_called_again() -> N
     spans = [between("a.q", "a.o"), own("embed")]
     assert block_of(spans[0], repeated="a.q a.o") == block("Net", "a.q", "a.o")
     assert block_of(spans[0], repeated="a.q") == block("Net.a", "a.q", "a.o")
+
+
+def test_a_list_of_modules_runs_nothing() -> None:
+    assert block_of(between("a.q", "a.o"), a="ModuleList") == block("Net", "a.q", "a.o")
+
+
+def test_an_embedding_that_is_used_again_says_nothing() -> None:
+    """Another module may multiply with its parameter."""
+    assert block_of(between("a.q", "embed"), embed="Embedding") == block("Net", "embed", "a.q")
+    assert block_of(between("a.q", "embed"), embed="Embedding", repeated="embed") == block("Net", "a.q")

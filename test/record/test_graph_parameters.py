@@ -198,6 +198,24 @@ def test_what_is_between_two_calls_of_a_module_is_not_in_it() -> None:
     assert products(run, FORWARD)["Net"] == 2 * 8**3
 
 
+def test_what_is_computed_again_does_not_tell_where_gradients_are() -> None:
+    """In the text of the backward, ``first`` is computed again after gradients that are computed outside of it."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Sequential(nn.Linear(16, 16)), nn.Sequential(nn.Linear(16, 16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(lambda x: self.last(nn.functional.gelu(self.first(x))), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    x = torch.rand(4, 16, requires_grad=True)
+    with inductor_config.patch({"cpp.enable_kernel_profile": True}):
+        run, _ = both(Net(), lambda model: train(model, x))
+    between = [row for row in run.rows if any(frame.name.startswith(BETWEEN) for frame in row.frames)]
+    assert between and {row.layer.name for row in between if row.layer} == {"Net"}
+
+
 def test_recompute_is_the_same_with_and_without_compile_layers() -> None:
     """torch.compile chooses to compute products again to save memory; nobody asked for a checkpoint."""
     model, x = nn.Sequential(MLP(16, 64), MLP(16, 32)), torch.rand(4, 16, requires_grad=True)

@@ -34,8 +34,7 @@ class CommonAncestor:
     def names(self, layers: tuple[int, ...], most: int | None = None, below: int | None = None) -> str:
         """The paths of the layers, relative to their nearest common ancestor, or to the layer they are ``below``. A
         negative layer is outside all. ``most``: how many are named, None for all."""
-        common = self._path(layers) if min(layers) >= 0 else ()
-        common = common if below is None else self._paths[below]
+        common = self._path(layers if below is None else (*layers, below)) if min(layers) >= 0 else ()
         paths = [self._paths[layer] if layer >= 0 else ("(outside)",) for layer in layers]
         named = paths if most is None or len(paths) <= most + 1 else paths[:most]
         more = [f"{len(paths) - len(named)} more"] if len(named) < len(paths) else []

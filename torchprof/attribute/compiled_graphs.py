@@ -42,6 +42,7 @@ FROZEN = "frozen "
 the compiler may have made it of any."""
 _CONTAINERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuantizableLinear"})
 """Modules that are never called: those around them use their parameters. The last is in ``MultiheadAttention``."""
+_NEVER_CALLED = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
 _LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
 """Modules that call no products: if their parameter is in one, another module uses it, as for tied weights."""
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"})
@@ -127,10 +128,12 @@ class ProfiledModule(NamedTuple):
 
 
 class Block(NamedTuple):
-    """The layer that a kernel of unknown layers ran in or below, and the layers that work before and after it."""
+    """The layer that a kernel of unknown layers ran in or below, and the layers that work before and after it.
+    ``is_own``: all of it is computed of parameters of the layer itself."""
 
     layer: int
     neighbors: tuple[int, ...]
+    is_own: bool = False
 
 
 class CompiledGraphs:
@@ -251,16 +254,17 @@ class CompiledGraphs:
         """See ``block_of``.
 
         After one layer and before another one, the program is in the module around both. So a value is computed in the
-        innermost of the modules around any layer before it and any after it. If these are one layer, it may be inside
-        that layer, or between two calls of it. So it may if all parameters in that module are used several times. But
-        it is in the module that runs the graph.
+        innermost of the modules around any layer before it and any after it. If both are one layer, the kernel may be
+        between two calls of it: the module around it counts. The same holds for a module all of whose parameters are
+        used several times. A list of modules is never called. The module that runs the graph is never left.
         """
         places = self._places_in(graph, around, inputs)
         top = self._path_of.get(around)
         blocks: list[tuple[str, ...]] = []
         neighbors: set[int] = set()
         for span in kernel.between:
-            before, after = (self._known(side, places) for side in span[:2])
+            looked_up = frozenset() if span.is_own else kernel.repeated
+            before, after = (self._known(side, places, looked_up) for side in (span.before, span.after))
             neighbors |= {self._modules[path].layer for path in (*before, *after)}
             if span.is_own and before:
                 blocks += map(self._that_calls, before)
@@ -275,15 +279,23 @@ class CompiledGraphs:
         path = blocks[0]
         for other in blocks[1:]:
             path = _shared(path, other)
-        repeated = frozenset() if all(span.is_own for span in kernel.between) else kernel.repeated
-        while path and path != top and (path not in self._modules or _are_all_in(path, places, repeated)):
+        is_own = all(span.is_own for span in kernel.between)
+        while path and path != top:
+            module = self._modules.get(path)
+            is_called = module is not None and module.kind not in _NEVER_CALLED
+            if is_called and (is_own or not _are_all_in(path, places, kernel.repeated)):
+                break
             path = path[:-1]
-        return Block(self._modules[path].layer, tuple(sorted(neighbors))) if path else None
+        if not path:
+            return None
+        layer = self._modules[path].layer
+        return Block(layer, tuple(sorted(neighbors)), is_own and neighbors == {layer})
 
-    @staticmethod
-    def _known(roots: Iterable[str], places: RealPaths) -> list[tuple[str, ...]]:
-        """The real paths of the modules of some parameters, as far as they are known."""
-        return [place for root in roots if not isinstance(place := places[root, ()], str)]
+    def _known(self, roots: Iterable[str], places: RealPaths, looked_up: Set[str]) -> list[tuple[str, ...]]:
+        """The real paths of the modules of some parameters, as far as they are known. ``looked_up``: those of which a
+        module that only looks them up says nothing."""
+        known = [(root, place) for root in roots if not isinstance(place := places[root, ()], str)]
+        return [one for root, one in known if root not in looked_up or self._modules[one].kind not in _LOOKUPS]
 
     def _that_multiplies(self, root: str, inputs: str, place: tuple[str, ...] | str) -> tuple[str, ...] | str:
         """The module that multiplies with a parameter, which is at this place: not one that only looks it up."""
@@ -391,8 +403,10 @@ def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
 
 def _are_all_in(path: tuple[str, ...], places: RealPaths, repeated: Set[str]) -> bool:
     """Whether all parameters in a module are used several times: it may be called several times."""
+    if not repeated or len(path) == 1:
+        return False
     inside = {root for (root, _), one in places.items() if not isinstance(one, str) and one[: len(path)] == path}
-    return len(path) > 1 and bool(inside) and inside <= repeated
+    return bool(inside) and inside <= repeated
 
 
 def _around(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:

@@ -100,10 +100,6 @@ class CompiledRanges:
         ``layer``: the layer in which the graph runs. ``kernel``: the kernel's number in the graph, None if it is
         unknown.
         """
-
-        def for_layers(numbers: tuple[int, ...]) -> Place:
-            return self._for_layers(numbers, phase, around)
-
         layers: tuple[tuple[int, int], ...] | str = UNKNOWN_KERNEL
         phase = around.phase
         inputs = self._inputs_at(event.thread, event.start_ns)
@@ -127,19 +123,23 @@ class CompiledRanges:
             around = self._places.inside(around.outer.outer, "op", GRAPH)
         if block is not None:
             names = self._common_ancestor.names(block.neighbors, _MOST_NAMED, block.layer)
-            described = "" if block.neighbors == (block.layer,) else f"{BETWEEN}{names}"
+            described = "" if block.is_own else f"{BETWEEN}{names}"
             return [(inner(self._for_layers((block.layer,), phase, around), described), 1)]
         if isinstance(layers, str):
             outer = around if phase == around.phase else self._places.of_layer(around.layer, phase, around)
             return [(inner(outer, f"{NOT_ATTRIBUTABLE}: {layers}"), 1)]
         numbers = tuple(number for number, _ in layers)
         if len(layers) == 1:
-            return [(inner(for_layers(numbers)), 1)]
+            return [(inner(self._for_layers(numbers, phase, around)), 1)]
         divisor, names = self._graphs.divisor, self._common_ancestor.names(numbers)
         if divisor is not None and any(weight for _, weight in layers):
             described = f"divided by {divisor}: {names}"
-            return [(inner(for_layers((number,)), described), weight) for number, weight in layers if weight]
-        return [(inner(for_layers(numbers), f"fused: {names}"), 1)]
+            return [
+                (inner(self._for_layers((number,), phase, around), described), weight)
+                for number, weight in layers
+                if weight
+            ]
+        return [(inner(self._for_layers(numbers, phase, around), f"fused: {names}"), 1)]
 
     def _for_layers(self, layers: tuple[int, ...], phase: str, around: Place) -> Place:
         """The place of work for these layers. A negative layer is code outside all layers."""

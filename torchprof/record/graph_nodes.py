@@ -124,8 +124,9 @@ def owner_of(node: Any) -> Owner | None:
 
 
 def restores_random_state(node: Any) -> bool:
-    """Whether a node runs an op inside a checkpoint again with the random numbers of the forward."""
-    return _op_and_inputs(node)[0] is not node.target
+    """Whether a node runs an op inside a checkpoint again with the random numbers of the forward
+    (``torch/_prims/rng_prims.py``)."""
+    return "run_with_rng_state" in str(node.target)
 
 
 def _sizes(value: Any) -> list[tuple[int, int]]:

@@ -73,13 +73,15 @@ class GraphParameters:
     def known(self, why_unknown: str) -> KnownGraphs:
         """What is known of all graphs that were called. ``why_unknown``: why the modules of the others are unknown."""
         graphs = {key: graph for key, one in self._called.items() if one and (graph := _read(one)) is not None}
-        in_cpp = {key: IN_CPP for key, one in self._called.items() if one and _IN_CPP in one.source}
+        in_cpp: dict[str, tuple[CompiledKernel, ...] | str] = {
+            key: IN_CPP for key, one in self._called.items() if one and _IN_CPP in one.source
+        }
         forwards = {
             key: GraphSpans(graph.source, GraphFlow(graph.source, graph.text, {*graph.roots}))
             for key, graph in graphs.items()
             if not graph.source.is_backward
         }
-        found = KnownGraphs({**in_cpp}, set())
+        found = KnownGraphs(in_cpp, set())
         for key, graph in graphs.items():
             if any(one.name and not one.has_event for one in graph.source.kernels):
                 found.hiding.add(key)
@@ -139,7 +141,7 @@ def _read(called: _Called) -> _Graph | None:
 def _saves_for(forward: GraphText, backward: GraphText) -> bool:
     """Whether a backward takes what a forward returns last, by name, type and sizes, and returns gradients of its
     inputs, by type and sizes."""
-    saved = [(name, value) for name, value in backward.inputs.items() if not name.startswith("tangents_")]
+    saved = [(name, value) for name, value in backward.inputs.items() if not name.startswith(TANGENTS)]
     saved.sort(key=lambda one: not isinstance(one[1], GraphTensor))  # a forward returns numbers last
     returned = forward.outputs[len(forward.outputs) - len(saved) :]
     if [name for name, _ in saved] != [name for name, _ in returned] or len(backward.outputs) != len(forward.inputs):

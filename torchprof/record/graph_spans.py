@@ -1,7 +1,7 @@
 """Which layers work before and after a kernel that works for no parameter alone: it lies between them.
 
 What a graph computes between two layers ran in the module around both, or in a module inside that. Of all layers
-before a value, the last one counts, and the first one of all after it: the text has the order of the program.
+before a value, the last one in the text counts, and the first one of all after it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class _Work(NamedTuple):
 
 
 _NOTHING = _Work(-1, _NONE)
+_MOST_NODES = 500
+"""Of more nodes in one kernel nothing is known: it is not between layers, and the search would take long."""
 
 
 class GraphSpans:
@@ -42,7 +44,9 @@ class GraphSpans:
         number_of = {name: number for number, name in enumerate(flow.text.reads)}
         self._before: dict[str, _Work] = {}
         for name, reads in flow.text.reads.items():
-            last = (self._last(read, number_of.get(read, -1)) for read in reads)
+            # What a backward computes again of the forward does not tell where the gradients after it are computed.
+            alike = reads & flow.of_gradients if name in flow.of_gradients else reads
+            last = (self._last(read, number_of.get(read, -1)) for read in alike)
             self._before[name] = max(last, key=lambda work: (bool(work.parameters), work.number), default=_NOTHING)
         self._node_of = self._written()
         uses = Counter(one for own in self._own.values() for one in own)
@@ -54,7 +58,8 @@ class GraphSpans:
         for name, reads in reversed([*flow.text.reads.items()]):
             own = self._own.get(name)
             work = _Work(number_of[name], own) if own else self._after.get(name, _NOTHING)
-            for read in reads if work.parameters else ():
+            alike = reads & flow.of_gradients if name in flow.of_gradients else reads
+            for read in alike if work.parameters else ():
                 self._after[read] = min(work, self._after.get(read, work), key=lambda one: one.number)
 
     def _parameters_of(self, name: str) -> _Names:
@@ -108,23 +113,27 @@ class GraphSpans:
         is unknown what is in a buffer."""
         kernels = self._source.kernels
         results, unknown = self._nodes_written(kernels[number].writes)
+        read: set[str] = set()
         for later in kernels[number + 1 :] if unknown else ():
             if not unknown.isdisjoint(later.reads):
+                read |= later.reads
                 nodes, buffers = self._nodes_written(later.writes)
                 results |= nodes
                 unknown |= buffers
                 if later.is_library:
                     return set()
+        if not unknown <= read:
+            return set()
         reads = {self._node_of[name] for name in kernels[number].reads if name in self._node_of} - results
         found: set[str] = set()
         waiting = [*results]
-        while waiting:
+        while waiting and len(found) <= _MOST_NODES:
             node = waiting.pop()
             is_inside = node not in reads and node in self.flow.text.reads and node not in self.flow.calls
             if is_inside and node not in found:
                 found.add(node)
                 waiting.extend(self.flow.text.reads[node])
-        return found
+        return found if len(found) <= _MOST_NODES else set()
 
     def _nodes_written(self, writes: Set[str]) -> tuple[set[str], set[str]]:
         """The nodes of some buffers, and the buffers of which they are unknown."""

@@ -49,8 +49,8 @@ _REMEDIES = (
     ),
     (
         re.compile(r"___stack\d+ == "),
-        "This is the value of a tensor, such as from `.item()`, that the code after a graph break got: keep it a "
-        "tensor, or set `torch._dynamo.config.capture_scalar_outputs = True`.",
+        "This is a value that the code before a graph break computed. If it is from `.item()`, keep it a tensor, or "
+        "set `torch._dynamo.config.capture_scalar_outputs = True`.",
     ),
     (
         re.compile(r"G\['(?P<what>\w+)'\] == "),
