@@ -35,7 +35,7 @@ OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] = 
     "TinyTransformer": (TinyTransformer, lambda: (torch.randint(1000, (2, 16)),)),
 }
 MODELS = {**OWN, **{name: (one.make, one.inputs) for name, one in ARCHITECTURES.items()}}
-CHOSEN = [*MODELS] if SHARE == 1 else ["LeNet-5", "Bert", "tied words"]
+CHOSEN = [*MODELS] if SHARE == 1 else ["Bert"]
 
 
 class Called(NamedTuple):

@@ -35,6 +35,7 @@ class _Node(NamedTuple):
     ``users``: without the graph's output. ``is_given``: it is an input of the graph. ``sequence``: the sequence number
     of autograd, which an op and its backward share. ``gradient_of``: the output of the forward graph whose gradient the
     node is. ``sums_gradients``, ``only_copies``, ``restores_random_state`` and ``keeps_gradient``: see ``graph_nodes``.
+    ``is_product``: there is a formula for its FLOPs.
     """
 
     inputs: tuple[str, ...]
@@ -47,6 +48,7 @@ class _Node(NamedTuple):
     sequence: int | None
     gradient_of: Any
     keeps_gradient: bool
+    is_product: bool
 
     @property
     def inherits_owner(self) -> bool:
@@ -117,6 +119,7 @@ class Graph:
                 node.meta.get("seq_nr"),
                 getattr(description, "output", None),
                 keeps_gradient(node),
+                flops_of(node) is not None,
             )
             if node.name.startswith(TANGENTS) or not self._of_gradients.isdisjoint(self._nodes[node.name].inputs):
                 self._of_gradients.add(node.name)
@@ -219,13 +222,14 @@ class Graph:
         return name not in self._of_gradients and (is_in_forward or self._nodes[name].restores_random_state)
 
     def _owners_of(self, node: Any) -> list[Owner | None]:
-        """The owners of a node of the lowered graph."""
+        """The owners of a node of the lowered graph. A product that also adds something is that of the product."""
         if node.name in self._nodes:
             return self._owners(node.name)
         replaced = self._replaced_by(node)
         if replaced is None:
             return [owner_of(node)]
-        return list(dict.fromkeys(owner for name in sorted(replaced) for owner in self._owners(name)))
+        products = {name for name in replaced if self._nodes[name].is_product}
+        return list(dict.fromkeys(owner for name in sorted(products or replaced) for owner in self._owners(name)))
 
     def _owners(self, name: str) -> list[Owner | None]:
         node = self._nodes[name]
