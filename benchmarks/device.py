@@ -57,7 +57,7 @@ def steps(device: torch.device, quick: bool) -> list[Step]:
     for name, model, shape, is_text in subjects:
         model = model.to(device)
         x = torch.randint(0, 100, shape, device=device) if is_text else torch.rand(*shape, device=device)
-        found.append(Step(name, model, training_step(model, x, device), 3 if quick else 9))
+        found.append(Step(name, model, training_step(model, x, device), 3 if quick else 4))
     return found
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd import DeviceType
 
 from torchprof import Profile
-from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK
+from torchprof.attribute.event_names import ENDED, MEMORY, OPENED, STARTED, STEP_MARK
 from torchprof.attribute.events import PREFIX
 from torchprof.run.cost import Cost
 from torchprof.run.run import Run
@@ -83,6 +83,7 @@ class Machine:
             if event.device_type() == DeviceType.CUDA
             and not event.is_user_annotation()
             and not event.name().startswith(PREFIX)
+            and event.name() != MEMORY
         ]
 
     def adds_up(self, prof: Profile) -> int:

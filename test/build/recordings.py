@@ -152,6 +152,7 @@ def record(subject: Subject, machine: Machine, folder: Path) -> None:
     counts = {
         "device": torch.cuda.get_device_name() if machine.is_gpu else "cpu",
         "torch": torch.__version__,
+        "eager": subject.eager,
         "python": platform.python_version(),
         "ns": sum(ns for _, ns in traced[0]),
         "work": by_name if machine.is_gpu else {},
@@ -179,6 +180,8 @@ def check(folder: Path) -> Run:
         assert kernels(run) == kernels(traced) == calls
     if counts["flops"] is not None:
         assert 2 * whole(run).macs == counts["flops"]
+    if not counts["eager"]:  # a trace names no layers of compiled code and of graphs
+        return run
     layers = {node.layer.path for node in run.tree().walk() if whole_time(node) > 0}
     for phase in (FORWARD, BACKWARD):
         ours = {node.layer.path: node for node in run.tree(phase).walk() if node.layer.path in layers}

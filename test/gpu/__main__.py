@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # torchprof, which needs no installation
 try:
     import torch
     from build.machine import DEVICE, FOLDER

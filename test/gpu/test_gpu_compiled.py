@@ -48,6 +48,7 @@ def test_a_compiled_model_adds_up(mode: str, by_layer: bool, machine: Machine, f
     fast = torch.compile(model, mode=mode)
 
     def step() -> None:
+        model.zero_grad()  # a replay of the backward overwrites the gradients of the one before
         fast(x).sum().backward()
         machine.wait()
 

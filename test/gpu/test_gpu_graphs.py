@@ -69,7 +69,7 @@ def test_a_replay_has_the_kernels_of_the_eager_layers(machine: Machine, figure: 
 def test_replays_are_not_counted_and_this_is_said(machine: Machine) -> None:
     model = Replays(layers().to(machine.device), x := torch.rand(64, 512, device=machine.device))
     prof = machine.recorded(model, lambda: model(x), with_flops=True)
-    assert any(warning.code == "uncounted_replay" for warning in prof.run.warnings)
+    assert any(warning.code == "uncounted_replayed" for warning in prof.run.warnings)
     assert whole(prof.run).uncounted > 0
 
 

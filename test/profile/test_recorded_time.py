@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -28,6 +29,11 @@ def model() -> nn.Module:
 
 def cpu_ns(run: torchprof.Run) -> int:
     return sum(run.rows.columns["cpu_ns"])
+
+
+def least_of_three(measure: Callable[[], int]) -> int:
+    """The least of three measurements: other processes may make each one longer, but rarely all three."""
+    return min(measure() for _ in range(3))
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
@@ -68,25 +74,34 @@ def test_entering_and_leaving_a_block_are_not_recorded(monkeypatch):
     slowed(monkeypatch, Cycle, "start")
     slowed(monkeypatch, Cycle, "stop")
     net = model()
-    with torchprof.Profile(net) as prof:
-        began = time.perf_counter_ns()
-        net(torch.rand(4, 16))
-        took = time.perf_counter_ns() - began
-    assert took <= prof.run.meta.wall_ns < took + SLEEP_NS
+
+    def beyond_the_call() -> int:
+        with torchprof.Profile(net) as prof:
+            began = time.perf_counter_ns()
+            net(torch.rand(4, 16))
+            took = time.perf_counter_ns() - began
+        return prof.run.meta.wall_ns - took
+
+    assert 0 <= least_of_three(beyond_the_call) < SLEEP_NS
 
 
 def test_what_is_done_between_cycles_is_not_recorded(monkeypatch):
     for name in ("start", "stop", "read"):
         slowed(monkeypatch, Cycle, name)
-    net, took = model(), 0
-    with torchprof.Profile(net, schedule=torch.profiler.schedule(wait=0, warmup=0, active=1)) as prof:
-        for _ in range(3):
-            began = time.perf_counter_ns()
-            net(torch.rand(4, 16))
-            took += time.perf_counter_ns() - began
-            prof.step()
-    assert prof.run.meta.cycles == 4  # the last one is empty
-    assert took <= prof.run.meta.wall_ns < took + SLEEP_NS
+    net = model()
+
+    def beyond_the_calls() -> int:
+        took = 0
+        with torchprof.Profile(net, schedule=torch.profiler.schedule(wait=0, warmup=0, active=1)) as prof:
+            for _ in range(3):
+                began = time.perf_counter_ns()
+                net(torch.rand(4, 16))
+                took += time.perf_counter_ns() - began
+                prof.step()
+        assert prof.run.meta.cycles == 4  # the last one is empty
+        return prof.run.meta.wall_ns - took
+
+    assert 0 <= least_of_three(beyond_the_calls) < SLEEP_NS
 
 
 def test_what_a_program_does_between_cycles_is_not_recorded(monkeypatch):
@@ -95,14 +110,18 @@ def test_what_a_program_does_between_cycles_is_not_recorded(monkeypatch):
         slowed(monkeypatch, Cycle, name)
     net = model()
     net(torch.rand(4, 16))  # the first call loads libraries
-    began = time.perf_counter_ns()
-    with torch.no_grad(), Program() as program:
-        for _ in range(6):
-            net(torch.rand(4, 16))
-    took = time.perf_counter_ns() - began
-    assert program.run.meta.cycles > 3
-    assert took > program.run.meta.cycles * 6 * SLEEP_NS
-    assert program.run.meta.wall_ns < program.run.meta.cycles * SLEEP_NS / 2
+
+    def of_a_cycle() -> int:
+        began = time.perf_counter_ns()
+        with torch.no_grad(), Program() as program:
+            for _ in range(6):
+                net(torch.rand(4, 16))
+        took = time.perf_counter_ns() - began
+        assert program.run.meta.cycles > 3
+        assert took > program.run.meta.cycles * 6 * SLEEP_NS
+        return program.run.meta.wall_ns // program.run.meta.cycles
+
+    assert least_of_three(of_a_cycle) < SLEEP_NS / 2
 
 
 def test_a_program_frees_a_cycle_before_it_records_the_next_one(monkeypatch):
@@ -132,14 +151,18 @@ def test_a_program_frees_a_cycle_before_it_records_the_next_one(monkeypatch):
 def test_a_trace_of_ours_has_the_recorded_time(tmp_path, monkeypatch):
     slowed(monkeypatch, Cycle, "start")
     net = model()
-    with torchprof.Profile(net) as prof:
-        net(torch.rand(4, 16)).sum().backward()
-    prof.export_chrome_trace(tmp_path / "trace.json")
-    read = torchprof.from_trace(tmp_path / "trace.json", net)
+
+    def difference() -> int:
+        with torchprof.Profile(net) as prof:
+            net(torch.rand(4, 16)).sum().backward()
+        prof.export_chrome_trace(tmp_path / "trace.json")
+        read = torchprof.from_trace(tmp_path / "trace.json", net)
+        assert cpu_ns(read) == read.meta.wall_ns
+        assert read.tree(BACKWARD).total.cpu_ns == prof.run.tree(BACKWARD).total.cpu_ns
+        return abs(read.meta.wall_ns - prof.run.meta.wall_ns)
+
     # The profiler's clock and that of the stopwatch are read one after the other.
-    assert abs(read.meta.wall_ns - prof.run.meta.wall_ns) < SLEEP_NS / 10
-    assert cpu_ns(read) == read.meta.wall_ns
-    assert read.tree(BACKWARD).total.cpu_ns == prof.run.tree(BACKWARD).total.cpu_ns
+    assert least_of_three(difference) < SLEEP_NS / 10
 
 
 def engine_ns(run: torchprof.Run) -> int:

@@ -29,7 +29,16 @@ from torch.autograd import DeviceType
 from torchprof.attribute.events import Event, Kind
 from torchprof.run.cost import Cost
 from torchprof.run.run import Run
-from torchprof.run.words import BACKWARD, FORWARD, LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, OUTSIDE, PHASES, RECOMPUTE
+from torchprof.run.words import (
+    BACKWARD,
+    FORWARD,
+    LAUNCH_NOT_RECORDED,
+    LAUNCHED_BEFORE,
+    OUTSIDE,
+    PHASES,
+    RECOMPUTE,
+    REPLAY,
+)
 
 
 def whole(run: Run) -> Cost:
@@ -74,8 +83,9 @@ def test_kernels_belong_to_the_op_that_launched_them() -> None:
     }
 
 
-def test_kernels_launched_before_the_session_are_known_by_their_correlation_id() -> None:
-    """The runtime counts its calls; one outside of all ops may have the number of an op, and is none."""
+def test_a_kernel_without_a_recorded_op_is_found_by_the_runtimes_call() -> None:
+    """The runtime counts its calls; one outside of all ops may have the number of an op, and is none. A kernel with a
+    lower number than all calls was launched before the session."""
 
     def work(name: str, start: int, number: int, linked: int = 0) -> Raw:
         return Raw(name, start, start + 10, 7, _correlation=number, _linked=linked, _device=DeviceType.CUDA, _index=0)
@@ -84,10 +94,13 @@ def test_kernels_launched_before_the_session_are_known_by_their_correlation_id()
         Raw("aten::mm", 0, 90, _correlation=890),
         Raw("cudaLaunchKernel", 10, 20, 4321, _correlation=880, _linked=890),
         Raw("cudaLaunchKernel", 100, 110, _correlation=885),
+        Raw("cudaGraphLaunch", 120, 130, _correlation=886),
         Raw("cudaDeviceSynchronize", 200, 900, _correlation=890),
         work("old", 30, 879),
         work("mm", 40, 880, 890),
-        work("by nobody", 110, 885),
+        work("of no op", 110, 885),
+        work("replayed", 140, 886),
+        work("by nobody", 160, 887),
     ]
     found, run = attributed(raws)
     frames = {
@@ -96,9 +109,11 @@ def test_kernels_launched_before_the_session_are_known_by_their_correlation_id()
     assert frames == {
         "old": [LAUNCHED_BEFORE, "old"],
         "mm": ["aten::mm", "mm"],
+        "of no op": ["cudaLaunchKernel", "of no op"],
+        "replayed": [REPLAY, "replayed"],
         "by nobody": [LAUNCH_NOT_RECORDED, "by nobody"],
     }
-    assert (run.left_over.device_ns, run.no_layer(FORWARD).device_ns, whole(run).device_ns) == (10, 20, 30)
+    assert (run.left_over.device_ns, run.no_layer(FORWARD).device_ns, whole(run).device_ns) == (10, 40, 50)
 
 
 @MARKED

@@ -30,8 +30,8 @@ class LiveMemory:
 
     ``sizes``: by device, (kind, bytes) of the model's parameters, buffers and gradients. ``addresses``: (device,
     address) of the parameters and buffers. ``allocator``: by device, figures of torch's caching allocator in bytes; the
-    CPU has none. ``blocks``: the bytes of each storage, by device and address. ``freed``: the blocks that were freed
-    since then, in the order of time, as far as ``watches`` noted them.
+    CPU has none. ``blocks``: the bytes of each storage of the CPU, by device and address. ``freed``: those of them that
+    were freed since then, in the order of time, as far as ``watches`` noted them.
     """
 
     sizes: Mapping[str, tuple[tuple[str, int], ...]]
@@ -61,7 +61,7 @@ def allocators_between(start: LiveMemory, end: LiveMemory) -> dict[str, tuple[tu
 
 
 def with_frees(events: Iterable[Event], start: LiveMemory, began_ns: int) -> Iterator[Event]:
-    """Add the missing frees to the events of a recording: of the blocks that the model had at the start.
+    """Add the missing frees to the events of a recording: of the CPU's blocks that the model had at the start.
 
     torch records few of these frees: its CPU allocator records a free only if a session recorded an allocation at that
     address, and then with the size of that allocation. So a block counts as freed at the first of: its free event, its

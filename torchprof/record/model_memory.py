@@ -25,8 +25,9 @@ _FIGURES = {
 def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
     """The memory of parameters, buffers and gradients that is allocated now. A shared storage counts once.
 
-    ``watch``: note when each storage is freed, until ``stop_watching``; above all, gradients that zero_grad frees.
-    torch's profiler does not record all of these; see ``with_frees``.
+    ``watch``: note when each storage of the CPU is freed, until ``stop_watching``; above all, gradients that zero_grad
+    frees. torch's profiler does not record all of these; see ``with_frees``. Allocators of devices record all frees,
+    with the size of the whole block.
     """
     blocks: dict[tuple[str, int], int] = {}
     freed: list[Freed] = []
@@ -49,12 +50,13 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
                 if block in held:
                     continue
                 held[block] = kind
-                blocks[block] = storage.nbytes()
-                if watch:  # not the tensor: views and autograd graphs may share its storage
-                    watches.append(finalize(storage, _note_freed, freed, home, block))
-                    watches[-1].atexit = False
                 of_device = sizes.setdefault(block[0], {})
-                of_device[kind] = of_device.get(kind, 0) + blocks[block]
+                of_device[kind] = of_device.get(kind, 0) + storage.nbytes()
+                if block[0] == "cpu":
+                    blocks[block] = storage.nbytes()
+                    if watch:  # not the tensor: views and autograd graphs may share its storage
+                        watches.append(finalize(storage, _note_freed, freed, home, block))
+                        watches[-1].atexit = False
     by_device = {device: tuple(of_device.items()) for device, of_device in sizes.items()}
     addresses = frozenset(block for block, kind in held.items() if kind != "gradients")
     return LiveMemory(by_device, addresses, _allocators(), blocks, freed, watches)

@@ -167,6 +167,7 @@ class Recording:
         devices: dict[tuple[Any, int], str] = {}
         work: list[Any] = []
         calls: list[int] = []  # the correlation IDs of calls of the device's runtime
+        unlinked: set[int] = set()  # those of the calls outside of all ops, as the replay of a CUDA graph may be
         cpu = DeviceType.CPU
         memory, node, backward, user_label = Kind.MEMORY, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.USER_LABEL
         op, label, collective, compiling = Kind.OP, Kind.LABEL, Kind.COLLECTIVE, Kind.COMPILING
@@ -191,7 +192,10 @@ class Recording:
                 correlation = raw.correlation_id()
                 if launcher or (is_runtime_call(name) and raw.scope() != USER_SCOPE):
                     calls.append(correlation)
-                    correlation = 0  # runtime calls have IDs of their own, which may equal those of ops
+                    if not launcher:
+                        unlinked.add(correlation)
+                    # Runtime calls have IDs of their own, which may equal those of ops.
+                    correlation = 0 if launcher else -correlation
             try:
                 kind = kinds[name_number]
             except KeyError:
@@ -238,7 +242,7 @@ class Recording:
                 inside, index = inner.find(index, end, kind is not label)
             values = kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0, signature, inside
             yield new(Event, values)
-        yield from _device_work(work, calls, {names[number]: kind for number, kind in kinds.items()}, devices)
+        yield from _device_work(work, calls, unlinked, {names[number]: kind for number, kind in kinds.items()}, devices)
 
     def _addresses(self) -> dict[tuple[int, int, int], int]:
         """The address of each memory event, by its time, thread and bytes. Only torch's tree of events has it."""
@@ -389,10 +393,15 @@ def _inner_ops(events: RawEvents) -> InnerOpsOfRanges | None:
 
 
 def _device_work(
-    work: list[Any], calls: list[int], kinds: dict[str, Kind | None], devices: dict[tuple[Any, int], str]
+    work: list[Any],
+    calls: list[int],
+    unlinked: Set[int],
+    kinds: dict[str, Kind | None],
+    devices: dict[tuple[Any, int], str],
 ) -> Iterator[Event]:
-    """The events of a device. ``calls``: the correlation IDs of its runtime's calls. ``kinds``: of the CPU's events, by
-    name. ``devices``: the names of the devices of memory events; more are added."""
+    """The events of a device. ``calls``: the correlation IDs of its runtime's calls; ``unlinked``: those that are linked
+    to no op. ``kinds``: of the CPU's events, by name. ``devices``: the names of the devices of memory events; more are
+    added."""
     hip = [index for device_type, index in devices if device_type.name == "HIP"]
     counted = numbers_of_devices((raw.device_index() for raw in work), hip)
     first = first_correlation_id(calls, (raw.correlation_id() for raw in work if raw.linked_correlation_id()))
@@ -408,6 +417,10 @@ def _device_work(
         start, end, stream = raw.start_ns(), end_ns(raw), _stream(raw)
         launcher, index = raw.linked_correlation_id(), raw.device_index()
         device = _device(raw.device_type(), counted.get(index, index), devices)
-        if not launcher and 0 < raw.correlation_id() < first:
-            launcher = BEFORE
+        if not launcher:
+            call = raw.correlation_id()
+            if call in unlinked:
+                launcher = -call
+            elif 0 < call < first:
+                launcher = BEFORE
         yield new(Event, (Kind.KERNEL, name, start, end, stream, -1, 0, launcher, device, 0, 0, None))
