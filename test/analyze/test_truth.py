@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from build.events import walk_of
 from build.libraries import usable_transformers
 from build.models import (
     Checkpointed,
@@ -1649,7 +1650,7 @@ def test_the_labels_of_layers_that_were_not_selected_cost_too() -> None:
     with Profile(model, paths=["0"]) as prof:
         model(torch.rand(1))
     attribution = attribution_of(prof._plan)
-    list(attribution.attribute(prof._session.events()))
+    list(walk_of(attribution, prof._session.columns().events()))
     assert attribution.labels == 301
 
 

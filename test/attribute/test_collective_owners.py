@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.events import ENGINE, MAIN, function, kernel, label, node, op, user_label
+from build.events import ENGINE, MAIN, function, kernel, label, node, op, user_label, walk_of
 from build.exchanges import exchange
 from torch import distributed as dist
 from torch import nn
@@ -45,7 +45,7 @@ class Walked:
     def __init__(self, *events: Event, selected: set[int] | None = None) -> None:
         self.owners = CollectiveOwners(layers_by_fqn(PATHS), PATHS, SIGNATURES)
         attribution = Attribution(SITES, PATHS, selected, None, self.owners)
-        self.all: list[Attributed] = list(attribution.attribute(events))
+        self.all: list[Attributed] = list(walk_of(attribution, events))
 
     def of(self, name: str) -> list[tuple[int, str, list[str]]]:
         """Layer, phase and frames of the events with one name."""
@@ -217,7 +217,7 @@ def test_gradients_of_a_model_that_is_not_replicated_are_in_no_bucket() -> None:
     owners = CollectiveOwners({}, PATHS, SIGNATURES, {3: set(), 4: set()})
     attribution = Attribution(SITES, PATHS, None, None, owners)
     events = [*FORWARDS, *backward((1, THREE), (4, THREE), (3, FIVE), asks=2, signature=LIST_OF_EIGHT)]
-    (found,) = [one.place for one in attribution.attribute(events) if one.event.name == "c10d::allreduce_"]
+    (found,) = [one.place for one in walk_of(attribution, events) if one.event.name == "c10d::allreduce_"]
     assert (found.layer, found.shared) == (2, (4, 3))
 
 
@@ -235,7 +235,7 @@ def test_a_gradient_that_is_ignored_is_in_no_bucket() -> None:
     owners = CollectiveOwners({}, PATHS, SIGNATURES, {3: {5}, 4: set()})
     attribution = Attribution(SITES, PATHS, None, None, owners)
     events = [*FORWARDS, *backward((3, FIVE), (4, FIVE), (3, THREE), asks=2, signature=LIST_OF_EIGHT)]
-    (found,) = [one.place for one in attribution.attribute(events) if one.event.name == "c10d::allreduce_"]
+    (found,) = [one.place for one in walk_of(attribution, events) if one.event.name == "c10d::allreduce_"]
     assert (found.layer, found.shared, owners.uncertain) == (2, (4, 3), 0)
 
 
@@ -247,7 +247,7 @@ def test_other_exchanges_of_ready_gradients_are_no_buckets() -> None:
     for replicated, of in (({}, events), ({}, scattered), (None, scattered)):
         owners = CollectiveOwners({}, PATHS, SIGNATURES, replicated)
         sized = [one._replace(signature=FIVE) if one.signature == EIGHT else one for one in of]
-        found = [one.place for one in Attribution(SITES, PATHS, None, None, owners).attribute(sized)]
+        found = [one.place for one in walk_of(Attribution(SITES, PATHS, None, None, owners), sized)]
         (place,) = [place for place in found if place.frame is not None and place.frame.name.startswith("c10d::")]
         assert (place.layer, place.phase, place.shared) == (3, BACKWARD, ())
         assert owners.uncertain == 0
@@ -359,7 +359,7 @@ def test_with_several_groups_and_no_sizes_an_ambiguous_request_is_unknown() -> N
         exchange("gloo:all_reduce", 50),
         exchange("gloo:all_reduce", 60),
     ]
-    found = [one.place.layer for one in attribution.attribute(events) if one.event.kind is Kind.COLLECTIVE]
+    found = [one.place.layer for one in walk_of(attribution, events) if one.event.kind is Kind.COLLECTIVE]
     assert found == [OUTSIDE, 2]  # the second is the only one left
     assert owners.unmatched == 1
 

@@ -30,7 +30,7 @@ from build.compiled import (
     traced,
     work,
 )
-from build.events import ENGINE, MAIN, NODE_PREFIX, function, kernel, label, memory, node, op, user_label
+from build.events import ENGINE, MAIN, NODE_PREFIX, function, kernel, label, memory, node, op, user_label, walk_of
 from build.examples import examples
 from build.forests import Forest
 from hypothesis import given
@@ -927,7 +927,7 @@ def test_backward_below_a_selected_layer_does_not_belong_to_it() -> None:
     paths = [("Net", *filter(None, name.split("."))) for name in kinds]
     modules = {path: ProfiledModule(number, kind) for number, (path, kind) in enumerate(zip(paths, kinds.values()))}
     attribution = Attribution(SITES, paths, {NET, len(NAMES)}, graphs=graphs_of(modules, back=BACK))
-    found = attribution.attribute(sorted(regional(), key=lambda event: event.start_ns))
+    found = walk_of(attribution, sorted(regional(), key=lambda event: event.start_ns))
     owners = {(one.event.name, one.place.phase): one.place.layer for one in found}
     assert owners["aten::addmm", FORWARD] == NET
     assert owners["aten::mm", BACKWARD] == NET
@@ -1246,7 +1246,7 @@ def test_events_that_were_read_ahead_come_once_and_in_order(session: Forest, ask
     """Each event is passed on unchanged, except for the names of guards and the numbers of nodes."""
     events = session.events()
     attribution = Attribution(SITES, PATHS, graphs=CompiledGraphs(ANY if asked else None, MODULES))
-    found = [one.event for one in attribution.attribute(iter(events))]
+    found = [one.event for one in walk_of(attribution, iter(events))]
     assert len(found) == len(events)
     for before, after in zip(events, found):
         if before.kind is Kind.GUARDS:

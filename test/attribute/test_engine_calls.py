@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchprof.attribute.engine_calls import with_engine_calls
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, OUTSIDE
 
@@ -17,7 +18,7 @@ ENGINES = (AUTOGRAD_ENGINE,)
 
 
 def walked(*events: Event) -> Walked:
-    return Walked([*with_engine_calls([*FORWARD_OF_BOTH, *events])], SITES, PATHS)
+    return Walked(with_engine_calls(EventColumns.of([*FORWARD_OF_BOTH, *events])), SITES, PATHS)
 
 
 def test_time_before_between_and_after_nodes_is_the_engines():

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.events import MAIN, label, memory, node, op, step
+from build.events import MAIN, label, memory, node, op, step, walk_of
 from build.exchanges import GROUP, exchange
 from build.hand_made import cells, line, names, row, run_of
 from build.phases import in_column_of
@@ -66,7 +66,7 @@ EVENTS = [
 
 def folded(*observers: Any) -> Run:
     attribution = Attribution(SITES, PATHS)
-    attributed: Iterator[Any] = attribution.attribute(EVENTS)
+    attributed: Iterator[Any] = walk_of(attribution, EVENTS)
     for observer in observers:
         attributed = observer.observe(attributed)
     rows, samples, _ = fold(attributed, attribution.places.all, LAYERS)
@@ -116,7 +116,7 @@ def test_a_collection_is_own_work_of_the_rank_while_a_collective_runs() -> None:
     attribution = Attribution(SITES, PATHS)
     locksteps = Locksteps(LAYERS, 0, (), GROUP)
     events = [step(0), label(NET, 0, 100), exchange("gloo:all_reduce", 10, 90), garbage(20, 50), step(100)]
-    for _ in locksteps.observe(attribution.attribute(events)):
+    for _ in locksteps.observe(walk_of(attribution, events)):
         pass
     found = locksteps.result()
     assert found[LockstepKey(OUTSIDE, FORWARD, "cpu", WORK)].ns == (30,)
@@ -131,7 +131,7 @@ def test_a_rank_waits_after_a_collection_too() -> None:
     late = 10 * MS  # the thread continues long after the collective has ended
     events = [step(0), label(NET, 0, 3 * late), op("c10d::allreduce_", 10, 20), exchange("gloo:all_reduce", 20, late)]
     events += [garbage(30, 40), op("aten::add", 2 * late, 2 * late + 10), step(3 * late)]
-    for _ in locksteps.observe(attribution.attribute(events)):
+    for _ in locksteps.observe(walk_of(attribution, events)):
         pass
     own = locksteps.result()[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].ns[0]
     assert own == 3 * late - 10 - (late - 40)  # the op that requests it is no own work either
@@ -139,7 +139,7 @@ def test_a_rank_waits_after_a_collection_too() -> None:
 
 def test_a_run_without_times_has_no_row_of_collections() -> None:
     attribution = Attribution(SITES, PATHS)
-    rows, _, _ = fold(attribution.attribute(EVENTS), attribution.places.all, LAYERS, timed=False)
+    rows, _, _ = fold(walk_of(attribution, EVENTS), attribution.places.all, LAYERS, timed=False)
     assert not [one for one in rows if one.frames == (COLLECTOR,) and one.calls]
 
 

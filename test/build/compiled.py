@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from build.events import MAIN, NODE_PREFIX, Walked
+from build.events import MAIN, NODE_PREFIX, Walked, walk_of
 from build.forests import Span
 from hypothesis import strategies as st
 
@@ -116,7 +116,7 @@ class Ran(Walked):
     ) -> None:
         chosen = None if selected is None else {layer(name) for name in selected}
         self.attribution = Attribution(SITES, PATHS, chosen, graphs=graphs)
-        attributed = self.attribution.attribute(iter(sorted(events, key=lambda event: event.start_ns)))
+        attributed = walk_of(self.attribution, iter(sorted(events, key=lambda event: event.start_ns)))
         self.estimate = Estimate(flops or ())
         self.all = list(attributed if flops is None else self.estimate.observe(attributed))
         rows, samples, busy = fold(

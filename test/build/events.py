@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import MEMORY, NODE_PREFIX, STEP_MARK
 from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
@@ -75,7 +77,7 @@ def run_of_events(
     """The run of events of one model. ``sites``: the layers of labels by name."""
     attribution = Attribution(sites, [layer.path for layer in layers], graphs=graphs)
     rows, samples, busy = fold(
-        attribution.attribute(events),
+        stream_of(attribution, events),
         attribution.places.all,
         layers,
         recorded_ns=(lambda: meta["wall_ns"]) if "wall_ns" in meta else None,
@@ -84,12 +86,30 @@ def run_of_events(
     return Run((about,), tuple(layers), rows, samples)
 
 
+def stream_of(attribution: Attribution, events: EventColumns | Iterable[Event]) -> Iterator[Attributed | OpGroup]:
+    """The events with their places, ops in groups. They must be in the order of start."""
+    return attribution.attribute(events if isinstance(events, EventColumns) else EventColumns.of(events))
+
+
+def each_event(stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed]:
+    """All events one by one."""
+    for item in stream:
+        yield from item.items() if isinstance(item, OpGroup) else (item,)
+
+
+def walk_of(attribution: Attribution, events: EventColumns | Iterable[Event]) -> Iterator[Attributed]:
+    """Each event with its place."""
+    return each_event(stream_of(attribution, events))
+
+
 class Walked:
     """The events of one walk, by name; if a name occurs more than once, by name and number."""
 
-    def __init__(self, events: Sequence[Event], sites: dict[str, Site], paths: Sequence[tuple[str, ...]]) -> None:
+    def __init__(
+        self, events: EventColumns | Sequence[Event], sites: dict[str, Site], paths: Sequence[tuple[str, ...]]
+    ) -> None:
         self.attribution = Attribution(sites, paths)
-        self.all: list[Attributed] = list(self.attribution.attribute(events))
+        self.all: list[Attributed] = list(walk_of(self.attribution, events))
 
     def __getitem__(self, key: str | tuple[str, int]) -> Attributed:
         name, number = key if isinstance(key, tuple) else (key, 0)

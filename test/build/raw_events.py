@@ -10,13 +10,15 @@ from unittest import mock
 
 import pytest
 import torch
+from build.events import walk_of
 from torch.autograd import DeviceType
 
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Site
 from torchprof.attribute.places import Attributed
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
-from torchprof.record import raw_events, recording
+from torchprof.record import raw_events, recording, session_columns
 from torchprof.record.labels import label_of
 from torchprof.record.session import Session
 from torchprof.run.layers import Layer
@@ -120,8 +122,8 @@ class Raw:
     dtypes = concrete_inputs = stack = shapes
 
 
-def events_of(raws: list[Raw], device: str | None = "cuda", each_op: bool = True) -> list[Event]:
-    """What a session that has recorded these raw events hands on. ``each_op``: see ``Recording.events``."""
+def columns_of(raws: list[Raw], device: str | None = "cuda") -> EventColumns:
+    """What a session that has recorded these raw events hands on."""
     session = Session(None)
     session.device = device
     session._profiler.kineto_results = SimpleNamespace(events=lambda: list(raws), trace_start_ns=lambda: 0)
@@ -129,19 +131,23 @@ def events_of(raws: list[Raw], device: str | None = "cuda", each_op: bool = True
     real = torch._C._autograd._KinetoEvent
     names = [name for name in vars(real) if hasattr(Raw, name) and not name.startswith("__")]
     with ExitStack() as patched:
-        for module in (recording, raw_events):
+        for module in (recording, raw_events, session_columns):
             for place, value in [*vars(module).items()]:
                 for name in names:
                     if value is getattr(real, name):
                         patched.enter_context(mock.patch.object(module, place, getattr(Raw, name)))
-        return list(session.events(each_op=each_op))
+        return session.columns()
+
+
+def events_of(raws: list[Raw], device: str | None = "cuda") -> list[Event]:
+    return [*columns_of(raws, device).events()]
 
 
 def attributed(raws: list[Raw], device: str | None = "cuda") -> tuple[list[Attributed], Run]:
     """Every event with its place, and the run they make, for a model of one layer."""
     layers = (Layer(("Model",), "Module"),)
     attribution = Attribution({MODEL: Site((0,))}, [layer.path for layer in layers])
-    found = list(attribution.attribute(events_of(raws, device)))
+    found = list(walk_of(attribution, events_of(raws, device)))
     rows, samples, _ = fold(found, attribution.places.all, layers)
     meta = Meta(model=("Module",), device="cuda", measured=("cpu_ns", "device_ns"))
     return found, Run((meta,), layers, rows, samples)

@@ -6,6 +6,7 @@ read everywhere.
 
 from __future__ import annotations
 
+import gzip
 import json
 import platform
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from examples.large_models import Llama, ResNet50
 from torchprof import Run, from_trace, load
+from torchprof.attribute.event_names import MEMORY
 from torchprof.run.words import BACKWARD, FORWARD
 
 TRACE, RUN, COUNTS = "trace.json.gz", "run.json.gz", "counts.json"
@@ -180,6 +182,9 @@ def check(folder: Path) -> Run:
         assert kernels(run) == kernels(traced) == calls
     if counts["flops"] is not None:
         assert 2 * whole(run).macs == counts["flops"]
+    for memory in traced.memory:
+        if memory.device != "cpu":
+            assert memory.peak_bytes == peak_of(folder / TRACE, int(memory.device.partition(":")[2]))
     if not counts["eager"]:  # a trace names no layers of compiled code and of graphs
         return run
     layers = {node.layer.path for node in run.tree().walk() if whole_time(node) > 0}
@@ -194,6 +199,18 @@ def check(folder: Path) -> Run:
             if there is not None and phase == FORWARD:
                 assert there.calls == node.calls, (phase, path)
     return run
+
+
+def peak_of(trace: Path, device: int) -> int:
+    """The most memory of a device above that at the start, as torch's allocator says it in each event of a trace."""
+    events = [
+        event
+        for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+        if event["name"] == MEMORY and event["args"]["Device Type"] != 0 and event["args"]["Device Id"] == device
+    ]
+    first = min(events, key=lambda event: float(event["ts"]))["args"]
+    start: int = first["Total Allocated"] - first["Bytes"]
+    return max(event["args"]["Total Allocated"] for event in events) - start
 
 
 def whole_time(node: Any) -> int:

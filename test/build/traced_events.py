@@ -17,7 +17,7 @@ def read(events: Iterable[Any]) -> TraceEvents:
 
 
 def events_of(*events: Any, sites: Iterable[str] = ()) -> list[Event]:
-    return list(read(events).events(set(sites)))
+    return list(read(events).columns(set(sites)).events())
 
 
 def the(events: Iterable[Event], name: str) -> Event:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from build.events import walk_of
 from build.hand_made import row, run_of
 from build.places import TRACES
 from build.raw_events import MARKED, MODEL, events_of, small_step
@@ -59,7 +60,7 @@ def watched(ran: Iterable[Ran], rank: int = 0) -> tuple[tuple[DeviceTime, ...], 
     layers = (Layer(("Net",), "Net"),)
     attribution = Attribution({}, [layer.path for layer in layers])
     device_times = DeviceTimes(rank)
-    found = device_times.observe(attribution.attribute(map(event_of, ran)))
+    found = device_times.observe(walk_of(attribution, map(event_of, ran)))
     _, _, busy = fold(found, attribution.places.all, layers, rank)
     return device_times.result(), {device: ns for device, ns in busy.items() if device != "cpu"}
 
@@ -107,14 +108,14 @@ def test_devices_are_separate() -> None:
 def test_everything_is_passed_on() -> None:
     attribution = Attribution({}, [("Net",)])
     events = [Event(Kind.OP, "aten::mm", 0, 10, 1), Event(Kind.MEMORY, "[memory]", 5, 5, 1), *map(event_of, STEP)]
-    found = [each.event for each in DeviceTimes().observe(attribution.attribute(events))]
+    found = [each.event for each in DeviceTimes().observe(walk_of(attribution, events))]
     assert found == events
 
 
 def test_without_work_on_a_device_there_are_none() -> None:
     attribution = Attribution({}, [("Net",)])
     device_times = DeviceTimes()
-    list(device_times.observe(attribution.attribute([Event(Kind.OP, "aten::mm", 0, 10, 1)])))
+    list(device_times.observe(walk_of(attribution, [Event(Kind.OP, "aten::mm", 0, 10, 1)])))
     assert device_times.result() == ()
 
 
@@ -251,7 +252,7 @@ def recorded(stream_of_reduce: int = 20) -> Run:
     attribution = Attribution({MODEL: Site((0,))}, [layer.path for layer in layers])
     device_times = DeviceTimes()
     events = events_of(sorted(raws, key=lambda raw: raw.start_ns()))
-    rows, samples, busy = fold(device_times.observe(attribution.attribute(events)), attribution.places.all, layers)
+    rows, samples, busy = fold(device_times.observe(walk_of(attribution, events)), attribution.places.all, layers)
     meta = Meta(("Model",), wall_ns=6500, busy_ns=tuple(busy.items()), **CUDA)
     return Run((meta,), layers, rows, samples, device_times=device_times.result())
 

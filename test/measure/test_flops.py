@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from build.architectures import ARCHITECTURES, Experts, attention_macs, encoder
-from build.events import MAIN, op
+from build.events import MAIN, op, walk_of
 from build.libraries import HAS_SHAPES_OF_LISTS, RELEASE, usable_transformers
 from build.models import Checkpointed, Several, Tied
 from build.phases import in_column_of
@@ -1217,7 +1217,7 @@ def test_only_the_op_that_a_recompute_stopped_in_is_not_counted(marks: int) -> N
         op("aten::relu", 200, 210),
     ]
     attribution, estimate = Attribution({}, []), Estimate(signatures)
-    for _ in estimate.observe(attribution.attribute(events)):
+    for _ in estimate.observe(walk_of(attribution, events)):
         pass
     names = {place.index: place.frame.name for place in attribution.places.all if place.frame}
     assert {names[index]: count.macs for index, count in estimate.counts.items()} == {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from build.events import kernel as kernel_event
-from build.events import memory, step
+from build.events import memory, step, walk_of
 from build.models import Mlp
 
 import torchprof
@@ -55,7 +55,7 @@ def kernel(start: int, end: int, device: str = "cuda:0") -> Event:
 
 def run_of(*events: Event, layers: tuple[Layer, ...] = LAYERS, meta: Meta | None = None, **options: Any) -> Run:
     attribution = Attribution(SITES, [layer.path for layer in layers])
-    found = attribution.attribute(events)
+    found = walk_of(attribution, events)
     rows, samples, busy = fold(found, attribution.places.all, layers, signatures=SIGNATURES, **options)
     return Run((meta or Meta(("Net",), busy_ns=tuple(busy.items())),), layers, rows, samples)
 
@@ -183,7 +183,7 @@ def on_lengths(lengths: Sequence[int]) -> Run:
         events += [ran("mul", start, start + 100, signature=length), ran("copy", start + 10, start + 20)]
     attribution = Attribution(SITES, [layer.path for layer in LAYERS])
     places = attribution.places.all
-    found = [*attribution.attribute(events)]
+    found = [*walk_of(attribution, events)]
     counts = {
         place.index: (0, lengths.count(place.signature) * place.signature, 0) for place in places if place.signature
     }
@@ -242,7 +242,7 @@ def test_the_recorded_facts_of_a_collective_stay_beyond_the_limit_of_signatures(
     signatures = [Signature((), ()), *(Signature(((n,), (n,)), ("Float", "Float"), recorded) for n in range(1, 100))]
     attribution = Attribution(SITES, [layer.path for layer in LAYERS])
     events = [ran("record_param_comms", 10 * at, 10 * at + 5, signature=at) for at in range(1, 100)]
-    rows, _, _ = fold(attribution.attribute(events), attribution.places.all, LAYERS, signatures=signatures)
+    rows, _, _ = fold(walk_of(attribution, events), attribution.places.all, LAYERS, signatures=signatures)
     (row,) = [row for row in rows if row.signature and row.signature.shapes == (None, None)]
     found = collective_of(row.frames)
     assert found is not None

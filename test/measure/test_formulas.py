@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from build.events import walk_of
 from build.examples import examples
 from build.libraries import HAS_SHAPES_OF_LISTS, RELEASE
 from build.phases import in_column_of
@@ -1367,7 +1368,7 @@ def estimated(*calls: Call) -> Count:
     for call in calls:
         end = record(call, end)
     estimate = Estimate(signatures)
-    for _ in estimate.observe(Attribution({}, []).attribute(events)):
+    for _ in estimate.observe(walk_of(Attribution({}, []), events)):
         pass
     return Count(*map(sum, zip((0, 0, 0), *estimate.counts.values())))
 

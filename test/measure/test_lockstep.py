@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from build.events import MAIN, engine, kernel, label, memory, node, op, step, user_label
+from build.events import MAIN, engine, kernel, label, memory, node, op, step, user_label, walk_of
 from build.examples import examples
 from build.exchanges import GROUP, exchange
 from hypothesis import given
@@ -50,7 +50,7 @@ def found_in(
     """The results for rank 3."""
     attribution = Attribution(SITES, PATHS)
     locksteps = Locksteps(LAYERS, 3, signatures, group, from_first_mark)
-    for _ in locksteps.observe(attribution.attribute(events)):
+    for _ in locksteps.observe(walk_of(attribution, events)):
         pass
     return locksteps.result()
 
@@ -258,7 +258,7 @@ def test_a_function_of_the_user_may_wait() -> None:
 def unfinished(*events: Event, ended: int | None = None) -> Unfinished:
     attribution = Attribution(SITES, PATHS)
     locksteps = Locksteps(LAYERS, 3, (), GROUP)
-    for _ in locksteps.observe(attribution.attribute(in_ms(*events))):
+    for _ in locksteps.observe(walk_of(attribution, in_ms(*events))):
         pass
     (found,) = locksteps.unfinished(None if ended is None else ended * MS)
     return found
@@ -446,7 +446,7 @@ def rank_that_loads(rank: int, steps: int = 8, ranks: int = 4) -> Run:
         ]
     attribution = Attribution(SITES, PATHS)
     locksteps = Locksteps(LAYERS, rank, (), group)
-    found = [*locksteps.observe(attribution.attribute(in_ms(*sorted(events, key=lambda one: one.start_ns))))]
+    found = [*locksteps.observe(walk_of(attribution, in_ms(*sorted(events, key=lambda one: one.start_ns))))]
     rows, samples, _ = fold(found, attribution.places.all, LAYERS, rank)
     samples[SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns")] = Spread.of([(at, 75 * MS) for at in range(steps)])
     meta = Meta(("Net",), rank, ranks, device="cuda", measured=("cpu_ns", "device_ns"), steps=steps)
@@ -530,7 +530,7 @@ def test_own_work_equals_a_count_of_each_ns(
     ordered = sorted(enumerate(ranges), key=lambda one: (one[1].start, one[0]))
     places = {
         number: item.place
-        for (number, _), item in zip(ordered, attribution.attribute(event_of(one) for _, one in ordered))
+        for (number, _), item in zip(ordered, walk_of(attribution, (event_of(one) for _, one in ordered)))
     }
 
     def is_op(number: int) -> bool:

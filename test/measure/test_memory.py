@@ -18,7 +18,7 @@ from weakref import ref
 import pytest
 import torch
 from build.architectures import ARCHITECTURES
-from build.events import ENGINE, label, node, op, step
+from build.events import ENGINE, label, node, op, step, walk_of
 from build.events import memory as memory_event
 from build.examples import examples
 from build.libraries import usable_transformers
@@ -32,6 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torchprof
 from torchprof import Profile, Run, TorchprofError
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.assemble import attribution_of
@@ -292,7 +293,7 @@ class Replay:
         self.times = [time for time, _ in memory]
         self.running = list(accumulate((size for _, size in memory), initial=0))
         self.paths = [layer.path for layer in prof.run.layers]
-        attributed = list(attribution_of(prof._plan).attribute(prof._session.events()))
+        attributed = list(walk_of(attribution_of(prof._plan), prof._session.columns().events()))
         self.nodes = [  # those inside no other: layer, start, end
             (place.layer, event.start_ns, event.end_ns)
             for event, place, around, *_ in attributed
@@ -355,7 +356,7 @@ def test_peaks_of_layers_equal_those_of_a_replay(name: str) -> None:
 
 
 def start_of(prof: Profile) -> int:
-    return next(event.start_ns for event in prof._session.events() if event.kind is Kind.STEP)
+    return next(event.start_ns for event in prof._session.columns().events() if event.kind is Kind.STEP)
 
 
 def total(result: Any) -> Tensor:
@@ -832,7 +833,7 @@ def walked(
     attribution = Attribution(SITES, [layer.path for layer in LAYERS])
     allocations = Allocations(LAYERS, 0, parameters, before={}, with_timeline=True)
     in_order = sorted((step(0), *events), key=lambda event: event.start_ns)
-    attributed = list(allocations.observe(attribution.attribute(with_frees(in_order, start, CLOCK_NS))))
+    attributed = list(allocations.observe(walk_of(attribution, with_frees(EventColumns.of(in_order), start, CLOCK_NS))))
     assert start is not NOT_MEASURED or len(attributed) == len(in_order)
     memory, samples, timeline = allocations.result()
     assert timeline is not None
@@ -916,6 +917,19 @@ def test_an_unrecorded_free_counts_when_its_address_is_used_again() -> None:
     )
     assert list(timeline.columns["nbytes"]) == [-1000, 300, -300, 500]
     assert memory["cpu"].peak_bytes == 0
+
+
+def test_a_free_without_an_address_is_that_of_the_block_whose_address_is_used_again() -> None:
+    memory, _, timeline = walked(
+        memory_event(20, 300, address=7),
+        memory_event(30, -300),
+        memory_event(40, 300, address=7),
+        memory_event(50, 1000, address=8),
+    )
+    assert list(timeline.columns["nbytes"]) == [300, -300, 300, 1000]
+    assert memory["cpu"].peak_bytes == 1300
+    assert sum(held.nbytes for held in memory["cpu"].held) == 1300
+    assert not [held for held in memory["cpu"].held if held.kind == "unknown"]
 
 
 def test_a_block_freed_before_the_recording_has_no_free_in_it() -> None:

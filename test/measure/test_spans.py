@@ -22,7 +22,7 @@ import pytest
 import torch
 from build.architectures import ARCHITECTURES
 from build.browser import Tab, chromium, open_tab, speedscope  # noqa: F401
-from build.events import ENGINE, MAIN, kernel, label, memory, node, op, step, user_label
+from build.events import ENGINE, MAIN, kernel, label, memory, node, op, step, user_label, walk_of
 from build.examples import examples
 from build.forests import Paths, sessions
 from build.hand_made import row, run_of
@@ -131,7 +131,7 @@ def attributed_of(
     sites = {f"label {number}": Site((number,)) for number in range(len(paths))}
     attribution = Attribution(sites, paths, selected)
     watcher = OpenSpans([Layer(path, "Module") for path in paths], selected, start_ns=0)
-    attributed = list(attribution.attribute(events))
+    attributed = list(walk_of(attribution, events))
     assert list(watcher.observe(attributed)) == attributed
     return attributed, watcher.result()
 
@@ -167,7 +167,7 @@ def test_a_wrapper_and_the_wrapped_module_are_one_span() -> None:
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], start_ns=0)
     calls = [("wrapper", 10, 50), ("wrapped", 12, 48), ("a", 20, 30), ("wrapped", 60, 70)]
     events = [label(*each) for each in calls]
-    list(watcher.observe(Attribution(sites, PATHS).attribute(events)))
+    list(watcher.observe(walk_of(Attribution(sites, PATHS), events)))
     assert of_phase(watcher.result(), FORWARD) == [(10, 50, NET), (20, 30, A), (60, 70, NET)]
 
 
@@ -176,7 +176,7 @@ def test_times_are_after_the_first_mark() -> None:
     assert of_phase(attributed_of(events)[1], FORWARD) == [(10, 50, NET)]
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], start_ns=900)
     attribution = Attribution({"label 0": Site((0,))}, PATHS)
-    list(watcher.observe(attribution.attribute(events[1:])))
+    list(watcher.observe(walk_of(attribution, events[1:])))
     assert of_phase(watcher.result(), FORWARD) == [(110, 150, NET)]
 
 
@@ -368,7 +368,7 @@ def test_steps_last_from_mark_to_mark() -> None:
     events = [step(100), call(NET, 110, 120), step(130), step(150)]
     assert attributed_of(events)[1].steps == (0, 30, 50)
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], from_first_mark=False)
-    list(watcher.observe(Attribution({"label 0": Site((0,))}, PATHS).attribute(events)))
+    list(watcher.observe(walk_of(Attribution({"label 0": Site((0,))}, PATHS), events)))
     assert watcher.result().steps == (30, 50)
 
 
@@ -579,7 +579,7 @@ def check_backward(prof: Profile, of_layer: dict[tuple[int, str], list[tuple[int
     run = prof.run
     attribution = assemble.attribution_of(prof._plan)
     assert prof._session is not None
-    attributed = [*attribution.attribute(prof._session.events())]
+    attributed = [*walk_of(attribution, prof._session.columns().events())]
     zero = next(one.event.start_ns for one in attributed if one.event.kind is Kind.STEP)
     nodes = [
         (event.start_ns - zero, event.start_ns + ns - zero, place.layer)

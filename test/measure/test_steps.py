@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from build.events import ENGINE, MAIN, kernel, label, node, op, step, user_label
+from build.events import ENGINE, MAIN, kernel, label, node, op, step, user_label, walk_of
 from build.examples import examples
 from build.hand_made import row, run_of
 from build.models import Checkpointed, Mlp
@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.attribute.engine_calls import with_engine_calls
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
@@ -75,7 +76,7 @@ def count(
     attribution = Attribution(SITES, PATHS, selected)
     watched = Steps(layers)
     in_order = [*sorted(events, key=lambda e: (e.start_ns, -e.end_ns)), *kernels]
-    attributed = watched.observe(attribution.attribute(with_engine_calls(in_order)))
+    attributed = watched.observe(walk_of(attribution, with_engine_calls(EventColumns.of(in_order))))
     rows, _, _ = fold(attributed, attribution.places.all, layers)
     samples = watched.result()
     order = [Spread.of([(start, 0)]).hashes[0] for start in sorted(marks)[:-1]]
@@ -595,7 +596,7 @@ def test_steps_last_from_mark_to_mark() -> None:
             time.sleep(0.001)
             prof.step()
         time.sleep(0.01)
-    marks = [event.end_ns for event in prof._session.events() if event.kind is Kind.STEP]
+    marks = [event.end_ns for event in prof._session.columns().events() if event.kind is Kind.STEP]
     spread = prof.run.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")]
     assert sorted(end - start for start, end in itertools.pairwise(marks)) == list(spread.sample)
     assert spread.sum <= prof.run.meta.wall_ns - 9e6  # the second sleep is in no step

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from build.events import walk_of
 from build.examples import examples
 from build.forests import SIGNATURES, Forest, Paths, Span, forests, layer_trees, sessions
 from build.phases import in_column_of
@@ -51,7 +52,7 @@ def folded(paths: Paths, events: Sequence[Event], selected: Set[int] | None = No
     layers = tuple(Layer(path, "Module") for path in paths)
     sites = {f"label {number}": Site((number,)) for number in range(len(paths))}
     attribution = Attribution(sites, paths, selected)
-    rows, samples, busy = fold(attribution.attribute(events), attribution.places.all, layers, signatures=SIGNATURES)
+    rows, samples, busy = fold(walk_of(attribution, events), attribution.places.all, layers, signatures=SIGNATURES)
     meta = Meta(
         model=("Module",),
         device="cuda",

@@ -81,7 +81,7 @@ def test_signatures_equal_those_of_a_session() -> None:
             ),
         ]
     )
-    conv, cat, clamp = (trace.signatures[event.signature] for event in trace.events(()))
+    conv, cat, clamp = (trace.signatures[event.signature] for event in trace.columns(()).events())
     assert conv.shapes == ((1, 3, 8, 8), (4, 3, 3, 3), (), (), (), ())
     assert conv.dtypes == ("float", "c10::Half", "", "ScalarList", "Scalar", "Scalar")
     assert conv.scalars == (None, None, None, (1, -2), False, 1e-05)
@@ -100,7 +100,7 @@ def test_equal_signatures_have_one_number_and_only_the_wanted_detail() -> None:
     table.add(op("aten::all", 20 + at, 0.5, Concrete_Inputs=["", str(at)], **about) for at in range(6))
     trace = TraceEvents(table)
     names: dict[str, list[int]] = {}
-    for event in trace.events(()):
+    for event in trace.columns(()).events():
         names.setdefault(event.name, []).append(event.signature)
     assert [trace.signatures[number].scalars for number in names["aten::ones"]] == [
         (None, 0),
@@ -138,7 +138,7 @@ def test_recorded_shapes_and_memory_are_detected() -> None:
 def test_inputs_in_another_form_than_torchs_are_unknown(args: Any, shapes: Any, dtypes: Any, scalars: Any) -> None:
     """The event is read with its time. Values that a run file cannot hold are dropped."""
     trace = read([{**GOOD, "args": args}])
-    (event,) = trace.events(())
+    (event,) = trace.columns(()).events()
     assert trace.table.unread == 0
     assert trace.signatures[event.signature] == (shapes, dtypes, scalars, ())
 
@@ -146,7 +146,7 @@ def test_inputs_in_another_form_than_torchs_are_unknown(args: Any, shapes: Any, 
 @pytest.mark.parametrize("dims", ["text", 5, {"a": 1}, True])
 def test_dims_that_are_no_list_are_no_shapes(dims: Any) -> None:
     trace = read([op("aten::mm", 1, 9, Input_Dims=dims, Input_type=["float"])])
-    assert [event.signature for event in trace.events(())] == [0]
+    assert [event.signature for event in trace.columns(()).events()] == [0]
     assert (trace.table.unread, trace.has_shapes) == (0, False)
 
 
@@ -157,7 +157,7 @@ def test_equal_thread_ids_of_two_processes_are_two_threads() -> None:
     trace = read(
         [op("aten::a", 1, 1, pid=1, tid=5), op("aten::b", 1, 1, pid=2, tid=5), op("aten::c", 3, 1, pid=1, tid=5)]
     )
-    found = {event.name: event.thread for event in trace.events(())}
+    found = {event.name: event.thread for event in trace.columns(()).events()}
     assert found["aten::a"] == found["aten::c"] != found["aten::b"]
     assert trace.table.processes == ("1", "2")
 
@@ -203,7 +203,7 @@ def test_a_thread_id_as_text_is_the_same_thread() -> None:
 def test_a_broken_operator_is_counted_and_the_others_are_read(change: dict[str, Any]) -> None:
     trace = read([GOOD, {**GOOD, "ts": 300, **change}, {**GOOD, "ts": 500}])
     assert trace.table.unread == 1
-    assert [event.start_ns for event in trace.events(())] == [100_000, 500_000]
+    assert [event.start_ns for event in trace.columns(()).events()] == [100_000, 500_000]
 
 
 @pytest.mark.parametrize("key", ["ts", "dur", "name", "pid", "tid", "ph"])
@@ -239,7 +239,7 @@ def test_a_broken_kernel_is_counted(change: dict[str, Any]) -> None:
     good = kernel("k", 1, 1, correlation=4, device=0, stream=7)
     trace = read([good, {**good, **change}, {**good, "ts": 3}])
     assert trace.table.unread == 1
-    assert [event.start_ns for event in trace.events(())] == [1000, 3000]
+    assert [event.start_ns for event in trace.columns(()).events()] == [1000, 3000]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_broken_memory_is_counted(args: Any) -> None:
 def test_a_broken_arrow_is_counted(number: Any) -> None:
     trace = read([GOOD, {**arrow(1, "s", 1), "id": number}, {**arrow(1, "f", 1), "id": number}])
     assert trace.table.unread == 2
-    assert len(list(trace.events(()))) == 1
+    assert len(list(trace.columns(()).events())) == 1
 
 
 @pytest.mark.parametrize("change", [{"ts": None}, {"dur": -5}, {"dur": "x"}], ids=str)
@@ -294,7 +294,7 @@ def test_events_that_are_in_the_trace_twice_count_once(times: int, whole_us: boo
     once, several = read(map(at, EVERYTHING)), read([*map(at, EVERYTHING)] * times)
     assert once.table.drop_doubles() == 0
     assert several.table.drop_doubles() == (times - 1) * len(EVERYTHING)
-    assert list(several.events(())) == list(once.events(()))
+    assert list(several.columns(()).events()) == list(once.columns(()).events())
     assert (several.wall_ns, len(several.table)) == (once.wall_ns, len(once.table))
 
 
@@ -362,7 +362,7 @@ def test_events_added_one_at_a_time_are_the_same() -> None:
     for event in events:
         table.add([event])
     whole, parts = read(events), TraceEvents(table)
-    assert list(parts.events(())) == list(whole.events(()))
-    assert Counter(event.kind for event in parts.events(()))[Kind.NODE] == 1
+    assert list(parts.columns(()).events()) == list(whole.columns(()).events())
+    assert Counter(event.kind for event in parts.columns(()).events())[Kind.NODE] == 1
     assert len(parts.table) == len(whole.table) == 5
     assert parts.table.unread == whole.table.unread == 1

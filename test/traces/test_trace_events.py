@@ -165,7 +165,7 @@ def test_a_user_range_with_a_name_of_torch_compile_stays_a_label() -> None:
 )
 def test_events_that_are_no_work_are_ignored_and_not_counted_as_unread(event: Any) -> None:
     trace = read([op("aten::mm", 0, 100), event])
-    assert [found.name for found in trace.events(())] == ["aten::mm"]
+    assert [found.name for found in trace.columns(()).events()] == ["aten::mm"]
     assert trace.table.unread == 0
 
 
@@ -205,7 +205,7 @@ def test_the_range_of_an_old_collective_has_its_kind_and_its_signature() -> None
             trace_event("Operator", "MyFunction", 2000, 50, **about),
         ]
     )
-    collective, function = trace.events(())
+    collective, function = trace.columns(()).events()
     assert (collective.kind, collective.end_ns - collective.start_ns) == (Kind.COLLECTIVE, 1_000_000)
     assert (function.kind, function.end_ns - function.start_ns) == (Kind.OP, 50_000)
     assert trace.signatures[collective.signature].shapes == ((4,),)
@@ -341,7 +341,7 @@ def test_a_cuda_graph_launches_many_kernels_at_once() -> None:
 def test_the_category_of_the_runtime_gives_the_kind_of_the_device(category: str, kind: str) -> None:
     trace = read([trace_event(category, "launch", 1, 1, correlation=9), kernel("k", 5, 1, correlation=9, device=2)])
     assert trace.device == kind
-    launch, found = trace.events(())
+    launch, found = trace.columns(()).events()
     assert found.device == f"{kind}:2"
     assert found.correlation == launch.correlation == -9
 
@@ -391,7 +391,7 @@ def test_work_of_mtia_is_read_without_its_waits() -> None:
             kernel("StreamSync", 25, 40, category="mtia_ccp_events", device=1, stream=1),
         ]
     )
-    work = [event for event in trace.events(()) if event.kind is Kind.KERNEL]
+    work = [event for event in trace.columns(()).events() if event.kind is Kind.KERNEL]
     assert trace.device == "mtia"
     assert {event.device for event in work} == {"mtia:1"}
     took: Counter[KernelWork] = Counter()
@@ -423,7 +423,7 @@ def test_a_device_of_rocm_has_one_name(
             *(kernel("gemm", 20 + device, 1, device=device) for device in with_kernels),
         ]
     )
-    events = [*trace.events(())]
+    events = [*trace.columns(()).events()]
     assert [event.device for event in events if event.kind is Kind.MEMORY] == [
         f"cuda:{device}" for device in in_memory_events
     ]

@@ -83,7 +83,7 @@ OLDEST = [  # torch 1.8: no numbers, and no ranges of the engine
 def test_the_oldest_nodes_are_recognized_by_their_names() -> None:
     trace = read(OLDEST)
     node, function = Kind.BACKWARD_FUNCTION, Kind.USER_LABEL
-    assert [event.kind for event in trace.events(())] == [function, Kind.OP, node, Kind.OP, node, node]
+    assert [event.kind for event in trace.columns(()).events()] == [function, Kind.OP, node, Kind.OP, node, node]
     assert [call.name for call in trace.ranges()] == ["MyFunction"]
     assert (trace.has_nodes, trace.has_forward_threads) == (True, False)
 
@@ -111,7 +111,7 @@ def test_an_old_node_of_a_loss_is_no_range() -> None:
             trace_event("Operator", "aten::expand", 102, 30, Input_Dims=[[], [], []], Input_type=["float", "", ""]),
         ]
     )
-    assert [event.kind for event in trace.events(())] == [Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.OP]
+    assert [event.kind for event in trace.columns(()).events()] == [Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.OP]
     assert not trace.ranges()
 
 
@@ -119,7 +119,7 @@ def test_the_shapes_of_the_oldest_traces_are_read() -> None:
     trace = read(
         [trace_event("Operator", "aten::mm", 1, 9, Input_dims=[[2, 3], [3, 4]], Input_type=["float", "float"])]
     )
-    (found,) = trace.events(())
+    (found,) = trace.columns(()).events()
     assert trace.signatures[found.signature].shapes == ((2, 3), (3, 4))
 
 

@@ -94,7 +94,9 @@ def test_ranges_inside_nodes_are_backward_unless_they_record_a_graph() -> None:
         "backward": ("",),
     }
     found = [
-        event for event in trace.events({"block", "helper", "backward"}) if event.kind in (Kind.LABEL, Kind.USER_LABEL)
+        event
+        for event in trace.columns({"block", "helper", "backward"}).events()
+        if event.kind in (Kind.LABEL, Kind.USER_LABEL)
     ]
     assert [(event.name, event.start_ns // 1000, event.kind is Kind.LABEL) for event in found] == [
         ("block", 0, True),

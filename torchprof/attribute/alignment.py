@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from torchprof.attribute.aligned_calls import AlignedCalls, AlignedForward, ReferenceOp
-from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.events import Event
 from torchprof.attribute.traced_ops import ComputedAgain, RangeAround, TracedOp, TracedOps, traced_ops
 from torchprof.errors import TorchprofError
 from torchprof.run.words import Signature
@@ -128,17 +128,6 @@ def _best(references: Sequence[Reference], traced: TracedOps, signatures: Sequen
         if not any(search.forwards for search in found):
             raise TorchprofError(why_not)
     return max(found, key=lambda search: (search.forwards, -search.calls.unknown_ns.total(), search.longest))
-
-
-def with_labels(events: Iterable[Event], labels: Sequence[Event]) -> Iterator[Event]:
-    """The events with these labels among them, in the order of start; a label comes before what it contains."""
-    waiting, at = labels, 0
-    for event in events:
-        while at < len(waiting) and (event.kind is Kind.KERNEL or waiting[at].start_ns <= event.start_ns):
-            yield waiting[at]
-            at += 1
-        yield event
-    yield from waiting[at:]
 
 
 class _Search:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
+from itertools import takewhile
 
 from torchprof.attribute.places import Place, Places
 from torchprof.run.words import NOT_SELECTED, OUTSIDE
@@ -47,3 +48,16 @@ class CommonAncestor:
         for other in others:
             steps = min(steps, len(other), *(at for at, pair in enumerate(zip(first, other)) if pair[0] != pair[1]))
         return first[:steps]
+
+
+def nearest(paths: Sequence[tuple[str, ...]], layers: Sequence[int], caller: int) -> int:
+    """The layer of a module with several paths: the one whose path has most steps in common with its caller's. The
+    first layer if none has any, or if it has no caller (negative)."""
+    if caller < 0:
+        return layers[0]
+
+    def shared(layer: int) -> int:
+        pairs = zip(paths[layer], paths[caller])
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    return max(layers, key=shared)

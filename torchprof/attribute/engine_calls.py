@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from math import inf
 
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.places import Attributed, Place, Places
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE
@@ -17,8 +17,8 @@ _WORKS = frozenset({Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.REGION, Kind.STEP
 """The kinds of events that end a pass if they begin on a thread that waits for it, or on its thread between nodes."""
 
 
-def with_engine_calls(events: Iterable[Event]) -> Iterator[Event]:
-    """The events in their order, with an ENGINE event around the nodes of each backward pass.
+def with_engine_calls(columns: EventColumns) -> EventColumns:
+    """The events, with an ENGINE event around the nodes of each backward pass.
 
     - Nodes on the thread that called the engine are inside the call, if that was recorded.
     - Other nodes with time between them get an ENGINE from the first of a pass to the end of its last, thread by
@@ -28,53 +28,76 @@ def with_engine_calls(events: Iterable[Event]) -> Iterator[Event]:
       parameters on the CPU beside a device. The wait is left out of its call, which becomes several events: that time
       is counted on the other threads.
     """
+    if not _has_nodes_outside_calls(columns):
+        return columns
+    added: list[Event] = []
+    replaced: set[int] = set()
+    for current in _passes(columns):
+        added += current.added()
+        if current.call_at is not None and current.has_spans:
+            replaced.add(current.call_at)
+    return columns.with_events(before=added, without=replaced)
+
+
+def _has_nodes_outside_calls(columns: EventColumns) -> bool:
+    """Whether there are nodes that are in no recorded call of the engine on their thread."""
+    until: dict[int, int] = {}
+    for at, thread in columns.of_kinds(Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.ENGINE):
+        if until.get(thread, 0) <= columns.start[at]:
+            if columns.kinds[columns.number[at]].kind is not Kind.ENGINE:
+                return True
+            until[thread] = columns.end[at]
+    return False
+
+
+def _passes(columns: EventColumns) -> Iterator[_Pass]:
     busy: dict[int, int] = {}  # by thread: the end of the last node that is in no other, or of the engine's call
     around: defaultdict[int, list[float]] = defaultdict(lambda: [inf])  # by thread: the ends of the open ranges
     current: _Pass | None = None
-    engine, node, backward, kernel = Kind.ENGINE, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.KERNEL
-    later = iter(events)
-    for event in later:
-        kind, name, start, end, thread = event[:5]
-        if kind is kernel:  # device work comes after all other events
-            later = chain((event,), later)
-            break
+    engine, node, backward = Kind.ENGINE, Kind.NODE, Kind.BACKWARD_FUNCTION
+    kinds, numbers, starts, ends_of = columns.kinds, columns.number, columns.start, columns.end
+    for at, thread in columns.in_time_order():
+        (kind, name, _), start, end = kinds[numbers[at]], starts[at], ends_of[at]
         ends = around[thread]
         while ends[-1] <= start:
             ends.pop()
         if current is not None and current.is_ended_by(kind, name, start, thread, busy):
-            yield from current.events()
+            yield current
             current = None
         if (kind is node or kind is backward or kind is engine) and busy.get(thread, 0) <= start:
             busy[thread] = end
             if current is None:
                 current = _Pass()
-            current.add(event, ends[-1])
+            current.add(columns.event(at, thread), at, ends[-1])
         if end > start:
             ends.append(end)
-        if current is None:
-            yield event
-        else:
-            current.waiting.append(event)
+        if current is not None:
+            current.ran.append((at, start, end, thread))
     if current is not None:
-        yield from current.events()
-    yield from later
+        yield current
 
 
 class _Pass:
-    """One backward pass. ``waiting``: all events since it began, on any thread."""
+    """One backward pass. ``ran``: index, start, end and thread of all events since it began. ``call_at``: the index of
+    the engine's call, if that was recorded."""
 
     def __init__(self) -> None:
-        self.waiting: list[Event] = []
+        self.ran: list[tuple[int, int, int, int]] = []
+        self.call_at: int | None = None
         self._call: Event | None = None
         # By thread, but for that of the call: the start of the first node, the end of the last, the time of all.
         self._spans: dict[int, tuple[int, int, int]] = {}
         self._until: dict[int, float] = {}  # by thread: the end of the range around the first node
         self._makers: set[int] = set()  # the threads whose forward made the nodes
 
-    def add(self, event: Event, until: float) -> None:
-        """Add a node, or the call of the engine, inside a range that ends at ``until``."""
+    @property
+    def has_spans(self) -> bool:
+        return bool(self._spans)
+
+    def add(self, event: Event, at: int, until: float) -> None:
+        """Add a node, or the call of the engine, inside a range that ends at ``until``. ``at``: its index."""
         if event.kind is Kind.ENGINE:
-            self._call = event
+            self._call, self.call_at = event, at
             return
         first, last, ns = self._spans.get(event.thread, (event.start_ns, event.end_ns, 0))
         self._spans[event.thread] = first, max(last, event.end_ns), ns + event.end_ns - event.start_ns
@@ -94,34 +117,34 @@ class _Pass:
             return not (kind is Kind.OP and name in _SUMS)
         return thread in self._makers
 
-    def events(self) -> Iterator[Event]:
+    def added(self) -> list[Event]:
+        """The ENGINE events around the nodes; with nodes on other threads, also the parts of the call."""
         call, spans = self._call, self._spans
         if not spans:
-            yield from self.waiting
-            return
+            return []
         name = "" if call is not None else "engine"
         added = [
             Event(Kind.ENGINE, name, first, last, thread)
             for thread, (first, last, ns) in spans.items()
             if ns < last - first
         ]
-        rest = self.waiting
         if call is not None:
             first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values())
-            added += _without_wait(call, first, last, rest)
-            rest = [event for event in rest if event is not call]
-        # Ranges come before what is inside them. The sort keeps the order of equal starts.
-        yield from sorted((*added, *rest), key=lambda event: event.start_ns)
+            on_thread = [
+                (start, end) for at, start, end, thread in self.ran if thread == call.thread and at != self.call_at
+            ]
+            added += _without_wait(call, first, last, on_thread)
+        return added
 
 
-def _without_wait(call: Event, first: int, last: int, events: Iterable[Event]) -> Iterator[Event]:
+def _without_wait(call: Event, first: int, last: int, ran: Iterable[tuple[int, int]]) -> Iterator[Event]:
     """The parts of a call outside the time from ``first`` to ``last``, in which other threads ran nodes; and the parts
-    inside it in which its own thread ran anything. The first part has the name."""
+    inside it in which its own thread ran anything. The first part has the name. ``ran``: start and end of the events of
+    its thread."""
     part = call  # the current part
     wait = max(first, call.start_ns)  # its end, unless its thread runs more until the wait begins
-    for event in events:
-        _, _, start, end, thread = event[:5]
-        if thread == call.thread and event is not call and call.start_ns <= start < min(end, last) and wait < end:
+    for start, end in ran:
+        if call.start_ns <= start < min(end, last) and wait < end:
             if start > wait:
                 yield part._replace(end_ns=wait)
                 part = part._replace(name="", start_ns=start)
@@ -150,14 +173,18 @@ class NodeGaps:
         place.is_engine = True
         return place
 
-    def before(self, event: Event, place: Place, call: Place, engine: Attributed | None) -> Iterator[Attributed]:
+    def note_op(self, thread: int, engine: Attributed | None, end_ns: int) -> None:
+        """An op ran directly inside a call of the engine, up to this time."""
+        self._last[thread] = engine, end_ns, OUTSIDE
+
+    def before(self, event: Event, place: Place, call: Place, engine: Attributed | None) -> Attributed | None:
         """The engine's time between the last node and this event, if both are nodes of one layer and nothing ran in
         between. ``call`` and ``engine``: the call around the event."""
         last, since, layer = self._last.get(event.thread, (None, 0, OUTSIDE))
         now = place.layer if place.is_node else OUTSIDE
         self._last[event.thread] = engine, event.end_ns, now
         if engine is None or engine is not last or layer != now or now < 0 or event.start_ns <= since:
-            return
+            return None
         home = self._places.inside(self._places.of_layer(now, BACKWARD, engine.around), "op", AUTOGRAD_ENGINE)
         gap = Event(Kind.ENGINE, "", since, event.start_ns, event.thread)
-        yield Attributed(gap, home, call, 0, event.start_ns - since, engine)
+        return Attributed(gap, home, call, 0, event.start_ns - since, engine)

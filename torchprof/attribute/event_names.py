@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from torchprof.attribute.compiled_graphs import CALL, COMPILES, COMPILES_TOO, REGION
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import COMPILED_INPUTS, PREFIX, Event, Kind
 from torchprof.run.words import ANY_STEP, GUARDS
 
@@ -111,46 +112,40 @@ def is_of_a_call(name: str) -> bool:
     return name.startswith(PREFIX) and not name.startswith(PREFIX + "!")
 
 
-def recorded(events: Iterable[Event], note: Callable[[int], object] = int) -> Iterator[Event]:
+def recorded(columns: EventColumns, note: Callable[[int], object] = int) -> EventColumns:
     """The events between the marks at the start and the end of a recording; all events of a session without them.
     ``note`` is called with the time between these marks, in ns."""
-    later = iter(events)
-    began: int | None = None
-    opened, step, ended, kernel = Kind.OPENED, Kind.STEP, Kind.ENDED, Kind.KERNEL
-    for event in later:
-        if event[0] is opened:
-            first = next((one for one in later if one[0] is step), None)
-            if first is None:  # nothing was recorded
-                return
-            event, began = first, first.end_ns
-        if event[0] is ended:
-            if began is not None:
-                note(event.start_ns - began)
-            break
-        yield event
-    yield from (event for event in later if event[0] is kernel)
+    opened, ended = columns.of_kinds(Kind.OPENED), columns.of_kinds(Kind.ENDED)
+    begin = end = None
+    if opened:
+        begin = next(
+            (at for at, _ in columns.of_kinds(Kind.STEP) if columns.start[at] >= columns.start[opened[0][0]]), None
+        )
+        if begin is None:  # nothing was recorded
+            return columns.between(0, 0)
+    if ended:
+        end = ended[0][0]
+        if begin is not None:
+            note(columns.start[end] - columns.end[begin])
+    return columns.between(begin, end)
 
 
-def with_steps(events: Iterable[Event], steps: int) -> Iterator[Event]:
+def with_steps(columns: EventColumns, steps: int) -> EventColumns:
     """Add a STEP mark where each step of ``torch.profiler.profile`` begins, and where the last of ``steps`` ends.
 
-    torch numbers the ranges of steps; here they all get the same name. Events stay in the order of their start.
+    torch numbers the ranges of steps; here they all get the same name.
     """
-    last: Event | None = None
-    user_label = Kind.USER_LABEL
-    for event in events:
-        if last is not None and (event.start_ns >= last.end_ns or event.kind is Kind.KERNEL):
-            yield _mark(last.end_ns, last.thread)
-            last = None
-        if event[0] is user_label and is_torchs_step(event.name):
-            yield _mark(event.start_ns, event.thread)
-            event = event._replace(name=ANY_STEP)
-            steps -= 1
-            if not steps:
-                last = event
-        yield event
-    if last is not None:
-        yield _mark(last.end_ns, last.thread)
+    ranges = [
+        (at, thread)
+        for at, thread in columns.of_kinds(Kind.USER_LABEL)
+        if is_torchs_step(columns.kinds[columns.number[at]].name)
+    ]
+    columns = columns.renamed((at for at, _ in ranges), ANY_STEP)
+    marks = [_mark(columns.start[at], thread) for at, thread in ranges]
+    if len(ranges) >= steps:
+        at, thread = ranges[steps - 1]
+        marks.append(_mark(columns.end[at], thread))
+    return columns.with_events(before=marks)
 
 
 def _mark(at: int, thread: int) -> Event:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from torchprof.attribute.inner_ops import InnerOps
-
 PREFIX = "torchprof:"
 """Prefix of the names of all our labels."""
 HOOKS = PREFIX + "!hooks:"
@@ -65,7 +63,6 @@ class Event(NamedTuple):
     to the op around it); of a KERNEL, the number of the op that launched it (BEFORE: launched before the recording
     began); of a MEMORY event, the address (0: unknown). ``device``: where the memory is, or where the kernel ran.
     ``nbytes``: negative for a free. ``signature``: the number of the op's recorded inputs (0: not recorded).
-    ``inside``: all ops inside an OP, a LABEL or a BACKWARD_FUNCTION, if these have no events of their own.
     """
 
     kind: Kind
@@ -79,7 +76,6 @@ class Event(NamedTuple):
     device: str = "cpu"
     nbytes: int = 0
     signature: int = 0
-    inside: InnerOps | None = None
 
 
 class Site(NamedTuple):

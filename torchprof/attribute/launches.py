@@ -1,9 +1,16 @@
-"""Find the kernels that were launched before a recording began."""
+"""The launches of device work: the places of kernels, and which were launched before a recording began."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+
+from torchprof.attribute.collectives import RECORDS_COLLECTIVE
+from torchprof.attribute.compiled_ranges import WeightedPlaces, divide
+from torchprof.attribute.events import Event
+from torchprof.attribute.op_groups import OpGroup
+from torchprof.attribute.places import Attributed, Place, Places
+from torchprof.run.words import BEFORE, LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, REPLAY
 
 _ENOUGH = 1000  # kernels to look at: if no correlation ID of these is that of a call, none will be
 
@@ -28,3 +35,86 @@ def first_correlation_id(calls: Iterable[int], launched: Iterable[int]) -> int:
             first = min(first or number, number)
             is_known = is_known or number in numbers
     return first if is_known else 0
+
+
+class Launches:
+    """The places of device work: it belongs to the op that launched it. ``outside``: the place of no layer."""
+
+    def __init__(self, places: Places, outside: Place) -> None:
+        self._places = places
+        self._outside = outside
+        self._launched_by: dict[int, Place] = {}  # by the correlation of an op
+        self._shares: dict[Place, WeightedPlaces] = {}  # by the last of the places that an op is divided among
+        self._divided: dict[int, WeightedPlaces] = {}  # by the correlation of an op that is divided
+        self._replayed: dict[Place, Place] = {}  # the launching place → the place of the CUDA graph's kernels
+        self._collectives: dict[int, tuple[int, Place]] = {}  # by thread: end of the last collective's op, its place
+
+    def note_op(self, correlation: int, thread: int, place: Place, around: Place | None, end_ns: int) -> None:
+        """An op may launch work. A call of the device's runtime has a negative correlation, and its work belongs to the
+        range ``around``, which ends at ``end_ns``."""
+        launcher = place if correlation > 0 or around is None else self._last_collective(thread, around, end_ns)
+        self._launched_by[correlation] = launcher
+        if place in self._shares:
+            self._divided[correlation] = self._shares[place]
+
+    def note_group(self, group: OpGroup, correlations: Sequence[int], end_ns: int) -> None:
+        """The ops of a group may launch work. ``end_ns``: of the range around them."""
+        if not any(correlations):
+            return
+        places, tree = group.places(), group.tree
+        around_all = None if group.outer is None else group.place
+        for correlation, path, parent in zip(correlations, tree.path_of, tree.parents):
+            if correlation > 0:
+                self._launched_by[correlation] = places[path]
+            elif correlation and parent >= 0:
+                self._launched_by[correlation] = places[tree.path_of[parent]]
+            elif correlation:
+                self.note_op(correlation, group.thread, places[path], around_all, end_ns)
+
+    def note_division(self, shares: WeightedPlaces) -> None:
+        """An op is divided among places, and all that it launches. Its own place is the last of them."""
+        self._shares[shares[-1][0]] = shares
+
+    def note_replay(self, outer: Place, place: Place) -> None:
+        """A call in ``outer`` replays a graph of kernels."""
+        self._replayed[outer] = self._replayed[place] = self._places.inside(outer, "kernels", REPLAY)
+
+    def note_collective(self, event: Event, place: Place, around: Place | None, outer: Attributed | None) -> None:
+        """A collective begins. ``around``, ``outer``: the range around it."""
+        if event.correlation:
+            self._launched_by[event.correlation] = place
+        if around is None or outer is None or not _records_collective(around):
+            return
+        # The op launches the kernel, and the range that begins in the op names the collective. If two ranges begin in
+        # one op, it is unknown which of the two a kernel belongs to.
+        until, other = self._collectives.get(event.thread, (0, place))
+        last = place if until != outer.end_ns or other is place else around
+        self._collectives[event.thread] = outer.end_ns, last
+        if outer.event.correlation > 0:
+            self._launched_by[outer.event.correlation] = last
+
+    def kernel(self, event: Event) -> Iterator[Attributed]:
+        """The work, with its place; of a divided op, divided in the same way."""
+        correlation = event.correlation
+        if correlation in self._divided:
+            for place, start, end in divide(self._divided[correlation], event.start_ns, event.end_ns):
+                piece = event._replace(start_ns=start, end_ns=end)
+                inner = self._places.inside(place, "kernel", event.name, event.signature)
+                yield Attributed(piece, inner, None, 1, end - start)
+            return
+        launcher = self._launched_by.get(correlation)
+        if launcher is None:
+            reason = LAUNCHED_BEFORE if correlation == BEFORE else LAUNCH_NOT_RECORDED
+            launcher = self._places.inside(self._outside, "label", reason)
+        launcher = self._replayed.get(launcher, launcher)
+        inner = self._places.inside(launcher, "kernel", event.name, event.signature)
+        yield Attributed(event, inner, None, 1, event.end_ns - event.start_ns)
+
+    def _last_collective(self, thread: int, around: Place, end_ns: int) -> Place:
+        """In an op that records collectives, the last collective launches the work of all calls."""
+        until, collective = self._collectives.get(thread, (0, around))
+        return collective if until == end_ns and _records_collective(around) else around
+
+
+def _records_collective(place: Place) -> bool:
+    return place.frame is not None and place.frame.name == RECORDS_COLLECTIVE

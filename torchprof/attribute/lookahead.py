@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import chain, repeat
+from bisect import bisect_right
+from collections.abc import Iterator
 
 from torchprof.attribute.collectives import ACCUMULATES
 from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind
 
 
 class LookAhead:
-    """Passes events on in their order. For three kinds it first reads the events that follow:
+    """Reads the events that follow three kinds of events:
 
     - NODE: torch omits the sequence number from the engine's range around an autograd node if a hook of the user or of
       FSDP runs an op or a range before the node. The BACKWARD_FUNCTION inside has the number, except for
@@ -22,70 +22,74 @@ class LookAhead:
       result: (thread, start, end) of an op → the key of the graph and the number of the kernel (None: unknown).
     """
 
-    def __init__(self, graphs: CompiledGraphs) -> None:
+    def __init__(self, columns: EventColumns, graphs: CompiledGraphs) -> None:
         self.kernels: dict[tuple[int, int, int], tuple[str, int | None]] = {}
         self._graphs = graphs
-        self._ahead: deque[Event] = deque()  # read already, but not passed on yet
-        self._later: Iterator[Event] = iter(())
+        self._columns = columns
+        self._after = {lane.thread: lane.after for lane in columns.threads}
+        self._work_of: dict[int, tuple[list[int], list[int]]] = {}  # by thread: starts and ends of its outermost ranges
 
-    def pass_on(self, events: Iterable[Event]) -> Iterator[Event]:
-        self._later = iter(events)
-        ahead, later = self._ahead, self._later
-        node, guards, graph = Kind.NODE, Kind.GUARDS, Kind.GRAPH
-        while True:
-            event = ahead.popleft() if ahead else next(later, None)
-            if event is None:
-                return
-            kind = event[0]
-            if kind is node:
-                if event[5] < 0 and not event[1].endswith(ACCUMULATES):
-                    event = self._with_number(event)
-            elif kind is guards:
-                event = self._of_region(event)
-            elif kind is graph and not self._graphs.why_unknown(graph_of(event.name)):
-                self._find_kernels(event)
-            yield event
+    def completed(self, event: Event, at: int) -> Event:
+        """The event with this index, with what later ones say of it."""
+        if event.kind is Kind.NODE:
+            return event if event.name.endswith(ACCUMULATES) else self._with_number(event, at)
+        if event.kind is Kind.GUARDS:
+            return self._of_region(event, at)
+        if not self._graphs.why_unknown(graph_of(event.name)):
+            self._find_kernels(event, at)
+        return event
 
-    def open_up(self, around: Event) -> Event:
-        """Pass the ops inside this event on next, each as an event, and return the event without them."""
-        inside = around.inside
-        if inside is not None:
-            each = zip(inside.tree.names, inside.starts, inside.ends, inside.sequences or repeat(-1))
-            ops = [Event(Kind.OP, name, start, end, around.thread, number) for name, start, end, number in each]
-            self._ahead.extendleft(reversed(ops))
-        return around._replace(inside=None)
+    def others_work(self, event: Event) -> bool:
+        """Whether another thread is inside a range when an event begins."""
+        for thread, first, after in self._columns.threads:
+            if thread == event.thread:
+                continue
+            if thread not in self._work_of:
+                self._work_of[thread] = self._outermost(first, after)
+            starts, ends = self._work_of[thread]
+            last = bisect_right(starts, event.start_ns) - 1
+            if last >= 0 and ends[last] > event.start_ns:
+                return True
+        return False
 
-    def _coming(self, thread: int) -> Iterator[Event]:
-        """Read ahead: the next events on a thread, up to the first kernel. They are passed on later."""
-        looked: list[Event] = []
-        try:
-            for event in chain(self._ahead, self._later):
-                looked.append(event)
-                if event.kind is Kind.KERNEL:  # device work comes after all other events
-                    return
-                if event.thread == thread:
-                    yield event
-        finally:
-            self._ahead.extend(looked[len(self._ahead) :])
+    def _outermost(self, first: int, after: int) -> tuple[list[int], list[int]]:
+        columns = self._columns
+        starts, ends = [], []
+        at = first
+        while at < after:
+            if columns.kinds[columns.number[at]].kind in (
+                Kind.COLLECTIVE,
+                Kind.COMPILED_INPUTS,
+            ):  # no work of the thread
+                at += 1
+                continue
+            starts.append(columns.start[at])
+            ends.append(columns.end[at])
+            at += columns.size[at]
+        return starts, ends
 
-    def _with_number(self, node: Event) -> Event:
-        for inner in self._coming(node.thread):
+    def _later(self, at: int, thread: int) -> Iterator[Event]:
+        """The events of a thread after this one."""
+        return (self._columns.event(later, thread) for later in range(at + 1, self._after[thread]))
+
+    def _with_number(self, node: Event, at: int) -> Event:
+        for inner in self._later(at, node.thread):
             if inner.start_ns >= node.end_ns:
                 break
             if inner.kind is Kind.BACKWARD_FUNCTION and node.name.endswith(inner.name):
                 return node._replace(sequence=inner.sequence, forward_thread=inner.forward_thread)
         return node
 
-    def _of_region(self, guards: Event) -> Event:
-        for after in self._coming(guards.thread):
-            if after.start_ns >= guards.end_ns and after.kind not in (Kind.MEMORY, Kind.SAMPLE, Kind.GARBAGE):
-                return guards._replace(name=after.name) if after.kind is Kind.REGION else guards
+    def _of_region(self, guards: Event, at: int) -> Event:
+        for later in self._later(at, guards.thread):
+            if later.start_ns >= guards.end_ns and later.kind not in (Kind.MEMORY, Kind.SAMPLE, Kind.GARBAGE):
+                return guards._replace(name=later.name) if later.kind is Kind.REGION else guards
         return guards
 
-    def _find_kernels(self, call: Event) -> None:
+    def _find_kernels(self, call: Event, at: int) -> None:
         inside: list[Event] = []
         until = call.start_ns
-        for event in self._coming(call.thread):
+        for event in self._later(at, call.thread):
             if event.start_ns >= call.end_ns:
                 break
             if event.start_ns >= until and event.kind in (Kind.OP, Kind.GARBAGE):

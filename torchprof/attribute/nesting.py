@@ -22,9 +22,9 @@ class OpenRanges(Generic[Range]):
     Whoever opens a range appends it to the list that ``at`` returns. On a thread, an inner range ends no later than the
     one around it: cut a range off at the end of the outer one (``Attributed.ns`` is cut already).
 
-    ``Attribution`` nests all events of a recording and has this loop inline, because a call for each event would take a
-    tenth of its time. This class is for those who nest something else: the ranges of a trace before its layers are
-    known, the operators that count, or stretches of backward, which are no events.
+    ``Attribution`` nests all events of a recording and has this loop inline. This class is for those who nest
+    something else: the ranges of a trace before its layers are known, the operators that count, or stretches of
+    backward, which are no events.
     """
 
     def __init__(self, close: Callable[[list[Range]], Any] = list.pop) -> None:
@@ -44,8 +44,8 @@ class OpenRanges(Generic[Range]):
             self._close(ranges)
         return ranges
 
-    def close_all(self) -> None:
-        """Close all open ranges, the inner ones of a thread first."""
-        for ranges in self.by_thread.values():
+    def close_all(self, thread: int | None = None) -> None:
+        """Close all open ranges of a thread, or of all threads, the inner ones of a thread first."""
+        for ranges in self.by_thread.values() if thread is None else (self.by_thread.get(thread, []),):
             while ranges:
                 self._close(ranges)

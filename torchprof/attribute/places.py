@@ -93,6 +93,10 @@ class Attributed(NamedTuple):
     outer: Attributed | None = None
 
     @property
+    def start_ns(self) -> int:
+        return self.event.start_ns
+
+    @property
     def end_ns(self) -> int:
         return self.event.start_ns + self.ns
 
@@ -104,6 +108,7 @@ class Places:
         self.all: list[Place] = []
         self._layers: dict[tuple[int, str, Place | None, tuple[int, ...]], Place] = {}
         self._frames: dict[str, Frame] = {}
+        self.of_trees: dict[tuple[Place, Any], list[Place]] = {}  # see ``op_groups.places_of``
 
     def of_layer(self, layer: int, phase: str, around: Place | None = None, shared: tuple[int, ...] = ()) -> Place:
         """The place of a layer's self time. ``around`` is the place around the layer's range."""
@@ -147,6 +152,7 @@ class Places:
         """Break the reference cycles between places, so that they are freed without a garbage collection. No place can
         be added afterwards."""
         self._layers.clear()
+        self.of_trees.clear()
         for place in self.all:
             place._inner = None
 

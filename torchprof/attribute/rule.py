@@ -1,51 +1,51 @@
 """The rule of ownership: which layer an event worked for, and in which phase.
 
-``Attribution.attribute`` walks over the events and keeps the open ranges of each thread. Each kind of event has its own
-method: ``_op``, and those in the tables at the end of this file.
+``Attribution.attribute`` walks over the events and keeps the open ranges of each thread. Ops of which nothing else is
+to be known are attributed in groups. Each other kind of event has its own method: ``_op``, and those in the tables at
+the end of this file.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from itertools import compress
 
-from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE, CollectiveOwners
-from torchprof.attribute.common_ancestor import CommonAncestor
+from torchprof.attribute.collectives import ACCUMULATES, CollectiveOwners
+from torchprof.attribute.common_ancestor import CommonAncestor, nearest
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.compiled_ranges import CompiledRanges, WeightedPlaces, divide, regions_around
+from torchprof.attribute.compiled_ranges import CompiledRanges, divide, regions_around
 from torchprof.attribute.engine_calls import NodeGaps
+from torchprof.attribute.event_columns import IN_NODE, EventColumns
 from torchprof.attribute.events import HOOKS, PREFIX, Event, Kind, Site
+from torchprof.attribute.launches import Launches
 from torchprof.attribute.lookahead import LookAhead
 from torchprof.attribute.node_makers import NodeMakers
+from torchprof.attribute.op_groups import OpGroup, OpTrees, times_within
 from torchprof.attribute.places import Attributed, Place, Places
+from torchprof.attribute.thread_walk import ThreadWalk, next_walk
 from torchprof.run.collectives import C10D_OPS
 from torchprof.run.words import (
     BACKWARD,
-    BEFORE,
     FORWARD,
     GARBAGE_COLLECTION,
-    LAUNCH_NOT_RECORDED,
-    LAUNCHED_BEFORE,
     NOT_SELECTED,
     OUTSIDE,
     RECOMPUTE,
-    REPLAY,
     REPLAYS,
 )
 
 _GRAPH_NODE = "DifferentiableGraphBackward"
 
-_Open = tuple[int, "Place | None", "str | None", int, "Attributed | None"]
+_BEYOND = 1 << 62
+"""No time, and no index of an event, is larger."""
+_Open = tuple[int, "Place | None", "str | None", int, "Attributed | None", int]
 """A range that is open on a thread: its end; its place; the label of the innermost module around it; the layer of that
-module, whether selected or not; the range itself."""
-_NOTHING_OPEN: _Open = (0, None, None, OUTSIDE, None)
+module, whether selected or not; the range itself; the index of the first event of the thread after it."""
+_NOTHING_OPEN: _Open = (0, None, None, OUTSIDE, None, _BEYOND)
 
 _Opened = tuple[Place, int, "str | None", int]
 """A range that begins: its place; 1 if it is a call, else 0; label and layer as in ``_Open``."""
-
-
-def _records_collective(place: Place) -> bool:
-    return place.frame is not None and place.frame.name == RECORDS_COLLECTIVE
 
 
 class Attribution:
@@ -85,7 +85,9 @@ class Attribution:
         self._outside = self.places.of_layer(OUTSIDE, FORWARD)
         self._common_ancestor = CommonAncestor(self.places, paths, selected)
         self._compiled = CompiledRanges(self.places, self.graphs, self._common_ancestor)
-        self._compiled_kernels: dict[tuple[int, int, int], tuple[str, int | None]] = {}  # see LookAhead.kernels
+        self._columns: EventColumns
+        self._ahead: LookAhead
+        self._trees: OpTrees
         self._stacks: dict[int, list[_Open]] = {}  # by thread: the open ranges, outer to inner
         # Autograd nodes.
         self._makers: defaultdict[int, NodeMakers] = defaultdict(NodeMakers)  # by forward thread
@@ -93,14 +95,10 @@ class Attribution:
         self._gaps = NodeGaps(self.places)
         self._node_before: dict[tuple[int, int], Place | None] = {}  # (thread, depth) → the place of its last maker
         self._nearest_of: dict[tuple[str, int], int] = {}  # (label, calling layer) → its layer in this call
-        self._launched_by: dict[int, Place] = {}  # by correlation ID: the place of the device work
-        self._divided: dict[int, WeightedPlaces] = {}  # by correlation ID: of the ops that are divided among places
-        self._shares: dict[Place, WeightedPlaces] = {}  # by the last of these places
-        self._replayed: dict[Place, Place] = {}  # the launching place → the place of the CUDA graph's kernels
-        self._collectives: dict[int, tuple[int, Place]] = {}  # by thread: end of the last collective's op, its place
-        self._pieces: list[Attributed] = []  # of the current op: all pieces but the last
+        self._launches = Launches(self.places, self._outside)
+        self._extra: list[Attributed] = []  # what comes before the current event, as all pieces of an op but the last
 
-    def attribute(self, events: Iterable[Event]) -> Iterator[Attributed]:
+    def attribute(self, columns: EventColumns) -> Iterator[Attributed | OpGroup]:
         """Find the layer and phase of every event.
 
         - Forward work belongs to the innermost labelled range around it on its thread. A labelled range inside backward
@@ -111,184 +109,175 @@ class Attribution:
         - A garbage collection belongs to no layer, with everything inside it: it can interrupt anything.
         - Work without a layer gets the layer OUTSIDE. No event is dropped.
 
-        Events must come in the order of their start, outer ones before inner ones, and kernels after all others.
-
-        This function is long because the loop runs for each of perhaps a million events, and a call would take longer
-        than the work in it. So the loop does what nearly every event needs, and methods do the rest.
+        Events come in the order of their start, outer ones before inner ones, and kernels after all others. Ops of
+        which nothing else is to be known come as groups, if no other thread works meanwhile.
         """
-        new = tuple.__new__  # takes a third of the time of Attributed(...)
-        op, kernel, marks = Kind.OP, Kind.KERNEL, (Kind.MEMORY, Kind.STOPPED, Kind.STEP)
-        outside, inside, stacks, pieces = self._outside, self.places.inside, self._stacks, self._pieces
-        launched_by, replayed, shares, divided = self._launched_by, self._replayed, self._shares, self._divided
-        collectives, compiled, makers, selected = self._collectives, self._compiled, self._makers, self._selected
-        called_from = self._called_from
-        look_ahead = LookAhead(self.graphs)
-        compiled_kernels = self._compiled_kernels = look_ahead.kernels
+        self._columns = columns
+        self._ahead = LookAhead(columns, self.graphs)
+        self._trees = OpTrees(columns, self._called_from)
+        self._made_by = columns.makes_nodes()
+        groupable = columns.groupable()
+        walks = [ThreadWalk(columns, groupable, events) for events in columns.threads]
+        while walks:
+            walk, horizon = next_walk(walks, columns.start)
+            yield from self._walk(walk, horizon, groupable)
+            if walk.at >= walk.after:
+                walks.remove(walk)
+        for kernel in columns.kernels:
+            yield from self._launches.kernel(kernel)
 
-        for event in look_ahead.pass_on(events):
-            kind, name, start, end, thread, sequence, _, correlation, _, _, signature, inside_it = event
-            if kind is kernel:
-                launcher = launched_by.get(correlation)
-                if launcher is None:
-                    launcher = self._unknown_launcher(correlation)
-                if correlation in divided:
-                    yield from self._divided_kernel(event)
-                    continue
-                launcher = replayed.get(launcher, launcher)
-                yield new(Attributed, (event, inside(launcher, "kernel", name, signature), None, 1, end - start, None))
-                continue
-
-            stack = stacks.get(thread)
-            if stack is None:
-                stack = stacks[thread] = []
+    def _walk(self, walk: ThreadWalk, horizon: float, groupable: bytes) -> Iterator[Attributed | OpGroup]:
+        """Go on on one thread, as long as events begin before ``horizon``."""
+        starts, thread, extra = self._columns.start, walk.thread, self._extra
+        stack = self._stacks.setdefault(thread, [])
+        while walk.at < walk.after and (start := starts[walk.at]) < horizon:
+            at = walk.at
             while stack and stack[-1][0] <= start:
                 stack.pop()
-            open_range = _NOTHING_OPEN
-            if stack:
-                open_range = stack[-1]
-                # Clocks of different sources differ by a few ns. An end after the outer end would break the nesting.
-                if end > open_range[0]:
-                    end = open_range[0]
-            _, around, label, layer, outer_range = open_range
-
-            if kind is op:
-                # The same as in _op, for an op with a known place, as nearly all have. A call would double the time.
-                outer = around or outside
-                is_usual = not compiled_kernels and (called_from is None or outer.phase != BACKWARD)
-                known = outer._inner if is_usual else None
-                found = known.get((name, signature) if signature else name) if known else None
-                if found is not None and not name.startswith(C10D_OPS):
-                    place, calls = found, 1
-                else:
-                    place, calls = self._op(event, end, open_range)
-                    if pieces:  # the op is divided: this event becomes its last piece
-                        yield from pieces
-                        start = pieces[-1].event.end_ns
-                        event = event._replace(start_ns=start)
-                        pieces.clear()
-                if sequence >= 0 and not place.is_closed:
-                    makers[thread].add(sequence, place)
-                    if selected is not None:
-                        self._made_in[thread, sequence] = layer
-                    if compiled.has_inputs:
-                        compiled.note_op(thread, sequence, start)
-            elif kind in marks:
-                yield new(Attributed, (event, around or outside, around, 0, 0, outer_range))
+            open_range = stack[-1] if stack else _NOTHING_OPEN
+            until = walk.end_of_group(open_range[5], horizon)
+            if until > at and (groupable[at] != IN_NODE or (open_range[1] or self._outside).is_node):
+                walk.at = until
+                yield self._group(at, until, thread, open_range)
                 continue
-            elif kind in _INSTANTS:
-                instant = _INSTANTS[kind](self, event, end, open_range)
-                if instant is not None:
-                    yield instant
-                continue
-            elif around is not None and around.is_closed and kind is not Kind.GARBAGE:
-                place, calls = around, 0
-            else:
-                place, calls, label, layer = _RANGES[kind](self, event, open_range)
+            walk.at = at + 1
+            item = self._single(at, thread, stack, open_range)
+            if extra:
+                yield from extra
+                extra.clear()
+            if item is not None:
+                yield item
 
-            if inside_it is not None:
-                if self._is_usual(place, kind) and end == event[3]:
-                    for number in inside_it.sequences:
-                        if number >= 0:
-                            makers[thread].add(number, place)
-                            if selected is not None:
-                                self._made_in[thread, number] = layer
-                else:
-                    event = look_ahead.open_up(event)
-            if around is not None and around.is_engine:
-                yield from self._gaps.before(event, place, around, outer_range)
-            attributed = new(Attributed, (event, place, around, calls, end - start, outer_range))
-            stack.append((end, place, label, layer, attributed))
-            if correlation:
-                launcher = place if correlation > 0 or around is None else around
-                if launcher is around and thread in collectives:
-                    launcher = self._launcher(launcher, thread, open_range[0])
-                launched_by[correlation] = launcher
-                if shares and place in shares:
-                    divided[correlation] = shares[place]
-            yield attributed
+    def _group(self, first: int, after: int, thread: int, open_range: _Open) -> OpGroup:
+        """The events from ``first`` up to ``after``, which contain no other events and are in no other group."""
+        columns = self._columns
+        end, around, _, layer, outer_range, _ = open_range
+        place = around or self._outside
+        tree = self._trees.of(first, after, place)
+        starts, ends = columns.start[first:after].tolist(), columns.end[first:after].tolist()
+        ns = times_within(tree.parents, starts, ends, end or _BEYOND)
+        group = tuple.__new__(OpGroup, (tree, columns, thread, first, ns, place, outer_range, self.places))
+        if place.is_engine and tree.outermost:
+            self._gaps.note_op(thread, outer_range, ends[tree.outermost[-1]])
+        if self._made_by.find(1, first, after) >= 0 and not place.is_closed:
+            self._note_made(group, layer)
+        if columns.correlation:
+            self._launches.note_group(group, columns.correlation[first:after], end)
+        return group
 
-    def _is_usual(self, place: Place, kind: Kind) -> bool:
-        """Whether the ops inside a range of this place need no events of their own: each belongs to the same layer and
-        phase, and nothing else is to be known of it. Outside of layers, steps need to know each op."""
-        is_in_op = kind is Kind.LABEL and place.frame is not None  # it may be an op of the same name
-        is_compiled = self._compiled_kernels or self._compiled.has_inputs
-        needs_each = place.layer < 0 or place.is_closed or is_in_op or is_compiled or self._called_from is not None
-        return not needs_each
+    def _note_made(self, group: OpGroup, layer: int) -> None:
+        """Note which autograd nodes the ops of a group created. ``layer``: of the innermost module around them."""
+        first, after = group.first, group.after
+        makers, sequences = self._makers[group.thread], self._columns.sequence
+        assert sequences is not None
+        numbers = [*compress(sequences[first:after], self._made_by[first:after])]
+        if self._called_from is None:  # all ops of a group have the same layer
+            for number in sorted({*numbers}):
+                makers.add(number, group.place)
+        else:
+            places = group.places()
+            made = {
+                sequences[first + index]: places[path]
+                for index, path in enumerate(group.tree.path_of)
+                if self._made_by[first + index]
+            }
+            for number in sorted(made):
+                makers.add(number, made[number])
+        if self._selected is not None:
+            self._made_in.update(((group.thread, number), layer) for number in numbers)
+
+    def _single(self, at: int, thread: int, stack: list[_Open], open_range: _Open) -> Attributed | None:
+        """An event that is in no group; None if it is left out. What comes before it is in ``_extra``."""
+        limit, around, label, layer, outer_range, limit_at = open_range
+        event = self._columns.event(at, thread)
+        kind, _, start, end, _, sequence, *_ = event
+        if kind in _NEEDS_LATER_EVENTS and (kind is not Kind.NODE or sequence < 0):
+            event = self._ahead.completed(event, at)
+        if stack and end > limit:  # clocks of different sources differ by a few ns
+            end = limit
+        if kind is Kind.OP:
+            place, calls = self._op(event, end, open_range)
+            if self._extra:  # the op is divided: this event becomes its last piece
+                start = self._extra[-1].event.end_ns
+                event = event._replace(start_ns=start)
+            if event.sequence >= 0 and not place.is_closed:
+                self._makers[thread].add(event.sequence, place)
+                if self._selected is not None:
+                    self._made_in[thread, event.sequence] = layer
+                if self._compiled.has_inputs:
+                    self._compiled.note_op(thread, event.sequence, start)
+        elif kind is Kind.MEMORY or kind is Kind.STOPPED or kind is Kind.STEP:
+            return Attributed(event, around or self._outside, around, 0, 0, outer_range)
+        elif kind in _INSTANTS:
+            return _INSTANTS[kind](self, event, end, open_range)
+        elif around is not None and around.is_closed and kind is not Kind.GARBAGE:
+            place, calls = around, 0
+        else:
+            place, calls, label, layer = _RANGES[kind](self, event, open_range)
+        if around is not None and around.is_engine:
+            gap = self._gaps.before(event, place, around, outer_range)
+            if gap is not None:
+                self._extra.append(gap)
+        attributed = tuple.__new__(Attributed, (event, place, around, calls, end - start, outer_range))
+        until = at + self._columns.size[at]
+        stack.append((end, place, label, layer, attributed, until if until < limit_at else limit_at))
+        if event.correlation:
+            self._launches.note_op(event.correlation, thread, place, around, limit)
+        return attributed
 
     # Ops
 
     def _op(self, event: Event, end: int, open_range: _Open) -> tuple[Place, int]:
         """The place of an op, and 1 if it is a call, else 0: inside an op of the same name it is part of that call.
 
-        A compiled kernel that is divided among layers gets the last of their places. The others are in ``_pieces``.
+        A compiled kernel that is divided among layers gets the last of their places. The others are in ``_extra``.
         """
-        _, name, start, full_end, thread, _, _, _, _, _, signature, _ = event
+        thread, name, signature = event.thread, event.name, event.signature
         around = open_range[1]
         outer = around or self._outside
         asks = name.startswith(C10D_OPS)
         if asks and around is not None:
             outer = self._requester(thread, around, name, signature)
-        frame = outer.frame
-        calls = 1
-        if outer.is_closed or (frame is not None and frame.name == name and frame.kind == "op"):
-            place, calls = outer, 0
-        elif self._compiled_kernels and (thread, start, full_end) in self._compiled_kernels:
-            place = self._compiled_kernel(event, end, open_range, outer)
+        kernels = self._ahead.kernels
+        if kernels and not outer.is_closed and (thread, event.start_ns, event.end_ns) in kernels:
+            place, calls = self._compiled_kernel(event, end, open_range, outer), 1
         else:
-            if self._called_from is not None and outer.phase == BACKWARD:
-                signature = self._called_from(signature, outer.signature)
-            # The same as in Places.inside: a call for each op would double the time.
-            known = outer._inner
-            found = known.get((name, signature) if signature else name) if known else None
-            if found is None:
-                found = self.places.inside(outer, "op", name, signature)
-                if name in REPLAYS:
-                    self._replayed[outer] = self._replayed[found] = self.places.inside(outer, "kernels", REPLAY)
-            place = found
+            place, calls = self._place_of_op(outer, name, signature)
+        if name in REPLAYS and not outer.is_closed:
+            self._launches.note_replay(outer, place)
         if asks:
             self.collective_owners.note_request(name, place, signature)
         return place, calls
 
+    def _place_of_op(self, outer: Place, name: str, signature: int) -> tuple[Place, int]:
+        """The place of an op directly inside another place, and 1 if it is a call, else 0."""
+        frame = outer.frame
+        if outer.is_closed or (frame is not None and frame.name == name and frame.kind == "op"):
+            return outer, 0
+        if self._called_from is not None and outer.phase == BACKWARD:
+            signature = self._called_from(signature, outer.signature)
+        return self.places.inside(outer, "op", name, signature), 1
+
     def _compiled_kernel(self, event: Event, end: int, open_range: _Open, outer: Place) -> Place:
         """The place of a kernel of a compiled graph; the last of its places if it is divided among several."""
-        graph, number = self._compiled_kernels.pop((event.thread, event.start_ns, event.end_ns))
-        _, around, _, layer, outer_range = open_range
+        graph, number = self._ahead.kernels.pop((event.thread, event.start_ns, event.end_ns))
+        _, around, _, layer, outer_range, _ = open_range
         shares = self._compiled.kernel(event, outer, layer, graph, number)
         if len(shares) > 1:  # everything inside it is divided in the same way
             shares[-1][0].is_closed = True
-            self._shares[shares[-1][0]] = shares
+            self._launches.note_division(shares)
         *before, (place, _, _) = divide(shares, event.start_ns, end)
         for part, cut, until in before:
             piece = event._replace(kind=Kind.PIECE, start_ns=cut, end_ns=until)
-            self._pieces.append(Attributed(piece, part, around, 1, until - cut, outer_range))
+            self._extra.append(Attributed(piece, part, around, 1, until - cut, outer_range))
         return place
-
-    # Device work
-
-    def _launcher(self, launcher: Place, thread: int, end: int) -> Place:
-        """The place that launches the device work of an op that ends at ``end``: in an op that records collectives, it
-        is the last collective."""
-        until, collective = self._collectives[thread]
-        return collective if until == end and _records_collective(launcher) else launcher
-
-    def _unknown_launcher(self, correlation: int) -> Place:
-        reason = LAUNCHED_BEFORE if correlation == BEFORE else LAUNCH_NOT_RECORDED
-        return self.places.inside(self._outside, "label", reason)
-
-    def _divided_kernel(self, event: Event) -> Iterator[Attributed]:
-        """A kernel of an op that is divided among places: it is divided in the same way."""
-        for place, start, end in divide(self._divided[event.correlation], event.start_ns, event.end_ns):
-            piece = event._replace(start_ns=start, end_ns=end)
-            inner = self.places.inside(place, "kernel", event.name, event.signature)
-            yield Attributed(piece, inner, None, 1, end - start)
 
     # Events that open no range
 
     def _sample(self, event: Event, end: int, open_range: _Open) -> Attributed | None:
         """A sampled line of Python: between ops, or inside the outermost op. In backward it says nothing."""
         around = self.places.of_lines(open_range[1] or self._outside)
-        others = (ranges for on, ranges in self._stacks.items() if on != event.thread)
-        if around is None or any(ranges and ranges[0][0] > event.start_ns for ranges in others):
+        if around is None or self._ahead.others_work(event):
             return None  # if another thread works, it is that of autograd, and this one waits for it
         place = self.places.inside(around, "python", event.name)
         return Attributed(event, place, open_range[1], 1, 0, open_range[4])
@@ -303,21 +292,12 @@ class Attribution:
 
     def _begin_collective(self, event: Event, end: int, open_range: _Open) -> Attributed:
         """A collective belongs to the op that requested it: the op around it, or an op on another thread."""
-        limit, around, _, _, outer_range = open_range
+        _, around, _, _, outer_range, _ = open_range
         if around is not None:
             self.collective_owners.note_started_inside(around)
         requester = around or self.collective_owners.requester(event.name, event.signature)
         place = self.places.inside(requester or self._outside, "collective", event.name, event.signature)
-        if event.correlation:
-            self._launched_by[event.correlation] = place
-        if around is not None and _records_collective(around):
-            # The op launches the kernel, and the range that begins in the op names the collective. If two ranges begin
-            # in one op, it is unknown which of the two a kernel belongs to.
-            until, other = self._collectives.get(event.thread, (0, place))
-            last = place if until != limit or other is place else around
-            self._collectives[event.thread] = limit, last
-            if outer_range is not None and outer_range.event.correlation > 0:
-                self._launched_by[outer_range.event.correlation] = last
+        self._launches.note_collective(event, place, around, outer_range)
         return Attributed(event, place, None, 1, 0, outer_range)
 
     # Ranges
@@ -327,12 +307,12 @@ class Attribution:
         return self.places.inside(self._outside, "gc", GARBAGE_COLLECTION), 1, None, OUTSIDE
 
     def _compiled_range(self, event: Event, open_range: _Open) -> _Opened:
-        _, around, label, layer, _ = open_range
+        _, around, label, layer, _, _ = open_range
         return self._compiled.range(event.kind, event.name, around or self._outside), 1, label, layer
 
     def _label(self, event: Event, open_range: _Open) -> _Opened:
         """One of our labels: around the forward of a module, around its hooks, or of another active profile."""
-        _, around, label, layer, _ = open_range
+        _, around, label, layer, _, _ = open_range
         name = event.name
         if name in self._sites:
             place, calls, layer = self._of_label(event, around, label, layer)
@@ -356,7 +336,7 @@ class Attribution:
         layer = layers[0]
         if len(layers) > 1:
             if (label, caller) not in self._nearest_of:
-                self._nearest_of[label, caller] = self._nearest(layers, caller)
+                self._nearest_of[label, caller] = nearest(self._paths, layers, caller)
             layer = self._nearest_of[label, caller]
         phase = FORWARD if around is None or around.phase == FORWARD else RECOMPUTE
         if self._selected is not None and layer not in self._selected:
@@ -376,19 +356,19 @@ class Attribution:
         site = self._sites.get(PREFIX + name.removeprefix(HOOKS))
         if site is None:
             return outer
-        layer = self._nearest(site.layers, caller)
+        layer = nearest(self._paths, site.layers, caller)
         if self._selected is not None and layer not in self._selected:
             return outer
         return self.places.of_layer(layer, RECOMPUTE if outer.phase == BACKWARD else outer.phase, around)
 
     def _engine(self, event: Event, open_range: _Open) -> _Opened:
-        _, around, label, layer, _ = open_range
+        _, around, label, layer, _, _ = open_range
         return self._gaps.call(around), int(bool(event.name)), label, layer
 
     def _node(self, event: Event, open_range: _Open) -> _Opened:
         """An autograd node with the engine's work around it: backward of the layer of the op that created the node.
         The ranges around it do not matter."""
-        _, around, label, _, outer_range = open_range
+        _, around, label, _, outer_range, _ = open_range
         if around is not None and around.is_engine and outer_range is not None:
             around = outer_range.around
         thread, sequence, forward_thread = event.thread, event.sequence, event.forward_thread
@@ -416,7 +396,7 @@ class Attribution:
 
     def _backward_function(self, event: Event, open_range: _Open) -> _Opened:
         """An autograd node itself: it is inside the engine's range around it, if that was recorded."""
-        _, around, label, layer, _ = open_range
+        _, around, label, layer, _, _ = open_range
         if around is None or not around.is_node:
             return self._node(event, open_range)
         signature = around.signature if self._called_from is not None else 0
@@ -430,7 +410,7 @@ class Attribution:
         A range of FSDP belongs to the layers that its name contains: in hooks, FSDP gathers the parameters of layers
         that run next, and reduces and scatters the gradients of others.
         """
-        _, around, label, layer, _ = open_range
+        _, around, label, layer, _, _ = open_range
         name, outer = event.name, around or self._outside
         layers = self.collective_owners.layers_of_range(name, outer.layer)
         if layers is None:
@@ -456,24 +436,9 @@ class Attribution:
         layers = self.collective_owners.layers_of_bucket(thread, op, signature)
         return self._common_ancestor.place(layers, BACKWARD, around) if layers else around
 
-    def _nearest(self, layers: tuple[int, ...], caller: int) -> int:
-        """The layer of a module with several paths: the one whose path has most steps in common with its caller's. The
-        first layer if none has any."""
-        if caller < 0:
-            return layers[0]
-        around = self._paths[caller]
 
-        def shared(layer: int) -> int:
-            steps = 0
-            for ours, theirs in zip(self._paths[layer], around):
-                if ours != theirs:
-                    break
-                steps += 1
-            return steps
-
-        return max(layers, key=shared)
-
-
+_NEEDS_LATER_EVENTS = frozenset({Kind.NODE, Kind.GUARDS, Kind.GRAPH})
+"""See ``LookAhead``."""
 _INSTANTS: Mapping[Kind, Callable[[Attribution, Event, int, _Open], Attributed | None]] = {
     Kind.SAMPLE: Attribution._sample,
     Kind.COLLECTIVE: Attribution._begin_collective,

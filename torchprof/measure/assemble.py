@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from torchprof.attribute.collectives import CollectiveOwners
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.engine_calls import with_engine_calls
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import with_steps
 from torchprof.attribute.events import Detail, Event, Kind
+from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.devices import DeviceTimes
@@ -112,7 +114,7 @@ class _Observers:
         if origin.world_size > 1 and options.timed:
             self.lockstep = Locksteps(layers, rank, source.signatures, recording.group, from_first_mark)
 
-    def observe(self, attributed: Iterator[Attributed]) -> Iterator[Attributed]:
+    def observe(self, stream: Iterator[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         """Pass all events on through all observers."""
         observers: tuple[Observer[object] | None, ...] = (
             self.flops,
@@ -124,8 +126,8 @@ class _Observers:
         )
         for observer in observers:
             if observer is not None:
-                attributed = observer.observe(attributed)
-        return attributed
+                stream = observer.observe(stream)
+        return stream
 
 
 @paused_gc()
@@ -138,11 +140,12 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
     places = attribution.places.all
     observers = _Observers(recording, plan, options)
     rows, samples, busy = fold(
-        observers.observe(attribution.attribute(_events_of(recording))),
+        observers.observe(attribution.attribute(_columns_of(recording))),
         places,
         layers,
         origin.rank,
         counts=observers.flops.result() if observers.flops else None,
+        group_counts=observers.flops.group_counts if observers.flops else None,
         signatures=source.signatures,
         timed=options.timed,
         recorded_ns=(lambda: source.wall_ns) if options.on_cpu else None,
@@ -177,19 +180,19 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
     return Run((meta,), Layers.of(layers), rows, samples, memory, timeline, times, lockstep, unfinished)
 
 
-def _events_of(recording: RecordedCycle) -> Iterable[Event]:
+def _columns_of(recording: RecordedCycle) -> EventColumns:
     """The events of a recording, with those that torch's profiler does not record: frees, marks of steps, samples, and
     the passes of autograd's engine."""
-    events = recording.events
+    columns = recording.columns
     if recording.start.blocks:
-        events = with_frees(events, recording.start, recording.began_ns)
+        columns = with_frees(columns, recording.start, recording.began_ns)
     if recording.source.torchs_steps:
-        events = with_steps(events, recording.source.torchs_steps)
+        columns = with_steps(columns, recording.source.torchs_steps)
     if recording.python_samples is not None:
         ended_ns = recording.began_ns + recording.source.wall_ns
         samples = (sample for sample in recording.python_samples if recording.began_ns <= sample[0] < ended_ns)
-        events = _with_samples(events, samples, recording.began_ns)
-    return with_engine_calls(events)
+        columns = _with_samples(columns, samples, recording.began_ns)
+    return with_engine_calls(columns)
 
 
 def _memory_and_timeline(
@@ -304,30 +307,23 @@ def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[i
     )
 
 
-def _with_samples(events: Iterable[Event], samples: Iterable[tuple[int, str, int]], began_ns: int) -> Iterator[Event]:
-    """Add SAMPLE events in the order of time, on the thread that began the session.
+def _with_samples(columns: EventColumns, samples: Iterable[tuple[int, str, int]], began_ns: int) -> EventColumns:
+    """Add SAMPLE events on the thread that began the session.
 
     This thread made the first STEP mark, which ended at ``began_ns`` on the clock of the samples.
     """
-    thread: int | None = None
-    waiting: Iterator[Event] = iter(())
-    sample: Event | None = None
-    for event in events:
-        if thread is None and event.kind is Kind.STEP:
-            thread, offset_ns = event.thread, event.end_ns - began_ns
-            waiting = (
-                Event(Kind.SAMPLE, line, at_ns + offset_ns, at_ns + offset_ns, event.thread)
-                for at_ns, line, intervals in samples
-                for _ in range(intervals)
-            )
-            sample = next(waiting, None)
-        while sample is not None and sample.start_ns < event.start_ns:
-            yield sample
-            sample = next(waiting, None)
-        yield event
-    while sample is not None:
-        yield sample
-        sample = next(waiting, None)
+    marks = columns.of_kinds(Kind.STEP)
+    if not marks:
+        return columns
+    at, thread = marks[0]
+    offset_ns = columns.end[at] - began_ns
+    return columns.with_events(
+        after=[
+            Event(Kind.SAMPLE, line, at_ns + offset_ns, at_ns + offset_ns, thread)
+            for at_ns, line, intervals in samples
+            for _ in range(intervals)
+        ]
+    )
 
 
 def with_warnings(run: Run, plan: LayerPlan, observations: Observations) -> Run:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 
 from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.timeline import DeviceTime, StreamTime
@@ -68,14 +69,12 @@ class DeviceTimes:
         self._streams: dict[tuple[str, int], tuple[_Times, _Times]] = {}  # (of the device, of the stream)
         self._works: dict[str, int] = {}  # by name
 
-    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+    def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         """Pass all events on, and add up the busy times of devices."""
-        kernel = Kind.KERNEL
-        for item in attributed:
+        for item in stream:
             yield item
-            event = item[0]
-            if event[0] is kernel:
-                self._note(event)
+            if isinstance(item, Attributed) and item.event.kind is Kind.KERNEL:
+                self._note(item.event)
 
     def _note(self, event: Event) -> None:
         name, start, end, device = event.name, event.start_ns, event.end_ns, event.device

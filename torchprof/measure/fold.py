@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from itertools import count
-from operator import add, sub
+from operator import add
 
 from torchprof.attribute.events import Kind
-from torchprof.attribute.inner_ops import OpTree
+from torchprof.attribute.op_groups import OpGroup, OpTree
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
@@ -22,8 +23,10 @@ _Call = tuple[int, int, int]
 _Values = dict[tuple[int, str], list[int]]
 """By index of a place and device: a value for each field of ``Cost``, and last the number of calls."""
 
-_Inside = dict[tuple[int, OpTree], list[int]]
-"""By index of a place, and ops inside its ranges that have no events: how many such ranges, and the time of each op."""
+_Groups = dict[tuple[Place, OpTree], list[int]]
+"""By the place around groups, and their tree: how many there are, and then the time of each event in all of them."""
+_GroupValues = defaultdict[tuple[Place, OpTree], dict[tuple[int, str], list[int]]]
+"""What groups have beside CPU time and calls: by path and device, a value for each field of ``Cost``."""
 
 _DEVICE_NS, _COLLECTIVE_NS, _MACS = map(FIELDS.index, ("device_ns", "collective_ns", "macs"))
 _ALLOCATED = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}  # by: is it the CPU
@@ -31,12 +34,13 @@ _FREED = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
 
 
 def fold(
-    attributed: Iterable[Attributed],
+    attributed: Iterable[Attributed | OpGroup],
     places: Sequence[Place],
     layers: tuple[Layer, ...],
     rank: int = 0,
     *,
     counts: Mapping[int, tuple[int, int, int]] | None = None,
+    group_counts: Mapping[tuple[Place, OpTree], Mapping[int, tuple[int, int, int]]] | None = None,
     signatures: Sequence[Signature] = (),
     timed: bool = True,
     recorded_ns: Callable[[], int] | None = None,
@@ -49,7 +53,7 @@ def fold(
 
     ``places``: the list that the attribution fills while ``attributed`` is read; the first is outside all layers.
     ``counts`` may fill meanwhile, too: index of a place → MACs, FLOPs, and the number of calls and kernels without a
-    formula.
+    formula. ``group_counts``: the same for groups, by the place around them, their tree, and path.
 
     This function is long because its loop runs for each of perhaps a million events: a call for each would cost more
     than the additions.
@@ -57,7 +61,9 @@ def fold(
     cpu_ns: list[int] = []  # by index of a place
     calls: list[int] = []
     other: _Values = {}  # what a place has beside CPU time and calls
-    inside: _Inside = {}
+    groups: _Groups = {}
+    of_groups: _GroupValues = defaultdict(dict)
+    outermost: set[tuple[Place, OpTree]] = set()  # groups that are in no range: their time is taken from no place
     durations: dict[tuple[int, str], list[_Call]] = {}
     collections: list[_Call] = []
     busy: dict[str, int] = {}
@@ -66,7 +72,21 @@ def fold(
     collective, garbage = Kind.COLLECTIVE, Kind.GARBAGE
     covered = covered_until = 0
 
-    for event, place, around, counted, ns, _ in attributed:
+    for item in attributed:
+        if isinstance(item, OpGroup):
+            alike = item.place, item.tree
+            before = groups.get(alike)
+            groups[alike] = [1, *item.ns] if before is None else [before[0] + 1, *map(add, before[1:], item.ns)]
+            if item.outer is None:
+                outermost.add(alike)
+                for start, end in item.outermost():
+                    if end > covered_until:
+                        covered += end - max(covered_until, start)
+                        covered_until = end
+            if item.tree.memory:
+                _add_memory(of_groups[alike], item)
+            continue
+        event, place, around, counted, ns, _ = item
         kind = event[0]
         if kind is memory or kind is kernel:
             device = event.device
@@ -90,11 +110,6 @@ def fold(
             cpu_ns.extend([0] * missing)
             calls.extend([0] * missing)
         calls[index] += counted
-        ops = event[11]
-        if ops is not None:
-            took = map(sub, ops.ends, ops.starts)
-            before = inside.get((index, ops.tree))
-            inside[index, ops.tree] = [1, *took] if before is None else [before[0] + 1, *map(add, before[1:], took)]
         if not timed:
             continue
         if kind is collective:
@@ -116,10 +131,15 @@ def fold(
     missing = len(places) - len(cpu_ns)
     cpu_ns.extend([0] * missing)
     calls.extend([0] * missing)
+    if not timed:
+        groups = {alike: [times, *[0] * len(ns)] for alike, (times, *ns) in groups.items()}
     if timed and recorded_ns is not None:
         cpu_ns[0] += max(recorded_ns() - covered, 0)
     _add_counts(other, counts or {})
-    rows = _rows(cpu_ns, calls, inside if timed else _untimed(inside), other, places, layers, rank, signatures)
+    for alike, of_group in (group_counts or {}).items():
+        for path, of_path in of_group.items():
+            of_groups[alike].setdefault((path, "cpu"), [0] * len(FIELDS))[_MACS : _MACS + 3] = of_path
+    rows = _rows(cpu_ns, calls, groups, of_groups, outermost, other, places, layers, rank, signatures)
     collected = _by_thread(collections)
     samples = {
         SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(_without(collected, calls_of))
@@ -130,8 +150,15 @@ def fold(
     return rows, samples, busy
 
 
-def _untimed(inside: _Inside) -> _Inside:
-    return {key: [ranges, *[0] * len(took)] for key, (ranges, *took) in inside.items()}
+def _add_memory(values: dict[tuple[int, str], list[int]], group: OpGroup) -> None:
+    for _, path, device, _, nbytes in group.memory():
+        of_path = values.get((path, device))
+        if of_path is None:
+            of_path = values[path, device] = [0] * len(FIELDS)
+        if nbytes >= 0:
+            of_path[_ALLOCATED[device == "cpu"]] += nbytes
+        else:
+            of_path[_FREED[device == "cpu"]] -= nbytes
 
 
 def _add_counts(values: _Values, counts: Mapping[int, tuple[int, int, int]]) -> None:
@@ -168,7 +195,9 @@ def _without(
 def _rows(
     cpu_ns: list[int],
     calls: Sequence[int],
-    inside: _Inside,
+    groups: _Groups,
+    of_groups: _GroupValues,
+    outermost: Set[tuple[Place, OpTree]],
     other: _Values,
     places: Sequence[Place],
     layers: tuple[Layer, ...],
@@ -177,32 +206,40 @@ def _rows(
 ) -> Rows:
     """The rows of these values; places that differ only in what rows do not keep become one row."""
     chains, chain_of, arounds, within_of = _surroundings(places, signatures)
-    inner: dict[int, list[tuple[OpTree, list[int], list[int]]]] = {}  # by index of a place: times and calls by path
-    for (index, tree), (ranges, *took) in inside.items():
-        taken, *own_ns = tree.self_ns(took)
-        cpu_ns[index] += taken
-        inner.setdefault(index, []).append((tree, own_ns, [ranges * calls_in_one for calls_in_one in tree.calls[1:]]))
+    inner: dict[int, list[tuple[OpTree, int, list[int]]]] = {}  # by index of a place: tree, times, ns by path
+    for alike, (times, *taken) in groups.items():
+        place, tree = alike
+        own_ns = tree.self_ns(taken)
+        if alike not in outermost:
+            cpu_ns[place.index] += own_ns[0]
+        inner.setdefault(place.index, []).append((tree, times, own_ns))
     on_devices: dict[int, list[tuple[str, list[int]]]] = {}
     for (index, device), values in sorted(other.items()):
         on_devices.setdefault(index, []).append((device, values))
     lines = _Lines()
+    chains_of: dict[tuple[int, OpTree], list[int]] = {}  # of the paths of a tree inside a place with this chain
     devices: dict[str, int] = {}
     shares: dict[tuple[int, ...], int] = {(): 0}
     phases = {phase: number for number, phase in enumerate(PHASES)}
-    chains_of: dict[tuple[int, OpTree], list[int]] = {}  # of the paths of a tree inside a place with this chain
     for place, ns, called in zip(places, cpu_ns, calls):
         index = place.index
-        if not (ns or called or index in on_devices):
+        trees = inner.get(index, ())
+        if not (ns or called or trees or index in on_devices):
             continue
         chain = chain_of[index]
         home = place.layer, phases[place.phase], shares.setdefault(place.shared, len(shares)), within_of[index]
         if ns or called:
             lines.add(home, devices.setdefault("cpu", len(devices)), (chain,), (called,), (ns,))
-        for tree, own_ns, counts in inner.get(index, ()):
+        for tree, times, own_ns in trees:
             found = chains_of.get((chain, tree))
             if found is None:
-                found = chains_of[chain, tree] = _chains_inside(chains, chain, tree)
-            lines.add(home, devices.setdefault("cpu", len(devices)), found, counts, own_ns)
+                found = chains_of[chain, tree] = _chains_inside(chains, chain, tree, signatures)
+            cpu = devices.setdefault("cpu", len(devices))
+            lines.add(home, cpu, found[1:], [times * calls_in_one for calls_in_one in tree.calls[1:]], own_ns[1:])
+            for (path, device), costs in of_groups.get((place, tree), {}).items():
+                number = devices.setdefault(device, len(devices))
+                lines.add(home, number, (found[path],), (0,), (0,))
+                lines.add_costs(home, number, found[path], costs)
         for device, (*costs, called) in on_devices.get(index, ()):
             number = devices.setdefault(device, len(devices))
             lines.add(home, number, (chain,), (called,), (0,))
@@ -242,12 +279,15 @@ def _surroundings(
     return chains, chain_of, arounds, within_of
 
 
-def _chains_inside(chains: Chains, outer: int, tree: OpTree) -> list[int]:
-    """The chain of each path of a tree but the first, which is ``outer``."""
-    found = [outer]
-    for path, name in tree.paths[1:]:
-        found.append(chains.inside(found[path], Frame("op", name)))
-    return found[1:]
+def _chains_inside(chains: Chains, around: int, tree: OpTree, signatures: Sequence[Signature]) -> list[int]:
+    """The chain of each path of a tree; that of the first is ``around``."""
+    found = [around]
+    for outer, name, signature in tree.paths[1:]:
+        frame = Frame("op", name)
+        if signature:
+            frame = frame._replace(signature=signatures[signature])
+        found.append(chains.inside(found[outer], frame))
+    return found
 
 
 _Home = tuple[int, int, int, int]
@@ -299,6 +339,7 @@ class _Lines:
         shares: Iterable[tuple[int, ...]],
     ) -> Rows:
         size = len(self._chains)
+        used = {chain: number for number, chain in enumerate(dict.fromkeys([0, *self._chains]))}
         homes, on, sizes = zip(*self._blocks) if self._blocks else ((), (), ())
 
         def repeated(values: Iterable[int]) -> Iterable[int]:
@@ -306,7 +347,7 @@ class _Lines:
 
         columns: dict[str, Iterable[int]] = {
             **dict(zip(("layer", "phase", "shared", "within"), map(repeated, zip(*homes)))),
-            "frames": self._chains,
+            "frames": map(used.__getitem__, self._chains),
             "device": repeated(on),
             "rank": [rank] * size,
             "calls": self._calls,
@@ -316,4 +357,4 @@ class _Lines:
         for number, costs in self._costs.items():
             for name, value in zip(FIELDS, costs):
                 arrays[name][number] += value
-        return Rows(layers, tuple(chains), tuple(devices), arrays, tuple(arounds), tuple(shares))
+        return Rows(layers, tuple(map(chains.__getitem__, used)), tuple(devices), arrays, tuple(arounds), tuple(shares))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 from weakref import finalize
 
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import Event, Kind
 
@@ -60,7 +62,7 @@ def allocators_between(start: LiveMemory, end: LiveMemory) -> dict[str, tuple[tu
     }
 
 
-def with_frees(events: Iterable[Event], start: LiveMemory, began_ns: int) -> Iterator[Event]:
+def with_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> EventColumns:
     """Add the missing frees to the events of a recording: of the CPU's blocks that the model had at the start.
 
     torch records few of these frees: its CPU allocator records a free only if a session recorded an allocation at that
@@ -75,36 +77,39 @@ def with_frees(events: Iterable[Event], start: LiveMemory, began_ns: int) -> Ite
     notes = deque(start.freed)
     while notes and notes[0].at_ns < began_ns:
         live.pop(notes.popleft().block, None)
-    main = _UNKNOWN_THREAD
-    offset_ns: int | None = None  # from the clock of the notes to that of the events
+    main, offset_ns = _UNKNOWN_THREAD, 0  # the offset is from the clock of the notes to that of the events
+    marks = columns.of_kinds(Kind.STEP)
+    if marks:
+        at, main = marks[0]
+        offset_ns = columns.end[at] - began_ns
+    else:
+        notes.clear()
+    added: list[Event] = []
+    omitted: set[int] = set()
 
-    def next_note(offset_ns: int) -> Iterator[Event]:
-        at_ns, on_same_thread, block = notes.popleft()
-        if block in live:
-            noted.add(block)
-            yield _free(block, live.pop(block), at_ns + offset_ns, main if on_same_thread else _UNKNOWN_THREAD)
-
-    for event in events:
-        if offset_ns is None and event.kind is Kind.STEP:
-            main, offset_ns = event.thread, event.end_ns - began_ns
-        # Kernels come after all other events, with times of the device: notes cannot be sorted between them.
-        while (
-            notes
-            and offset_ns is not None
-            and (event.kind is Kind.KERNEL or notes[0].at_ns + offset_ns <= event.start_ns)
-        ):
-            yield from next_note(offset_ns)
-        if event.kind is Kind.MEMORY and event.correlation:
-            block = event.device, event.correlation
-            is_known = block in live or block in noted
+    def note_until(time: float) -> None:
+        while notes and notes[0].at_ns + offset_ns <= time:
+            at_ns, on_same_thread, block = notes.popleft()
             if block in live:
-                yield _free(block, live.pop(block), event.start_ns, event.thread)
+                noted.add(block)
+                added.append(
+                    _free(block, live.pop(block), at_ns + offset_ns, main if on_same_thread else _UNKNOWN_THREAD)
+                )
+
+    for at, thread in columns.of_kinds(Kind.MEMORY):
+        event = columns.event(at, thread)
+        note_until(event.start_ns)
+        block = event.device, event.correlation
+        if block in live:
+            added.append(_free(block, live.pop(block), event.start_ns, event.thread))
+        elif block in noted:
             noted.discard(block)
-            if is_known and event.nbytes < 0:
-                continue
-        yield event
-    while notes and offset_ns is not None:
-        yield from next_note(offset_ns)
+        else:
+            continue
+        if event.nbytes < 0:
+            omitted.add(at)
+    note_until(inf)
+    return columns.with_events(before=added, without=omitted) if added else columns
 
 
 def _free(block: tuple[str, int], nbytes: int, at_ns: int, thread: int) -> Event:

@@ -10,6 +10,7 @@ from operator import itemgetter
 
 from torchprof.attribute.event_names import is_engine
 from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.waiting import POINT_TO_POINT, Intervals, Waiting, covered_ns, is_communication
 from torchprof.run.collectives import C10D_OPS, collective_of, name_of_collective
@@ -192,47 +193,48 @@ class Locksteps:
         self._is_work: dict[Place, tuple[bool, bool]] = {}
         self._last = _LastStep()
 
-    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+    def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         """Pass all events on, and add up the work of each step."""
         kernel, collective, step = Kind.KERNEL, Kind.COLLECTIVE, Kind.STEP
         no_ranges = (Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE)
         threads = self._threads
-        for item in attributed:
-            yield item
-            event, place, _, _, ns, _ = item
-            kind, _, start, end, number, _, _, correlation, *_ = event
-            if kind is kernel:
-                if correlation != BEFORE:
-                    self._note_kernel(event, place, ns)
-            elif kind is collective:
-                name = name_of_collective(event.name)
-                is_of_all = not name.startswith(POINT_TO_POINT)
-                if is_host_collective(event.name):
-                    self._waiting.add(start, end, is_of_all)
-                    self._last.note_exchange(place, start, end)
-                if is_host_collective(event.name) and is_of_all:
-                    key = LockstepKey(place.layer, place.phase, "cpu", name, self._group)
-                    self._note_collective(key, start, end, bisect_right(self._marks, start))
-                elif correlation:
-                    self._launched[correlation] = len(self._marks)
-            elif kind is step:
-                self._main = number
-                self._mark(end)
-            elif kind not in no_ranges:
-                thread = threads.get(number)
-                if thread is None:
-                    thread = threads[number] = _Thread(start)
-                    self._main = self._main or number
-                self._advance(number, start)
-                if thread.innermost is None and number != self._main:
-                    self._elsewhere.add(start, start + ns)
-                thread.innermost = item
-                thread.began = start
-                thread.has_requested &= kind is Kind.GARBAGE  # a garbage collection can come at any time
-                if not self._kind_of(place)[0]:
-                    self._last.note_request(place)
-                if correlation:
-                    self._launched[correlation] = len(self._marks)
+        for given in stream:
+            yield given
+            for item in given.items() if isinstance(given, OpGroup) else (given,):
+                event, place, _, _, ns, _ = item
+                kind, _, start, end, number, _, _, correlation, *_ = event
+                if kind is kernel:
+                    if correlation != BEFORE:
+                        self._note_kernel(event, place, ns)
+                elif kind is collective:
+                    name = name_of_collective(event.name)
+                    is_of_all = not name.startswith(POINT_TO_POINT)
+                    if is_host_collective(event.name):
+                        self._waiting.add(start, end, is_of_all)
+                        self._last.note_exchange(place, start, end)
+                    if is_host_collective(event.name) and is_of_all:
+                        key = LockstepKey(place.layer, place.phase, "cpu", name, self._group)
+                        self._note_collective(key, start, end, bisect_right(self._marks, start))
+                    elif correlation:
+                        self._launched[correlation] = len(self._marks)
+                elif kind is step:
+                    self._main = number
+                    self._mark(end)
+                elif kind not in no_ranges:
+                    thread = threads.get(number)
+                    if thread is None:
+                        thread = threads[number] = _Thread(start)
+                        self._main = self._main or number
+                    self._advance(number, start)
+                    if thread.innermost is None and number != self._main:
+                        self._elsewhere.add(start, start + ns)
+                    thread.innermost = item
+                    thread.began = start
+                    thread.has_requested &= kind is Kind.GARBAGE  # a garbage collection can come at any time
+                    if not self._kind_of(place)[0]:
+                        self._last.note_request(place)
+                    if correlation:
+                        self._launched[correlation] = len(self._marks)
 
     def _mark(self, at: int) -> None:
         """A step ends here, and the next begins."""

@@ -11,6 +11,7 @@ from math import inf
 
 from torchprof.attribute.events import Kind
 from torchprof.attribute.nesting import OpenRanges
+from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.memory import KINDS, Held, Memory
@@ -156,49 +157,61 @@ class Allocations:
         self._born = array("q")
         self._died = array("q")
         self._live_blocks: dict[tuple[str, int], int] = {}  # by device and address
+        # By device and bytes: the numbers of the frees of which only these are known.
+        self._frees_without_address: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
 
-    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+    def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         """Pass all events on, and note memory events and the ranges around them."""
-        op, label, node, memory, kernel = Kind.OP, Kind.LABEL, Kind.NODE, Kind.MEMORY, Kind.KERNEL
-        backward, user_label, step = Kind.BACKWARD_FUNCTION, Kind.USER_LABEL, Kind.STEP
-        for item in attributed:
+        for item in stream:
             yield item
-            event = item[0]
-            kind = event[0]
-            if kind is op:
-                if self._no_graph_yet is not None and event.sequence >= 0:  # a sequence number: gradients are enabled
-                    self._on_graph(event.start_ns)
-            elif kind is memory:
-                self._on_memory(item)
-            elif kind is kernel:
-                continue
-            elif kind is node or kind is backward:
-                if item.place.is_node:
-                    self._on_node(item)
-            elif kind is label:
-                if item.calls:
-                    self._on_call(item)
-            elif kind is user_label:
-                if event.name.startswith(OPTIMIZER_RANGE) and event.end_ns > self._optimizer.end_ns:
-                    self._on_optimizer(item)
-            elif kind is step and self._start_ns is None:
-                self._start_ns = event.start_ns
+            if isinstance(item, OpGroup):
+                self._on_group(item)
+            else:
+                self._on_event(item)
         self._ranges.close_all()
+
+    def _on_group(self, group: OpGroup) -> None:
+        columns, first = group.columns, group.first
+        if self._no_graph_yet is not None and columns.sequence:
+            made = [number >= 0 for number in columns.sequence[first : group.after]]
+            if any(made):
+                self._on_graph(columns.start[first + made.index(True)])
+        in_op = group.place.frame is not None and group.place.frame.kind == "op"
+        for start, path, device, address, nbytes in group.memory():
+            self._on_memory(start, group.thread, group.place, path > 0 or in_op, device, address, nbytes)
+
+    def _on_event(self, item: Attributed) -> None:
+        event, place = item.event, item.place
+        kind = event.kind
+        if kind is Kind.OP:
+            if self._no_graph_yet is not None and event.sequence >= 0:  # a sequence number: gradients are enabled
+                self._on_graph(event.start_ns)
+        elif kind is Kind.MEMORY:
+            in_op = place.frame is not None and place.frame.kind == "op"
+            self._on_memory(event.start_ns, event.thread, place, in_op, event.device, event.correlation, event.nbytes)
+        elif kind is Kind.NODE or kind is Kind.BACKWARD_FUNCTION:
+            if place.is_node:
+                self._on_node(item)
+        elif kind is Kind.LABEL:
+            if item.calls:
+                self._on_call(item)
+        elif kind is Kind.USER_LABEL:
+            if event.name.startswith(OPTIMIZER_RANGE) and event.end_ns > self._optimizer.end_ns:
+                self._on_optimizer(item)
+        elif kind is Kind.STEP and self._start_ns is None:
+            self._start_ns = event.start_ns
 
     # Events
 
-    def _on_memory(self, item: Attributed) -> None:
-        event, place, _, _, _, _ = item
-        _, _, time, _, thread, _, _, address, device, size, *_ = event
-        if self._in_pass and place.phase == FORWARD and place.frame is not None and place.frame.kind == "op":
+    def _on_memory(
+        self, time: int, thread: int, place: Place, in_op: bool, device: str, address: int, size: int
+    ) -> None:
+        """Memory is allocated or freed, in an op or directly in a range. ``place`` has its layer and phase."""
+        if self._in_pass and place.phase == FORWARD and in_op:
             self._end_pass()  # frees of the engine between two nodes do not count: they are in no op
         block = self._live_blocks.pop((device, address), _NONE) if address else _NONE
         if size > 0 and block != _NONE:
-            # The address is used again, so its free was not recorded: the profiler does not observe all threads.
-            freed = self._sizes[self._born[block]]
-            self._live_bytes[device] -= freed
-            self._died[block] = len(self._times)
-            self._note(time, -freed, device, block)
+            self._on_reuse(time, device, block)
         number = len(self._times)
         live_bytes = self._live_bytes[device] = self._live_bytes.get(device, 0) + size
         if live_bytes > 0 and (device not in self._peaks or live_bytes > self._peaks[device][0]):
@@ -213,7 +226,21 @@ class Allocations:
             self._new_block(place, number, time, self._ranges.by_thread.get(thread))
         elif block != _NONE:
             self._died[block] = number
+        elif size < 0 and not address:
+            self._frees_without_address[device, -size].append(number)
         self._note(time, size, device, block)
+
+    def _on_reuse(self, time: int, device: str, block: int) -> None:
+        """The address of a block is used again: it was freed before. Either the address of the free is unknown, as of
+        some on CUDA; or the free was not recorded: the profiler does not observe all threads."""
+        freed = self._sizes[self._born[block]]
+        frees = self._frees_without_address[device, freed]
+        if frees:
+            self._died[block] = frees.pop(0)
+            return
+        self._live_bytes[device] -= freed
+        self._died[block] = len(self._times)
+        self._note(time, -freed, device, block)
 
     def _note(self, time: int, size: int, device: str, block: int) -> None:
         self._times.append(time)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeVar
 
+from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
 
 Result_co = TypeVar("Result_co", covariant=True)
@@ -17,6 +18,6 @@ class Observer(Protocol[Result_co]):
     ``assemble`` lists the observers of a run.
     """
 
-    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]: ...
+    def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]: ...
 
     def result(self) -> Result_co: ...

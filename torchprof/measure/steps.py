@@ -7,9 +7,11 @@ from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from operator import add
 
 from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.purposes import PURPOSES, purpose_of
@@ -55,8 +57,8 @@ class Steps:
         self._device: defaultdict[tuple[int, str], _Sums] = defaultdict(dict)
         self._device_outside: defaultdict[str, _Sums] = defaultdict(dict)
         # Whether the layers are only ranges of a trace without a model. Such a range may be around any work.
-        are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
-        self._parts = _Parts(are_ranges)
+        self._are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
+        self._parts = _Parts(self._are_ranges)
 
     @property
     def marked(self) -> int:
@@ -67,14 +69,14 @@ class Steps:
     def count(self) -> int:
         return max(len(self._starts) - 1, 0)
 
-    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+    def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         """Pass all events on, and add up the time of each step."""
         if not self._loop_ends:
-            return self._observe(attributed)
-        events = self._observe(_with_marks(attributed, self._loop_ends))
-        return (item for item in events if item.place is not _LOOP_END)
+            return self._observe(stream)
+        events = self._observe(_with_marks(stream, self._loop_ends))
+        return (item for item in events if isinstance(item, OpGroup) or item.place is not _LOOP_END)
 
-    def _observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+    def _observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         self_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step; by place in ``alike``
         last: dict[int, Attributed] = {}  # by thread: the range that began last
         bare: set[Place] = set()  # the user's labels outside all layers: self time in them has no known purpose
@@ -89,57 +91,74 @@ class Steps:
         closure = _Closure(parts)
         in_optimizer = 0  # the end of the latest range of an optimizer's step
 
-        for item in attributed:
-            yield item
-            event, place, around, _, ns, outer = item
-            kind, _, start, _, thread, _, _, correlation, _, _, _, _ = event
-            if kind is kernel:
-                self._note_kernel(item, launched, copies)
-            elif kind is step:
-                at = event.end_ns
-                beyond = _beyond(at, last.values(), alike)
-                for inside, rest in beyond.items():
-                    self_ns[inside] -= rest
-                rest = max(until - at, 0)
-                if self._starts:
-                    lasted = at - self._starts[-1]
-                    idle = max(lasted - covered + max(covered_until - at, 0), 0)
-                    self._end_step(self_ns, bare, explained - rest, lasted, idle)
-                    closure.move(self._outside[-1])
-                if self._from_first_mark:
-                    self._starts.append(at)
-                self._from_first_mark = True
-                self_ns, explained, covered = beyond, rest, max(covered_until - at, 0)
-            elif kind is not memory and kind is not stopped and kind is not sample:
-                end = start + ns
-                part = parts[place] if kind is user_label else OTHER_NS
-                if start < in_optimizer:
-                    closure.note(item)
-                elif part == OPTIMIZER_NS:
-                    in_optimizer = end
-                    closure.begin(place, start)
-                if part == GAP_NS:
-                    bare.add(place)
-                elif end > until and (around is None or around in bare):
-                    explained += end - max(until, start)
-                    until = end
-                taken_by = alike[place]
-                if around is None:
-                    self_ns[taken_by] += ns
-                    if end > covered_until:
-                        covered += end - max(covered_until, start)
-                        covered_until = end
-                elif (taken_from := alike[around]) is not taken_by:
-                    self_ns[taken_by] += ns
-                    self_ns[taken_from] -= ns
-                if correlation:
-                    launched[correlation] = len(self._starts) - 1
-                # Device work of a copy refers to the op around the runtime call, or to the runtime call itself.
-                if correlation <= 0 and parts[place] == COPY_NS:
-                    by = correlation or (outer.event.correlation if outer is not None else 0)
-                    if by:
-                        copies[by] = len(self._starts) - 1, place, ns
-                last[thread] = item
+        for given in stream:
+            yield given
+            for item in self._counted(given, last, launched):
+                event, place, around, _, ns, outer = item
+                kind, _, start, _, thread, _, _, correlation, _, _, _ = event
+                if kind is kernel:
+                    self._note_kernel(item, launched, copies)
+                elif kind is step:
+                    at = event.end_ns
+                    beyond = _beyond(at, last.values(), alike)
+                    for inside, rest in beyond.items():
+                        self_ns[inside] -= rest
+                    rest = max(until - at, 0)
+                    if self._starts:
+                        lasted = at - self._starts[-1]
+                        idle = max(lasted - covered + max(covered_until - at, 0), 0)
+                        self._end_step(self_ns, bare, explained - rest, lasted, idle)
+                        closure.move(self._outside[-1])
+                    if self._from_first_mark:
+                        self._starts.append(at)
+                    self._from_first_mark = True
+                    self_ns, explained, covered = beyond, rest, max(covered_until - at, 0)
+                elif kind is not memory and kind is not stopped and kind is not sample:
+                    end = start + ns
+                    part = parts[place] if kind is user_label else OTHER_NS
+                    if start < in_optimizer:
+                        closure.note(item)
+                    elif part == OPTIMIZER_NS:
+                        in_optimizer = end
+                        closure.begin(place, start)
+                    if part == GAP_NS:
+                        bare.add(place)
+                    elif end > until and (around is None or around in bare):
+                        explained += end - max(until, start)
+                        until = end
+                    taken_by = alike[place]
+                    if around is None:
+                        self_ns[taken_by] += ns
+                        if end > covered_until:
+                            covered += end - max(covered_until, start)
+                            covered_until = end
+                    elif (taken_from := alike[around]) is not taken_by:
+                        self_ns[taken_by] += ns
+                        self_ns[taken_from] -= ns
+                    if correlation:
+                        launched[correlation] = len(self._starts) - 1
+                    # Device work of a copy refers to the op around the runtime call, or to the runtime call itself.
+                    if correlation <= 0 and parts[place] == COPY_NS:
+                        by = correlation or (outer.event.correlation if outer is not None else 0)
+                        if by:
+                            copies[by] = len(self._starts) - 1, place, ns
+                    last[thread] = item
+
+    def _counted(
+        self, given: Attributed | OpGroup, last: dict[int, Attributed], launched: dict[int, int]
+    ) -> Iterable[Attributed]:
+        """The events whose time is to be added. All ops of a group in a layer are alike: what they take from the range
+        around them, they give to the same sum."""
+        if isinstance(given, Attributed):
+            return (given,)
+        if given.place.layer < 0 or given.outer is None or self._are_ranges:
+            return given.items()
+        last[given.thread] = given.outer
+        correlations = given.columns.correlation
+        if correlations:
+            launched.update(zip(correlations[given.first : given.after], repeat(len(self._starts) - 1)))
+            launched.pop(0, None)
+        return ()
 
     def _end_step(self, self_ns: dict[Place, int], bare: set[Place], explained: int, lasted: int, idle: int) -> None:
         """Add up a step that took ``lasted`` ns; ``bare`` and ``explained`` as in ``observe``. ``idle``: the time in
@@ -243,14 +262,17 @@ def _sum(one: array[int], other: array[int]) -> array[int]:
     return array("q", map(add, one, other))
 
 
-def _with_marks(attributed: Iterable[Attributed], ends: Iterable[int]) -> Iterator[Attributed]:
+def _with_marks(stream: Iterable[Attributed | OpGroup], ends: Iterable[int]) -> Iterator[Attributed | OpGroup]:
     """The events in their order, with a STEP mark where each pass of a loop ends."""
     marks = (Attributed(Event(Kind.STEP, "", at, at, 0), _LOOP_END, None, 0, 0) for at in ends)
     mark = next(marks, None)
-    for item in attributed:
-        while mark is not None and (item.event.start_ns >= mark.event.end_ns or item.event.kind is Kind.KERNEL):
-            yield mark
-            mark = next(marks, None)
+    for item in stream:
+        if mark is not None:
+            is_kernel = isinstance(item, Attributed) and item.event.kind is Kind.KERNEL
+            start = item.start_ns
+            while mark is not None and (start >= mark.event.end_ns or is_kernel):
+                yield mark
+                mark = next(marks, None)
         yield item
     if mark is not None:
         yield mark

@@ -9,6 +9,7 @@ from math import inf
 
 from torchprof.attribute.events import Kind
 from torchprof.attribute.nesting import OpenRanges
+from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.timeline import Lane, Spans
@@ -73,13 +74,17 @@ class OpenSpans:
         self._ends = self._columns["end_ns"]
         self._dropped = 0
 
-    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+    def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         """Pass all events on, and collect spans."""
         op, label, user_label, node, kernel = Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.KERNEL
         backward, step, garbage = Kind.BACKWARD_FUNCTION, Kind.STEP, Kind.GARBAGE
         region, compiling = Kind.REGION, Kind.COMPILING
-        for item in attributed:
+        for item in stream:
             yield item
+            if isinstance(item, OpGroup):
+                if self._in_backward and item.place.phase == FORWARD and item.tree.last_op >= 0:
+                    self._break(item.columns.start[item.first + item.tree.last_op])
+                continue
             event, place, _, _, _, _ = item
             kind = event[0]
             if kind is op:

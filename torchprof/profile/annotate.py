@@ -84,9 +84,9 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     )
     seen = Observations()
     end = held_now(plan.models) if asked.profile_memory else NOT_MEASURED
-    events = recording.events(wanted_detail(asked), asked.profile_memory)
+    columns = recording.columns(wanted_detail(asked), asked.profile_memory)
     job = this_job(plan.models)
     origin, regions = this_process(job), compiled_regions()
-    cycle = RecordedCycle(recording, events, plan.layers(), origin, seen, end=end, group=job.group, regions=regions)
+    cycle = RecordedCycle(recording, columns, plan.layers(), origin, seen, end=end, group=job.group, regions=regions)
     run = assemble(cycle, plan, asked)
     return with_warnings(run, plan, seen)

@@ -138,7 +138,7 @@ class Cycle:
         setup, session = self._setup, self.session
         recording = RecordedCycle(
             session,
-            session.events(wanted_detail(setup.asked), setup.asked.profile_memory, self._needs_each_op()),
+            session.columns(wanted_detail(setup.asked), setup.asked.profile_memory),
             layers,
             this_process(self.job),
             seen,
@@ -156,12 +156,6 @@ class Cycle:
             began_ns=session.began_ns,
         )
         return assemble(recording, setup.plan, dataclasses.replace(setup.asked, with_stack=session.with_stack))
-
-    def _needs_each_op(self) -> bool:
-        """Whether something is measured that needs an event for each op, also of those inside other ops."""
-        asked, setup = self._setup.asked, self._setup
-        is_detailed = asked.profile_memory or asked.with_timeline or setup.samples_python
-        return is_detailed or self.job.world_size > 1 or setup.provenance is not None or self._called.knows_layers
 
     @cached_property
     def event_lists(self) -> defaultdict[tuple[str, ...], list[EventList]]:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.events import Kind
+from torchprof.attribute.places import Attributed
 from torchprof.measure.assemble import attribution_of
 from torchprof.record.plan import Plan
 from torchprof.record.session import Session
@@ -16,11 +17,11 @@ def event_lists_by_path(session: Session, plan: Plan) -> defaultdict[tuple[str, 
     """For each module, by its real path: a list for each of its finished calls, in the order in which they ended."""
     lists: defaultdict[tuple[str, ...], list[EventList]] = defaultdict(list)
     paths = {}
-    for event, place, *_ in attribution_of(plan).attribute(session.events()):
-        if event.kind is Kind.LABEL:
-            path = plan.real_path(event.name, place.layer)
+    for item in attribution_of(plan).attribute(session.columns()):
+        if isinstance(item, Attributed) and item.event.kind is Kind.LABEL:
+            path = plan.real_path(item.event.name, item.place.layer)
             if path is not None and path in plan.with_event_lists:
-                paths[event.thread, event.start_ns] = path
+                paths[item.event.thread, item.event.start_ns] = path
     calls = [call for call in session.calls() if call.finished and (call.thread, call.start_ns) in paths]
     for call, events in zip(calls, session.event_lists(calls)):
         lists[paths[call.thread, call.start_ns]].append(events)

@@ -154,7 +154,7 @@ def _recorded(
     finally:
         labels.detach()
     label_at = {label_of(spot.path): label_of((*root, *spot.path[1:])) for spot, _ in plan.spots}
-    return Reference(tuple(_ops(session.events(lambda name: Detail.SHAPES), session, label_at)))
+    return Reference(tuple(_ops(session.columns(lambda name: Detail.SHAPES).events(), session, label_at)))
 
 
 def _ops(events: Iterator[Event], session: Session, label_at: Mapping[str, str]) -> Iterator[ReferenceOp]:

@@ -8,19 +8,21 @@ import gc
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch.autograd import profiler as torch_profiler
 from torch.profiler.profiler import PROFILER_STEP_NAME
 
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK, recorded
-from torchprof.attribute.events import Detail, Event
+from torchprof.attribute.events import Detail
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
 from torchprof.record.custom_ops import CustomOps
-from torchprof.record.recording import HAS_COLLECTIVE_METADATA, OURS, Recording
+from torchprof.record.recording import OURS, Recording
+from torchprof.record.session_columns import HAS_COLLECTIVE_METADATA
 from torchprof.record.torch_internals import needed, optional
 from torchprof.run.warnings import Caveat, caveat
 
@@ -112,10 +114,8 @@ class Session(Recording):
     def wall_ns(self) -> int:
         return self._wall_ns or 0
 
-    def events(
-        self, detail: Callable[[str], Detail] | None = None, addresses: bool = False, each_op: bool = True
-    ) -> Iterator[Event]:
-        return recorded(super().events(detail, addresses, each_op), self._note_wall_ns)
+    def columns(self, detail: Callable[[str], Detail] | None = None, addresses: bool = False) -> EventColumns:
+        return recorded(super().columns(detail, addresses), self._note_wall_ns)
 
     def _note_wall_ns(self, ns: int) -> None:
         """The recorded time on the clock of the events: it is that of the trace, too, and rows add up to it."""

@@ -63,7 +63,7 @@ class Columns:
         which takes little memory; a sorted list of all events would take as much as the columns.
         """
         columns = (self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature)
-        for window in self._windows(groups):
+        for window in self.windows(groups):
             yield from zip(*(map(column.__getitem__, window) for column in columns))
 
     def drop_doubles(self, groups: Sequence[str]) -> int:
@@ -75,7 +75,7 @@ class Columns:
         one at the same address.
         """
         doubles: set[int] = set()
-        for window in self._windows(groups):
+        for window in self.windows(groups):
             for start, alike in groupby(window, self.start.__getitem__):
                 several = list(alike)
                 if len(several) > 1:
@@ -97,7 +97,7 @@ class Columns:
         """
         starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
         open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
-        for window in self._windows(groups):
+        for window in self.windows(groups):
             for at in window:
                 if is_left_out[names[at]]:
                     continue
@@ -132,7 +132,7 @@ class Columns:
                 yield at
             seen.add(event)
 
-    def _windows(self, groups: Sequence[str]) -> Iterator[Sequence[int]]:
+    def windows(self, groups: Sequence[str]) -> Iterator[Sequence[int]]:
         """The numbers of the events in the order of their start, in lists."""
         start, ns, number = self.start, self.ns, self.number
 

@@ -7,12 +7,16 @@ Differences between the traces of different versions of torch and of different d
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
+from itertools import compress, repeat
+from operator import add
 
 from torchprof.attribute.collectives import ACCUMULATES
+from torchprof.attribute.event_columns import EventColumns, EventKind, ThreadEvents
 from torchprof.attribute.event_names import (
     ENDED,
     MEMORY,
@@ -35,6 +39,15 @@ from torchprof.traces.event_table import EventTable
 from torchprof.traces.layers import ModuleCall, RangeCall, traced_class_name
 from torchprof.traces.nesting import Line, nested, ranges_in
 from torchprof.traces.signatures import shapes_in
+
+
+class _Numbers(dict[EventKind, int]):
+    """Numbers for kinds of events, in the order of first use."""
+
+    def __missing__(self, kind: EventKind) -> int:
+        number = self[kind] = len(self)
+        return number
+
 
 _RANGES = (RANGE, OP_OR_RANGE)
 _OF_CPU = (OP, RANGE, OP_OR_RANGE, MODULE)
@@ -270,53 +283,121 @@ class TraceEvents:
         """The signature as it is: operators in a trace have no source lines."""
         return signature
 
-    def events(self, sites: Collection[str]) -> Iterator[Event]:
-        """The CPU's events in the order of their start; then the work of devices, in the same order. Of a trace of
-        torchprof, the events of its recording.
+    def columns(self, sites: Collection[str]) -> EventColumns:
+        """All events. Of a trace of torchprof, those of its recording.
 
         ``sites``: the names of the ranges and modules that are layers.
         """
-        return recorded(self._all_events(sites))
-
-    def _all_events(self, sites: Collection[str]) -> Iterator[Event]:
-        kinds, names = self._kinds(sites), [name for _, name in self._names]
-        is_node_name = self._are_nodes(kinds)
-        is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
-        forward_threads = self.table.arrows.forward_threads(self.table.lanes, self._cpu)
         launchers, launches = self._launchers()
-        op, node, backward, memory = Kind.OP, Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.MEMORY
-        label, in_backward = Kind.LABEL, self._in_backward
-        lane_of, base = self.table.lanes, self.base_ns
-        new = tuple.__new__  # takes a third of the time of Event(...), which counts in this loop over all events
-        for start, ns, name_number, lane, sequence, number, signature in self._cpu.in_order(self.table.groups):
-            kind = kinds[name_number]
-            if kind is None:
-                continue
-            name = names[name_number]
-            thread, forward = lane_of[lane]
-            if in_backward and kind is label and (start, thread, name_number) in in_backward:
-                kind = Kind.USER_LABEL
-            start += base
-            if kind is memory:
-                yield new(Event, (kind, MEMORY, start, start, thread, -1, 0, number, name, ns, 0, None))
-                continue
-            end = start + ns
-            forward_thread = 0
-            correlation = launchers.get(number, 0)
-            if kind is op:
-                if is_runtime[name_number]:
-                    correlation = launches.get(number, 0)
-                elif (forward and sequence >= 0) or (sequence < 0 and is_node_name[name_number]):
-                    kind, forward_thread = backward, forward_threads.get(forward, 0)
-                    if not name.endswith(ACCUMULATES):
-                        signature = 0
-            elif kind is node:
-                forward_thread = forward_threads.get(forward, 0)
-            yield new(
-                Event,
-                (kind, name, start, end, thread, sequence, forward_thread, correlation, "cpu", 0, signature, None),
-            )
-        yield from self._device_events(launchers, launches, names)
+        cpu = self._cpu
+        kinds = self._kinds(sites)
+        lanes, order = self._by_thread(kinds)
+        names = [*map(cpu.name.__getitem__, order)]
+        numbers, all_kinds = (
+            _Numbers(),
+            [EventKind(kind or Kind.OP, name) for kind, (_, name) in zip(kinds, self._names)],
+        )
+        for name, kind in enumerate(all_kinds):
+            if kind.kind is Kind.MEMORY:  # its name is that of the device
+                all_kinds[name] = EventKind(Kind.MEMORY, MEMORY, kind.name)
+        start = array("q", map(self.base_ns.__add__, map(cpu.start.__getitem__, order)))
+        ns = array("q", map(cpu.ns.__getitem__, order))
+        number = array("i", map([numbers[kind] for kind in all_kinds].__getitem__, names))
+        sequence = array("q", map(cpu.sequence.__getitem__, order))
+        identity = array("q", map(cpu.number.__getitem__, order))
+        signature = array("i", map(cpu.signature.__getitem__, order))
+        forward = self._forward_threads(order)
+
+        def of(wanted: Iterable[bool]) -> Iterator[int]:
+            """The indices of the events whose names are wanted."""
+            is_wanted = [*wanted]
+            return compress(range(len(names)), map(is_wanted.__getitem__, names)) if any(is_wanted) else iter(())
+
+        nbytes = address = None
+        of_memory = [*of(kind.kind is Kind.MEMORY for kind in all_kinds)]
+        if of_memory:
+            nbytes, address = (array("q", bytes(8 * len(order))) for _ in range(2))
+            for at in of_memory:
+                nbytes[at], address[at], ns[at] = ns[at], identity[at], 0
+        is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
+        correlation = None
+        if launchers or launches:
+            correlation = array("q", map(launchers.get, identity, repeat(0)))
+            for at in of(is_runtime):
+                correlation[at] = launches.get(identity[at], 0)
+            for at in of_memory:
+                correlation[at] = 0
+        for at in self._functions(of, order, sequence, kinds):
+            kind = all_kinds[names[at]]
+            number[at] = numbers[kind._replace(kind=Kind.BACKWARD_FUNCTION)]
+            if not kind.name.endswith(ACCUMULATES):
+                signature[at] = 0
+        if self._in_backward:
+            threads = [thread for thread, first, after in lanes for _ in range(first, after)]
+            for at in of(kind.kind is Kind.LABEL for kind in all_kinds):
+                if (start[at] - self.base_ns, threads[at], names[at]) in self._in_backward:
+                    number[at] = numbers[all_kinds[names[at]]._replace(kind=Kind.USER_LABEL)]
+        columns = EventColumns(
+            [*numbers],
+            lanes,
+            number,
+            start,
+            array("q", map(add, start, ns)),
+            sequence=sequence,
+            forward_thread=forward,
+            correlation=correlation,
+            signature=signature if any(signature) else None,
+            nbytes=nbytes,
+            address=address,
+            kernels=self._device_events(launchers, launches, [name for _, name in self._names]),
+        )
+        return recorded(columns)
+
+    def _by_thread(self, kinds: Sequence[Kind | None]) -> tuple[list[ThreadEvents], array[int]]:
+        """The threads, and the indices of the CPU's events that are kept: thread by thread, in the order of start."""
+        cpu, lane_of = self._cpu, self.table.lanes
+        is_kept = [kind is not None for kind in kinds]
+        by_thread: dict[int, array[int]] = {}
+        append_of: list[Callable[[int], None]] = []  # by lane
+        for thread, _ in lane_of:
+            append_of.append(by_thread.setdefault(thread, array("i")).append)
+        lanes_of, names = cpu.lane, cpu.name
+        for window in cpu.windows(self.table.groups):
+            for at in window:
+                if is_kept[names[at]]:
+                    append_of[lanes_of[at]](at)
+        lanes: list[ThreadEvents] = []
+        order = array("i")
+        for thread, indices in by_thread.items():
+            if indices:
+                lanes.append(ThreadEvents(thread, len(order), len(order) + len(indices)))
+                order.extend(indices)
+        lanes.sort(key=lambda lane: cpu.start[order[lane.first]])
+        return lanes, order
+
+    def _forward_threads(self, order: Sequence[int]) -> array[int] | None:
+        """The thread of the forward of each autograd node, 0 for other events; None if there are no nodes."""
+        if not self.has_forward_threads:
+            return None
+        forward_threads = self.table.arrows.forward_threads(self.table.lanes, self._cpu)
+        of_lane = [forward_threads.get(forward, 0) for _, forward in self.table.lanes]
+        return array("q", map(of_lane.__getitem__, map(self._cpu.lane.__getitem__, order)))
+
+    def _functions(
+        self,
+        of: Callable[[Iterable[bool]], Iterator[int]],
+        order: Sequence[int],
+        sequence: Sequence[int],
+        kinds: Sequence[Kind | None],
+    ) -> Iterator[int]:
+        """The indices of the functions of autograd nodes: operators with the number of a forward thread. ``sequence``:
+        by index of an event. ``kinds``: by name."""
+        cpu, lane_of, of_node = self._cpu, self.table.lanes, self._are_nodes(kinds)
+        is_op = (kind is Kind.OP and group is not RUNTIME_CALLS for kind, (group, _) in zip(kinds, self._names))
+        for at in of(is_op):
+            line = order[at]
+            if lane_of[cpu.lane[line]][1] if sequence[at] >= 0 else of_node[cpu.name[line]]:
+                yield at
 
     def _device_events(
         self, launchers: Mapping[int, int], launches: Mapping[int, int], names: list[str]

@@ -151,7 +151,7 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
     if isinstance(references, str):
         raise TorchprofError(f"{path} names no layers. {references} {how_else}")
     try:
-        found = align(events.events(()), references, events.signatures)
+        found = align(events.columns(()).events(), references, events.signatures)
     except TorchprofError as why:
         compiled = " Code that torch.compile compiled cannot be aligned, and the trace has some." * events.has_compiled
         raise TorchprofError(

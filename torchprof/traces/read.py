@@ -11,7 +11,6 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchprof.attribute.alignment import with_labels
 from torchprof.attribute.events import Detail
 from torchprof.attribute.process_groups import sole_group
 from torchprof.errors import TorchprofError
@@ -25,6 +24,7 @@ from torchprof.run.paused_gc import paused_gc
 from torchprof.run.renumber import on_layers
 from torchprof.run.run import Run
 from torchprof.run.warnings import Caveat, caveat
+from torchprof.traces.columns import BEYOND
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.events import TraceEvents
 from torchprof.traces.file import TraceFile
@@ -223,7 +223,7 @@ def _read(
     doubles = table.drop_doubles()
     table.separate()
     base = file.header.get("baseTimeNanoseconds")
-    events = TraceEvents(table, base if type(base) is int else 0)
+    events = TraceEvents(table, base if type(base) is int and abs(base) < BEYOND else 0)
     seen = Observations(notes=[*file.warnings, *_warnings(path, events, doubles)])
     if not len(table):
         raise TorchprofError(
@@ -245,9 +245,10 @@ def _read(
         with_timeline=with_timeline,
         on_cpu=events.has_operators or events.device is None,
     )
+    columns = events.columns(planned.sites)
     recording = RecordedCycle(
         events,
-        with_labels(events.events(planned.sites), planned.labels),
+        columns.with_events(before=planned.labels) if planned.labels else columns,
         layers,
         meta_of_header(path, file.header),
         seen,

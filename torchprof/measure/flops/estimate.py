@@ -9,12 +9,15 @@ from typing import NamedTuple
 from torchprof.attribute.compiled_graphs import CALL
 from torchprof.attribute.events import Detail, Kind
 from torchprof.attribute.nesting import OpenRanges
+from torchprof.attribute.op_groups import OpGroup, OpTree
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
 from torchprof.measure.flops.formulas.attention import FORWARD_ATTENTION
 from torchprof.measure.flops.free_ops import does_no_arithmetic
 from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls, divided
+from torchprof.measure.flops.group_counts import GroupCounts
 from torchprof.measure.flops.operation import Operation, Work
+from torchprof.measure.flops.stopped_ops import saves_before
 from torchprof.measure.flops.torch_registry import (
     calls_only_ops,
     is_made_of_ops,
@@ -50,17 +53,6 @@ _VIEWS = _atens(
 """Ops that only return a view of a tensor."""
 _PYTHON_BACKWARD = "Backward"
 """Suffix of the backward node of a user's Function. The names of torch's own nodes end in a number."""
-_SAVES_RESULTS = _atens(
-    """
-    exp expm1 sqrt rsqrt reciprocal sigmoid tanh tan relu relu_ log_sigmoid_forward _softmax _log_softmax logsumexp
-    logcumsumexp native_dropout _fused_dropout std prod norm linalg_vector_norm amax amin max min sort topk median mode
-    kthvalue native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm _fused_rms_norm
-    _embedding_bag mkldnn_rnn_layer _cudnn_rnn miopen_rnn nll_loss_forward max_pool2d_with_indices
-    max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d
-    """,
-    *FORWARD_ATTENTION,
-)
-"""Ops that save a part of their result for backward. When it is saved, they have been executed (derivatives.yaml)."""
 _HANDS_ON = _atens("_trilinear _embedding_bag_backward embedding_renorm_ linalg_matrix_exp")
 """Ops with their own kernel that calls other ops for all its work."""
 _MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute", "_NoopSaveInputs")
@@ -164,6 +156,15 @@ class Estimate:
         self._kernels: Counter[Place] = Counter()
         self._replays: Counter[Place] = Counter()  # calls that replay a graph of kernels
         self._graphs = graphs or GraphCalls({})
+        self._idle_until: dict[int, int] = {}  # by thread: the end of an op without arithmetic
+        self._pieces_of: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # by thread: place and time of the pieces of the op to come
+        self._last_groups: dict[
+            int, OpGroup
+        ] = {}  # by thread: not counted yet, as a mark after it may stop its last op
+        self._groups = GroupCounts()
+        self.group_counts: dict[tuple[Place, OpTree], dict[int, Count]] = {}
 
     @staticmethod
     def has_formula(name: str) -> bool:
@@ -181,55 +182,87 @@ class Estimate:
             return Detail.SCALARS
         return detail_of(name)
 
-    def observe(self, attributed: Iterable[Attributed]) -> Iterator[Attributed]:
+    def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         """Pass all events on, and count them; after the last one, ``counts`` is complete."""
-        open_ops: OpenRanges[_Open] = OpenRanges(self._close)
-        idle_until: dict[int, int] = {}
-        op, function, stopped = Kind.OP, Kind.BACKWARD_FUNCTION, Kind.STOPPED
-        graph, compiling, piece, kernel = Kind.GRAPH, Kind.COMPILING, Kind.PIECE, Kind.KERNEL
-        pieces_of: dict[int, list[tuple[int, int]]] = {}  # by thread: place and time of the pieces of the op to come
-        known = self._is_idle
-        for item in attributed:
-            event = item[0]
-            kind = event[0]
-            if (
-                kind is op
-                or (kind is function and event[1].endswith(_PYTHON_BACKWARD))
-                or kind is stopped
-                or kind is graph
-                or kind is compiling
-            ):
-                name, start, thread = event[1], event[2], event[4]
-                if kind is stopped:
-                    last = open_ops.by_thread.get(thread)
-                    if last and last[-1].end_ns <= start and _saves_before(last[-1].name):
-                        last.pop()  # it began, and was not executed
-                    open_ops.at(thread, start)  # all others are closed: the next mark must not find them
-                    yield item
-                    continue
-                stack = open_ops.at(thread, start)
-                if start >= idle_until.get(thread, start):
-                    idle = known.get(name)
-                    if idle is None:
-                        idle = known[name] = kind is compiling or (
-                            does_no_arithmetic(name) and not _has_users_formula(name)
-                        )
-                    if idle:
-                        idle_until[thread] = start + item[4]
-                        self._known.add(item[1].index)
-                        if stack:
-                            self._pass_by(stack, name)
-                    else:
-                        self._enter(stack, item, pieces_of.get(thread, ()))
-                if pieces_of:
-                    pieces_of.pop(thread, None)
-            elif kind is piece:
-                pieces_of.setdefault(event[4], []).append((item[1].index, item[4]))
-            elif kind is kernel:
-                self._kernels[item[1]] += item[3]
+        kernel = Kind.KERNEL
+        self._open: OpenRanges[_Open] = OpenRanges(self._close)
+        for item in stream:
             yield item
-        open_ops.close_all()
+            if isinstance(item, OpGroup):
+                self._on_group(item)
+            elif item.event.kind is kernel:
+                self._kernels[item.place] += item.calls
+            else:
+                self._on_event(item)
+        for thread in [*self._last_groups]:
+            self._count_last_group(thread)
+        self._open.close_all()
+        del self._open  # it refers to this object: the cycle would keep both
+        self.group_counts.update(self._groups.sums())
         self._count_kernels()
+
+    def _on_group(self, group: OpGroup) -> None:
+        """Equal groups have equal counts, unless they are inside an op that counts."""
+        thread, start = group.thread, group.columns.start[group.first]
+        if not group.tree.outermost:  # only memory events
+            return
+        self._count_last_group(thread)
+        if self._open.at(thread, start) or start < self._idle_until.get(thread, start):
+            for item in group.items():
+                self._on_event(item)
+        else:
+            self._last_groups[thread] = group
+
+    def _count_last_group(self, thread: int) -> None:
+        group = self._last_groups.pop(thread, None)
+        if group is None:
+            return
+        if not self._groups.has(group):
+            counts, self.counts = self.counts, {}
+            for item in group.items():
+                self._on_event(item)
+            self._open.close_all(thread)
+            self._groups.learn(group, self.counts, self._known)
+            self.counts = counts
+        self._groups.add(group)
+
+    def _on_event(self, item: Attributed) -> None:
+        event = item.event
+        kind, name, start, thread = event.kind, event.name, event.start_ns, event.thread
+        if kind is Kind.STOPPED:
+            self._on_stop(thread, start)
+        elif kind is Kind.PIECE:
+            self._pieces_of.setdefault(thread, []).append((item.place.index, item.ns))
+        elif kind in (Kind.OP, Kind.GRAPH, Kind.COMPILING) or (
+            kind is Kind.BACKWARD_FUNCTION and name.endswith(_PYTHON_BACKWARD)
+        ):
+            self._count_last_group(thread)
+            stack = self._open.at(thread, start)
+            if start >= self._idle_until.get(thread, start):
+                idle = self._is_idle.get(name)
+                if idle is None:
+                    idle = self._is_idle[name] = kind is Kind.COMPILING or (
+                        does_no_arithmetic(name) and not _has_users_formula(name)
+                    )
+                if idle:
+                    self._idle_until[thread] = start + item.ns
+                    self._known.add(item.place.index)
+                    if stack:
+                        self._pass_by(stack, name)
+                else:
+                    self._enter(stack, item, self._pieces_of.get(thread, ()))
+            self._pieces_of.pop(thread, None)
+
+    def _on_stop(self, thread: int, start: int) -> None:
+        """The op before this mark began, and was not executed."""
+        last_group = self._last_groups.pop(thread, None)
+        if last_group is not None:
+            for item in last_group.items():
+                self._on_event(item)
+        last = self._open.by_thread.get(thread)
+        if last and last[-1].end_ns <= start and saves_before(last[-1].name):
+            last.pop()
+        self._open.at(thread, start)  # all others are closed: the next mark must not find them
 
     def result(self) -> Mapping[int, Count]:
         """Index of a place → its work and uncounted calls. It fills while events are observed."""
@@ -238,6 +271,8 @@ class Estimate:
     def _count_kernels(self) -> None:
         """Count the kernels that are part of no op with known work, except copies, sets and collectives."""
         uncounted = {index for index, count in self.counts.items() if count.uncounted}
+        uncounted.update(self._groups.uncounted_places())
+        self._known |= self._groups.known_places
         for place, calls in self._kernels.items():
             assert place.frame is not None
             if kind_of_work(place.frame.name) is KernelWork.COMPUTING and not self._is_explained(place, uncounted):
@@ -445,8 +480,3 @@ def _around(place: Place) -> Iterator[Place]:
 def _has_users_formula(name: str) -> bool:
     formula = registered_formula(name)
     return formula is not None and is_users(formula)
-
-
-def _saves_before(name: str) -> bool:
-    """Whether an op saves its tensors for backward before it is executed. A Function saves them afterwards."""
-    return "::" in name and name not in _SAVES_RESULTS

@@ -1,32 +1,41 @@
-"""Ops that have no events of their own, but are part of the range around them: nothing may depend on it."""
+"""Groups of operators: nothing may depend on whether operators are attributed one by one or in groups."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from build.events import each_event
 from build.forests import Forest, Paths, sessions
 from build.models import Mlp, Recursive, Several, Tied
-from build.raw_events import BACKWARD_FUNCTION, FUNCTION, NODE_PREFIX, USER, Raw, events_of
+from build.raw_events import BACKWARD_FUNCTION, FUNCTION, NODE_PREFIX, USER, Raw, columns_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torchprof
-from torchprof.attribute.event_names import MEMORY, RAISED, STEP_MARK
+from torchprof.attribute.event_columns import EventColumns
+from torchprof.attribute.event_names import MEMORY, STEP_MARK
 from torchprof.attribute.events import PREFIX, Event, Kind, Site
-from torchprof.attribute.inner_ops import OpTree
+from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.rule import Attribution
+from torchprof.measure.flops.estimate import Estimate
 from torchprof.measure.fold import fold
+from torchprof.measure.lockstep import Locksteps
+from torchprof.measure.memory import Allocations
 from torchprof.measure.recording import Observations
 from torchprof.measure.steps import Steps
+from torchprof.measure.timeline import OpenSpans
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.run import Run
+from torchprof.run.words import Signature
 
 SCOPES = {Kind.USER_LABEL: USER, Kind.BACKWARD_FUNCTION: BACKWARD_FUNCTION}
 PREFIXES = {Kind.LABEL: PREFIX, Kind.NODE: NODE_PREFIX}
@@ -45,19 +54,42 @@ def raws_of(forest: Forest, late: Iterable[int]) -> list[Raw]:
     return found
 
 
-def result_of(events: list[Event], paths: Paths, selected: set[int] | None) -> tuple[Any, ...]:
-    """All that is made of some events: rows, samples, time by device and step, who called whom."""
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """Attribute each operator by itself."""
+    with mock.patch.object(EventColumns, "groupable", lambda columns: bytes(len(columns))):
+        yield
+
+
+def by_thread(event: Event) -> int:
+    return event.thread
+
+
+def result_of(columns: EventColumns, paths: Paths, selected: set[int] | None) -> tuple[Any, ...]:
+    """All that is made of some events: rows, samples, time by device and step, memory, spans, who called whom."""
     layers = tuple(Layer(path, "Module") for path in paths)
     sites = {f"{PREFIX}label {number}": Site((number,)) for number in range(len(paths))}
     attribution = Attribution(sites, paths, selected)
-    steps = Steps(Layers(layers), 0, True)
-    walk = steps.observe(attribution.attribute(events))
-    rows, samples, busy = fold(walk, attribution.places.all, layers)
+    steps, memory, spans = Steps(Layers(layers), 0, True), Allocations(layers, with_timeline=True), OpenSpans(layers)
+    flops, lockstep = Estimate([Signature((), ())] * 4), Locksteps(layers, 0, [Signature((), ())] * 4, None)
+    stream = attribution.attribute(columns)
+    for observer in (flops, memory, steps, spans, lockstep):
+        stream = observer.observe(stream)
+    rows, samples, busy = fold(
+        stream, attribution.places.all, layers, counts=flops.counts, group_counts=flops.group_counts
+    )
     values = {
         (row.layer, row.selected, row.phase, row.within, row.frames, row.device): (row.calls, row.cost) for row in rows
     }
     assert len(values) == len(rows)
-    return values, samples, busy, steps.result(), attribution.callers, attribution.labels
+    observed = steps.result(), memory.result(), spans.result(), lockstep.result(), lockstep.unfinished(None)
+    each = [*each_event(Attribution(sites, paths, selected).attribute(columns))]
+    events = [item.event for item in each]
+    assert [event.start_ns for event in events] == sorted(event.start_ns for event in events)
+    assert sorted(events, key=by_thread) == sorted(columns.events(), key=by_thread)
+    made = [(item.place.layer, item.place.phase, item.place.frames, item.calls, item.ns) for item in each]
+    outer = [item.outer and item.outer.event for item in each]
+    return values, samples, busy, observed, attribution.callers, attribution.labels, made, outer
 
 
 @given(sessions(), st.data())
@@ -68,44 +100,44 @@ def test_random_sessions_have_the_same_result(session: tuple[Paths, Forest], dat
     raws = [Raw(STEP_MARK, 0, 1), *raws_of(forest, late)]
     end = max(raw._end for raw in raws)
     raws.append(Raw(STEP_MARK, end + 1, end + 2))
-    each, few = (events_of(raws, None, each_op) for each_op in (True, False))
-    assert result_of(few, paths, selected) == result_of(each, paths, selected)
-    assert sum(1 if one.inside is None else 1 + len(one.inside.starts) for one in few) == len(each)
+    columns = columns_of(raws, None)
+    found = result_of(columns, paths, selected)
+    with one_by_one():
+        assert result_of(columns, paths, selected) == found
 
 
-def test_the_node_of_an_op_is_known_even_if_it_did_not_run() -> None:
-    """A hook raised an error before it: only the range of the engine around it is there."""
-    raws = [
-        Raw("torchprof:label 0", 0, 100),
-        Raw("aten::linear", 10, 90, _sequence=0),
-        Raw(NODE_PREFIX + "AddmmBackward0", 200, 210, _sequence=0, _forward_thread=1),
+def groups_of(raws: list[Raw], device: str | None = None) -> list[list[str] | str]:
+    """The names of the events in each group, and those of the others."""
+    columns = columns_of(raws, device)
+    attribution = Attribution({"torchprof:Model": Site((0,))}, [("Model",)])
+    return [
+        [each.event.name for each in item.items()] if isinstance(item, OpGroup) else item.event.name
+        for item in attribution.attribute(columns)
     ]
-    each, few = (result_of(events_of(raws, None, each_op), (("Net",),), None) for each_op in (True, False))
-    assert few == each
-    assert [spot[0].name for spot in few[0] if spot[2] == "backward"] == ["Net"]
 
 
-def test_a_range_with_ops_only_has_them_inside() -> None:
+def test_operators_and_memory_in_one_range_are_a_group() -> None:
     raws = [
         Raw("torchprof:Model", 0, 100),
         Raw("aten::linear", 10, 90, _sequence=3),
+        Raw(MEMORY, 15, 15, _nbytes=8),
         Raw("aten::t", 20, 40),
         Raw("aten::transpose", 25, 35),
         Raw("aten::addmm", 50, 80, _sequence=4),
+        Raw("aten::relu", 95, 99),
     ]
-    (label,) = events_of(raws, None, each_op=False)
-    assert label.inside is not None
-    tree = label.inside.tree
-    assert tree.paths == [(0, ""), (0, "aten::linear"), (1, "aten::t"), (2, "aten::transpose"), (1, "aten::addmm")]
-    assert tree.self_ns([80, 20, 10, 30]) == [-80, 80 - 20 - 30, 20 - 10, 10, 30]
-    assert not label.inside.sequences  # no autograd node refers to them
+    names = ["aten::linear", MEMORY, "aten::t", "aten::transpose", "aten::addmm", "aten::relu"]
+    assert groups_of(raws) == ["torchprof:Model", names]
+    (_, group) = Attribution({"torchprof:Model": Site((0,))}, [("Model",)]).attribute(columns_of(raws, None))
+    assert isinstance(group, OpGroup)
+    assert group.tree.parents == [-1, 0, 0, 2, 0, -1]
+    assert group.ns == [80, 0, 20, 10, 30, 4]
+    assert [start for start, _ in group.outermost()] == [10, 95]
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        Raw(MEMORY, 30, 30, _nbytes=8),
-        Raw(RAISED, 30, 30),
         Raw("torchprof:Model.fc", 30, 31),
         Raw("mine", 30, 31, _scope=USER),
         Raw("c10d::allreduce_", 30, 31),
@@ -115,23 +147,29 @@ def test_a_range_with_ops_only_has_them_inside() -> None:
     ],
     ids=lambda raw: raw._name,
 )
-def test_a_range_with_anything_else_has_an_event_for_each(other: Raw) -> None:
+def test_what_contains_anything_else_is_in_no_group(other: Raw) -> None:
     raws = [Raw("aten::a", 0, 100), Raw("aten::b", 10, 20), other, Raw("aten::c", 40, 50), Raw("aten::d", 42, 44)]
-    found = {event.name: event.inside for event in events_of(raws, None, each_op=False)}
-    assert found.pop("aten::a") is None and found.pop("aten::b") is None
-    assert "aten::d" not in found and found["aten::c"] is not None
+    assert groups_of(raws) == ["aten::a", ["aten::b"], other._name, ["aten::c", "aten::d"]]
 
 
-def test_ops_of_another_thread_are_not_inside() -> None:
+def test_a_group_ends_before_another_thread_works() -> None:
     raws = [Raw("aten::a", 0, 100), Raw("aten::b", 10, 20, _thread=2), Raw("aten::c", 30, 40)]
-    assert [event.inside for event in events_of(raws, None, each_op=False)] == [None] * 3
+    assert groups_of(raws) == ["aten::a", ["aten::b"], ["aten::c"]]
+
+
+def test_equal_groups_share_what_was_found_once() -> None:
+    raws = []
+    for start in (0, 100, 200):
+        raws += [Raw("mine", start, start + 90, _scope=USER), Raw("aten::a", start + 10, start + 20)]
+    found = Attribution({}, []).attribute(columns_of(raws, None))
+    assert len({id(item.tree) for item in found if isinstance(item, OpGroup)}) == 1
 
 
 def test_an_op_directly_inside_one_of_the_same_name_is_the_same_call() -> None:
-    tree = OpTree("aten::a", ["aten::a", "aten::b", "aten::b", "aten::a"], [4, 4, 3, 4])
-    assert tree.paths == [(0, "aten::a"), (0, "aten::b"), (1, "aten::a")]
-    assert tree.path_of == [0, 1, 1, 2] and tree.calls == [1, 1, 1]
-    assert tree.self_ns([50, 40, 10, 5]) == [-40, 40 - 5, 5]
+    raws = [Raw("aten::a", 0, 50), Raw("aten::a", 5, 45), Raw("aten::b", 10, 20), Raw("aten::b", 12, 15)]
+    (group,) = Attribution({}, []).attribute(columns_of(raws, None))
+    assert isinstance(group, OpGroup)
+    assert group.tree.is_call == [1, 0, 1, 0]
 
 
 class Outside(nn.Module):
@@ -190,20 +228,20 @@ def comparable(run: Run) -> tuple[Any, ...]:
 @pytest.mark.parametrize("model", [Mlp, Several, Recursive, Tied, Checkpoints, Outside])
 @pytest.mark.parametrize("work", [train, with_closure])
 @pytest.mark.parametrize("is_selected", [False, True])
+@pytest.mark.parametrize("has_options", [False, True])
 def test_a_real_recording_has_the_same_run(
-    model: type[nn.Module], work: Callable[..., None], is_selected: bool, monkeypatch: pytest.MonkeyPatch
+    model: type[nn.Module], work: Callable[..., None], is_selected: bool, has_options: bool
 ) -> None:
     module = model()
-    with torchprof.Profile(module, paths=[(model.__name__,)] if is_selected else None) as prof:
+    paths = [(model.__name__,)] if is_selected else None
+    with torchprof.Profile(module, paths=paths, profile_memory=has_options, with_flops=has_options) as prof:
         work(module, prof)
     cycle = prof._cycles.last
     assert cycle is not None
     found = []
-    for each_op in (True, False):
-        monkeypatch.setattr(cycle, "_needs_each_op", lambda each_op=each_op: each_op)
+    for grouped in (nullcontext(), one_by_one()):
         seen = Observations()
-        run = cycle.read(prof._plan.layers(), seen)
+        with grouped:
+            run = cycle.read(prof._plan.layers(), seen)
         found.append((*comparable(run), seen))
     assert found[0] == found[1]
-    inside = [event.inside for event in cycle.session.events(each_op=False)]
-    assert sum(len(one.starts) for one in inside if one is not None) > len(inside)

@@ -1,0 +1,358 @@
+"""The CPU's events of one recording as columns: by thread, and in the order of start, outer ones before inner ones."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Set
+from copy import copy
+from itertools import chain, compress, islice, repeat
+from operator import and_, gt, le
+from typing import Any, NamedTuple, TypeAlias
+
+from torchprof.attribute.collectives import RECORDS_COLLECTIVE
+from torchprof.attribute.events import Event, Kind
+from torchprof.run.collectives import C10D_OPS
+from torchprof.run.words import REPLAYS
+
+IN_NODE = 2
+IntColumn: TypeAlias = "array[int]"
+_OF_COMPILED_CODE = frozenset({Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING, Kind.COMPILED_INPUTS})
+
+
+class ThreadEvents(NamedTuple):
+    """The events of one thread: those from ``first`` up to ``after``."""
+
+    thread: int
+    first: int
+    after: int
+
+
+class EventKind(NamedTuple):
+    """What events with one number have in common. ``device``: where memory is; "cpu" for all others."""
+
+    kind: Kind
+    name: str
+    device: str = "cpu"
+
+
+class EventColumns:
+    """One value for each event in each column. A column whose values were not recorded is None.
+
+    - ``number``: an index in ``kinds``.
+    - ``start``, ``end``: in ns. A memory event ends where it starts.
+    - ``sequence``: the autograd sequence number (-1: none). ``forward_thread``: the thread that it was counted on.
+    - ``correlation``: see ``Event``.
+    - ``signature``: the number of the op's recorded inputs (0: none).
+    - ``nbytes``, ``address``: of memory events.
+    - ``size``: how many events begin on the thread before this one ends, itself included.
+
+    ``threads``: the threads. ``kernels``: the work of devices, in the order of start.
+    """
+
+    __slots__ = (
+        "_bytes",
+        "address",
+        "correlation",
+        "end",
+        "forward_thread",
+        "kernels",
+        "kinds",
+        "nbytes",
+        "number",
+        "sequence",
+        "signature",
+        "size",
+        "start",
+        "threads",
+    )
+
+    def __init__(
+        self,
+        kinds: list[EventKind],
+        threads: list[ThreadEvents],
+        number: IntColumn,
+        start: IntColumn,
+        end: IntColumn,
+        *,
+        sequence: IntColumn | None = None,
+        forward_thread: IntColumn | None = None,
+        correlation: IntColumn | None = None,
+        signature: IntColumn | None = None,
+        nbytes: IntColumn | None = None,
+        address: IntColumn | None = None,
+        kernels: Iterable[Event] = (),
+    ) -> None:
+        self.kinds = kinds
+        self.threads = threads
+        self.number = number
+        self.start = start
+        self.end = end
+        self.sequence = sequence
+        self.forward_thread = forward_thread
+        self.correlation = correlation
+        self.signature = signature
+        self.nbytes = nbytes
+        self.address = address
+        self.kernels = kernels
+        self.size = self._sizes()
+        self._bytes: tuple[bytes, ...] = ()
+
+    def _sizes(self) -> array[int]:
+        start, end = self.start, self.end
+        sizes = array("i", [1]) * len(start)
+        for _, first, after in self.threads:
+            # Most events contain no other.
+            contains = map(gt, islice(end, first, after), islice(start, first + 1, after))
+            for at, is_around in enumerate(contains, first):
+                if is_around:
+                    sizes[at] = bisect_left(start, end[at], at + 1, after) - at
+        return sizes
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @staticmethod
+    def of(events: Iterable[Event]) -> EventColumns:
+        """The columns of these events. They must be in the order of start, and kernels must come last."""
+        numbers: dict[EventKind, int] = {}
+        rows: dict[int, list[tuple[int, ...]]] = {}  # by thread
+        kernels: list[Event] = []
+        for event in events:
+            if event.kind is Kind.KERNEL:
+                kernels.append(event)
+                continue
+            kind = numbers.setdefault(EventKind(event.kind, event.name, event.device), len(numbers))
+            is_memory = event.kind is Kind.MEMORY
+            correlation, address = (0, event.correlation) if is_memory else (event.correlation, 0)
+            rows.setdefault(event.thread, []).append(
+                (
+                    kind,
+                    event.start_ns,
+                    event.end_ns,
+                    event.sequence,
+                    event.forward_thread,
+                    correlation,
+                    event.signature,
+                    event.nbytes,
+                    address,
+                )
+            )
+        lanes: list[ThreadEvents] = []
+        for thread, of_thread in rows.items():
+            first = lanes[-1].after if lanes else 0
+            lanes.append(ThreadEvents(thread, first, first + len(of_thread)))
+        columns = [array("q", column) for column in zip(*(row for of_thread in rows.values() for row in of_thread))]
+        number, start, end, sequence, forward_thread, correlations, signature, nbytes, addresses = (
+            columns or [array("q")] * 9
+        )
+        return EventColumns(
+            [*numbers],
+            lanes,
+            number,
+            start,
+            end,
+            sequence=sequence,
+            forward_thread=forward_thread,
+            correlation=correlations if any(correlations) else None,
+            signature=signature if any(signature) else None,
+            nbytes=nbytes,
+            address=addresses,
+            kernels=kernels,
+        )
+
+    def event(self, at: int, thread: int) -> Event:
+        """One event of a thread."""
+        kind, name, device = self.kinds[self.number[at]]
+        start, end, signature = self.start[at], self.end[at], self.signature
+        if kind is Kind.MEMORY:
+            address = self.address[at] if self.address else 0
+            nbytes = self.nbytes[at] if self.nbytes else 0
+            values: tuple[Any, ...] = (kind, name, start, end, thread, -1, 0, address, device, nbytes, 0)
+        else:
+            sequence, forward, correlation = self.sequence, self.forward_thread, self.correlation
+            values = (
+                kind,
+                name,
+                start,
+                end,
+                thread,
+                sequence[at] if sequence else -1,
+                forward[at] if forward else 0,
+                correlation[at] if correlation else 0,
+                device,
+                0,
+                signature[at] if signature else 0,
+            )
+        return tuple.__new__(Event, values)  # takes a third of the time of Event(...)
+
+    def events(self) -> Iterator[Event]:
+        """All events in the order of start, those of the CPU first."""
+        if len(self.threads) == 1:
+            thread, first, after = self.threads[0]
+            yield from (self.event(at, thread) for at in range(first, after))
+        else:
+            for at, thread in self.in_time_order():
+                yield self.event(at, thread)
+        yield from self.kernels
+
+    def in_time_order(self) -> list[tuple[int, int]]:
+        """The indices of all events and their threads, in the order of start."""
+        starts = self.start
+        lines = ((at, thread) for thread, first, after in self.threads for at in range(first, after))
+        return sorted(lines, key=lambda line: starts[line[0]])
+
+    def of_kinds(self, *kinds: Kind) -> list[tuple[int, int]]:
+        """The indices of the events of these kinds and their threads, in the order of start."""
+        wanted = bytes(one.kind in kinds for one in self.kinds)
+        is_wanted = bytes(map(wanted.__getitem__, self.number)) if any(wanted) else b""
+        found = []
+        for thread, first, after in self.threads:
+            at = is_wanted.find(1, first, after)
+            while at >= 0:
+                found.append((at, thread))
+                at = is_wanted.find(1, at + 1, after)
+        if len(self.threads) > 1:
+            found.sort(key=lambda line: self.start[line[0]])
+        return found
+
+    def with_events(
+        self, before: Iterable[Event] = (), after: Iterable[Event] = (), without: Set[int] = frozenset()
+    ) -> EventColumns:
+        """The columns with more events, and without some. Of events of a thread that start at the same time, those of
+        ``before`` come first, and those of ``after`` last."""
+        first, last = EventColumns.of(before), EventColumns.of(after)
+        parts = (first, self, last)
+        by_thread: dict[int, list[int]] = {}
+        shift = 0
+        for part in parts:
+            omitted = without if part is self else ()
+            for thread, begin, end in part.threads:
+                kept = (
+                    (at + shift for at in range(begin, end) if at not in omitted)
+                    if omitted
+                    else range(begin + shift, end + shift)
+                )
+                by_thread.setdefault(thread, []).extend(kept)
+            shift += len(part)
+        starts = array("q", chain.from_iterable(part.start for part in parts))
+        lanes: list[ThreadEvents] = []
+        order: list[int] = []
+        for thread, of_thread in sorted(
+            by_thread.items(), key=lambda item: min(map(starts.__getitem__, item[1]), default=0)
+        ):
+            of_thread.sort(key=starts.__getitem__)
+            lanes.append(ThreadEvents(thread, len(order), len(order) + len(of_thread)))
+            order += of_thread
+        kinds: list[EventKind] = []
+        numbers = array("i")
+        for part in parts:
+            numbers.extend(map(len(kinds).__add__, part.number))
+            kinds += part.kinds
+
+        def merged(name: str, absent: int) -> IntColumn | None:
+            columns = [getattr(part, name) for part in parts]
+            if not any(columns):
+                return None
+            values = array(
+                "q", chain.from_iterable(column or repeat(absent, len(part)) for part, column in zip(parts, columns))
+            )
+            return array("q", map(values.__getitem__, order))
+
+        return EventColumns(
+            kinds,
+            [lane for lane in lanes if lane.first < lane.after],
+            array("i", map(numbers.__getitem__, order)),
+            array("q", map(starts.__getitem__, order)),
+            merged("end", 0) or array("q"),
+            sequence=merged("sequence", -1),
+            forward_thread=merged("forward_thread", 0),
+            correlation=merged("correlation", 0),
+            signature=merged("signature", 0),
+            nbytes=merged("nbytes", 0),
+            address=merged("address", 0),
+            kernels=self.kernels,
+        )
+
+    def between(self, begin: int | None, end: int | None) -> EventColumns:
+        """The events from one index on, and before another one: on other threads, those that start meanwhile."""
+        lanes = []
+        for thread, first, after in self.threads:
+            if begin is not None:
+                is_here = first <= begin < after
+                first = begin if is_here else bisect_left(self.start, self.start[begin], first, after)
+            if end is not None:
+                after = end if first <= end < after else bisect_left(self.start, self.start[end], first, after)
+            if first < after:
+                lanes.append(ThreadEvents(thread, first, after))
+        return self._with(threads=lanes)
+
+    def renamed(self, events: Iterable[int], name: str) -> EventColumns:
+        """The columns with another name for these events."""
+        kinds, number = list(self.kinds), array("i", self.number)
+        numbers: dict[int, int] = {}
+        for at in events:
+            before = number[at]
+            if before not in numbers:
+                numbers[before] = len(kinds)
+                kinds.append(kinds[before]._replace(name=name))
+            number[at] = numbers[before]
+        return self._with(kinds=kinds, number=number)
+
+    def _with(self, **values: Any) -> EventColumns:
+        """A copy with some other values; the columns themselves are not copied."""
+        new = copy(self)
+        new._bytes = ()
+        for name, value in values.items():
+            setattr(new, name, value)
+        return new
+
+    def groupable(self) -> bytes:
+        """By index of an event: 1 if nothing is to be known of it but its place and its values, else 0. IN_NODE if that
+        is so inside an autograd node.
+
+        These are memory events; operators that request no collective and replay no graph; and functions of autograd
+        right at the beginning of their node, but for those that the user wrote in Python. If torch.compile made any
+        event, each operator may be a kernel of a graph. In a job, functions tell when gradients are ready.
+        """
+        kinds = {kind.kind for kind in self.kinds}
+        groups = {Kind.MEMORY} | ({Kind.OP} if _OF_COMPILED_CODE.isdisjoint(kinds) else set())
+        is_groupable = bytes(
+            kind in groups and name != RECORDS_COLLECTIVE and name not in REPLAYS and not name.startswith(C10D_OPS)
+            for kind, name, _ in self.kinds
+        )
+        found = bytearray(map(is_groupable.__getitem__, self.number))
+        is_in_job = Kind.COLLECTIVE in kinds or any(kind.name.startswith(C10D_OPS) for kind in self.kinds)
+        if not is_in_job:
+            for at in self._functions_of_nodes():
+                found[at] = IN_NODE
+        return bytes(found)
+
+    def _functions_of_nodes(self) -> Iterator[int]:
+        is_node = [kind.kind is Kind.NODE for kind in self.kinds]
+        is_function = [
+            kind.kind is Kind.BACKWARD_FUNCTION and not kind.name.endswith("Backward") for kind in self.kinds
+        ]
+        for at in compress(range(len(self)), map(is_function.__getitem__, self.number)):
+            if at and is_node[self.number[at - 1]] and self.size[at - 1] > 1:
+                yield at
+
+    def makes_nodes(self) -> bytes:
+        """By index of an event: 1 if it is an operator that creates an autograd node, else 0. The node has its sequence
+        number. Empty if no node was recorded: nothing refers to these numbers."""
+        kinds = {kind.kind for kind in self.kinds}
+        if self.sequence is None or kinds.isdisjoint((Kind.NODE, Kind.BACKWARD_FUNCTION)):
+            return b""
+        is_op = [kind.kind is Kind.OP for kind in self.kinds]
+        has_number = map(le, repeat(0), self.sequence)
+        return bytes(map(and_, has_number, map(is_op.__getitem__, self.number)))
+
+    def pattern(self, first: int, after: int) -> tuple[bytes, bytes, bytes]:
+        """What makes events alike: their kinds, how they are nested, and their signatures."""
+        if not self._bytes:
+            columns = (array("i", self.number), self.size, array("i", self.signature or ()))
+            self._bytes = tuple(column.tobytes() for column in columns)
+        numbers, sizes, signatures = self._bytes
+        width = self.size.itemsize
+        first, after = first * width, after * width
+        return numbers[first:after], sizes[first:after], signatures[first:after]

@@ -1,0 +1,53 @@
+"""Walk over the events of several threads, in the order of time, and find groups of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from torchprof.attribute.event_columns import EventColumns, ThreadEvents
+
+
+class ThreadWalk:
+    """How far the walk has come on one thread. ``at``: the next event."""
+
+    __slots__ = ("_columns", "_groupable", "_single", "after", "at", "thread")
+
+    def __init__(self, columns: EventColumns, groupable: bytes, events: ThreadEvents) -> None:
+        """``groupable``: see ``EventColumns.groupable``."""
+        self.thread, self.at, self.after = events
+        self._columns = columns
+        self._groupable = groupable
+        self._single = -1  # the next event that is in no group
+
+    def end_of_group(self, limit: int, horizon: float) -> int:
+        """The index after the group that begins with the next event; that of the event itself if it is in no group.
+
+        A group ends before any event that is in no group, and before an operator that contains one; at ``limit``, where
+        the range around it ends; and before an operator that ends after ``horizon``, when another thread goes on.
+        """
+        at, columns = self.at, self._columns
+        if self._single < at:
+            found = self._groupable.find(0, at, self.after)
+            self._single = found if found >= 0 else self.after
+        single, sizes, starts, ends = self._single, columns.size, columns.start, columns.end
+        if limit > self.after:
+            limit = self.after
+        until = at
+        while until < single and until < limit and ends[until] <= horizon and starts[until] < horizon:
+            beyond = until + sizes[until]
+            if beyond > limit:
+                beyond = limit
+            if beyond > single:
+                break
+            until = beyond
+        return until
+
+
+def next_walk(walks: Sequence[ThreadWalk], starts: Sequence[int]) -> tuple[ThreadWalk, float]:
+    """The thread with the next event, and a time: all of its events before that come before those of other threads."""
+    if len(walks) == 1:
+        return walks[0], inf
+    first, second = sorted(walks, key=lambda walk: starts[walk.at])[:2]
+    horizon = starts[second.at]
+    return first, horizon + 1 if starts[first.at] == horizon else horizon

@@ -1,0 +1,264 @@
+"""The events of a session of torch's profiler as columns."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, groupby
+from typing import Any
+
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+
+from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE
+from torchprof.attribute.event_columns import EventColumns, EventKind, ThreadEvents
+from torchprof.attribute.event_names import MEMORY, event_kind, is_a_common_name, numbers_of_devices
+from torchprof.attribute.events import PREFIX, Detail, Event, Kind
+from torchprof.attribute.launches import first_correlation_id
+from torchprof.record.raw_events import BACKWARD_SCOPE, USER_SCOPE, RawEvent, RawEvents, end_ns
+from torchprof.record.signatures import InputSignatures
+from torchprof.record.torch_internals import optional
+from torchprof.run.words import BEFORE, is_collective, is_runtime_call
+
+_is_python_function: Callable[[Any], bool] = getattr(RawEvent, "is_python_function", lambda raw: False)
+_is_annotation: Callable[[Any], bool] | None = getattr(RawEvent, "is_user_annotation", None)
+# The stream of a kernel. In a torch that does not record it, all work of a device has one number.
+_stream: Callable[[Any], int] = getattr(RawEvent, "device_resource_id", RawEvent.start_thread_id)
+_correlation, _linked = RawEvent.correlation_id, RawEvent.linked_correlation_id
+
+HAS_COLLECTIVE_METADATA = "expose_kineto_event_metadata" in (
+    getattr(optional("torch._C._profiler._ExperimentalConfig"), "__init__", None).__doc__ or ""
+)
+"""Whether this torch gives the metadata of events, as the shapes of collectives, not only in trace files."""
+
+
+class SessionColumns:
+    """Makes the columns of one session. ``inputs``: numbers the inputs of ops. ``on_device``: whether the work of a
+    device was recorded."""
+
+    def __init__(self, events: RawEvents, inputs: InputSignatures, on_device: bool) -> None:
+        self._work: list[Any] = []
+        if on_device:
+            cpu, self._work = _split(events.all)
+            events = RawEvents(cpu)
+        self._events = events
+        self._inputs = inputs
+        self._devices: dict[tuple[Any, int], str] = {}  # the names of devices
+        self._kinds: dict[EventKind | None, int] = {None: 0}  # None: such events are left out
+        self._numbers = array("i")  # by index of an event
+        self._ends = events.ends
+        self._threads: Sequence[int] = self._events.threads
+        self._correlations = array("q")
+        self._calls: list[int] = []  # the correlation IDs of calls of the device's runtime
+        self._unlinked: set[int] = set()  # those of the calls outside of all ops, as the replay of a graph may be
+        if on_device:
+            self._find_launches()
+
+    def columns(
+        self, detail: Callable[[str], Detail] | None, address_of: Mapping[tuple[int, int, int], int]
+    ) -> EventColumns:
+        """``detail``: see ``Recording.columns``. ``address_of``: of memory events, by time, thread and bytes."""
+        events = self._events
+        self._number_kinds()
+        nbytes, addresses = self._memory(address_of)
+        kinds = [*self._kinds]
+        self._shorten_async(kinds)
+        has_nodes = any(one is not None and one.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) for one in kinds)
+        signatures = self._signatures(kinds, detail)
+        lanes, order = self._by_thread()
+
+        def column(values: array[int], code: str = "q") -> array[int]:
+            return array(code, values if order is None else map(values.__getitem__, order))
+
+        return EventColumns(
+            [EventKind(Kind.OP, "") if one is None else one for one in self._kinds],
+            lanes,
+            column(self._numbers, "i"),
+            column(events.starts),
+            column(self._ends),
+            sequence=column(events.sequences),
+            forward_thread=column(events.forward_threads) if has_nodes else None,
+            correlation=column(self._correlations) if self._correlations else None,
+            signature=column(signatures, "i") if signatures else None,
+            nbytes=column(nbytes) if nbytes else None,
+            address=column(addresses) if addresses else None,
+            kernels=[*self._device_work()],
+        )
+
+    def _find_launches(self) -> None:
+        """A call of the device's runtime (cudaLaunchKernel) is linked to its op, and counts on the op's thread. It has
+        an ID of its own, which may equal that of an op."""
+        raws, names, names_of = self._events.all, self._events.names, self._events.names_of
+        self._correlations = array("q", map(_correlation, raws))
+        linked = [*map(_linked, raws)]
+        thread_of = {
+            number: thread
+            for number, thread, launcher in zip(self._correlations, self._threads, linked)
+            if not launcher
+        }
+        is_call = [is_runtime_call(name) for name in names]
+        threads = [*self._threads]
+        for index, (launcher, name) in enumerate(zip(linked, names_of)):
+            if launcher:
+                threads[index] = thread_of.get(launcher, threads[index])
+                self._calls.append(self._correlations[index])
+                self._correlations[index] = 0
+            elif is_call[name] and self._events.scopes[index] != USER_SCOPE:
+                self._calls.append(self._correlations[index])
+                self._unlinked.add(self._correlations[index])
+                self._correlations[index] *= -1
+        self._threads = threads
+
+    def _number_kinds(self) -> None:
+        """The kind of an event follows from its name and its scope."""
+        events = self._events
+        names, names_of, scopes = events.names, events.names_of, events.scopes
+        first = dict(zip(reversed(names_of), reversed(events.all)))
+        is_python = [_is_python_function(first[number]) for number in range(len(names))]
+        numbers: dict[tuple[int, int], int] = {}  # by number of the name, and scope
+
+        def number_of(name: int, scope: int) -> int:
+            kind = None if is_python[name] else _kind(names[name], scope)
+            one = None if kind is None else EventKind(kind, names[name])
+            return self._kinds.setdefault(one, len(self._kinds))
+
+        of_functions = [number_of(name, 0) for name in range(len(names))]
+        self._numbers = array("i", map(of_functions.__getitem__, names_of))
+        for index in compress(range(len(scopes)), scopes):
+            key = names_of[index], scopes[index]
+            if key not in numbers:
+                numbers[key] = number_of(*key)
+            self._numbers[index] = numbers[key]
+
+    def _of(self, wanted: Iterable[bool]) -> list[int]:
+        """The indices of the events whose kinds are wanted."""
+        is_wanted = [*wanted]
+        if not any(is_wanted):
+            return []
+        return [*compress(range(len(self._numbers)), map(is_wanted.__getitem__, self._numbers))]
+
+    def _memory(self, address_of: Mapping[tuple[int, int, int], int]) -> tuple[array[int] | None, array[int] | None]:
+        """The bytes and the addresses of memory events. Each device has a kind of its own."""
+        of_memory = self._of(one is not None and one.kind is Kind.MEMORY for one in self._kinds)
+        if not of_memory:
+            return None, None
+        raws, starts, threads = self._events.all, self._events.starts, self._threads
+        nbytes, addresses = array("q", bytes(8 * len(raws))), array("q", bytes(8 * len(raws)))
+        numbers: dict[str, int] = {}
+        for index in of_memory:
+            raw, start = raws[index], starts[index]
+            size = nbytes[index] = raw.nbytes()
+            addresses[index] = address_of.get((start, threads[index], size), 0)
+            device = _device(raw.device_type(), raw.device_index(), self._devices)
+            if device not in numbers:
+                numbers[device] = self._kinds.setdefault(EventKind(Kind.MEMORY, MEMORY, device), len(self._kinds))
+            self._numbers[index] = numbers[device]
+            self._ends[index] = start
+        return nbytes, addresses
+
+    def _shorten_async(self, kinds: Sequence[EventKind | None]) -> None:
+        """A label that ends on another thread takes no time of its own thread."""
+        for index in self._of(one is not None and one.kind is Kind.USER_LABEL for one in kinds):
+            raw = self._events.all[index]
+            if self._events.scopes[index] == USER_SCOPE and (
+                raw.is_async() or raw.end_thread_id() != raw.start_thread_id()
+            ):
+                self._ends[index] = self._events.starts[index]
+
+    def _signatures(
+        self, kinds: Sequence[EventKind | None], detail: Callable[[str], Detail] | None
+    ) -> array[int] | None:
+        """The numbers of the inputs of ops; None if none were recorded."""
+        wanted = [_detail(one, detail) for one in kinds]
+        names_metadata = [
+            one is not None and one.name == RECORDS_COLLECTIVE and HAS_COLLECTIVE_METADATA for one in kinds
+        ]
+        if detail is None and not any(names_metadata):
+            return None
+        raws, number_of, nothing = self._events.all, self._inputs.number_of, Detail.NOTHING
+        found = array("i", bytes(4 * len(raws)))
+        for index, number in enumerate(self._numbers):
+            if wanted[number] is not nothing:
+                found[index] = number_of(raws[index], wanted[number])
+        for index in self._of(names_metadata):
+            found[index] = self._inputs.number_of_collective(raws[index]) or found[index]
+        return found
+
+    def _by_thread(self) -> tuple[list[ThreadEvents], Sequence[int] | None]:
+        """The threads, and the indices of the events that are kept, thread by thread; None if these are all, in their
+        order."""
+        numbers, threads = self._numbers, self._threads
+        order: list[int] = [*compress(range(len(numbers)), numbers)]  # 0 is that of events that are left out
+        if {*threads} == {*threads[:1]} and len(order) == len(numbers):
+            return [ThreadEvents(threads[0], 0, len(order))] if order else [], None
+        order.sort(key=threads.__getitem__)
+        lanes: list[ThreadEvents] = []
+        for thread, of_thread in groupby(order, threads.__getitem__):
+            first = lanes[-1].after if lanes else 0
+            lanes.append(ThreadEvents(thread, first, first + sum(1 for _ in of_thread)))
+        return lanes, order
+
+    def _device_work(self) -> Iterator[Event]:
+        """The kernels, copies and sets of devices."""
+        work, devices = self._work, self._devices
+        hip = [index for device_type, index in devices if device_type.name == "HIP"]
+        counted = numbers_of_devices((raw.device_index() for raw in work), hip)
+        first = first_correlation_id(self._calls, (raw.correlation_id() for raw in work if raw.linked_correlation_id()))
+        labels = {one.name for one in self._kinds if one is not None and one.kind is Kind.USER_LABEL}
+        for raw in work:
+            name = raw.name()
+            # A copy of a CPU range on the device's timeline is no work. If this torch does not mark such copies, they
+            # are recognized by the name of the range; only then, because a user's kernel may have its name, too.
+            if name.startswith(PREFIX) or (_is_annotation(raw) if _is_annotation is not None else name in labels):
+                continue
+            launcher, index = raw.linked_correlation_id(), raw.device_index()
+            if not launcher:
+                call = raw.correlation_id()
+                if call in self._unlinked:
+                    launcher = -call
+                elif 0 < call < first:
+                    launcher = BEFORE
+            device = _device(raw.device_type(), counted.get(index, index), devices)
+            start, end = raw.start_ns(), end_ns(raw)
+            yield Event(Kind.KERNEL, name, start, end, _stream(raw), correlation=launcher, device=device)
+
+
+def _split(raws: Iterable[Any]) -> tuple[list[Any], list[Any]]:
+    """The events of the CPU, among them the memory events of all devices; and the work of devices."""
+    cpu: list[Any] = []
+    work: list[Any] = []
+    for raw in raws:
+        (cpu if raw.device_type() == DeviceType.CPU or raw.name() == MEMORY else work).append(raw)
+    return cpu, work
+
+
+def _kind(name: str, scope: int) -> Kind | None:
+    """The kind of the events with a name and a scope; None if they are left out."""
+    kind = event_kind(name)
+    if kind is Kind.COMPILING and is_a_common_name(name) and scope == USER_SCOPE:
+        return Kind.USER_LABEL
+    if kind is not Kind.OP:
+        return kind
+    if scope == USER_SCOPE:  # a user's label may have the name of an op
+        return Kind.COLLECTIVE if is_collective(name) else Kind.USER_LABEL
+    return Kind.BACKWARD_FUNCTION if scope == BACKWARD_SCOPE else Kind.OP
+
+
+def _detail(one: EventKind | None, detail: Callable[[str], Detail] | None) -> Detail:
+    """How much is read of the inputs of events of one kind."""
+    if detail is None or one is None:
+        return Detail.NOTHING
+    if one.kind is Kind.COLLECTIVE:
+        return Detail.SHAPES
+    if one.kind is Kind.OP or (one.kind is Kind.BACKWARD_FUNCTION and one.name.endswith(ACCUMULATES)):
+        return detail(one.name)
+    return Detail.NOTHING
+
+
+def _device(device_type: Any, index: int, known: dict[tuple[Any, int], str]) -> str:
+    """The name of a device. torch calls a ROCm device "cuda"; only the profiler's memory events call it "hip"."""
+    device = known.get((device_type, index))
+    if device is None:
+        kind = device_type.name.lower().replace("hip", "cuda")
+        device = "cpu" if kind in ("cpu", "mkldnn", "ideep") else f"{kind}:{max(index, 0)}"
+        known[device_type, index] = device
+    return device
