@@ -86,16 +86,18 @@ def headline(run: Run) -> str:
     """
     before, measured = _subject(run)
     parts = parts_of(run, measured.field)
-    buckets: Counter[int] = Counter()  # by number of the phase, or OUTSIDE or NOT_SELECTED: see _bucket
+    # By number of the phase, or OUTSIDE or NOT_SELECTED: see _bucket.
+    parts_in: defaultdict[int, dict[WorkPart, int]] = defaultdict(dict)
     for part, amount in parts.items():
-        buckets[_bucket(run, part)] += amount
+        parts_in[_bucket(run, part)][part] = amount
+    buckets = Counter({bucket: sum(inside.values()) for bucket, inside in parts_in.items()})
     if not buckets or not any(run.rows.columns[measured.field]):
         return f"{before}No {'FLOPs were counted' if measured.field == 'flops' else f'{measured.name} was recorded'}."
     is_empty = all((part.where.layer, part.where.label, part.work) == (OUTSIDE, "", BETWEEN_OPS) for part in parts)
     if is_empty and measured.field == "cpu_ns" and not source_lines(run):
         return f"{before}No operator ran, and no layer was called."
     [(largest, whole)] = buckets.most_common(1)
-    here = {part: amount for part, amount in parts.items() if _bucket(run, part) == largest}
+    here = parts_in[largest]
     everything = sum(buckets.values())
     if largest < 0:
         clauses = [_Clause(whole, _NO_LAYER[largest]), *_largest_work(run, measured, here)]

@@ -171,12 +171,11 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
     """The largest parts of a run in one measure, and a sentence on those that are hidden."""
     parts = parts_of(run, field)
     whole = sum(parts.values())
-    rows = _alike_as_one(run, parts)
-    rows.sort(key=lambda row: -sum(parts[part] for part in row))
+    rows = [(sum(parts[part] for part in row), row) for row in _alike_as_one(run, parts)]
+    rows.sort(key=lambda one: -one[0])
     lines = source_lines(run)
     found = []
-    for row in rows[:limit]:
-        amount = sum(parts[part] for part in row)
+    for amount, row in rows[:limit]:
         where, work = row[0]
         kind = ""
         seen = sum((lines[part.where] for part in row if part.where in lines), Counter[str]())
@@ -193,7 +192,7 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
         found.append(LargestPart(amount / whole, amount, where.layer, name, kind, phase_cell(where.phase_name), work))
     if not (hidden := rows[limit:]):
         return found, ""
-    rest = sum(parts[part] for row in hidden for part in row)
+    rest = sum(amount for amount, _ in hidden)
     return found, f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}."
 
 
@@ -285,16 +284,20 @@ def parts_of(run: Run, field: str) -> Counter[WorkPart]:
     """The amount of ``cpu_ns``, ``device_ns`` or ``flops`` of each part, without parts of amount 0 and without work
     that was launched before the recording."""
     columns = run.rows.columns
-    chains = [None if is_left_over(frames) else (_label(frames), _work(frames)) for frames in run.rows.frames]
-    sums: dict[tuple[int, int, tuple[str, str] | None], int] = {}
+    numbers: dict[tuple[str, str] | None, int] = {}  # of a label and the work in it; None: launched before
+    works = [None if is_left_over(frames) else (_label(frames), _work(frames)) for frames in run.rows.frames]
+    chains = [numbers.setdefault(work, len(numbers)) for work in works]
+    sums: dict[tuple[int, int, int], int] = {}
     for layer, phase, chain, ns in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
         key = layer, phase, chains[chain]
         sums[key] = sums.get(key, 0) + ns
+    of_number = [*numbers]
     parts: Counter[WorkPart] = Counter()
-    for (layer, phase, within), ns in sums.items():
-        if within is not None:
+    for (layer, phase, number), ns in sums.items():
+        within = of_number[number]
+        if within is not None and ns > 0:
             parts[WorkPart(Where(layer, phase, within[0]), within[1])] = ns
-    return Counter({part: ns for part, ns in parts.items() if ns > 0})
+    return parts
 
 
 def _label(frames: Sequence[Frame]) -> str:
@@ -324,11 +327,16 @@ def _work(frames: Sequence[Frame]) -> str:
 def source_lines(run: Run) -> dict[Where, Counter[str]]:
     """The number of samples of each source line between operators, by place."""
     found: defaultdict[Where, Counter[str]] = defaultdict(Counter)
-    columns = run.rows.columns
+    columns, chains = run.rows.columns, run.rows.frames
+    is_line = [
+        bool(frames) and frames[-1].kind == "python" and all(frame.kind == "label" for frame in frames[:-1])
+        for frames in chains
+    ]
+    if not any(is_line):
+        return {}
     for layer, phase, chain, samples in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
-        frames = run.rows.frames[chain]
-        if frames and frames[-1].kind == "python" and all(frame.kind == "label" for frame in frames[:-1]):
-            found[Where(layer, phase, _label(frames))][frames[-1].name] += samples
+        if is_line[chain]:
+            found[Where(layer, phase, _label(chains[chain]))][chains[chain][-1].name] += samples
     return dict(found)
 
 

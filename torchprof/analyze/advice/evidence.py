@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -147,37 +147,71 @@ class Evidence:
     def rows(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Iterator[int]:
         """The numbers of the rows whose frames match. Work that was launched before the recording never matches, here
         and in ``took``."""
+        for _, rows in self.rows_of_chains(holds, phases=phases):
+            yield from rows
+
+    def rows_of_chains(
+        self, holds: Holds, *, phases: Iterable[str] = PHASES
+    ) -> Iterator[tuple[Sequence[Frame], list[int]]]:
+        """The same for each chain of frames that matches: the chain, and the numbers of its rows, at least one."""
         wanted = {PHASES.index(phase) for phase in phases}
         of_phase = self.run.rows.columns["phase"]
-        for frames, rows in zip(self.run.rows.frames, self._rows_of_chain):
-            if rows and holds(frames):
-                yield from (at for at in rows if of_phase[at] in wanted)
+        for frames, of_chain in zip(self.run.rows.frames, self._rows_of_chain):
+            if of_chain and holds(frames):
+                rows = [at for at in of_chain if of_phase[at] in wanted]
+                if rows:
+                    yield frames, rows
 
-    def took(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> dict[int, Took]:
+    def took(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Mapping[int, Took]:
         """The sums of the rows whose frames match, by the number of their layer (negative: no layer).
 
         ``calls`` counts a row only if its frames without the innermost do not match. For "an ``aten::softmax`` is among
         the frames" it is the number of calls of softmax, and the times are those of these calls with all ops inside
         them, but without layers that they call.
         """
+        wanted = frozenset(map(PHASES.index, phases))
+        matching = tuple(
+            (chain, not frames or not holds(frames[:-1]))
+            for chain, frames in enumerate(self.run.rows.frames)
+            if self._rows_of_chain[chain] and holds(frames)
+        )
+        if (matching, wanted) not in self._sums:  # many rules ask for the same rows
+            self._sums[matching, wanted] = self._sums_of(matching, wanted)
+        return self._sums[matching, wanted]
+
+    @cached_property
+    def _sums(self) -> dict[tuple[tuple[tuple[int, bool], ...], frozenset[int]], Mapping[int, Took]]:
+        return {}
+
+    def _sums_of(self, matching: Iterable[tuple[int, bool]], wanted: Collection[int]) -> Mapping[int, Took]:
+        """The sums of the rows of chains, by layer. ``matching``: the number of each chain, and whether its calls
+        count."""
         columns = self.run.rows.columns
-        wanted = {PHASES.index(phase) for phase in phases}
-        layers, of_phase, calls = columns["layer"], columns["phase"], columns["calls"]
-        cpu_ns, device_ns = columns["cpu_ns"], columns["device_ns"]
-        on_cpu, on_device = columns["cpu_allocated"], columns["device_allocated"]
-        found: dict[int, list[int]] = {}
-        for frames, rows in zip(self.run.rows.frames, self._rows_of_chain):
-            if not rows or not holds(frames):
-                continue
-            outermost = not frames or not holds(frames[:-1])
-            for at in rows:
-                if of_phase[at] in wanted:
-                    sums = found.setdefault(layers[at], [0, 0, 0, 0])
-                    sums[0] += calls[at] * outermost
-                    sums[1] += cpu_ns[at]
-                    sums[2] += device_ns[at]
-                    sums[3] += on_cpu[at] + on_device[at]
-        return {layer: Took(*sums) for layer, sums in found.items()}
+        layers, of_phase = columns["layer"], columns["phase"]
+        taken: list[int] = []
+        counted: list[int] = []
+        for chain, outermost in matching:
+            rows = [at for at in self._rows_of_chain[chain] if of_phase[at] in wanted]
+            taken += rows
+            counted += rows if outermost else []
+        places = [layers[at] for at in taken]
+        nothing = dict.fromkeys(places, 0)
+
+        def sums(name: str, rows: Sequence[int], places: Sequence[int]) -> dict[int, int]:
+            column, found = columns[name], nothing.copy()
+            if any(column):
+                for at, layer in zip(rows, places):
+                    found[layer] += column[at]
+            return found
+
+        calls = sums("calls", counted, [layers[at] for at in counted])
+        cpu_ns, device_ns = sums("cpu_ns", taken, places), sums("device_ns", taken, places)
+        on_cpu, on_device = sums("cpu_allocated", taken, places), sums("device_allocated", taken, places)
+        figures = zip(calls.values(), cpu_ns.values(), device_ns.values(), on_cpu.values(), on_device.values())
+        return {
+            layer: Took(calls, cpu_ns, device_ns, on_cpu + on_device)
+            for layer, (calls, cpu_ns, device_ns, on_cpu, on_device) in zip(nothing, figures)
+        }
 
     def time_of(self, took: Took) -> int:
         """The time that counts: that of the device if it was measured, else that of the CPU."""
