@@ -42,10 +42,12 @@ interface PageData {
   frames: [kind: string, name: string][];
   chains: number[][];
   within: [node: number, phase: number, chain: number][][];
+  /** `node` has differences, each to the value before it. */
   rows: { node: number[]; chain: number[]; [column: string]: number[] };
-  samples: PageData.Sample[];
+  samples: PageData.Samples;
   calls: [source: number, node: number, every: number, ns: number[]][];
-  peaks: [source: number, node: number, phase: number, device: string, nbytes: number][];
+  /** The largest peak of memory in a call. `node` has differences, `device` indices in `devices`. */
+  peaks: { source: number[]; node: number[]; phase: number[]; devices: string[]; device: number[]; nbytes: number[] };
   devices: PageData.Device[];
   memory: PageData.Memory[];
   roofs: PageData.Roof[];
@@ -61,7 +63,6 @@ declare namespace PageData {
     measured: string[];
   }
 
-  /** The layers of one run, by node; null for layers that it does not have. */
   /** `gain`, `finding` and `remedy` are sentences; names of code are between backticks. `layers`: paths. */
   interface Finding {
     gain: string;
@@ -71,19 +72,23 @@ declare namespace PageData {
     remedy: string;
   }
 
+  /** The layers of one run. `of`: the index of each node in `described`; -1 for layers that the run does not have. */
   interface Take {
-    kind: (string | null)[];
-    settings: (string | null)[];
-    params: (number | null)[];
-    dtypes: (string | null)[];
-    inputs: (number[][] | null)[];
-    outputs: (number[][] | null)[];
-    shapesVary: (boolean | null)[];
-    training: (boolean | null)[];
-    compiled: (boolean | null)[];
-    selected: (boolean | null)[];
-    sharedWith: (string[] | null)[];
-    traffic: (number | null)[];
+    described: Described[];
+    of: number[];
+  }
+
+  interface Described {
+    kind: string;
+    settings: string;
+    params: number | null;
+    dtypes: string;
+    inputs: number[][];
+    outputs: number[][];
+    shapesVary: boolean;
+    training: boolean | null;
+    sharedWith: string[];
+    traffic: number | null;
   }
 
   interface Largest {
@@ -143,10 +148,24 @@ declare namespace PageData {
     lowerBoundIf: string | null;
   }
 
-  type Sample = [
-    source: number, node: number, phase: number, measure: "cpu_ns" | "step_cpu_ns" | "step_device_ns",
-    count: number, sum: number, least: number, median: number, most95: number, most: number, first: number, points: number[],
-  ];
+  type SampleMeasure = "cpu_ns" | "step_cpu_ns" | "step_device_ns";
+
+  /** Distributions of more than one value. `node` and the points of each have differences, `measure` has indices in
+   * `measures`; `size` is the number of points. */
+  interface Samples {
+    source: number[];
+    node: number[];
+    phase: number[];
+    measures: SampleMeasure[];
+    measure: number[];
+    count: number[];
+    least: number[];
+    median: number[];
+    most: number[];
+    first: number[];
+    size: number[];
+    points: number[];
+  }
 
   type Times = [times: number, of: number] | null;
 

@@ -11,6 +11,7 @@ from html import escape
 from importlib.resources import files
 from types import NoneType
 from typing import Any
+from zlib import compress
 
 from torchprof.analyze.advice import advise
 from torchprof.analyze.advice.evidence import Evidence
@@ -29,6 +30,7 @@ from torchprof.version import __version__
 
 _SCRIPTS = (
     "format.js",
+    "data.js",
     "elements.js",
     "run.js",
     "sheet.js",
@@ -44,6 +46,8 @@ _SCRIPTS = (
 )
 _COMMENTS = re.compile(r"^[ \t]*(?://.*|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*)\n", re.MULTILINE)
 _FINDINGS_SHOWN = 12
+_LEVEL = 3
+"""The level of compression: with a higher one, the page of many layers takes longer and is hardly smaller."""
 
 
 @report("html", "the page: an icicle chart of the layers, all tables, a roofline, memory over time", suffix=".html")
@@ -98,14 +102,18 @@ def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -
         **more,
         **page_data(takes),
     }
-    # Only ASCII, and no "<" that could end the element: the names of layers may be any text.
-    data = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+    data = _packed(document)
     script = page_script()
     style = _part("page.css")
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_hash(script)}'; img-src data:"
     shown = f"{title} · torchprof".encode("utf-8", "replace").decode()
     parts = {"title": escape(shown), "policy": policy, "style": style, "data": data, "script": script}
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
+
+
+def _packed(document: Mapping[str, Any]) -> str:
+    """JSON, deflated and in base64: a tenth of its length. No name of a layer can end the element that it is in."""
+    return b64encode(compress(json.dumps(document, separators=(",", ":")).encode(), _LEVEL)).decode()
 
 
 def page_script() -> str:

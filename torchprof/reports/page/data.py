@@ -6,6 +6,7 @@ The page sums the rows itself, by layer, phase, operator and rank, as all report
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -15,7 +16,7 @@ from torchprof.reports.page.columns import column_data, columns_shown, measure_d
 from torchprof.reports.page.layers import layer_data
 from torchprof.reports.page.over_time import calls_over_time, memory_of
 from torchprof.reports.page.ranks import common, compared_ranks, sum_of_ranks
-from torchprof.reports.page.rows import Names, rows_of
+from torchprof.reports.page.rows import Names, differences, rows_of
 from torchprof.reports.page.tree import Take, Tree
 from torchprof.run.cost import FIELDS
 from torchprof.run.memory import KINDS
@@ -111,21 +112,22 @@ class _Sources:
 def _per_call(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str, Any]:
     """Durations of calls and steps: distributions, and calls in the order of time; memory peaks of calls."""
 
-    def samples(measures: Sequence[str]) -> Iterator[tuple[list[int], SampleKey, Spread]]:
+    def samples(measures: Sequence[str]) -> Iterator[tuple[int, int, int, SampleKey, Spread]]:
         for at, take in enumerate(takes):
             for key, spread in take.run.samples.items():
                 if key.measure in measures:
-                    yield [sources.of(at, key.rank), tree.nodes[at][key.layer], PHASES.index(key.phase)], key, spread
+                    where = sources.of(at, key.rank), tree.nodes[at][key.layer], PHASES.index(key.phase)
+                    yield *where, key, spread
 
     return {
-        "samples": [[*where, key.measure, *_spread(spread)] for where, key, spread in samples(_PER_CALL)],
+        "samples": _samples([sample for sample in samples(_PER_CALL) if sample[-1].count > 1]),
         "calls": [
             [sources.of(at, take.run.timeline.rank), *course]
             for at, take in enumerate(takes)
             if take.run.timeline is not None
             for course in calls_over_time(take.run, tree.nodes[at])
         ],
-        "peaks": [[*where, key.device, spread.max] for where, key, spread in samples(("peak_bytes",))],
+        "peaks": _peaks([*samples(("peak_bytes",))]),
     }
 
 
@@ -157,12 +159,44 @@ def _named(take: Take, takes: Sequence[Take], sentences: Iterable[str]) -> list[
     return [sentence if len(takes) == 1 else f"{take.name}: {sentence}" for sentence in sentences]
 
 
-def _spread(spread: Spread) -> list[Any]:
-    """Count, sum, minimum, median, 95th percentile, maximum, first, and up to ``_POINTS`` values in ascending order."""
+def _samples(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, list[Any]]:
+    """Distributions as columns. ``points``: up to ``_POINTS`` values of each in ascending order, as differences;
+    ``size``: how many."""
+    points = [differences(_points(spread)) for *_, spread in samples]
+    return {
+        "source": [source for source, *_ in samples],
+        "node": differences([node for _, node, *_ in samples]),
+        "phase": [phase for _, _, phase, *_ in samples],
+        "measures": [*_PER_CALL],
+        "measure": [_PER_CALL.index(key.measure) for *_, key, _ in samples],
+        "count": [spread.count for *_, spread in samples],
+        "least": [spread.min for *_, spread in samples],
+        "median": [round(spread.median) for *_, spread in samples],
+        "most": [spread.max for *_, spread in samples],
+        "first": [spread.first for *_, spread in samples],
+        "size": [*map(len, points)],
+        "points": [*chain.from_iterable(points)],
+    }
+
+
+def _points(spread: Spread) -> list[int]:
     sample = spread.sample
     points = [spread.quantile(at / (_POINTS - 1)) for at in range(_POINTS)] if len(sample) > _POINTS else sample
-    quantiles = [spread.min, round(spread.median), round(spread.quantile(0.95)), spread.max]
-    return [spread.count, spread.sum, *quantiles, spread.first, [round(value) for value in points]]
+    return [*map(round, points)]
+
+
+def _peaks(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, list[Any]]:
+    """The largest peak of the calls of each layer, as columns."""
+    devices = {key.device: None for *_, key, _ in samples}
+    numbers = {device: number for number, device in enumerate(devices)}
+    return {
+        "source": [source for source, *_ in samples],
+        "node": differences([node for _, node, *_ in samples]),
+        "phase": [phase for _, _, phase, *_ in samples],
+        "devices": [*devices],
+        "device": [numbers[key.device] for *_, key, _ in samples],
+        "nbytes": [spread.max for *_, spread in samples],
+    }
 
 
 def _device(time: DeviceTime, source: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from torchprof.analyze.operators import parts_of_operators
@@ -30,7 +31,7 @@ class Names:
 def rows_of(
     takes: Sequence[Take], tree: Tree, names: Names, source_of: Mapping[tuple[int, int | None], int]
 ) -> dict[str, list[int]]:
-    """The rows of all takes as columns, without columns of zeros."""
+    """The rows of all takes as columns, without columns of zeros. ``node`` has differences."""
     joined: dict[str, list[int]] = {
         name: [] for name in ("node", "phase", "source", "chain", "within", "calls", "parts", *FIELDS)
     }
@@ -55,4 +56,10 @@ def rows_of(
         joined["parts"] += parts_of_operators(rows)
         for name in FIELDS:
             joined[name] += columns[name]
+    joined["node"] = differences(joined["node"])
     return {name: column for name, column in joined.items() if name in ("node", "chain") or any(column)}
+
+
+def differences(values: Sequence[int]) -> list[int]:
+    """Each value minus the one before it. Most of neighbors are small and equal, so they are written in few bytes."""
+    return [value - before for value, before in zip(values, chain((0,), values))]
