@@ -151,7 +151,8 @@ declare namespace PageData {
   type SampleMeasure = "cpu_ns" | "step_cpu_ns" | "step_device_ns";
 
   /** Distributions of more than one value. `node` and the points of each have differences, `measure` has indices in
-   * `measures`; `size` is the number of points. */
+   * `measures`; `size` is the number of points. `below` and `above`: by how much the smallest and the largest value of
+   * all are beyond the points. */
   interface Samples {
     source: number[];
     node: number[];
@@ -159,9 +160,9 @@ declare namespace PageData {
     measures: SampleMeasure[];
     measure: number[];
     count: number[];
-    least: number[];
+    below: number[];
+    above: number[];
     median: number[];
-    most: number[];
     first: number[];
     size: number[];
     points: number[];

@@ -76,12 +76,13 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
     phases = run.phases() if phases is None else phases
     rows = run.rows if show_events else rows_in_ranges(run.rows)
     ops = {phase: operators_of_layers(rows, phase) for phase in phases}
+    has_ops = {layer for of_phase in ops.values() for layer in of_phase}
     index = run.layers.index_of
     lines: list[Entry] = []
     lines_of: dict[tuple[str, ...], Entry] = {}
     for path, figures in figures_of_layers(run, phases).items():
         line = lines_of[path] = Entry(ReportCell(printable(path[-1]), ".".join(path)), figures, path=path)
-        if figures.total:
+        if figures.total and index[path] in has_ops:
             line.ops = _op_lines({phase: ops[phase].get(index[path], []) for phase in ops}, ".".join(path), show_events)
         (lines if len(path) == 1 else lines_of[path[:-1]].children).append(line)
     for name, key in ((NOT_SELECTED_NAME, NOT_SELECTED), (OUTSIDE_NAME, OUTSIDE)):

@@ -167,11 +167,10 @@ class LargestPart(NamedTuple):
     work: str
 
 
-def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str]:
-    """The largest parts of a run in one measure, and a sentence on those that are hidden."""
-    parts = parts_of(run, field)
+def largest_of(run: Run, field: str, limit: int, parts: Counter[WorkPart]) -> tuple[list[LargestPart], str]:
+    """The largest parts of a run in one measure, and a sentence on those that are hidden. ``parts``: all of them."""
     whole = sum(parts.values())
-    rows = [(sum(parts[part] for part in row), row) for row in _alike_as_one(run, parts)]
+    rows = [(sum(map(parts.__getitem__, row)), row) for row in _alike_as_one(run, parts)]
     rows.sort(key=lambda one: -one[0])
     lines = source_lines(run)
     found = []
@@ -197,7 +196,7 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
 
 
 def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None, width: int | None) -> str:
-    found, about_hidden = largest_of(run, field, limit)
+    found, about_hidden = largest_of(run, field, limit, parts_of(run, field))
     show = format_count if field == "flops" else format_time
     headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
     table = [[format_share(one.share), show(one.amount), one.name, one.kind, one.phase, one.work] for one in found]
@@ -243,12 +242,12 @@ def _line_width(headings: Sequence[str], table: Sequence[Sequence[str]]) -> int:
 
 def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
     """The parts of each row: the same work in at least three layers that are alike is one row."""
-    keys = likeness(run)
-    groups: defaultdict[Hashable, list[WorkPart]] = defaultdict(list)
+    numbers: dict[Hashable, int] = {}
+    keys = [numbers.setdefault(key, len(numbers)) for key in likeness(run)]
+    groups: defaultdict[tuple[int, int, str, str], list[WorkPart]] = defaultdict(list)
     for part in parts:
-        where = part.where
-        key = keys[where.layer] if where.layer >= 0 else where.layer
-        groups[key, where.phase, where.label, part.work].append(part)
+        (layer, phase, label), work = part
+        groups[keys[layer] if layer >= 0 else layer, phase, label, work].append(part)
     rows = []
     for group in groups.values():
         rows += [group] if len(group) >= _ALIKE else [[part] for part in group]
@@ -287,10 +286,11 @@ def parts_of(run: Run, field: str) -> Counter[WorkPart]:
     numbers: dict[tuple[str, str] | None, int] = {}  # of a label and the work in it; None: launched before
     works = [None if is_left_over(frames) else (_label(frames), _work(frames)) for frames in run.rows.frames]
     chains = [numbers.setdefault(work, len(numbers)) for work in works]
+    work_of_row = map(chains.__getitem__, columns["frames"])
     sums: dict[tuple[int, int, int], int] = {}
-    for layer, phase, chain, ns in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
-        key = layer, phase, chains[chain]
-        sums[key] = sums.get(key, 0) + ns
+    for key, ns in zip(zip(columns["layer"], columns["phase"], work_of_row), columns[field]):
+        if ns:
+            sums[key] = sums.get(key, 0) + ns
     of_number = [*numbers]
     parts: Counter[WorkPart] = Counter()
     for (layer, phase, number), ns in sums.items():

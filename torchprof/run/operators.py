@@ -122,7 +122,7 @@ def is_kernel(frames: Sequence[Frame]) -> bool:
 
 
 def rows_in_ranges(rows: Rows) -> Rows:
-    """The rows of all that ran inside a range, such as a label or a compiled region: no other row counts for a range."""
+    """The rows of work inside a range, such as a label or a compiled region: no other row counts for a range."""
     is_in_range = [_has_range(frames) for frames in rows.frames]
     is_called_in_range = [any(_has_range(around.frames) for around in within) for within in rows.within]
     kept: list[bool] = []

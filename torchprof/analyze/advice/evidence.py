@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import add
 from typing import NamedTuple
 
 from torchprof.analyze.groups import likeness
@@ -180,10 +181,20 @@ class Evidence:
         return self._sums[matching, wanted]
 
     @cached_property
+    def _phases(self) -> frozenset[int]:
+        """The numbers of the phases of rows."""
+        return frozenset(self.run.rows.columns["phase"])
+
+    @cached_property
+    def _not_zero(self) -> frozenset[str]:
+        """The names of the columns of rows that have a value."""
+        return frozenset(name for name, column in self.run.rows.columns.items() if any(column))
+
+    @cached_property
     def _sums(self) -> dict[tuple[tuple[tuple[int, bool], ...], frozenset[int]], Mapping[int, Took]]:
         return {}
 
-    def _sums_of(self, matching: Iterable[tuple[int, bool]], wanted: Collection[int]) -> Mapping[int, Took]:
+    def _sums_of(self, matching: Iterable[tuple[int, bool]], wanted: frozenset[int]) -> Mapping[int, Took]:
         """The sums of the rows of chains, by layer. ``matching``: the number of each chain, and whether its calls
         count."""
         columns = self.run.rows.columns
@@ -191,27 +202,27 @@ class Evidence:
         taken: list[int] = []
         counted: list[int] = []
         for chain, outermost in matching:
-            rows = [at for at in self._rows_of_chain[chain] if of_phase[at] in wanted]
+            rows = self._rows_of_chain[chain]
+            if not self._phases <= wanted:
+                rows = [at for at in rows if of_phase[at] in wanted]
             taken += rows
             counted += rows if outermost else []
-        places = [layers[at] for at in taken]
-        nothing = dict.fromkeys(places, 0)
+        numbers = {layer: number for number, layer in enumerate(dict.fromkeys(layers[at] for at in taken))}
+        nothing = [0] * len(numbers)
 
-        def sums(name: str, rows: Sequence[int], places: Sequence[int]) -> dict[int, int]:
+        def sums(name: str, rows: Sequence[int], places: Sequence[int]) -> Sequence[int]:
+            if name not in self._not_zero:
+                return nothing
             column, found = columns[name], nothing.copy()
-            if any(column):
-                for at, layer in zip(rows, places):
-                    found[layer] += column[at]
+            for at, place in zip(rows, places):
+                found[place] += column[at]
             return found
 
-        calls = sums("calls", counted, [layers[at] for at in counted])
-        cpu_ns, device_ns = sums("cpu_ns", taken, places), sums("device_ns", taken, places)
-        on_cpu, on_device = sums("cpu_allocated", taken, places), sums("device_allocated", taken, places)
-        figures = zip(calls.values(), cpu_ns.values(), device_ns.values(), on_cpu.values(), on_device.values())
-        return {
-            layer: Took(calls, cpu_ns, device_ns, on_cpu + on_device)
-            for layer, (calls, cpu_ns, device_ns, on_cpu, on_device) in zip(nothing, figures)
-        }
+        places = [numbers[layers[at]] for at in taken]
+        calls = sums("calls", counted, [numbers[layers[at]] for at in counted])
+        times = (sums(name, taken, places) for name in ("cpu_ns", "device_ns"))
+        allocated = map(add, *(sums(name, taken, places) for name in ("cpu_allocated", "device_allocated")))
+        return dict(zip(numbers, map(Took, calls, *times, allocated)))
 
     def time_of(self, took: Took) -> int:
         """The time that counts: that of the device if it was measured, else that of the CPU."""

@@ -51,11 +51,11 @@ class Samples {
 
   /** @param {number} at @returns {Sample} */
   #sample(at) {
-    const { source, phase, measures, measure, count, least, median, most, first, size, points } = this.columns;
+    const { source, phase, measures, measure, count, below, above, median, first, size, points } = this.columns;
     const ofSample = [...runningSums(points.slice(this.end[at] - size[at], this.end[at]))];
     return {
       source: source[at], phase: phase[at], measure: measures[measure[at]], count: count[at],
-      least: least[at], median: median[at], most: most[at], first: first[at], points: ofSample,
+      least: ofSample[0] - below[at], median: median[at], most: ofSample[ofSample.length - 1] + above[at], first: first[at], points: ofSample,
     };
   }
 }

@@ -161,8 +161,10 @@ def _named(take: Take, takes: Sequence[Take], sentences: Iterable[str]) -> list[
 
 def _samples(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, list[Any]]:
     """Distributions as columns. ``points``: up to ``_POINTS`` values of each in ascending order, as differences;
-    ``size``: how many."""
-    points = [differences(_points(spread)) for *_, spread in samples]
+    ``size``: how many; ``below`` and ``above``: by how much the smallest and the largest value of all are beyond
+    them."""
+    values = [_points(spread) for *_, spread in samples]
+    points = [*map(differences, values)]
     return {
         "source": [source for source, *_ in samples],
         "node": differences([node for _, node, *_ in samples]),
@@ -170,9 +172,9 @@ def _samples(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict
         "measures": [*_PER_CALL],
         "measure": [_PER_CALL.index(key.measure) for *_, key, _ in samples],
         "count": [spread.count for *_, spread in samples],
-        "least": [spread.min for *_, spread in samples],
+        "below": [of_spread[0] - spread.min for of_spread, (*_, spread) in zip(values, samples)],
+        "above": [spread.max - of_spread[-1] for of_spread, (*_, spread) in zip(values, samples)],
         "median": [round(spread.median) for *_, spread in samples],
-        "most": [spread.max for *_, spread in samples],
         "first": [spread.first for *_, spread in samples],
         "size": [*map(len, points)],
         "points": [*chain.from_iterable(points)],
