@@ -1,7 +1,8 @@
 """The time to write the HTML report of a large run, to open it, and to answer a click in a browser.
 
 The runs are artificial, with forward and backward: 10,000 layers and 200,000 rows, and 100,000 layers and 500,000 rows.
-Opening them needs Playwright and Debian's ``chromium`` (or the browser in ``$CHROMIUM``); without them, only writing is measured.
+Opening them needs Playwright and Debian's ``chromium`` (or the browser in ``$CHROMIUM``); without them, only writing is
+measured.
 """
 
 from __future__ import annotations

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+from base64 import b64decode
 from typing import TYPE_CHECKING, Any
+from zlib import decompress
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -31,6 +35,14 @@ READ_TABLE = """async () => {
   box.scrollTop = 0;
   return [...found.entries()].sort(([one], [other]) => one - other).map(([, line]) => line);
 }"""
+
+
+def data_in(report: str) -> dict[str, Any]:
+    """The data in a page."""
+    found = re.search(r'<script type="text/plain" id="data">(.*?)</script>', report)
+    assert found is not None
+    data: dict[str, Any] = json.loads(decompress(b64decode(found[1])))
+    return data
 
 
 def button(page: Page, name: str) -> Any:

@@ -40,6 +40,7 @@ from torchprof.analyze.figures import Figures
 from torchprof.analyze.operators import kernels, operators
 from torchprof.reports import QUESTIONS
 from torchprof.reports.entries import entries_of
+from torchprof.reports.html import page_script
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.layers import traffic_bytes
 from torchprof.reports.page.ranks import sum_of_ranks
@@ -437,6 +438,35 @@ def test_every_cell_of_the_table_is_that_of_the_terminal(name: str, look: Callab
     assert shown[:of_layers] == expected[:of_layers]
     assert sorted(shown) == sorted(expected)
     assert {line["path"] for line in lines if line["node"] < len(run.layers) + 2} == set(paths_of(run))
+
+
+def test_rows_of_many_layers_are_made_when_they_are_opened(look: Callable[..., Page]) -> None:
+    """1,011 layers: the model and its stages are open at first. The figures of an opened block are the terminal's."""
+    run = big_run(1_000, 20_000)
+    page = look(run)
+    closed = table(page, whole=False)
+    assert [line["level"] for line in closed] == [1, *[2] * 10]
+    for path in ("Net.stage3", "Net.stage3.block4"):
+        line = page.locator(f'.lines .line:has(.name[title="{path}"])')
+        line.locator(".toggle").click()
+        assert line.get_attribute("aria-expanded") == "true"
+    opened = table(page, whole=False)
+    assert len(opened) == len(closed) + 10 + 9
+    rows_of = dict(zip(paths_of(run), text_rows(run)))
+    assert all([line["name"], *line["cells"]] == rows_of[line["path"]] for line in opened)
+    button(page, "Open all").click()
+    assert page.locator(".lines .line").count() < 100
+
+
+def test_the_data_of_many_layers_is_small() -> None:
+    """Layers that are alike are described once, one call has no distribution, and columns are compressed."""
+    run = big_run(1_000, 5_000)
+    once = {key: Spread.of([(0, 5)]) for key in run.samples}
+    data = page_data([Take("this run", replace(run, samples=once))])
+    assert len(data["takes"][0]["described"]) == 2
+    assert data["samples"]["node"] == []
+    assert len(replace(run, samples=once).report("html")) < len(page_script()) + 100_000
+    assert len(page_data([Take("this run", run)])["samples"]["node"]) == len(run.samples)
 
 
 def test_work_launched_before_the_recording_has_a_line_and_no_share(look: Callable[..., Page]) -> None:

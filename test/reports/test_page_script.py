@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zlib import decompress
 
 import torch
 from build.all_kinds import KINDS
@@ -19,6 +17,7 @@ from build.browser import missing
 from build.hand_made import kernel, op, row, run_of
 from build.hand_made_ranks import everybody, run_of_ranks
 from build.models import Mlp
+from build.page import data_in
 from build.places import ROOT
 
 import torchprof
@@ -86,14 +85,6 @@ def of_ranks() -> Run:
     }
     exchange = {("Net", FORWARD, "all_reduce", everybody(3)): {rank: [1_000_000 + rank] * 4 for rank in range(3)}}
     return run_of_ranks(own, exchange, ranks_of={"Net.b.0": (0, 1)}, steps=4, world_size=3)
-
-
-def data_in(report: str) -> dict[str, Any]:
-    """The data in a page."""
-    found = re.search(r'<script type="text/plain" id="data">(.*?)</script>', report)
-    assert found is not None
-    data: dict[str, Any] = json.loads(decompress(b64decode(found[1])))
-    return data
 
 
 def places(value: Any, at: str = "") -> Iterator[str]:

@@ -58,7 +58,7 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
     operators and ranks, findings, a roofline, and memory over time.
 
     ``beside``: other runs by name; a control of the page switches between the runs. Layers with the same path are one
-    layer. The page needs no network and no server, and works in any browser of 2023 or later.
+    layer. The page needs no network and no server, and works in any browser of May 2023 or later.
 
     Raises TorchprofError if a value of ``beside`` is no run.
     """
