@@ -11,10 +11,6 @@ from zlib import decompress
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-READ_DATA = """async () => {
-  const bytes = Uint8Array.from(atob(document.getElementById("data").textContent), (one) => one.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
-}"""
 READ_TABLE = """async () => {
   const box = document.querySelector(".treetable");
   const found = new Map();
@@ -41,7 +37,16 @@ def data_in(report: str) -> dict[str, Any]:
     """The data in a page."""
     found = re.search(r'<script type="text/plain" id="data">(.*?)</script>', report)
     assert found is not None
-    data: dict[str, Any] = json.loads(decompress(b64decode(found[1])))
+    text, _, columns = decompress(b64decode(found[1])).partition(b"\n")
+
+    def restored(value: dict[str, Any]) -> Any:
+        if "column" not in value:
+            return value
+        first, count = value["column"]
+        parts = [columns[first + byte * count : first + (byte + 1) * count] for byte in range(8)]
+        return [int.from_bytes(bytes(one), "little", signed=True) for one in zip(*parts)]
+
+    data: dict[str, Any] = json.loads(text, object_hook=restored)
     return data
 
 

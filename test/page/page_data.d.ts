@@ -30,7 +30,7 @@ interface PageData {
   warnings: string[];
   /** What the figures mean. */
   notes: string[];
-  layers: { parent: number[]; name: string[] };
+  layers: { parent: PageData.Integers; name: string[] };
   takes: PageData.Take[];
   columns: PageData.Column[];
   /** `values` by source and column. If sources are ranks, the last one is all ranks together. */
@@ -43,17 +43,20 @@ interface PageData {
   chains: number[][];
   within: [node: number, phase: number, chain: number][][];
   /** `node` has differences, each to the value before it. */
-  rows: { node: number[]; chain: number[]; [column: string]: number[] };
+  rows: { node: PageData.Integers; chain: PageData.Integers; [column: string]: PageData.Integers };
   samples: PageData.Samples;
   calls: [source: number, node: number, every: number, ns: number[]][];
   /** The largest peak of memory in a call. `node` has differences, `device` indices in `devices`. */
-  peaks: { source: number[]; node: number[]; phase: number[]; devices: string[]; device: number[]; nbytes: number[] };
+  peaks: { source: PageData.Integers; node: PageData.Integers; phase: PageData.Integers; devices: string[]; device: PageData.Integers; nbytes: PageData.Integers };
   devices: PageData.Device[];
   memory: PageData.Memory[];
   roofs: PageData.Roof[];
 }
 
 declare namespace PageData {
+  /** A column of integers: an array of bytes in the page, a list in the test of these types. */
+  type Integers = ArrayLike<number> & Iterable<number>;
+
   type Unit = "ns" | "bytes" | "count";
 
   /** A rank, if the page has one run; else a run. */
@@ -75,7 +78,7 @@ declare namespace PageData {
   /** The layers of one run. `of`: the index of each node in `described`; -1 for layers that the run does not have. */
   interface Take {
     described: Described[];
-    of: number[];
+    of: Integers;
   }
 
   interface Described {
@@ -154,18 +157,18 @@ declare namespace PageData {
    * `measures`; `size` is the number of points. `below` and `above`: by how much the smallest and the largest value of
    * all are beyond the points. */
   interface Samples {
-    source: number[];
-    node: number[];
-    phase: number[];
+    source: Integers;
+    node: Integers;
+    phase: Integers;
     measures: SampleMeasure[];
-    measure: number[];
-    count: number[];
-    below: number[];
-    above: number[];
-    median: number[];
-    first: number[];
-    size: number[];
-    points: number[];
+    measure: Integers;
+    count: Integers;
+    below: Integers;
+    above: Integers;
+    median: Integers;
+    first: Integers;
+    size: Integers;
+    points: Integers;
   }
 
   type Times = [times: number, of: number] | null;

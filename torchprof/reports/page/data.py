@@ -5,6 +5,7 @@ The page sums the rows itself, by layer, phase, operator and rank, as all report
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from math import inf
@@ -35,7 +36,7 @@ _MOST_RANKS = 64
 
 
 def page_data(takes: Sequence[Take]) -> dict[str, Any]:
-    """All data of the runs on the page, as JSON.
+    """All data of the runs on the page, as JSON with arrays of integers.
 
     The rows of all takes are in one table of columns. Their ``source`` is the rank if there is only one take, else the
     take. A node is a layer of the tree; the nodes after the last layer are ``(outside)``, ``(not selected)`` and work
@@ -72,7 +73,7 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
         "uncertain": uncertain,
         "warnings": warnings,
         "notes": notes,
-        "layers": {"parent": tree.parents, "name": tree.names},
+        "layers": {"parent": array("q", tree.parents), "name": tree.names},
         "takes": [layer_data(take.run, tree, at) for at, take in enumerate(takes)],
         "columns": [column_data(column, where) for column, where in columns],
         **cells(shown, len(tree.layers), [column for column, _ in columns]),
@@ -159,25 +160,30 @@ def _named(take: Take, takes: Sequence[Take], sentences: Iterable[str]) -> list[
     return [sentence if len(takes) == 1 else f"{take.name}: {sentence}" for sentence in sentences]
 
 
-def _samples(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, list[Any]]:
+def _samples(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, Any]:
     """Distributions as columns. ``points``: up to ``_POINTS`` values of each in ascending order, as differences;
     ``size``: how many; ``below`` and ``above``: by how much the smallest and the largest value of all are beyond
     them."""
     values = [_points(spread) for *_, spread in samples]
-    points = [*map(differences, values)]
     return {
-        "source": [source for source, *_ in samples],
-        "node": differences([node for _, node, *_ in samples]),
-        "phase": [phase for _, _, phase, *_ in samples],
+        **_places(samples),
         "measures": [*_PER_CALL],
-        "measure": [_PER_CALL.index(key.measure) for *_, key, _ in samples],
-        "count": [spread.count for *_, spread in samples],
-        "below": [of_spread[0] - spread.min for of_spread, (*_, spread) in zip(values, samples)],
-        "above": [spread.max - of_spread[-1] for of_spread, (*_, spread) in zip(values, samples)],
-        "median": [round(spread.median) for *_, spread in samples],
-        "first": [spread.first for *_, spread in samples],
-        "size": [*map(len, points)],
-        "points": [*chain.from_iterable(points)],
+        "measure": array("q", [_PER_CALL.index(key.measure) for *_, key, _ in samples]),
+        "count": array("q", [spread.count for *_, spread in samples]),
+        "below": array("q", [of_spread[0] - spread.min for of_spread, (*_, spread) in zip(values, samples)]),
+        "above": array("q", [spread.max - of_spread[-1] for of_spread, (*_, spread) in zip(values, samples)]),
+        "median": array("q", [round(spread.median) for *_, spread in samples]),
+        "first": array("q", [spread.first for *_, spread in samples]),
+        "size": array("q", map(len, values)),
+        "points": array("q", chain.from_iterable(map(differences, values))),
+    }
+
+
+def _places(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, array[int]]:
+    return {
+        "source": array("q", [source for source, *_ in samples]),
+        "node": differences([node for _, node, *_ in samples]),
+        "phase": array("q", [phase for _, _, phase, *_ in samples]),
     }
 
 
@@ -187,17 +193,15 @@ def _points(spread: Spread) -> list[int]:
     return [*map(round, points)]
 
 
-def _peaks(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, list[Any]]:
+def _peaks(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, Any]:
     """The largest peak of the calls of each layer, as columns."""
     devices = {key.device: None for *_, key, _ in samples}
     numbers = {device: number for number, device in enumerate(devices)}
     return {
-        "source": [source for source, *_ in samples],
-        "node": differences([node for _, node, *_ in samples]),
-        "phase": [phase for _, _, phase, *_ in samples],
+        **_places(samples),
         "devices": [*devices],
-        "device": [numbers[key.device] for *_, key, _ in samples],
-        "nbytes": [spread.max for *_, spread in samples],
+        "device": array("q", [numbers[key.device] for *_, key, _ in samples]),
+        "nbytes": array("q", [spread.max for *_, spread in samples]),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable
 from math import prod
 from operator import attrgetter
@@ -28,7 +29,7 @@ _READ = attrgetter(
 """All that the description of a layer is made of."""
 
 
-def layer_data(run: Run, tree: Tree, take: int) -> dict[str, list[Any]]:
+def layer_data(run: Run, tree: Tree, take: int) -> dict[str, Any]:
     """The description of the layers in one take. Equal ones are once in ``described``; ``of`` has the index of each
     node's, -1 for layers that the take does not have."""
     numbers: dict[Hashable, int] = {}
@@ -41,7 +42,7 @@ def layer_data(run: Run, tree: Tree, take: int) -> dict[str, list[Any]]:
         if number == len(described):
             described.append(_described(layer, varies))
         of[tree.nodes[take][index]] = number
-    return {"described": described, "of": of}
+    return {"described": described, "of": array("q", of)}
 
 
 def _described(layer: Layer, varies: bool) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class Run {
     this.before = count + 2; // work launched before the recording: it is in no total
     /** @type {number} */
     this.all = count + 3;
-    this.parent = Int32Array.from([...data.layers.parent.map((at) => (at < 0 ? this.all : at)), this.all, this.all, -1, -1]);
+    this.parent = Int32Array.from([...Array.from(data.layers.parent, (at) => (at < 0 ? this.all : at)), this.all, this.all, -1, -1]);
     /** @type {number[][]} */
     this.children = Array.from({ length: count + 4 }, () => []);
     for (let node = 0; node < count + 2; node++) this.children[this.parent[node]].push(node);
@@ -127,7 +127,7 @@ class Run {
   // Parameters of each layer with all below it, null if any of these are unknown. Skips layers that the run does not have.
   /** @param {PageData.Take} take */
   #totalParams({ described, of }) {
-    const totals = of.map((at) => (at < 0 ? null : described[at].params));
+    const totals = Array.from(of, (at) => (at < 0 ? null : described[at].params));
     for (let node = this.count - 1; node >= 0; node--) {
       const above = this.parent[node];
       const [sum, below] = [totals[above], totals[node]];
