@@ -36,6 +36,12 @@ function runningSums(differences, first = 0, end = differences.length) {
   return sums;
 }
 
+// The description of a layer in one run of the page: null if the run does not have the layer.
+/** @param {PageData.Take} take @param {number} node */
+function descriptionIn({ described, of }, node) {
+  return of[node] < 0 ? null : described[of[node]];
+}
+
 /**
  * @typedef {object} Sample The distribution of the durations of calls or steps.
  * @property {number} source

@@ -139,18 +139,13 @@ class Run {
   // The description of a layer in the shown run: null if the run does not have the layer.
   /** @param {number} node @param {number} source */
   description(node, source) {
-    return this.#described(this.data.takes[source < 0 ? 0 : this.data.sources[source].take], node);
-  }
-
-  /** @param {PageData.Take} take @param {number} node */
-  #described({ described, of }, node) {
-    return of[node] < 0 ? null : described[of[node]];
+    return descriptionIn(this.data.takes[source < 0 ? 0 : this.data.sources[source].take], node);
   }
 
   // The class of a layer: in the shown run, else in any run that has the layer.
   /** @param {number} node @param {number} source @returns {string} */
   kind(node, source) {
-    const found = this.description(node, source) ?? this.data.takes.map((take) => this.#described(take, node)).find((one) => one !== null);
+    const found = this.description(node, source) ?? this.data.takes.map((take) => descriptionIn(take, node)).find((one) => one !== null);
     return found?.kind ?? "";
   }
 
