@@ -18,5 +18,6 @@ with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
     )
     tab = browser.new_page(viewport={"width": 1280, "height": 1000})
     tab.goto((Path(folder) / "report.html").as_uri())
+    tab.locator("main").wait_for()
     tab.screenshot(path=HERE / "report.png")
     browser.close()

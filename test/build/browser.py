@@ -94,6 +94,8 @@ def open_tab(chromium: Browser) -> Iterator[Callable[..., Tab]]:
         page.on("console", heard)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(Path(file).resolve().as_uri() + (f"#{fragment}" if fragment else ""))
+        if page.locator("#data").count():  # the HTML report is drawn after it is loaded
+            page.locator("main").wait_for()
         return Tab(page, errors, requests)
 
     yield open_one

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+from base64 import b64decode
 from typing import TYPE_CHECKING, Any
+from zlib import decompress
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -27,6 +31,23 @@ READ_TABLE = """async () => {
   box.scrollTop = 0;
   return [...found.entries()].sort(([one], [other]) => one - other).map(([, line]) => line);
 }"""
+
+
+def data_in(report: str) -> dict[str, Any]:
+    """The data in a page."""
+    found = re.search(r'<script type="text/plain" id="data">(.*?)</script>', report)
+    assert found is not None
+    text, _, columns = decompress(b64decode(found[1])).partition(b"\n")
+
+    def restored(value: dict[str, Any]) -> Any:
+        if "column" not in value:
+            return value
+        first, count = value["column"]
+        parts = [columns[first + byte * count : first + (byte + 1) * count] for byte in range(8)]
+        return [int.from_bytes(bytes(one), "little", signed=True) for one in zip(*parts)]
+
+    data: dict[str, Any] = json.loads(text, object_hook=restored)
+    return data
 
 
 def button(page: Page, name: str) -> Any:

@@ -30,7 +30,7 @@ interface PageData {
   warnings: string[];
   /** What the figures mean. */
   notes: string[];
-  layers: { parent: number[]; name: string[] };
+  layers: { parent: PageData.Integers; name: string[] };
   takes: PageData.Take[];
   columns: PageData.Column[];
   /** `values` by source and column. If sources are ranks, the last one is all ranks together. */
@@ -42,16 +42,21 @@ interface PageData {
   frames: [kind: string, name: string][];
   chains: number[][];
   within: [node: number, phase: number, chain: number][][];
-  rows: { node: number[]; chain: number[]; [column: string]: number[] };
-  samples: PageData.Sample[];
+  /** `node` has differences, each to the value before it. */
+  rows: { node: PageData.Integers; chain: PageData.Integers; [column: string]: PageData.Integers };
+  samples: PageData.Samples;
   calls: [source: number, node: number, every: number, ns: number[]][];
-  peaks: [source: number, node: number, phase: number, device: string, nbytes: number][];
+  /** The largest peak of memory in a call. `node` has differences, `device` indices in `devices`. */
+  peaks: { source: PageData.Integers; node: PageData.Integers; phase: PageData.Integers; devices: string[]; device: PageData.Integers; nbytes: PageData.Integers };
   devices: PageData.Device[];
   memory: PageData.Memory[];
   roofs: PageData.Roof[];
 }
 
 declare namespace PageData {
+  /** A column of integers: an array of bytes in the page, a list in the test of these types. */
+  type Integers = ArrayLike<number> & Iterable<number>;
+
   type Unit = "ns" | "bytes" | "count";
 
   /** A rank, if the page has one run; else a run. */
@@ -61,7 +66,6 @@ declare namespace PageData {
     measured: string[];
   }
 
-  /** The layers of one run, by node; null for layers that it does not have. */
   /** `gain`, `finding` and `remedy` are sentences; names of code are between backticks. `layers`: paths. */
   interface Finding {
     gain: string;
@@ -71,19 +75,23 @@ declare namespace PageData {
     remedy: string;
   }
 
+  /** The layers of one run. `of`: the index of each node in `described`; -1 for layers that the run does not have. */
   interface Take {
-    kind: (string | null)[];
-    settings: (string | null)[];
-    params: (number | null)[];
-    dtypes: (string | null)[];
-    inputs: (number[][] | null)[];
-    outputs: (number[][] | null)[];
-    shapesVary: (boolean | null)[];
-    training: (boolean | null)[];
-    compiled: (boolean | null)[];
-    selected: (boolean | null)[];
-    sharedWith: (string[] | null)[];
-    traffic: (number | null)[];
+    described: Described[];
+    of: Integers;
+  }
+
+  interface Described {
+    kind: string;
+    settings: string;
+    params: number | null;
+    dtypes: string;
+    inputs: number[][];
+    outputs: number[][];
+    shapesVary: boolean;
+    training: boolean | null;
+    sharedWith: string[];
+    traffic: number | null;
   }
 
   interface Largest {
@@ -143,10 +151,25 @@ declare namespace PageData {
     lowerBoundIf: string | null;
   }
 
-  type Sample = [
-    source: number, node: number, phase: number, measure: "cpu_ns" | "step_cpu_ns" | "step_device_ns",
-    count: number, sum: number, least: number, median: number, most95: number, most: number, first: number, points: number[],
-  ];
+  type SampleMeasure = "cpu_ns" | "step_cpu_ns" | "step_device_ns";
+
+  /** Distributions of more than one value. `node` and the points of each have differences, `measure` has indices in
+   * `measures`; `size` is the number of points. `below` and `above`: by how much the smallest and the largest value of
+   * all are beyond the points. */
+  interface Samples {
+    source: Integers;
+    node: Integers;
+    phase: Integers;
+    measures: SampleMeasure[];
+    measure: Integers;
+    count: Integers;
+    below: Integers;
+    above: Integers;
+    median: Integers;
+    first: Integers;
+    size: Integers;
+    points: Integers;
+  }
 
   type Times = [times: number, of: number] | null;
 

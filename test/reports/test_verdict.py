@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from build.hand_made import FORWARD, kernel, label, op, row, run_of
+from build.page import data_in
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -256,8 +256,7 @@ def test_the_page_and_the_data_have_the_same_verdict() -> None:
     with torchprof.Profile(model) as prof:
         model(x).sum().backward()
     text = prof.run.report("overview")
-    [document] = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', prof.run.report("html"), re.DOTALL)
-    page = json.loads(document)
+    page = data_in(prof.run.report("html"))
     assert page["ran"] == text.splitlines()[:2]
     assert page["help"] and all(cause.split(":")[0] in text for cause, _ in page["help"])
     data = prof.run.report("overview").data

@@ -234,7 +234,8 @@ def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
 
     def is_part(place: tuple[int, int, int, int]) -> bool:
         layer, phase, within, chain = place
-        return any((layer, phase, within, outer) in counted for outer in around[chain])
+        outers = around[chain]
+        return bool(outers) and any((layer, phase, within, outer) in counted for outer in outers)
 
     return is_part
 

@@ -11,7 +11,7 @@ from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.reports.text import printable, rows_hidden
 from torchprof.run.cost import Cost, ReportCell
 from torchprof.run.lockstep import range_in_words
-from torchprof.run.operators import Op, operators_of_layers
+from torchprof.run.operators import Op, operators_of_layers, rows_in_ranges
 from torchprof.run.run import Run
 from torchprof.run.words import (
     BETWEEN_OPS,
@@ -74,15 +74,15 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
     """The rows of the models and of work of no layer, with all rows below them. ``phases``: the phases with figures;
     None: all phases of the run. ``show_events``: with rows of operators."""
     phases = run.phases() if phases is None else phases
-    chains = [*run.rows.frames, *(around.frames for within in run.rows.within for around in within)]
-    has_ranges = any(frame.kind in RANGES for frames in chains for frame in frames)
-    ops = {phase: operators_of_layers(run.rows, phase) if show_events or has_ranges else {} for phase in phases}
+    rows = run.rows if show_events else rows_in_ranges(run.rows)
+    ops = {phase: operators_of_layers(rows, phase) for phase in phases}
+    has_ops = {layer for of_phase in ops.values() for layer in of_phase}
     index = run.layers.index_of
     lines: list[Entry] = []
     lines_of: dict[tuple[str, ...], Entry] = {}
     for path, figures in figures_of_layers(run, phases).items():
         line = lines_of[path] = Entry(ReportCell(printable(path[-1]), ".".join(path)), figures, path=path)
-        if figures.total:
+        if figures.total and index[path] in has_ops:
             line.ops = _op_lines({phase: ops[phase].get(index[path], []) for phase in ops}, ".".join(path), show_events)
         (lines if len(path) == 1 else lines_of[path[:-1]].children).append(line)
     for name, key in ((NOT_SELECTED_NAME, NOT_SELECTED), (OUTSIDE_NAME, OUTSIDE)):

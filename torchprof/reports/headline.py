@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from torchprof.reports import report
@@ -84,18 +85,25 @@ def headline(run: Run) -> str:
     CPU: then the headline says so, and uses the time on the CPU. In a run without times it uses FLOPs. 100 % is the
     same as in ``top``; sums are over all ranks.
     """
-    before, measured = _subject(run)
-    parts = parts_of(run, measured.field)
-    buckets: Counter[int] = Counter()  # by number of the phase, or OUTSIDE or NOT_SELECTED: see _bucket
+    return headline_of(run, partial(parts_of, run))
+
+
+def headline_of(run: Run, parts_by: Callable[[str], Mapping[WorkPart, int]]) -> str:
+    """The headline of a run. ``parts_by``: its parts by a field of ``Cost``; the page needs them twice."""
+    before, measured = _subject(run, parts_by)
+    parts = parts_by(measured.field)
+    # By number of the phase, or OUTSIDE or NOT_SELECTED: see _bucket.
+    parts_in: defaultdict[int, dict[WorkPart, int]] = defaultdict(dict)
     for part, amount in parts.items():
-        buckets[_bucket(run, part)] += amount
+        parts_in[_bucket(run, part)][part] = amount
+    buckets = Counter({bucket: sum(inside.values()) for bucket, inside in parts_in.items()})
     if not buckets or not any(run.rows.columns[measured.field]):
         return f"{before}No {'FLOPs were counted' if measured.field == 'flops' else f'{measured.name} was recorded'}."
     is_empty = all((part.where.layer, part.where.label, part.work) == (OUTSIDE, "", BETWEEN_OPS) for part in parts)
     if is_empty and measured.field == "cpu_ns" and not source_lines(run):
         return f"{before}No operator ran, and no layer was called."
     [(largest, whole)] = buckets.most_common(1)
-    here = {part: amount for part, amount in parts.items() if _bucket(run, part) == largest}
+    here = parts_in[largest]
     everything = sum(buckets.values())
     if largest < 0:
         clauses = [_Clause(whole, _NO_LAYER[largest]), *_largest_work(run, measured, here)]
@@ -125,7 +133,7 @@ def headline(run: Run) -> str:
     return f"{sentence} The largest {which} is `{_name(run, first)}`, with {_share(tree.totals[first], whole)}."
 
 
-def _subject(run: Run) -> tuple[str, _Measured]:
+def _subject(run: Run, parts_by: Callable[[str], Mapping[WorkPart, int]]) -> tuple[str, _Measured]:
     """A first sentence about an idle device, or "", and the measure for the other sentences."""
     meta = run.meta
     if "device_ns" in meta.measured:
@@ -138,7 +146,7 @@ def _subject(run: Run) -> tuple[str, _Measured]:
         cpu = _Measured("cpu_ns", "time on the CPU") if "cpu_ns" in meta.measured else on_device
         if not any(run.rows.columns["device_ns"]):
             return f"Nothing ran on {device}. ", cpu
-        if not parts_of(run, "device_ns"):
+        if not parts_by("device_ns"):
             return f"Nothing that was recorded launched any work on {device}. ", cpu
         if idle > _MOSTLY_IDLE:
             if len(busy) == 1:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from array import array
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from types import NoneType
 from typing import Any
+from zlib import compress
 
 from torchprof.analyze.advice import advise
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.errors import TorchprofError
 from torchprof.reports import QUESTIONS, report
 from torchprof.reports.advice import gain, place
-from torchprof.reports.headline import headline
+from torchprof.reports.headline import headline_of
 from torchprof.reports.notes import LEGEND
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.largest import largest_places
 from torchprof.reports.page.tree import Take
+from torchprof.reports.top import parts_of
 from torchprof.reports.verdict import first_findings, in_short, ran
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.run import Run
@@ -29,6 +34,7 @@ from torchprof.version import __version__
 
 _SCRIPTS = (
     "format.js",
+    "data.js",
     "elements.js",
     "run.js",
     "sheet.js",
@@ -44,6 +50,8 @@ _SCRIPTS = (
 )
 _COMMENTS = re.compile(r"^[ \t]*(?://.*|/\*(?:(?!\*/)[\s\S])*\*/[ \t]*)\n", re.MULTILINE)
 _FINDINGS_SHOWN = 12
+_LEVEL = 3
+"""The level of compression: with a higher one, the page of many layers takes longer and is hardly smaller."""
 
 
 @report("html", "the page: an icicle chart of the layers, all tables, a roofline, memory over time", suffix=".html")
@@ -52,7 +60,7 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
     operators and ranks, findings, a roofline, and memory over time.
 
     ``beside``: other runs by name; a control of the page switches between the runs. Layers with the same path are one
-    layer. The page needs no network and no server, and works in any browser of 2023 or later.
+    layer. The page needs no network and no server, and works in any browser of May 2023 or later.
 
     Raises TorchprofError if a value of ``beside`` is no run.
     """
@@ -63,11 +71,12 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
             raise TorchprofError(
                 f"beside={{{name!r}: …}} is {other!r:.60}, not a Run. Read a file with torchprof.load()."
             )
+    parts_by = cache(partial(parts_of, run))
     takes = [Take("this run", run), *(Take(str(name), other) for name, other in (beside or {}).items())]
     return page(
         ", ".join(run.meta.model) or "torchprof",
         takes,
-        {"headline": headline(run), "ran": ran(run), "largest": largest_places(run)},
+        {"headline": headline_of(run, parts_by), "ran": ran(run), "largest": largest_places(run, parts_by)},
         run,
     )
 
@@ -98,14 +107,35 @@ def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -
         **more,
         **page_data(takes),
     }
-    # Only ASCII, and no "<" that could end the element: the names of layers may be any text.
-    data = json.dumps(document, separators=(",", ":")).replace("<", "\\u003c")
+    data = _packed(document)
     script = page_script()
     style = _part("page.css")
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_hash(script)}'; img-src data:"
     shown = f"{title} · torchprof".encode("utf-8", "replace").decode()
     parts = {"title": escape(shown), "policy": policy, "style": style, "data": data, "script": script}
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))
+
+
+def _packed(document: Mapping[str, Any]) -> str:
+    """A line of JSON, then the bytes of all arrays of integers in it, deflated and in base64. In place of an array, the
+    JSON has {"column": [its first byte, its length]}. No name of a layer can end the element that the text is in.
+
+    Of each array come first the lowest bytes of all values, then the next bytes: so they are compressed best.
+    """
+    columns: list[bytes] = []
+    sizes = [0]
+
+    def place(column: array[int]) -> dict[str, list[int]]:
+        if sys.byteorder == "big":
+            column = column[:]
+            column.byteswap()
+        values = column.tobytes()
+        columns.append(b"".join(values[byte::8] for byte in range(8)))
+        sizes.append(sizes[-1] + len(values))
+        return {"column": [sizes[-2], len(column)]}
+
+    text = json.dumps(document, separators=(",", ":"), default=place)
+    return b64encode(compress(b"\n".join([text.encode(), b"".join(columns)]), _LEVEL)).decode()
 
 
 def page_script() -> str:

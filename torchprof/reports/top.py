@@ -167,16 +167,14 @@ class LargestPart(NamedTuple):
     work: str
 
 
-def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str]:
-    """The largest parts of a run in one measure, and a sentence on those that are hidden."""
-    parts = parts_of(run, field)
+def largest_of(run: Run, field: str, limit: int, parts: Counter[WorkPart]) -> tuple[list[LargestPart], str]:
+    """The largest parts of a run in one measure, and a sentence on those that are hidden. ``parts``: all of them."""
     whole = sum(parts.values())
-    rows = _alike_as_one(run, parts)
-    rows.sort(key=lambda row: -sum(parts[part] for part in row))
+    rows = [(sum(map(parts.__getitem__, row)), row) for row in _alike_as_one(run, parts)]
+    rows.sort(key=lambda one: -one[0])
     lines = source_lines(run)
     found = []
-    for row in rows[:limit]:
-        amount = sum(parts[part] for part in row)
+    for amount, row in rows[:limit]:
         where, work = row[0]
         kind = ""
         seen = sum((lines[part.where] for part in row if part.where in lines), Counter[str]())
@@ -193,12 +191,12 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
         found.append(LargestPart(amount / whole, amount, where.layer, name, kind, phase_cell(where.phase_name), work))
     if not (hidden := rows[limit:]):
         return found, ""
-    rest = sum(parts[part] for row in hidden for part in row)
+    rest = sum(amount for amount, _ in hidden)
     return found, f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}."
 
 
 def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None, width: int | None) -> str:
-    found, about_hidden = largest_of(run, field, limit)
+    found, about_hidden = largest_of(run, field, limit, parts_of(run, field))
     show = format_count if field == "flops" else format_time
     headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
     table = [[format_share(one.share), show(one.amount), one.name, one.kind, one.phase, one.work] for one in found]
@@ -244,12 +242,12 @@ def _line_width(headings: Sequence[str], table: Sequence[Sequence[str]]) -> int:
 
 def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
     """The parts of each row: the same work in at least three layers that are alike is one row."""
-    keys = likeness(run)
-    groups: defaultdict[Hashable, list[WorkPart]] = defaultdict(list)
+    numbers: dict[Hashable, int] = {}
+    keys = [numbers.setdefault(key, len(numbers)) for key in likeness(run)]
+    groups: defaultdict[tuple[int, int, str, str], list[WorkPart]] = defaultdict(list)
     for part in parts:
-        where = part.where
-        key = keys[where.layer] if where.layer >= 0 else where.layer
-        groups[key, where.phase, where.label, part.work].append(part)
+        (layer, phase, label), work = part
+        groups[keys[layer] if layer >= 0 else layer, phase, label, work].append(part)
     rows = []
     for group in groups.values():
         rows += [group] if len(group) >= _ALIKE else [[part] for part in group]
@@ -285,16 +283,21 @@ def parts_of(run: Run, field: str) -> Counter[WorkPart]:
     """The amount of ``cpu_ns``, ``device_ns`` or ``flops`` of each part, without parts of amount 0 and without work
     that was launched before the recording."""
     columns = run.rows.columns
-    chains = [None if is_left_over(frames) else (_label(frames), _work(frames)) for frames in run.rows.frames]
-    sums: dict[tuple[int, int, tuple[str, str] | None], int] = {}
-    for layer, phase, chain, ns in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
-        key = layer, phase, chains[chain]
-        sums[key] = sums.get(key, 0) + ns
+    numbers: dict[tuple[str, str] | None, int] = {}  # of a label and the work in it; None: launched before
+    works = [None if is_left_over(frames) else (_label(frames), _work(frames)) for frames in run.rows.frames]
+    chains = [numbers.setdefault(work, len(numbers)) for work in works]
+    work_of_row = map(chains.__getitem__, columns["frames"])
+    sums: dict[tuple[int, int, int], int] = {}
+    for key, ns in zip(zip(columns["layer"], columns["phase"], work_of_row), columns[field]):
+        if ns:
+            sums[key] = sums.get(key, 0) + ns
+    of_number = [*numbers]
     parts: Counter[WorkPart] = Counter()
-    for (layer, phase, within), ns in sums.items():
-        if within is not None:
+    for (layer, phase, number), ns in sums.items():
+        within = of_number[number]
+        if within is not None and ns > 0:
             parts[WorkPart(Where(layer, phase, within[0]), within[1])] = ns
-    return Counter({part: ns for part, ns in parts.items() if ns > 0})
+    return parts
 
 
 def _label(frames: Sequence[Frame]) -> str:
@@ -324,11 +327,16 @@ def _work(frames: Sequence[Frame]) -> str:
 def source_lines(run: Run) -> dict[Where, Counter[str]]:
     """The number of samples of each source line between operators, by place."""
     found: defaultdict[Where, Counter[str]] = defaultdict(Counter)
-    columns = run.rows.columns
+    columns, chains = run.rows.columns, run.rows.frames
+    is_line = [
+        bool(frames) and frames[-1].kind == "python" and all(frame.kind == "label" for frame in frames[:-1])
+        for frames in chains
+    ]
+    if not any(is_line):
+        return {}
     for layer, phase, chain, samples in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
-        frames = run.rows.frames[chain]
-        if frames and frames[-1].kind == "python" and all(frame.kind == "label" for frame in frames[:-1]):
-            found[Where(layer, phase, _label(frames))][frames[-1].name] += samples
+        if is_line[chain]:
+            found[Where(layer, phase, _label(chains[chain]))][chains[chain][-1].name] += samples
     return dict(found)
 
 

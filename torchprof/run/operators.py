@@ -6,8 +6,10 @@ operators. For each ``RowKey`` it gives a ``Way``: the operators that rows with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import NamedTuple
 
 from torchprof.run.cost import FIELDS, NO_COST, Cost
@@ -117,6 +119,22 @@ def _costs(rows: Rows, taken: Sequence[tuple[int, Way]], size: int) -> tuple[lis
 def is_kernel(frames: Sequence[Frame]) -> bool:
     """Whether a row with these frames is the work of a device."""
     return bool(frames) and frames[-1].kind == "kernel"
+
+
+def rows_in_ranges(rows: Rows) -> Rows:
+    """The rows of work inside a range, such as a label or a compiled region: no other row counts for a range."""
+    is_in_range = [_has_range(frames) for frames in rows.frames]
+    is_called_in_range = [any(_has_range(around.frames) for around in within) for within in rows.within]
+    kept: list[bool] = []
+    if any(is_in_range) or any(is_called_in_range):
+        chains, within = rows.columns["frames"], rows.columns["within"]
+        kept = [is_in_range[chain] or is_called_in_range[number] for chain, number in zip(chains, within)]
+    columns = {name: array("q", compress(column, kept)) for name, column in rows.columns.items()}
+    return replace(rows, columns=columns)
+
+
+def _has_range(frames: Iterable[Frame]) -> bool:
+    return any(frame.kind in RANGES for frame in frames)
 
 
 @dataclass

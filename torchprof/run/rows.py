@@ -200,14 +200,20 @@ class Rows(Sequence[Row]):
         keys: list[tuple[int, int]] = list(zip(columns["layer"], columns["phase"]))
         if any(left_over):
             keys = [_LEFT_OVER if left_over[chain] else key for key, chain in zip(keys, columns["frames"])]
-        sums = {key: [0] * (len(FIELDS) + 1) for key in keys}
-        for key, frames, count in zip(keys, columns["frames"], columns["calls"]):
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        places = [*map(numbers.__getitem__, keys)]
+        calls = [0] * len(numbers)
+        for place, frames, count in zip(places, columns["frames"], columns["calls"]):
             if own_time[frames]:
-                sums[key][-1] += count
+                calls[place] += count
         nothing = bytes(8 * len(keys))
-        for number, name in enumerate(FIELDS):
+        fields = []
+        for name in FIELDS:
+            sums = [0] * len(numbers)
             if columns[name].tobytes() != nothing:
-                for key, value in zip(keys, columns[name]):
-                    sums[key][number] += value
-        sums.pop(_LEFT_OVER, None)
-        return {key: (Cost(*costs), calls) for key, (*costs, calls) in sums.items()}
+                for place, value in zip(places, columns[name]):
+                    sums[place] += value
+            fields.append(sums)
+        found = dict(zip(numbers, zip(map(Cost, *fields), calls)))
+        found.pop(_LEFT_OVER, None)
+        return found

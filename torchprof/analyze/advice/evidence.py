@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import add
 from typing import NamedTuple
 
 from torchprof.analyze.groups import likeness
@@ -147,37 +148,81 @@ class Evidence:
     def rows(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Iterator[int]:
         """The numbers of the rows whose frames match. Work that was launched before the recording never matches, here
         and in ``took``."""
+        for _, rows in self.rows_of_chains(holds, phases=phases):
+            yield from rows
+
+    def rows_of_chains(
+        self, holds: Holds, *, phases: Iterable[str] = PHASES
+    ) -> Iterator[tuple[Sequence[Frame], list[int]]]:
+        """The same for each chain of frames that matches: the chain, and the numbers of its rows, at least one."""
         wanted = {PHASES.index(phase) for phase in phases}
         of_phase = self.run.rows.columns["phase"]
-        for frames, rows in zip(self.run.rows.frames, self._rows_of_chain):
-            if rows and holds(frames):
-                yield from (at for at in rows if of_phase[at] in wanted)
+        for frames, of_chain in zip(self.run.rows.frames, self._rows_of_chain):
+            if of_chain and holds(frames):
+                rows = [at for at in of_chain if of_phase[at] in wanted]
+                if rows:
+                    yield frames, rows
 
-    def took(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> dict[int, Took]:
+    def took(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Mapping[int, Took]:
         """The sums of the rows whose frames match, by the number of their layer (negative: no layer).
 
         ``calls`` counts a row only if its frames without the innermost do not match. For "an ``aten::softmax`` is among
         the frames" it is the number of calls of softmax, and the times are those of these calls with all ops inside
         them, but without layers that they call.
         """
+        wanted = frozenset(map(PHASES.index, phases))
+        matching = tuple(
+            (chain, not frames or not holds(frames[:-1]))
+            for chain, frames in enumerate(self.run.rows.frames)
+            if self._rows_of_chain[chain] and holds(frames)
+        )
+        if (matching, wanted) not in self._sums:  # many rules ask for the same rows
+            self._sums[matching, wanted] = self._sums_of(matching, wanted)
+        return self._sums[matching, wanted]
+
+    @cached_property
+    def _phases(self) -> frozenset[int]:
+        """The numbers of the phases of rows."""
+        return frozenset(self.run.rows.columns["phase"])
+
+    @cached_property
+    def _not_zero(self) -> frozenset[str]:
+        """The names of the columns of rows that have a value."""
+        return frozenset(name for name, column in self.run.rows.columns.items() if any(column))
+
+    @cached_property
+    def _sums(self) -> dict[tuple[tuple[tuple[int, bool], ...], frozenset[int]], Mapping[int, Took]]:
+        return {}
+
+    def _sums_of(self, matching: Iterable[tuple[int, bool]], wanted: frozenset[int]) -> Mapping[int, Took]:
+        """The sums of the rows of chains, by layer. ``matching``: the number of each chain, and whether its calls
+        count."""
         columns = self.run.rows.columns
-        wanted = {PHASES.index(phase) for phase in phases}
-        layers, of_phase, calls = columns["layer"], columns["phase"], columns["calls"]
-        cpu_ns, device_ns = columns["cpu_ns"], columns["device_ns"]
-        on_cpu, on_device = columns["cpu_allocated"], columns["device_allocated"]
-        found: dict[int, list[int]] = {}
-        for frames, rows in zip(self.run.rows.frames, self._rows_of_chain):
-            if not rows or not holds(frames):
-                continue
-            outermost = not frames or not holds(frames[:-1])
-            for at in rows:
-                if of_phase[at] in wanted:
-                    sums = found.setdefault(layers[at], [0, 0, 0, 0])
-                    sums[0] += calls[at] * outermost
-                    sums[1] += cpu_ns[at]
-                    sums[2] += device_ns[at]
-                    sums[3] += on_cpu[at] + on_device[at]
-        return {layer: Took(*sums) for layer, sums in found.items()}
+        layers, of_phase = columns["layer"], columns["phase"]
+        taken: list[int] = []
+        counted: list[int] = []
+        for chain, outermost in matching:
+            rows = self._rows_of_chain[chain]
+            if not self._phases <= wanted:
+                rows = [at for at in rows if of_phase[at] in wanted]
+            taken += rows
+            counted += rows if outermost else []
+        numbers = {layer: number for number, layer in enumerate(dict.fromkeys(layers[at] for at in taken))}
+        nothing = [0] * len(numbers)
+
+        def sums(name: str, rows: Sequence[int], places: Sequence[int]) -> Sequence[int]:
+            if name not in self._not_zero:
+                return nothing
+            column, found = columns[name], nothing.copy()
+            for at, place in zip(rows, places):
+                found[place] += column[at]
+            return found
+
+        places = [numbers[layers[at]] for at in taken]
+        calls = sums("calls", counted, [numbers[layers[at]] for at in counted])
+        times = (sums(name, taken, places) for name in ("cpu_ns", "device_ns"))
+        allocated = map(add, *(sums(name, taken, places) for name in ("cpu_allocated", "device_allocated")))
+        return dict(zip(numbers, map(Took, calls, *times, allocated)))
 
     def time_of(self, took: Took) -> int:
         """The time that counts: that of the device if it was measured, else that of the CPU."""

@@ -300,14 +300,15 @@ def _in_loops(evidence: Evidence, layers: Container[int]) -> set[str | None]:
 
 def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str | None]:
     """The names of the matching outermost ops and nodes that take less than 10 us on average, with all in them."""
-    columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
+    columns = evidence.run.rows.columns
     time = columns["cpu_ns" if evidence.device == "cpu" else "device_ns"]
     ns: Counter[str | None] = Counter()
     calls: Counter[str | None] = Counter()
-    for at in evidence.rows(holds, phases=phases):
-        frames = chains[columns["frames"][at]]
-        ns[outermost_op(frames)] += time[at]
-        calls[outermost_op(frames)] += columns["calls"][at] * (not holds(frames[:-1]))
+    for frames, rows in evidence.rows_of_chains(holds, phases=phases):
+        name = outermost_op(frames)
+        ns[name] += sum(time[at] for at in rows)
+        if not holds(frames[:-1]):
+            calls[name] += sum(columns["calls"][at] for at in rows)
     return {name for name in ns if ns[name] < _FEW_NS * calls[name]}
 
 

@@ -191,24 +191,28 @@ def functions(
     samples; in layers, the time of all operators and that between them, because most layers have no sample. ``holds``
     gets the frames without the line.
     """
-    rows, columns = evidence.run.rows, evidence.run.rows.columns
+    columns = evidence.run.rows.columns
+    if not any(map(is_line, evidence.run.rows.frames)):
+        return []
     times: Counter[_Place] = Counter()
     calls: Counter[_Place] = Counter()
     lines: defaultdict[_Place, Counter[str]] = defaultdict(Counter)
-    for at in evidence.rows(lambda frames: holds(frames[:-1] if is_line(frames) else frames), phases=(FORWARD,)):
-        layer = columns["layer"][at]
-        if (layer >= 0) != in_layers:
-            continue
-        frames = rows.frames[columns["frames"][at]]
-        place = layer, _outermost(frames)
-        if in_layers:
-            place = _ANY_LAYER, place[1][-1:] and (_ANY_OPERATOR,)
-        if is_line(frames):
-            lines[place][frames[-1].name] += columns["calls"][at]
-        else:
-            times[place] += columns["cpu_ns"][at]
-            if len(place[1]) == len(frames) and not is_own_time(frames):
-                calls[place] += columns["calls"][at]
+    matching = evidence.rows_of_chains(
+        lambda frames: holds(frames[:-1] if is_line(frames) else frames), phases=(FORWARD,)
+    )
+    for frames, rows in matching:
+        outermost = _outermost(frames)
+        for at in rows:
+            layer = columns["layer"][at]
+            if (layer >= 0) != in_layers:
+                continue
+            place = (_ANY_LAYER, outermost[-1:] and (_ANY_OPERATOR,)) if in_layers else (layer, outermost)
+            if is_line(frames):
+                lines[place][frames[-1].name] += columns["calls"][at]
+            else:
+                times[place] += columns["cpu_ns"][at]
+                if len(place[1]) == len(frames) and not is_own_time(frames):
+                    calls[place] += columns["calls"][at]
     found: dict[str, Function] = {}
     for place, seen in lines.items():
         samples = seen.total()

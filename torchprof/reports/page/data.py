@@ -5,7 +5,9 @@ The page sums the rows itself, by layer, phase, operator and rank, as all report
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -15,7 +17,7 @@ from torchprof.reports.page.columns import column_data, columns_shown, measure_d
 from torchprof.reports.page.layers import layer_data
 from torchprof.reports.page.over_time import calls_over_time, memory_of
 from torchprof.reports.page.ranks import common, compared_ranks, sum_of_ranks
-from torchprof.reports.page.rows import Names, rows_of
+from torchprof.reports.page.rows import Names, differences, rows_of
 from torchprof.reports.page.tree import Take, Tree
 from torchprof.run.cost import FIELDS
 from torchprof.run.memory import KINDS
@@ -34,7 +36,7 @@ _MOST_RANKS = 64
 
 
 def page_data(takes: Sequence[Take]) -> dict[str, Any]:
-    """All data of the runs on the page, as JSON.
+    """All data of the runs on the page, as JSON with arrays of integers.
 
     The rows of all takes are in one table of columns. Their ``source`` is the rank if there is only one take, else the
     take. A node is a layer of the tree; the nodes after the last layer are ``(outside)``, ``(not selected)`` and work
@@ -71,7 +73,7 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
         "uncertain": uncertain,
         "warnings": warnings,
         "notes": notes,
-        "layers": {"parent": tree.parents, "name": tree.names},
+        "layers": {"parent": array("q", tree.parents), "name": tree.names},
         "takes": [layer_data(take.run, tree, at) for at, take in enumerate(takes)],
         "columns": [column_data(column, where) for column, where in columns],
         **cells(shown, len(tree.layers), [column for column, _ in columns]),
@@ -111,21 +113,22 @@ class _Sources:
 def _per_call(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str, Any]:
     """Durations of calls and steps: distributions, and calls in the order of time; memory peaks of calls."""
 
-    def samples(measures: Sequence[str]) -> Iterator[tuple[list[int], SampleKey, Spread]]:
+    def samples(measures: Sequence[str]) -> Iterator[tuple[int, int, int, SampleKey, Spread]]:
         for at, take in enumerate(takes):
             for key, spread in take.run.samples.items():
                 if key.measure in measures:
-                    yield [sources.of(at, key.rank), tree.nodes[at][key.layer], PHASES.index(key.phase)], key, spread
+                    where = sources.of(at, key.rank), tree.nodes[at][key.layer], PHASES.index(key.phase)
+                    yield *where, key, spread
 
     return {
-        "samples": [[*where, key.measure, *_spread(spread)] for where, key, spread in samples(_PER_CALL)],
+        "samples": _samples([sample for sample in samples(_PER_CALL) if sample[-1].count > 1]),
         "calls": [
             [sources.of(at, take.run.timeline.rank), *course]
             for at, take in enumerate(takes)
             if take.run.timeline is not None
             for course in calls_over_time(take.run, tree.nodes[at])
         ],
-        "peaks": [[*where, key.device, spread.max] for where, key, spread in samples(("peak_bytes",))],
+        "peaks": _peaks([*samples(("peak_bytes",))]),
     }
 
 
@@ -157,12 +160,49 @@ def _named(take: Take, takes: Sequence[Take], sentences: Iterable[str]) -> list[
     return [sentence if len(takes) == 1 else f"{take.name}: {sentence}" for sentence in sentences]
 
 
-def _spread(spread: Spread) -> list[Any]:
-    """Count, sum, minimum, median, 95th percentile, maximum, first, and up to ``_POINTS`` values in ascending order."""
+def _samples(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, Any]:
+    """Distributions as columns. ``points``: up to ``_POINTS`` values of each in ascending order, as differences;
+    ``size``: how many; ``below`` and ``above``: by how much the smallest and the largest value of all are beyond
+    them."""
+    values = [_points(spread) for *_, spread in samples]
+    return {
+        **_places(samples),
+        "measures": [*_PER_CALL],
+        "measure": array("q", [_PER_CALL.index(key.measure) for *_, key, _ in samples]),
+        "count": array("q", [spread.count for *_, spread in samples]),
+        "below": array("q", [of_spread[0] - spread.min for of_spread, (*_, spread) in zip(values, samples)]),
+        "above": array("q", [spread.max - of_spread[-1] for of_spread, (*_, spread) in zip(values, samples)]),
+        "median": array("q", [round(spread.median) for *_, spread in samples]),
+        "first": array("q", [spread.first for *_, spread in samples]),
+        "size": array("q", map(len, values)),
+        "points": array("q", chain.from_iterable(map(differences, values))),
+    }
+
+
+def _places(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, array[int]]:
+    return {
+        "source": array("q", [source for source, *_ in samples]),
+        "node": differences([node for _, node, *_ in samples]),
+        "phase": array("q", [phase for _, _, phase, *_ in samples]),
+    }
+
+
+def _points(spread: Spread) -> list[int]:
     sample = spread.sample
     points = [spread.quantile(at / (_POINTS - 1)) for at in range(_POINTS)] if len(sample) > _POINTS else sample
-    quantiles = [spread.min, round(spread.median), round(spread.quantile(0.95)), spread.max]
-    return [spread.count, spread.sum, *quantiles, spread.first, [round(value) for value in points]]
+    return [*map(round, points)]
+
+
+def _peaks(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[str, Any]:
+    """The largest peak of the calls of each layer, as columns."""
+    devices = {key.device: None for *_, key, _ in samples}
+    numbers = {device: number for number, device in enumerate(devices)}
+    return {
+        **_places(samples),
+        "devices": [*devices],
+        "device": array("q", [numbers[key.device] for *_, key, _ in samples]),
+        "nbytes": array("q", [spread.max for *_, spread in samples]),
+    }
 
 
 def _device(time: DeviceTime, source: int) -> dict[str, Any]:

@@ -35,19 +35,19 @@ class LayerPanel {
   /** @param {number} node @param {number} source */
   #facts(node, source) {
     const { run } = this;
-    const layers = run.take(source);
-    if (layers.kind[node] === null) return [element("p", {}, "This run does not have this layer.")];
-    const facts = [["class", layers.settings[node] ? `${layers.kind[node]}(${layers.settings[node]})` : layers.kind[node] || UNKNOWN]];
+    const layer = run.description(node, source);
+    if (layer === null) return [element("p", {}, "This run does not have this layer.")];
+    const facts = [["class", layer.settings ? `${layer.kind}(${layer.settings})` : layer.kind || UNKNOWN]];
     const params = run.params[source < 0 ? 0 : run.data.sources[source].take][node];
-    const own = layers.params[node];
+    const own = layer.params;
     const text = params === null ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} self` : "");
-    facts.push(["parameters", layers.dtypes[node] ? `${text} (${layers.dtypes[node]})` : text]);
-    const ofCall = layers.shapesVary[node] ? ", first call" : "";
-    const [inputs, outputs] = [layers.inputs[node] ?? [], layers.outputs[node] ?? []];
+    facts.push(["parameters", layer.dtypes ? `${text} (${layer.dtypes})` : text]);
+    const ofCall = layer.shapesVary ? ", first call" : "";
+    const { inputs, outputs } = layer;
     if (inputs.length) facts.push([`input${ofCall}`, formatShapes(inputs)]);
     if (outputs.length) facts.push([`output${ofCall}`, formatShapes(outputs)]);
-    facts.push(["mode", layers.training[node] === null ? UNKNOWN : layers.training[node] ? "training" : "evaluation"]);
-    const others = layers.sharedWith[node] ?? [];
+    facts.push(["mode", layer.training === null ? UNKNOWN : layer.training ? "training" : "evaluation"]);
+    const others = layer.sharedWith;
     if (others.length) facts.push(["shared with", others.join(", ")]);
     return [element("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]))];
   }
@@ -98,12 +98,14 @@ class LayerPanel {
   #peaks(node, source) {
     /** @type {Map<string, Map<string, number>>} */
     const found = new Map();
-    for (const [of, at, phase, device, nbytes] of this.run.data.peaks) {
-      if (at !== node || (source >= 0 && of !== source)) continue;
+    const { peakNode } = this.run;
+    const { source: sources, phase, devices, device, nbytes } = this.run.data.peaks;
+    for (let at = peakNode.indexOf(node); at >= 0; at = peakNode.indexOf(node, at + 1)) {
+      if (source >= 0 && sources[at] !== source) continue;
       /** @type {Map<string, number>} */
-      const most = found.get(device) ?? new Map();
-      const part = `${phase} total`;
-      found.set(device, most.set(part, Math.max(nbytes, most.get(part) ?? 0)));
+      const most = found.get(devices[device[at]]) ?? new Map();
+      const part = `${phase[at]} total`;
+      found.set(devices[device[at]], most.set(part, Math.max(nbytes[at], most.get(part) ?? 0)));
     }
     return found;
   }
@@ -174,15 +176,15 @@ class LayerPanel {
   #calls(node, source) {
     const { run } = this;
     const titles = { cpu_ns: "One forward call", step_cpu_ns: "One step", step_device_ns: "One step, on the device" };
-    const found = run.data.samples.filter((sample) => sample[1] === node && (source < 0 || sample[0] === source) && sample[4] > 1);
+    const found = run.samples.of(node, source);
     // A layer that is called once in each step has the same figures for calls and for steps: show them once.
-    /** @param {PageData.Sample} sample */
-    const isCall = (sample) => sample[3] === "cpu_ns";
-    /** @param {PageData.Sample} sample */
-    const figures = (sample) => [sample[0], sample[2], ...sample.slice(4)].join();
+    /** @param {Sample} sample */
+    const isCall = (sample) => sample.measure === "cpu_ns";
+    /** @param {Sample} sample */
+    const figures = (sample) => Object.entries(sample).filter(([name]) => name !== "measure").join();
     const ofCalls = new Set(found.filter(isCall).map(figures));
     const samples = found.filter((sample) => isCall(sample) || !ofCalls.has(figures(sample)));
-    return samples.flatMap(([of, , phase, measure, count, , least, median, , most, first, points]) => {
+    return samples.flatMap(({ source: of, phase, measure, count, least, median, most, first, points }) => {
       const title = [titles[measure], ...(measure === "cpu_ns" ? [] : [run.data.allPhases[phase]]), ...(source < 0 && run.data.sources.length > 1 ? [run.data.sources[of].name] : [])];
       const text = `${count} times, ${formatTime(least)} to ${formatTime(most)}, median ${formatTime(median)}, first ${formatTime(first)}`;
       return [element("h4", {}, title.join(", ")), element("p", { class: "calls" }, text), ...(measure === "cpu_ns" ? this.#overTime(node, of) : []), curve(points)];

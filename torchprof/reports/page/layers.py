@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Hashable
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 from torchprof.analyze.varying import varying_calls
@@ -11,32 +13,50 @@ from torchprof.reports.page.tree import Tree
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 
+_READ = attrgetter(
+    "kind",
+    "settings",
+    "params",
+    "dtype_bytes",
+    "input_shapes",
+    "output_shapes",
+    "training",
+    "shared_with",
+    "param_bytes",
+    "output_bytes",
+    "tied",
+)
+"""All that the description of a layer is made of."""
 
-def layer_data(run: Run, tree: Tree, take: int) -> dict[str, list[Any]]:
-    """The description of the layers in one take, as lists by node; None for layers that the take does not have."""
-    layers: list[Layer | None] = [None] * len(tree.layers)
-    for index, layer in enumerate(run.layers):
-        layers[tree.nodes[take][index]] = layer
-    selected = None if run.meta.paths is None else set(run.meta.paths)
 
+def layer_data(run: Run, tree: Tree, take: int) -> dict[str, Any]:
+    """The description of the layers in one take. Equal ones are once in ``described``; ``of`` has the index of each
+    node's, -1 for layers that the take does not have."""
+    numbers: dict[Hashable, int] = {}
+    described: list[dict[str, Any]] = []
+    of = [-1] * len(tree.layers)
     varying = varying_calls(run)
+    for index, layer in enumerate(run.layers):
+        varies = varying[layer.path] is not False
+        number = numbers.setdefault((varies, *_READ(layer)), len(described))
+        if number == len(described):
+            described.append(_described(layer, varies))
+        of[tree.nodes[take][index]] = number
+    return {"described": described, "of": array("q", of)}
 
-    def each(describe: Callable[[Layer], Any]) -> list[Any]:
-        return [None if layer is None else describe(layer) for layer in layers]
 
+def _described(layer: Layer, varies: bool) -> dict[str, Any]:
     return {
-        "kind": each(lambda layer: layer.kind),
-        "settings": each(lambda layer: layer.settings),
-        "params": each(lambda layer: layer.params),
-        "dtypes": each(lambda layer: ", ".join(dtype for dtype, _ in layer.dtype_bytes)),
-        "inputs": each(lambda layer: layer.input_shapes),
-        "outputs": each(lambda layer: layer.output_shapes),
-        "shapesVary": each(lambda layer: varying[layer.path] is not False),
-        "training": each(lambda layer: layer.training),
-        "compiled": each(lambda layer: layer.compiled),
-        "selected": each(lambda layer: selected is None or layer.path in selected),
-        "sharedWith": each(lambda layer: [".".join(path) for path in layer.shared_with]),
-        "traffic": each(lambda layer: None if varying[layer.path] is not False else traffic_bytes(layer)),
+        "kind": layer.kind,
+        "settings": layer.settings,
+        "params": layer.params,
+        "dtypes": ", ".join(dtype for dtype, _ in layer.dtype_bytes),
+        "inputs": layer.input_shapes,
+        "outputs": layer.output_shapes,
+        "shapesVary": varies,
+        "training": layer.training,
+        "sharedWith": [".".join(path) for path in layer.shared_with],
+        "traffic": None if varies else traffic_bytes(layer),
     }
 
 

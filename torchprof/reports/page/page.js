@@ -1,7 +1,7 @@
 // The page: its parts, the state of its controls, and the keyboard.
 
 /** @type {PageData} */
-const data = JSON.parse(document.getElementById("data")?.textContent ?? "");
+let data;
 
 class Page {
   crumbs = element("nav", { class: "crumbs", "aria-label": "Parent layers" });
@@ -459,4 +459,7 @@ class Page {
   }
 }
 
-new Page();
+readData().then((read) => {
+  data = read;
+  new Page();
+});

@@ -4,7 +4,6 @@
 
 /** @param {Run} run @param {number} source @param {(node: number) => void} onlayer */
 function rooflineSection(run, source, onlayer) {
-  const { traffic } = run.take(source);
   const time = run.isMeasured(["device_ns"], source) ? "device_ns" : "cpu_ns";
   if (!run.isMeasured(["flops", time], source)) return null;
   const [flops, ns] = ["flops", time].map((field) => run.total(field, 0, source));
@@ -14,7 +13,7 @@ function rooflineSection(run, source, onlayer) {
   /** @type {Point[]} */
   const points = [];
   for (let node = 0; node < run.count; node++) {
-    const bytes = traffic[node];
+    const bytes = run.description(node, source)?.traffic;
     if (run.children[node].length || !bytes || !calls[node] || !(flops[node] > 0) || !(ns[node] > 0) || !isExact(node)) continue;
     points.push({ node, perByte: flops[node] / calls[node] / bytes, perSecond: (flops[node] / ns[node]) * 1e9, ns: ns[node] });
   }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import sub
 from typing import Any
 
 from torchprof.analyze.operators import parts_of_operators
@@ -29,10 +32,10 @@ class Names:
 
 def rows_of(
     takes: Sequence[Take], tree: Tree, names: Names, source_of: Mapping[tuple[int, int | None], int]
-) -> dict[str, list[int]]:
-    """The rows of all takes as columns, without columns of zeros."""
-    joined: dict[str, list[int]] = {
-        name: [] for name in ("node", "phase", "source", "chain", "within", "calls", "parts", *FIELDS)
+) -> dict[str, array[int]]:
+    """The rows of all takes as columns, without columns of zeros. ``node`` has differences."""
+    joined: dict[str, array[int]] = {
+        name: array("q") for name in ("node", "phase", "source", "chain", "within", "calls", "parts", *FIELDS)
     }
     names.within.setdefault((), 0)
     for at, take in enumerate(takes):
@@ -44,15 +47,20 @@ def rows_of(
             within.append(names.within.setdefault(key, len(names.within)))
         columns = rows.columns
         left_over = [*map(is_left_over, rows.frames)]
-        joined["node"] += [
+        joined["node"].extend(
             nodes[LEFT_OVER if left_over[chain] else layer] for layer, chain in zip(columns["layer"], columns["frames"])
-        ]
-        joined["phase"] += columns["phase"]
-        joined["source"] += [source_of.get((at, rank), at) for rank in columns["rank"]]
-        joined["chain"] += [chains[number] for number in columns["frames"]]
-        joined["within"] += [within[number] for number in columns["within"]]
-        joined["calls"] += columns["calls"]
-        joined["parts"] += parts_of_operators(rows)
-        for name in FIELDS:
-            joined[name] += columns[name]
+        )
+        sources = {rank: source_of.get((at, rank), at) for rank in dict.fromkeys(columns["rank"])}
+        joined["source"].extend(map(sources.__getitem__, columns["rank"]))
+        joined["chain"].extend(map(chains.__getitem__, columns["frames"]))
+        joined["within"].extend(map(within.__getitem__, columns["within"]))
+        joined["parts"].extend(parts_of_operators(rows))
+        for name in ("phase", "calls", *FIELDS):
+            joined[name].extend(columns[name])
+    joined["node"] = differences(joined["node"])
     return {name: column for name, column in joined.items() if name in ("node", "chain") or any(column)}
+
+
+def differences(values: Sequence[int]) -> array[int]:
+    """Each value minus the one before it. Most of these are small or equal, so they are written in few bytes."""
+    return array("q", map(sub, values, chain((0,), values)))

@@ -40,7 +40,7 @@ class Run {
     this.before = count + 2; // work launched before the recording: it is in no total
     /** @type {number} */
     this.all = count + 3;
-    this.parent = Int32Array.from([...data.layers.parent.map((at) => (at < 0 ? this.all : at)), this.all, this.all, -1, -1]);
+    this.parent = Int32Array.from([...Array.from(data.layers.parent, (at) => (at < 0 ? this.all : at)), this.all, this.all, -1, -1]);
     /** @type {number[][]} */
     this.children = Array.from({ length: count + 4 }, () => []);
     for (let node = 0; node < count + 2; node++) this.children[this.parent[node]].push(node);
@@ -62,7 +62,9 @@ class Run {
     this.zeros = new Float64Array(Math.max(this.size, count + 4));
     /** @type {Record<string, Float64Array>} */
     this.columns = {};
-    for (const [name, values] of Object.entries(data.rows)) this.columns[name] = Float64Array.from(values);
+    for (const [name, values] of Object.entries(data.rows)) this.columns[name] = name === "node" ? runningSums(values) : Float64Array.from(values);
+    this.samples = new Samples(data.samples);
+    this.peakNode = runningSums(data.peaks.node);
     if (data.comparison && data.comparison.per) this.#scale(data.comparison.scale);
     this.first = new Int32Array(count + 5);
     this.sorted = new Int32Array(this.size);
@@ -124,26 +126,27 @@ class Run {
 
   // Parameters of each layer with all below it, null if any of these are unknown. Skips layers that the run does not have.
   /** @param {PageData.Take} take */
-  #totalParams({ params, kind }) {
-    const totals = [...params];
+  #totalParams({ described, of }) {
+    const totals = Array.from(of, (at) => (at < 0 ? null : described[at].params));
     for (let node = this.count - 1; node >= 0; node--) {
       const above = this.parent[node];
       const [sum, below] = [totals[above], totals[node]];
-      if (above < this.count && kind[node] !== null) totals[above] = sum === null || below === null ? null : sum + below;
+      if (above < this.count && of[node] >= 0) totals[above] = sum === null || below === null ? null : sum + below;
     }
     return totals;
   }
 
-  // The description of the layers in the shown run: null for layers that the run does not have.
-  /** @param {number} source */
-  take(source) {
-    return this.data.takes[source < 0 ? 0 : this.data.sources[source].take];
+  // The description of a layer in the shown run: null if the run does not have the layer.
+  /** @param {number} node @param {number} source */
+  description(node, source) {
+    return descriptionIn(this.data.takes[source < 0 ? 0 : this.data.sources[source].take], node);
   }
 
   // The class of a layer: in the shown run, else in any run that has the layer.
   /** @param {number} node @param {number} source @returns {string} */
   kind(node, source) {
-    return this.take(source).kind[node] ?? this.data.takes.map(({ kind }) => kind[node]).find((kind) => kind !== null) ?? "";
+    const found = this.description(node, source) ?? this.data.takes.map((take) => descriptionIn(take, node)).find((one) => one !== null);
+    return found?.kind ?? "";
   }
 
   /** @param {number} node */
