@@ -459,7 +459,10 @@ class Page {
   }
 }
 
-readData().then((read) => {
-  data = read;
-  new Page();
-});
+readData().then(
+  (read) => {
+    data = read;
+    new Page();
+  },
+  (error) => document.body.append(`This page needs a browser of May 2023 or later, which can decompress its data. ${error}`),
+);
