@@ -68,7 +68,7 @@ from torchprof.run.words import (
 )
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 FORMATS = {"ns": format_time, "bytes": format_memory, "count": format_count}
 LIGHT_AND_DARK = [pytest.param(False, id="light"), pytest.param(True, id="dark")]
@@ -467,6 +467,16 @@ def test_the_data_of_many_layers_is_small() -> None:
     assert len(data["samples"]["node"]) == 0
     assert len(replace(run, samples=once).report("html")) < len(page_script()) + 100_000
     assert len(page_data([Take("this run", run)])["samples"]["node"]) == len(run.samples)
+
+
+def test_a_browser_that_cannot_decompress_the_data_says_so(chromium: Browser, tmp_path: Path) -> None:  # noqa: F811
+    big_run(10, 20).export(tmp_path / "run.html")
+    context = chromium.new_context()
+    page = context.new_page()
+    page.add_init_script("delete window.DecompressionStream")
+    page.goto((tmp_path / "run.html").resolve().as_uri())
+    page.get_by_text("needs a browser of May 2023 or later").wait_for()
+    context.close()
 
 
 def test_work_launched_before_the_recording_has_a_line_and_no_share(look: Callable[..., Page]) -> None:

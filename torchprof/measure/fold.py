@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from operator import add
 
@@ -63,7 +63,7 @@ def fold(
     other: _Values = {}  # what a place has beside CPU time and calls
     groups: _Groups = {}
     of_groups: _GroupValues = defaultdict(dict)
-    outermost: set[tuple[Place, OpTree]] = set()  # groups that are in no range: their time is taken from no place
+    not_taken: defaultdict[Place, int] = defaultdict(int)
     durations: dict[tuple[int, str], list[_Call]] = {}
     collections: list[_Call] = []
     busy: dict[str, int] = {}
@@ -77,8 +77,8 @@ def fold(
             alike = item.place, item.tree
             before = groups.get(alike)
             groups[alike] = [1, *item.ns] if before is None else [before[0] + 1, *map(add, before[1:], item.ns)]
-            if item.outer is None:
-                outermost.add(alike)
+            if item.outer is None:  # its time is taken from no range
+                not_taken[item.place] += sum(end - start for start, end in item.outermost())
                 for start, end in item.outermost():
                     if end > covered_until:
                         covered += end - max(covered_until, start)
@@ -131,6 +131,8 @@ def fold(
     missing = len(places) - len(cpu_ns)
     cpu_ns.extend([0] * missing)
     calls.extend([0] * missing)
+    for place, ns in not_taken.items():
+        cpu_ns[place.index] += ns if timed else 0
     if not timed:
         groups = {alike: [times, *[0] * len(ns)] for alike, (times, *ns) in groups.items()}
     if timed and recorded_ns is not None:
@@ -139,7 +141,7 @@ def fold(
     for alike, of_group in (group_counts or {}).items():
         for path, of_path in of_group.items():
             of_groups[alike].setdefault((path, "cpu"), [0] * len(FIELDS))[_MACS : _MACS + 3] = of_path
-    rows = _rows(cpu_ns, calls, groups, of_groups, outermost, other, places, layers, rank, signatures)
+    rows = _rows(cpu_ns, calls, groups, of_groups, other, places, layers, rank, signatures)
     collected = _by_thread(collections)
     samples = {
         SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(_without(collected, calls_of))
@@ -197,7 +199,6 @@ def _rows(
     calls: Sequence[int],
     groups: _Groups,
     of_groups: _GroupValues,
-    outermost: Set[tuple[Place, OpTree]],
     other: _Values,
     places: Sequence[Place],
     layers: tuple[Layer, ...],
@@ -210,8 +211,7 @@ def _rows(
     for alike, (times, *taken) in groups.items():
         place, tree = alike
         own_ns = tree.self_ns(taken)
-        if alike not in outermost:
-            cpu_ns[place.index] += own_ns[0]
+        cpu_ns[place.index] += own_ns[0]
         inner.setdefault(place.index, []).append((tree, times, own_ns))
     on_devices: dict[int, list[tuple[str, list[int]]]] = {}
     for (index, device), values in sorted(other.items()):
