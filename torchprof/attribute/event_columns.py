@@ -52,6 +52,7 @@ class EventColumns:
 
     __slots__ = (
         "_bytes",
+        "_size",
         "address",
         "correlation",
         "end",
@@ -62,7 +63,6 @@ class EventColumns:
         "number",
         "sequence",
         "signature",
-        "size",
         "start",
         "threads",
     )
@@ -95,8 +95,14 @@ class EventColumns:
         self.nbytes = nbytes
         self.address = address
         self.kernels = kernels
-        self.size = self._sizes()
+        self._size: IntColumn | None = None
         self._bytes: tuple[bytes, ...] = ()
+
+    @property
+    def size(self) -> IntColumn:
+        if self._size is None:
+            self._size = self._sizes()
+        return self._size
 
     def _sizes(self) -> array[int]:
         start, end = self.start, self.end
