@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Set
 from copy import copy
+from heapq import merge
 from itertools import chain, compress, islice, repeat
 from operator import and_, gt, le
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +17,10 @@ from torchprof.run.collectives import C10D_OPS
 from torchprof.run.words import REPLAYS
 
 IN_NODE = 2
+"""See ``EventColumns.groupable``."""
 IntColumn: TypeAlias = "array[int]"
+_BEYOND = 1 << 62
+"""No time is larger."""
 _OF_COMPILED_CODE = frozenset({Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING, Kind.COMPILED_INPUTS})
 
 
@@ -47,7 +51,8 @@ class EventColumns:
     - ``nbytes``, ``address``: of memory events.
     - ``size``: how many events begin on the thread before this one ends, itself included.
 
-    ``threads``: the threads. ``kernels``: the work of devices, in the order of start.
+    ``threads``: which events are those of which thread. ``kernels``: the work of devices, in the order of start; of a
+    trace, it can be read once.
     """
 
     __slots__ = (
@@ -202,11 +207,13 @@ class EventColumns:
                 yield self.event(at, thread)
         yield from self.kernels
 
-    def in_time_order(self) -> list[tuple[int, int]]:
+    def in_time_order(self) -> Iterator[tuple[int, int]]:
         """The indices of all events and their threads, in the order of start."""
-        starts = self.start
-        lines = ((at, thread) for thread, first, after in self.threads for at in range(first, after))
-        return sorted(lines, key=lambda line: starts[line[0]])
+        by_thread = (
+            zip(islice(self.start, first, after), range(first, after), repeat(thread))
+            for thread, first, after in self.threads
+        )
+        return ((at, thread) for _, at, thread in merge(*by_thread))
 
     def of_kinds(self, *kinds: Kind) -> list[tuple[int, int]]:
         """The indices of the events of these kinds and their threads, in the order of start."""
@@ -229,27 +236,31 @@ class EventColumns:
         ``before`` come first, and those of ``after`` last."""
         first, last = EventColumns.of(before), EventColumns.of(after)
         parts = (first, self, last)
-        by_thread: dict[int, list[int]] = {}
-        shift = 0
-        for part in parts:
-            omitted = without if part is self else ()
-            for thread, begin, end in part.threads:
-                kept = (
-                    (at + shift for at in range(begin, end) if at not in omitted)
-                    if omitted
-                    else range(begin + shift, end + shift)
-                )
-                by_thread.setdefault(thread, []).extend(kept)
-            shift += len(part)
         starts = array("q", chain.from_iterable(part.start for part in parts))
+        own, end = len(first), len(first) + len(self)  # where the events of these columns are in ``starts``
+        added: dict[int, list[tuple[int, int]]] = {}  # by thread: where an event comes, and its index in ``starts``
+        spans = {thread: (begin + own, until + own) for thread, begin, until in self.threads}
+        for part, shift, find in ((first, 0, bisect_left), (last, end, bisect_right)):
+            for thread, begin, until in part.threads:
+                span = spans.setdefault(thread, (own, own))
+                comes = (find(starts, part.start[index], *span) for index in range(begin, until))
+                added.setdefault(thread, []).extend(zip(comes, range(begin + shift, until + shift)))
+        order = array("i")
         lanes: list[ThreadEvents] = []
-        order: list[int] = []
-        for thread, of_thread in sorted(
-            by_thread.items(), key=lambda item: min(map(starts.__getitem__, item[1]), default=0)
-        ):
-            of_thread.sort(key=starts.__getitem__)
-            lanes.append(ThreadEvents(thread, len(order), len(order) + len(of_thread)))
-            order += of_thread
+        for thread, (begin, until) in spans.items():
+            first_in_order = len(order)
+            inserted = sorted((at, starts[index], index) for at, index in added.get(thread, ()))
+            omitted = sorted(at + own for at in without if begin <= at + own < until)
+            for at, _, index in merge(inserted, ((at, _BEYOND, -1) for at in omitted)):
+                order.extend(range(begin, at))
+                begin = at
+                if index >= 0:
+                    order.append(index)
+                else:
+                    begin += 1
+            order.extend(range(begin, until))
+            lanes.append(ThreadEvents(thread, first_in_order, len(order)))
+        lanes.sort(key=lambda lane: starts[order[lane.first]] if lane.first < lane.after else 0)
         kinds: list[EventKind] = []
         numbers = array("i")
         for part in parts:

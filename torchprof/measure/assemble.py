@@ -134,13 +134,14 @@ class _Observers:
 def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run:
     """The run of one recording, without its warnings. Adds to ``recording.observations``."""
     source, origin, layers = recording.source, recording.origin, recording.layers
+    columns = _columns_of(recording)
     is_one_group = recording.group not in (None, NOT_RECORDED) or origin.world_size == 1
     called_from = source.called_from if options.with_stack else None
     attribution = attribution_of(plan, source.signatures, called_from, is_one_group, recording.graphs)
     places = attribution.places.all
     observers = _Observers(recording, plan, options)
     rows, samples, busy = fold(
-        observers.observe(attribution.attribute(_columns_of(recording))),
+        observers.observe(attribution.attribute(columns)),
         places,
         layers,
         origin.rank,
@@ -183,7 +184,7 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
 def _columns_of(recording: RecordedCycle) -> EventColumns:
     """The events of a recording, with those that torch's profiler does not record: frees, marks of steps, samples, and
     the passes of autograd's engine."""
-    columns = recording.columns
+    columns = recording.columns()
     if recording.start.blocks:
         columns = with_frees(columns, recording.start, recording.began_ns)
     if recording.source.torchs_steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -130,22 +130,22 @@ class CompiledForward(NamedTuple):
 class RecordedCycle:
     """One recording: its events, and the state of the process and the model at its start and end.
 
-    ``columns``: the events of ``source``, with the inputs that ``wanted_detail`` requests. ``layers``: those of the
-    plan, as they were at the end. ``origin``: the process that was recorded. ``observations``: those made so far;
-    ``assemble`` adds its own. ``start`` and ``end``: the live memory at these times. ``has_steps``: whether the events
-    contain our marks of steps. ``from_first_mark``: whether a step began with the recording. ``group``: the group of
-    the collectives that do not name one, see ``sole_group``. ``graphs``: the compiled graphs whose layers are known.
-    ``called``: the compiled graphs that were called, by the key in the range around each call. ``regions``: all
-    compiled code of the process, and ``compilations`` when it was compiled; ``under_compile``: what was to be compiled
-    of the models. ``python_samples``: (time, source line, number of sampling intervals) of each sample of Python; None
-    if Python was not sampled.
+    ``columns``: makes the events of ``source``, with the inputs that ``wanted_detail`` requests; nothing else keeps
+    them. ``layers``: those of the plan, as they were at the end. ``origin``: the process that was recorded.
+    ``observations``: those made so far; ``assemble`` adds its own. ``start`` and ``end``: the live memory at these
+    times. ``has_steps``: whether the events contain our marks of steps. ``from_first_mark``: whether a step began with
+    the recording. ``group``: the group of the collectives that do not name one, see ``sole_group``. ``graphs``: the
+    compiled graphs whose layers are known. ``called``: the compiled graphs that were called, by the key in the range
+    around each call. ``regions``: all compiled code of the process, and ``compilations`` when it was compiled;
+    ``under_compile``: what was to be compiled of the models. ``python_samples``: (time, source line, number of sampling
+    intervals) of each sample of Python; None if Python was not sampled.
 
     ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
     on the clock of ``time.perf_counter_ns``, which never jumps. Events may be on another clock.
     """
 
     source: EventSource
-    columns: EventColumns
+    columns: Callable[[], EventColumns]
     layers: tuple[Layer, ...]
     origin: Meta
     observations: Observations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -84,7 +85,7 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     )
     seen = Observations()
     end = held_now(plan.models) if asked.profile_memory else NOT_MEASURED
-    columns = recording.columns(wanted_detail(asked), asked.profile_memory)
+    columns = partial(recording.columns, wanted_detail(asked), asked.profile_memory)
     job = this_job(plan.models)
     origin, regions = this_process(job), compiled_regions()
     cycle = RecordedCycle(recording, columns, plan.layers(), origin, seen, end=end, group=job.group, regions=regions)

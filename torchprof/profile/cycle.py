@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from threading import get_ident
 
 from torch.autograd.profiler_util import EventList
@@ -138,7 +138,7 @@ class Cycle:
         setup, session = self._setup, self.session
         recording = RecordedCycle(
             session,
-            session.columns(wanted_detail(setup.asked), setup.asked.profile_memory),
+            partial(session.columns, wanted_detail(setup.asked), setup.asked.profile_memory),
             layers,
             this_process(self.job),
             seen,

@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Detail
 from torchprof.attribute.process_groups import sole_group
 from torchprof.errors import TorchprofError
@@ -245,10 +246,14 @@ def _read(
         with_timeline=with_timeline,
         on_cpu=events.has_operators or events.device is None,
     )
-    columns = events.columns(planned.sites)
+
+    def columns() -> EventColumns:
+        found = events.columns(planned.sites)
+        return found.with_events(before=planned.labels) if planned.labels else found
+
     recording = RecordedCycle(
         events,
-        columns.with_events(before=planned.labels) if planned.labels else columns,
+        columns,
         layers,
         meta_of_header(path, file.header),
         seen,
