@@ -146,3 +146,10 @@ def test_a_backward_pass_adds_up_to_its_duration(parts, has_call):
     walk = walked(*([engine(first, last)] if has_call else []), *events)
     backward = sum(ns for (_, phase, _), ns in walk.self_ns().items() if phase == BACKWARD)
     assert backward == last - first
+
+
+def test_a_range_that_starts_with_the_first_node_stays_around_the_pass():
+    events = [*FORWARD_OF_BOTH, user_label("backward", 100, 300), node("Y", 100, 150, 2), node("X", 160, 200, 1)]
+    columns = with_engine_calls(EventColumns.of(events))
+    found = [(event.name, event.start_ns, event.end_ns) for event in columns.events() if event.start_ns >= 100]
+    assert found[:2] == [("backward", 100, 300), ("engine", 100, 200)]

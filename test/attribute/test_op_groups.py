@@ -18,11 +18,12 @@ from build.raw_events import BACKWARD_FUNCTION, FUNCTION, NODE_PREFIX, USER, Raw
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd import DeviceType
 from torch.utils.checkpoint import checkpoint
 
 import torchprof
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import MEMORY, STEP_MARK
+from torchprof.attribute.event_names import MEMORY, OPENED, STEP_MARK
 from torchprof.attribute.events import PREFIX, Event, Kind, Site
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.rule import Attribution
@@ -155,6 +156,11 @@ def test_what_contains_anything_else_is_in_no_group(other: Raw) -> None:
 def test_a_group_ends_before_another_thread_works() -> None:
     raws = [Raw("aten::a", 0, 100), Raw("aten::b", 10, 20, _thread=2), Raw("aten::c", 30, 40)]
     assert groups_of(raws) == ["aten::a", ["aten::b"], ["aten::c"]]
+
+
+def test_of_a_session_that_recorded_nothing_no_kernel_is_left() -> None:
+    kernel = Raw("mm", 20, 30, 7, _correlation=9, _linked=1, _device=DeviceType.CUDA, _index=0)
+    assert not [*columns_of([Raw(OPENED, 0, 1), Raw("aten::mm", 5, 10, _correlation=1), kernel]).events()]
 
 
 def test_equal_groups_share_what_was_found_once() -> None:

@@ -932,6 +932,16 @@ def test_a_free_without_an_address_is_that_of_the_block_whose_address_is_used_ag
     assert not [held for held in memory["cpu"].held if held.kind == "unknown"]
 
 
+def test_a_free_from_before_a_block_is_not_that_of_the_block() -> None:
+    memory, _, timeline = walked(
+        memory_event(20, -100),
+        memory_event(30, 100, address=7),
+        memory_event(40, 50, address=7),  # so the free of the first block was not recorded
+    )
+    assert list(timeline.columns["nbytes"]) == [-100, 100, -100, 50]
+    assert memory["cpu"].peak_bytes == 0
+
+
 def test_a_block_freed_before_the_recording_has_no_free_in_it() -> None:
     """Between our measurement of the model and the first mark."""
     start = LiveMemory({}, frozenset(), {}, {("cpu", 7): 1000}, [Freed(CLOCK_NS - 1, True, ("cpu", 7))])

@@ -32,11 +32,14 @@ def with_engine_calls(columns: EventColumns) -> EventColumns:
         return columns
     added: list[Event] = []
     replaced: set[int] = set()
+    places: dict[tuple[int, int], int] = {}
     for current in _passes(columns):
         added += current.added()
+        places.update(current.first_nodes)
         if current.call_at is not None and current.has_spans:
             replaced.add(current.call_at)
-    return columns.with_events(before=added, without=replaced)
+            places[current.call_starts] = current.call_at
+    return columns.with_events(before=added, without=replaced, places=places)
 
 
 def _has_nodes_outside_calls(columns: EventColumns) -> bool:
@@ -84,6 +87,8 @@ class _Pass:
     def __init__(self) -> None:
         self.ran: list[tuple[int, int, int, int]] = []
         self.call_at: int | None = None
+        self.call_starts = (0, 0)  # its thread and start
+        self.first_nodes: dict[tuple[int, int], int] = {}  # by thread and start: the index of its first node
         self._call: Event | None = None
         # By thread, but for that of the call: the start of the first node, the end of the last, the time of all.
         self._spans: dict[int, tuple[int, int, int]] = {}
@@ -97,8 +102,10 @@ class _Pass:
     def add(self, event: Event, at: int, until: float) -> None:
         """Add a node, or the call of the engine, inside a range that ends at ``until``. ``at``: its index."""
         if event.kind is Kind.ENGINE:
-            self._call, self.call_at = event, at
+            self._call, self.call_at, self.call_starts = event, at, (event.thread, event.start_ns)
             return
+        if event.thread not in self._spans:
+            self.first_nodes[event.thread, event.start_ns] = at
         first, last, ns = self._spans.get(event.thread, (event.start_ns, event.end_ns, 0))
         self._spans[event.thread] = first, max(last, event.end_ns), ns + event.end_ns - event.start_ns
         self._until.setdefault(event.thread, until)

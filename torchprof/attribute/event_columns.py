@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from copy import copy
 from heapq import merge
 from itertools import chain, compress, islice, repeat
 from operator import and_, gt, le
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from torchprof.attribute.collectives import RECORDS_COLLECTIVE
@@ -230,10 +231,15 @@ class EventColumns:
         return found
 
     def with_events(
-        self, before: Iterable[Event] = (), after: Iterable[Event] = (), without: Set[int] = frozenset()
+        self,
+        before: Iterable[Event] = (),
+        after: Iterable[Event] = (),
+        without: Set[int] = frozenset(),
+        places: Mapping[tuple[int, int], int] = MappingProxyType({}),
     ) -> EventColumns:
         """The columns with more events, and without some. Of events of a thread that start at the same time, those of
-        ``before`` come first, and those of ``after`` last."""
+        ``before`` come first, and those of ``after`` last. ``places``: by thread and start, the index that an event of
+        ``before`` comes before, if others that start at the same time stay before it."""
         first, last = EventColumns.of(before), EventColumns.of(after)
         parts = (first, self, last)
         starts = array("q", chain.from_iterable(part.start for part in parts))
@@ -243,8 +249,10 @@ class EventColumns:
         for part, shift, find in ((first, 0, bisect_left), (last, end, bisect_right)):
             for thread, begin, until in part.threads:
                 span = spans.setdefault(thread, (own, own))
-                comes = (find(starts, part.start[index], *span) for index in range(begin, until))
-                added.setdefault(thread, []).extend(zip(comes, range(begin + shift, until + shift)))
+                for index in range(begin, until):
+                    place = places.get((thread, part.start[index])) if part is first else None
+                    comes = find(starts, part.start[index], *span) if place is None else place + own
+                    added.setdefault(thread, []).append((comes, index + shift))
         order = array("i")
         lanes: list[ThreadEvents] = []
         for thread, (begin, until) in spans.items():

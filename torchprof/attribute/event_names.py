@@ -122,7 +122,7 @@ def recorded(columns: EventColumns, note: Callable[[int], object] = int) -> Even
             (at for at, _ in columns.of_kinds(Kind.STEP) if columns.start[at] >= columns.start[opened[0][0]]), None
         )
         if begin is None:  # nothing was recorded
-            return columns.between(0, 0)
+            return EventColumns.of(())
     if ended:
         end = ended[0][0]
         if begin is not None:

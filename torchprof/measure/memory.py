@@ -173,9 +173,10 @@ class Allocations:
     def _on_group(self, group: OpGroup) -> None:
         columns, first = group.columns, group.first
         if self._no_graph_yet is not None and columns.sequence:
-            made = [number >= 0 for number in columns.sequence[first : group.after]]
-            if any(made):
-                self._on_graph(columns.start[first + made.index(True)])
+            for at in range(first, group.after):
+                if columns.sequence[at] >= 0 and columns.kinds[columns.number[at]].kind is Kind.OP:
+                    self._on_graph(columns.start[at])
+                    break
         in_op = group.place.frame is not None and group.place.frame.kind == "op"
         for start, path, device, address, nbytes in group.memory():
             self._on_memory(start, group.thread, group.place, path > 0 or in_op, device, address, nbytes)
@@ -235,8 +236,9 @@ class Allocations:
         some on CUDA; or the free was not recorded: the profiler does not observe all threads."""
         freed = self._sizes[self._born[block]]
         frees = self._frees_without_address[device, freed]
-        if frees:
-            self._died[block] = frees.pop(0)
+        later = bisect_right(frees, self._born[block])
+        if later < len(frees):
+            self._died[block] = frees.pop(later)
             return
         self._live_bytes[device] -= freed
         self._died[block] = len(self._times)
