@@ -273,7 +273,7 @@ def totals_of(run: Run) -> dict[str, int]:
 @pytest.mark.parametrize("kind", ["tiny MLP", "GRUCell loop", "wide MLP", "checkpoints", "logs", "slow data"])
 def test_a_program_takes_what_the_stopwatch_says(kind: str) -> None:
     loop, watch = KINDS[kind](), Stopwatch()
-    for _ in range(4):
+    for _ in range(12):
         loop.run(int)
         with Program(warmup_calls=1) as program:
             loop.run(int)
@@ -307,7 +307,7 @@ def differences(loop: Loop, run: Run) -> dict[str, float]:
 
 def agrees(loop: Loop, record: Callable[[Loop], Run]) -> None:
     """Assert that both agree in one of some attempts: another process may take the processor between two clocks."""
-    for _ in range(4):
+    for _ in range(12):
         run = record(loop)
         far = differences(loop, run)
         if not far:
