@@ -772,3 +772,15 @@ def test_a_saved_run_gives_the_same_report(tmp_path: Path) -> None:
     run = train(Mlp(), schedule=schedule(wait=1, warmup=0, active=2))
     run.save(tmp_path / "run.json.gz")
     assert torchprof.load(tmp_path / "run.json.gz").report("steps") == run.report("steps")
+
+
+def test_work_of_another_thread_that_goes_on_beyond_the_end_of_a_pass_is_of_two_steps() -> None:
+    """The passes of a loop without marks end at 50 and 90; the second operator begins after the first end."""
+    events = [step(0), label(NET, 10, 50), op("aten::a", 45, 48, thread=2), op("aten::b", 55, 59, thread=2)]
+    events.append(label(NET, 70, 90))
+    ends = (50, 90)
+    watched = Steps(LAYERS, loop_ends=ends)
+    for _ in watched.observe(Attribution(SITES, PATHS).attribute(EventColumns.of(events), ends)):
+        pass
+    other = [spread for key, spread in watched.result().items() if key.measure == "step_other_ns"]
+    assert [spread.sample for spread in other] == [(3, 4)]

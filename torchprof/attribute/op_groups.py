@@ -80,7 +80,7 @@ class OpTree:
                 continue
             if parent < 0:
                 self.outermost.append(index)
-            if "::" not in name and not is_runtime_call(name):
+            if kind is Kind.OP and "::" not in name and not is_runtime_call(name):
                 self.functions.append(index)
             self.last_op = parent = index
 

@@ -7,6 +7,7 @@ the end of this file.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import compress
@@ -87,6 +88,7 @@ class Attribution:
         self._compiled = CompiledRanges(self.places, self.graphs, self._common_ancestor)
         self._columns: EventColumns
         self._ahead: LookAhead
+        self._ends: Sequence[int] = ()
         self._trees: OpTrees
         self._stacks: dict[int, list[_Open]] = {}  # by thread: the open ranges, outer to inner
         # Autograd nodes.
@@ -98,7 +100,7 @@ class Attribution:
         self._launches = Launches(self.places, self._outside)
         self._extra: list[Attributed] = []  # what comes before the current event, as all pieces of an op but the last
 
-    def attribute(self, columns: EventColumns) -> Iterator[Attributed | OpGroup]:
+    def attribute(self, columns: EventColumns, ends: Sequence[int] = ()) -> Iterator[Attributed | OpGroup]:
         """Find the layer and phase of every event.
 
         - Forward work belongs to the innermost labelled range around it on its thread. A labelled range inside backward
@@ -110,12 +112,14 @@ class Attribution:
         - Work without a layer gets the layer OUTSIDE. No event is dropped.
 
         Events come in the order of their start, outer ones before inner ones, and kernels after all others. Ops of
-        which nothing else is to be known come as groups, if no other thread works meanwhile.
+        which nothing else is to be known come as groups, if no other thread works meanwhile, and none of ``ends`` is
+        in between: where passes of a loop end, in ns.
         """
         self._columns = columns
         self._ahead = LookAhead(columns, self.graphs)
         self._trees = OpTrees(columns, self._called_from)
         self._made_by = columns.makes_nodes()
+        self._ends = ends if len(columns.threads) > 1 else ()  # on one thread, groups end there, too
         groupable = columns.groupable()
         walks = [ThreadWalk(columns, groupable, events) for events in columns.threads]
         while walks:
@@ -135,7 +139,10 @@ class Attribution:
             while stack and stack[-1][0] <= start:
                 stack.pop()
             open_range = stack[-1] if stack else _NOTHING_OPEN
-            until = walk.end_of_group(open_range[5], horizon)
+            end = horizon
+            if self._ends and (number := bisect_right(self._ends, start)) < len(self._ends):
+                end = min(horizon, self._ends[number])
+            until = walk.end_of_group(open_range[5], end)
             if until > at and (groupable[at] != IN_NODE or (open_range[1] or self._outside).is_node):
                 walk.at = until
                 yield self._group(at, until, thread, open_range)

@@ -141,7 +141,7 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
     places = attribution.places.all
     observers = _Observers(recording, plan, options)
     rows, samples, busy = fold(
-        observers.observe(attribution.attribute(columns)),
+        observers.observe(attribution.attribute(columns, source.loop.ends)),
         places,
         layers,
         origin.rank,

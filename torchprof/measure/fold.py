@@ -137,7 +137,7 @@ def fold(
         groups = {alike: [times, *[0] * len(ns)] for alike, (times, *ns) in groups.items()}
     if timed and recorded_ns is not None:
         cpu_ns[0] += max(recorded_ns() - covered, 0)
-    _add_counts(other, counts or {})
+    _add_counts(other, counts or {}, places)
     for alike, of_group in (group_counts or {}).items():
         for path, of_path in of_group.items():
             of_groups[alike].setdefault((path, "cpu"), [0] * len(FIELDS))[_MACS : _MACS + 3] = of_path
@@ -163,11 +163,12 @@ def _add_memory(values: dict[tuple[int, str], list[int]], group: OpGroup) -> Non
             of_path[_FREED[device == "cpu"]] -= nbytes
 
 
-def _add_counts(values: _Values, counts: Mapping[int, tuple[int, int, int]]) -> None:
+def _add_counts(values: _Values, counts: Mapping[int, tuple[int, int, int]], places: Sequence[Place]) -> None:
     """Add MACs, FLOPs and uncounted calls. Those of a kernel belong to its device: its place has no row of the CPU."""
-    device_of = dict(sorted(values, key=lambda key: key[1] == "cpu"))
+    device_of: dict[int, str] = dict(values.keys())
     for index, counted in counts.items():
-        key = (index, device_of.get(index, "cpu"))
+        frame = places[index].frame
+        key = (index, device_of.get(index, "cpu") if frame is not None and frame.kind == "kernel" else "cpu")
         values.setdefault(key, [0] * (len(FIELDS) + 1))[_MACS : _MACS + 3] = counted
 
 

@@ -41,7 +41,7 @@ from torchprof.traces.nesting import Line, nested, ranges_in
 from torchprof.traces.signatures import shapes_in
 
 
-class _Numbers(dict[EventKind, int]):
+class _KindNumbers(dict[EventKind, int]):
     """Numbers for kinds of events, in the order of first use."""
 
     def __missing__(self, kind: EventKind) -> int:
@@ -240,7 +240,7 @@ class TraceEvents:
         """The ranges of users and of torch, in the order of first calls, without ranges of backward work.
 
         ``ranges_in`` decides which these are.
-        After this call, ``events`` gives the ranges of backward work as user labels, even if their names are in
+        After this call, ``columns`` gives the ranges of backward work as user labels, even if their names are in
         ``sites``.
         """
         kinds = self._kinds(())
@@ -294,7 +294,7 @@ class TraceEvents:
         lanes, order = self._by_thread(kinds)
         names = [*map(cpu.name.__getitem__, order)]
         numbers, all_kinds = (
-            _Numbers(),
+            _KindNumbers(),
             [EventKind(kind or Kind.OP, name) for kind, (_, name) in zip(kinds, self._names)],
         )
         for name, kind in enumerate(all_kinds):
