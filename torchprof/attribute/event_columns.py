@@ -47,7 +47,7 @@ class EventColumns:
     - ``number``: an index in ``kinds``.
     - ``start``, ``end``: in ns. A memory event ends where it starts.
     - ``sequence``: the autograd sequence number (-1: none). ``forward_thread``: the thread that it was counted on.
-    - ``correlation``: see ``Event``.
+    - ``correlation``: see ``Event``; 0 for memory events, which have an ``address``.
     - ``signature``: the number of the op's recorded inputs (0: none).
     - ``nbytes``, ``address``: of memory events.
     - ``size``: how many events begin on the thread before this one ends, itself included.

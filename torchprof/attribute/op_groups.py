@@ -36,7 +36,7 @@ class OpTree:
 
     - ``parents``: the index of the operator around it; -1 for the range around the group.
     - ``path_of``: the index of its path.
-    - ``is_call``: 0 if it only continues a call, else 1.
+    - ``is_call``: 0 for memory, and for an operator that only continues a call, else 1.
 
     ``memory``: the indices of memory events. ``outermost``: those of the operators that are in no other one.
     ``last_op``: that of the last operator, -1 if there is none. ``functions``: those that may be autograd functions of

@@ -156,7 +156,7 @@ class Attribution:
                 yield item
 
     def _group(self, first: int, after: int, thread: int, open_range: _Open) -> OpGroup:
-        """The events from ``first`` up to ``after``, which contain no other events and are in no other group."""
+        """The events from ``first`` up to ``after``, and all that is inside them."""
         columns = self._columns
         end, around, _, layer, outer_range, _ = open_range
         place = around or self._outside

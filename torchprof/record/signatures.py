@@ -26,7 +26,7 @@ class InputSignatures:
 
     def __init__(self, with_stack: bool) -> None:
         self.all: list[Signature] = [Signature((), ())]
-        self.with_stack = with_stack
+        self._with_stack = with_stack
         self._of_raw: dict[bytes, int] = {}  # by what torch gives for an event, as bytes
         self._of_signature: dict[Signature, int] = {self.all[0]: 0}
         self._of_pair: dict[tuple[int, int], int] = {}  # see called_from
@@ -39,7 +39,7 @@ class InputSignatures:
         scalars = () if detail is Detail.SHAPES else raw.concrete_inputs()
         if detail is Detail.ONES:  # the counter of a loop must not make a new signature in each iteration
             scalars = [value if value is None or value in (0, 1) else 2 for value in scalars]
-        stack = [line for line in raw.stack() if not line.startswith(_NO_SOURCE)] if self.with_stack else []
+        stack = [line for line in raw.stack() if not line.startswith(_NO_SOURCE)] if self._with_stack else []
         if not (shapes or dtypes or stack):
             return 0  # as in a trace: no inputs and inputs that were not recorded look the same
         try:

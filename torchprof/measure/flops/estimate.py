@@ -157,12 +157,10 @@ class Estimate:
         self._replays: Counter[Place] = Counter()  # calls that replay a graph of kernels
         self._graphs = graphs or GraphCalls({})
         self._idle_until: dict[int, int] = {}  # by thread: the end of an op without arithmetic
-        self._pieces_of: dict[
-            int, list[tuple[int, int]]
-        ] = {}  # by thread: place and time of the pieces of the op to come
-        self._last_groups: dict[
-            int, OpGroup
-        ] = {}  # by thread: not counted yet, as a mark after it may stop its last op
+        # By thread: place and time of the pieces of the op to come.
+        self._pieces_of: dict[int, list[tuple[int, int]]] = {}
+        # By thread: not counted yet, because a mark after it may stop its last op.
+        self._last_groups: dict[int, OpGroup] = {}
         self._groups = GroupCounts()
         self.group_counts: dict[tuple[Place, OpTree], dict[int, Count]] = {}
 
