@@ -6,7 +6,7 @@ from build.events import ENGINE, MAIN, Walked, engine, label, node, op, user_lab
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchprof.attribute.engine_calls import with_engine_calls
+from torchprof.attribute.engine_calls import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, OUTSIDE
@@ -18,7 +18,9 @@ ENGINES = (AUTOGRAD_ENGINE,)
 
 
 def walked(*events: Event) -> Walked:
-    return Walked(with_engine_calls(EventColumns.of([*FORWARD_OF_BOTH, *events])), SITES, PATHS)
+    columns = EventColumns.of([*FORWARD_OF_BOTH, *events])
+    add_engine_calls(columns)
+    return Walked(columns, SITES, PATHS)
 
 
 def test_time_before_between_and_after_nodes_is_the_engines():
@@ -150,6 +152,7 @@ def test_a_backward_pass_adds_up_to_its_duration(parts, has_call):
 
 def test_a_range_that_starts_with_the_first_node_stays_around_the_pass():
     events = [*FORWARD_OF_BOTH, user_label("backward", 100, 300), node("Y", 100, 150, 2), node("X", 160, 200, 1)]
-    columns = with_engine_calls(EventColumns.of(events))
+    columns = EventColumns.of(events)
+    add_engine_calls(columns)
     found = [(event.name, event.start_ns, event.end_ns) for event in columns.events() if event.start_ns >= 100]
     assert found[:2] == [("backward", 100, 300), ("engine", 100, 200)]

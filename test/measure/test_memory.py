@@ -36,7 +36,7 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.assemble import attribution_of
-from torchprof.measure.live_memory import NOT_MEASURED, Freed, LiveMemory, allocators_between, with_frees
+from torchprof.measure.live_memory import NOT_MEASURED, Freed, LiveMemory, add_frees, allocators_between
 from torchprof.measure.memory import Allocations
 from torchprof.record.model_memory import held_now
 from torchprof.run.cost import format_memory
@@ -833,7 +833,9 @@ def walked(
     attribution = Attribution(SITES, [layer.path for layer in LAYERS])
     allocations = Allocations(LAYERS, 0, parameters, before={}, with_timeline=True)
     in_order = sorted((step(0), *events), key=lambda event: event.start_ns)
-    attributed = list(allocations.observe(walk_of(attribution, with_frees(EventColumns.of(in_order), start, CLOCK_NS))))
+    columns = EventColumns.of(in_order)
+    add_frees(columns, start, CLOCK_NS)
+    attributed = list(allocations.observe(walk_of(attribution, columns)))
     assert start is not NOT_MEASURED or len(attributed) == len(in_order)
     memory, samples, timeline = allocations.result()
     assert timeline is not None

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.attribute.engine_calls import with_engine_calls
+from torchprof.attribute.engine_calls import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
@@ -76,7 +76,9 @@ def count(
     attribution = Attribution(SITES, PATHS, selected)
     watched = Steps(layers)
     in_order = [*sorted(events, key=lambda e: (e.start_ns, -e.end_ns)), *kernels]
-    attributed = watched.observe(walk_of(attribution, with_engine_calls(EventColumns.of(in_order))))
+    columns = EventColumns.of(in_order)
+    add_engine_calls(columns)
+    attributed = watched.observe(walk_of(attribution, columns))
     rows, _, _ = fold(attributed, attribution.places.all, layers)
     samples = watched.result()
     order = [Spread.of([(start, 0)]).hashes[0] for start in sorted(marks)[:-1]]

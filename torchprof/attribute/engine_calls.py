@@ -17,8 +17,8 @@ _WORKS = frozenset({Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.REGION, Kind.STEP
 """The kinds of events that end a pass if they begin on a thread that waits for it, or on its thread between nodes."""
 
 
-def with_engine_calls(columns: EventColumns) -> EventColumns:
-    """The events, with an ENGINE event around the nodes of each backward pass.
+def add_engine_calls(columns: EventColumns) -> None:
+    """Add an ENGINE event around the nodes of each backward pass.
 
     - Nodes on the thread that called the engine are inside the call, if that was recorded.
     - Other nodes with time between them get an ENGINE from the first of a pass to the end of its last, thread by
@@ -29,7 +29,7 @@ def with_engine_calls(columns: EventColumns) -> EventColumns:
       is counted on the other threads.
     """
     if not _has_nodes_outside_calls(columns):
-        return columns
+        return
     added: list[Event] = []
     replaced: set[int] = set()
     places: dict[tuple[int, int], int] = {}
@@ -39,7 +39,7 @@ def with_engine_calls(columns: EventColumns) -> EventColumns:
         if current.call_at is not None and current.has_spans:
             replaced.add(current.call_at)
             places[current.call_starts] = current.call_at
-    return columns.with_events(before=added, without=replaced, places=places)
+    columns.add(before=added, without=replaced, places=places)
 
 
 def _has_nodes_outside_calls(columns: EventColumns) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Set
-from copy import copy
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from heapq import merge
-from itertools import chain, compress, islice, repeat
+from itertools import compress, groupby, islice, repeat
 from operator import and_, gt, le
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -23,6 +23,20 @@ IntColumn: TypeAlias = "array[int]"
 _BEYOND = 1 << 62
 """No time is larger."""
 _OF_COMPILED_CODE = frozenset({Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING, Kind.COMPILED_INPUTS})
+
+
+_COLUMNS = {
+    "number": ("i", 0),
+    "start": ("q", 0),
+    "end": ("q", 0),
+    "sequence": ("q", -1),
+    "forward_thread": ("q", 0),
+    "correlation": ("q", 0),
+    "signature": ("i", 0),
+    "nbytes": ("q", 0),
+    "address": ("q", 0),
+}
+"""The columns: their type codes, and what stands for a value that was not recorded."""
 
 
 class ThreadEvents(NamedTuple):
@@ -128,7 +142,8 @@ class EventColumns:
     def of(events: Iterable[Event]) -> EventColumns:
         """The columns of these events. They must be in the order of start, and kernels must come last."""
         numbers: dict[EventKind, int] = {}
-        rows: dict[int, list[tuple[int, ...]]] = {}  # by thread
+        rows: list[tuple[int, ...]] = []
+        threads: list[int] = []
         kernels: list[Event] = []
         for event in events:
             if event.kind is Kind.KERNEL:
@@ -137,41 +152,16 @@ class EventColumns:
             kind = numbers.setdefault(EventKind(event.kind, event.name, event.device), len(numbers))
             is_memory = event.kind is Kind.MEMORY
             correlation, address = (0, event.correlation) if is_memory else (event.correlation, 0)
-            rows.setdefault(event.thread, []).append(
-                (
-                    kind,
-                    event.start_ns,
-                    event.end_ns,
-                    event.sequence,
-                    event.forward_thread,
-                    correlation,
-                    event.signature,
-                    event.nbytes,
-                    address,
-                )
-            )
-        lanes: list[ThreadEvents] = []
-        for thread, of_thread in rows.items():
-            first = lanes[-1].after if lanes else 0
-            lanes.append(ThreadEvents(thread, first, first + len(of_thread)))
-        columns = [array("q", column) for column in zip(*(row for of_thread in rows.values() for row in of_thread))]
-        number, start, end, sequence, forward_thread, correlations, signature, nbytes, addresses = (
-            columns or [array("q")] * 9
-        )
-        return EventColumns(
-            [*numbers],
-            lanes,
-            number,
-            start,
-            end,
-            sequence=sequence,
-            forward_thread=forward_thread,
-            correlation=correlations if any(correlations) else None,
-            signature=signature if any(signature) else None,
-            nbytes=nbytes,
-            address=addresses,
-            kernels=kernels,
-        )
+            times, autograd = (event.start_ns, event.end_ns), (event.sequence, event.forward_thread)
+            rows.append((kind, *times, *autograd, correlation, event.signature, event.nbytes, address))
+            threads.append(event.thread)
+        of_threads, order = by_thread(range(len(rows)), threads)
+        columns: dict[str, IntColumn] = {}
+        for (name, (code, absent)), values in zip(_COLUMNS.items(), zip(*map(rows.__getitem__, order))):
+            if name in ("number", "start", "end") or any(value != absent for value in values):
+                columns[name] = array(code, values)
+        number, start, end = (columns.pop(name, array("q")) for name in ("number", "start", "end"))
+        return EventColumns([*numbers], of_threads, number, start, end, **columns, kernels=kernels)
 
     def event(self, at: int, thread: int) -> Event:
         """One event of a thread."""
@@ -230,78 +220,66 @@ class EventColumns:
             found.sort(key=lambda line: self.start[line[0]])
         return found
 
-    def with_events(
+    def add(
         self,
         before: Iterable[Event] = (),
         after: Iterable[Event] = (),
         without: Set[int] = frozenset(),
         places: Mapping[tuple[int, int], int] = MappingProxyType({}),
-    ) -> EventColumns:
-        """The columns with more events, and without some. Of events of a thread that start at the same time, those of
-        ``before`` come first, and those of ``after`` last. ``places``: by thread and start, the index that an event of
-        ``before`` comes before, if others that start at the same time stay before it."""
+    ) -> None:
+        """Add events, and drop those with the indices ``without``. Of events of a thread that start at the same time,
+        those of ``before`` come first, and those of ``after`` last. ``places``: by thread and start, the index that an
+        event of ``before`` comes before, if others that start at the same time stay before it.
+
+        It goes column by column: a second copy of all of them would take too much memory.
+        """
         first, last = EventColumns.of(before), EventColumns.of(after)
-        parts = (first, self, last)
-        starts = array("q", chain.from_iterable(part.start for part in parts))
-        own, end = len(first), len(first) + len(self)  # where the events of these columns are in ``starts``
-        added: dict[int, list[tuple[int, int]]] = {}  # by thread: where an event comes, and its index in ``starts``
-        spans = {thread: (begin + own, until + own) for thread, begin, until in self.threads}
-        for part, shift, find in ((first, 0, bisect_left), (last, end, bisect_right)):
+        if not (len(first) or len(last) or without):
+            return
+        parts = (first, self, last)  # an index among all of them: those of ``first`` begin at 0
+        own = len(first)
+        spans = {thread: (begin, until) for thread, begin, until in self.threads}
+        inserted: dict[int, list[tuple[int, int, int]]] = {thread: [] for thread in spans}
+        for part, shift, find in ((first, 0, bisect_left), (last, own + len(self), bisect_right)):
             for thread, begin, until in part.threads:
-                span = spans.setdefault(thread, (own, own))
                 for index in range(begin, until):
-                    place = places.get((thread, part.start[index])) if part is first else None
-                    comes = find(starts, part.start[index], *span) if place is None else place + own
-                    added.setdefault(thread, []).append((comes, index + shift))
-        order = array("i")
-        lanes: list[ThreadEvents] = []
-        for thread, (begin, until) in spans.items():
-            first_in_order = len(order)
-            inserted = sorted((at, starts[index], index) for at, index in added.get(thread, ()))
-            omitted = sorted(at + own for at in without if begin <= at + own < until)
-            for at, _, index in merge(inserted, ((at, _BEYOND, -1) for at in omitted)):
-                order.extend(range(begin, at))
-                begin = at
-                if index >= 0:
-                    order.append(index)
-                else:
-                    begin += 1
-            order.extend(range(begin, until))
-            lanes.append(ThreadEvents(thread, first_in_order, len(order)))
-        lanes.sort(key=lambda lane: starts[order[lane.first]] if lane.first < lane.after else 0)
-        kinds: list[EventKind] = []
-        numbers = array("i")
-        for part in parts:
-            numbers.extend(map(len(kinds).__add__, part.number))
-            kinds += part.kinds
+                    start = part.start[index]
+                    place = places.get((thread, start)) if part is first else None
+                    if place is None:
+                        place = find(self.start, start, *spans.get(thread, (0, 0)))
+                    inserted.setdefault(thread, []).append((place + own, start, index + shift))
+        for thread, begin, until in self.threads:
+            inserted[thread] += [(at + own, _BEYOND, -1) for at in without if begin <= at < until]
+        slices: list[slice] = []
+        threads: list[ThreadEvents] = []
+        count = 0
+        for thread, of_thread in inserted.items():
+            begin, until = spans.get(thread, (0, 0))
+            added = [*_slices(begin + own, until + own, sorted(of_thread))]
+            length = sum(part.stop - part.start for part in added)
+            threads.append(ThreadEvents(thread, count, count + length))
+            slices += added
+            count += length
+        for part in (first, last):
+            part.number = array("i", map(len(self.kinds).__add__, part.number))
+            self.kinds = [*self.kinds, *part.kinds]
+        for name, (code, absent) in _COLUMNS.items():
+            if any(getattr(part, name) is not None for part in parts):
+                values = array(code)
+                for part in parts:
+                    column = getattr(part, name)
+                    values.extend(array(code, [absent]) * len(part) if column is None else array(code, column))
+                ordered = array(code)
+                for chosen in slices:
+                    ordered.extend(values[chosen])
+                setattr(self, name, ordered)
+        self._size, self._bytes = None, ()
+        self.threads = [one for one in threads if one.first < one.after]
+        self.threads.sort(key=lambda one: self.start[one.first])
 
-        def merged(name: str, absent: int) -> IntColumn | None:
-            columns = [getattr(part, name) for part in parts]
-            if not any(columns):
-                return None
-            values = array(
-                "q", chain.from_iterable(column or repeat(absent, len(part)) for part, column in zip(parts, columns))
-            )
-            return array("q", map(values.__getitem__, order))
-
-        return EventColumns(
-            kinds,
-            [lane for lane in lanes if lane.first < lane.after],
-            array("i", map(numbers.__getitem__, order)),
-            array("q", map(starts.__getitem__, order)),
-            merged("end", 0) or array("q"),
-            sequence=merged("sequence", -1),
-            forward_thread=merged("forward_thread", 0),
-            correlation=merged("correlation", 0),
-            signature=merged("signature", 0),
-            nbytes=merged("nbytes", 0),
-            address=merged("address", 0),
-            kernels=self.kernels,
-        )
-
-    def between(self, begin: int | None, end: int | None) -> EventColumns:
-        """The events from one index on, and before another one: on other threads, those that start meanwhile."""
-        lanes = []
+    def keep_between(self, begin: int | None, end: int | None) -> None:
+        """Keep the events from one index on, and before another one: on other threads, those that start meanwhile."""
+        threads = []
         for thread, first, after in self.threads:
             if begin is not None:
                 is_here = first <= begin < after
@@ -309,28 +287,19 @@ class EventColumns:
             if end is not None:
                 after = end if first <= end < after else bisect_left(self.start, self.start[end], first, after)
             if first < after:
-                lanes.append(ThreadEvents(thread, first, after))
-        return self._with(threads=lanes)
+                threads.append(ThreadEvents(thread, first, after))
+        self.threads = threads
 
-    def renamed(self, events: Iterable[int], name: str) -> EventColumns:
-        """The columns with another name for these events."""
-        kinds, number = list(self.kinds), array("i", self.number)
+    def rename(self, events: Iterable[int], name: str) -> None:
+        """Give these events another name."""
+        self.kinds, self._bytes = [*self.kinds], ()
         numbers: dict[int, int] = {}
         for at in events:
-            before = number[at]
+            before = self.number[at]
             if before not in numbers:
-                numbers[before] = len(kinds)
-                kinds.append(kinds[before]._replace(name=name))
-            number[at] = numbers[before]
-        return self._with(kinds=kinds, number=number)
-
-    def _with(self, **values: Any) -> EventColumns:
-        """A copy with some other values; the columns themselves are not copied."""
-        new = copy(self)
-        new._bytes = ()
-        for name, value in values.items():
-            setattr(new, name, value)
-        return new
+                numbers[before] = len(self.kinds)
+                self.kinds.append(self.kinds[before]._replace(name=name))
+            self.number[at] = numbers[before]
 
     def groupable(self) -> bytes:
         """By index of an event: 1 if nothing is to be known of it but its place and its values, else 0. IN_NODE if that
@@ -381,3 +350,32 @@ class EventColumns:
         width = self.size.itemsize
         first, after = first * width, after * width
         return numbers[first:after], sizes[first:after], signatures[first:after]
+
+
+def by_thread(events: Iterable[int], threads: Sequence[int]) -> tuple[list[ThreadEvents], IntColumn]:
+    """The threads of some events, and the indices of these events: thread by thread, the first one to begin first, and
+    in each the order of ``events``. ``threads``: by index of an event."""
+    order = array("i")
+    of_threads: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
+    for thread, of_thread in groupby(events, threads.__getitem__):
+        of_threads[thread].extend(of_thread)
+    found: list[ThreadEvents] = []
+    for thread, indices in of_threads.items():
+        found.append(ThreadEvents(thread, len(order), len(order) + len(indices)))
+        order.extend(indices)
+    return found, order
+
+
+def _slices(begin: int, until: int, inserted: Iterable[tuple[int, int, int]]) -> Iterator[slice]:
+    """The events from ``begin`` up to ``until``, and others between them. ``inserted``: the index that a new one comes
+    before, its start, and its own index; -1 where that event is dropped instead."""
+    for at, _, index in inserted:
+        if begin < at:
+            yield slice(begin, at)
+        begin = at
+        if index < 0:
+            begin += 1
+        else:
+            yield slice(index, index + 1)
+    if begin < until:
+        yield slice(begin, until)

@@ -112,8 +112,8 @@ def is_of_a_call(name: str) -> bool:
     return name.startswith(PREFIX) and not name.startswith(PREFIX + "!")
 
 
-def recorded(columns: EventColumns, note: Callable[[int], object] = int) -> EventColumns:
-    """The events between the marks at the start and the end of a recording; all events of a session without them.
+def keep_recorded(columns: EventColumns, note: Callable[[int], object] = int) -> None:
+    """Keep the events between the marks at the start and the end of a recording; all events of a session without them.
     ``note`` is called with the time between these marks, in ns."""
     opened, ended = columns.of_kinds(Kind.OPENED), columns.of_kinds(Kind.ENDED)
     begin = end = None
@@ -122,15 +122,16 @@ def recorded(columns: EventColumns, note: Callable[[int], object] = int) -> Even
             (at for at, _ in columns.of_kinds(Kind.STEP) if columns.start[at] >= columns.start[opened[0][0]]), None
         )
         if begin is None:  # nothing was recorded
-            return EventColumns.of(())
+            columns.threads, columns.kernels = [], ()
+            return
     if ended:
         end = ended[0][0]
         if begin is not None:
             note(columns.start[end] - columns.end[begin])
-    return columns.between(begin, end)
+    columns.keep_between(begin, end)
 
 
-def with_steps(columns: EventColumns, steps: int) -> EventColumns:
+def add_steps(columns: EventColumns, steps: int) -> None:
     """Add a STEP mark where each step of ``torch.profiler.profile`` begins, and where the last of ``steps`` ends.
 
     torch numbers the ranges of steps; here they all get the same name.
@@ -140,12 +141,12 @@ def with_steps(columns: EventColumns, steps: int) -> EventColumns:
         for at, thread in columns.of_kinds(Kind.USER_LABEL)
         if is_torchs_step(columns.kinds[columns.number[at]].name)
     ]
-    columns = columns.renamed((at for at, _ in ranges), ANY_STEP)
+    columns.rename((at for at, _ in ranges), ANY_STEP)
     marks = [_mark(columns.start[at], thread) for at, thread in ranges]
     if len(ranges) >= steps:
         at, thread = ranges[steps - 1]
         marks.append(_mark(columns.end[at], thread))
-    return columns.with_events(before=marks)
+    columns.add(before=marks)
 
 
 def _mark(at: int, thread: int) -> Event:

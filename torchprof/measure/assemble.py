@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 
 from torchprof.attribute.collectives import CollectiveOwners
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.engine_calls import with_engine_calls
+from torchprof.attribute.engine_calls import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import with_steps
+from torchprof.attribute.event_names import add_steps
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.devices import DeviceTimes
 from torchprof.measure.fold import fold
-from torchprof.measure.live_memory import NOT_MEASURED, allocators_between, with_frees
+from torchprof.measure.live_memory import NOT_MEASURED, add_frees, allocators_between
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
 from torchprof.measure.observer import Observer
@@ -186,14 +186,15 @@ def _columns_of(recording: RecordedCycle) -> EventColumns:
     the passes of autograd's engine."""
     columns = recording.columns()
     if recording.start.blocks:
-        columns = with_frees(columns, recording.start, recording.began_ns)
+        add_frees(columns, recording.start, recording.began_ns)
     if recording.source.torchs_steps:
-        columns = with_steps(columns, recording.source.torchs_steps)
+        add_steps(columns, recording.source.torchs_steps)
     if recording.python_samples is not None:
         ended_ns = recording.began_ns + recording.source.wall_ns
         samples = (sample for sample in recording.python_samples if recording.began_ns <= sample[0] < ended_ns)
-        columns = _with_samples(columns, samples, recording.began_ns)
-    return with_engine_calls(columns)
+        _add_samples(columns, samples, recording.began_ns)
+    add_engine_calls(columns)
+    return columns
 
 
 def _memory_and_timeline(
@@ -308,17 +309,17 @@ def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[i
     )
 
 
-def _with_samples(columns: EventColumns, samples: Iterable[tuple[int, str, int]], began_ns: int) -> EventColumns:
+def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, str, int]], began_ns: int) -> None:
     """Add SAMPLE events on the thread that began the session.
 
     This thread made the first STEP mark, which ended at ``began_ns`` on the clock of the samples.
     """
     marks = columns.of_kinds(Kind.STEP)
     if not marks:
-        return columns
+        return
     at, thread = marks[0]
     offset_ns = columns.end[at] - began_ns
-    return columns.with_events(
+    columns.add(
         after=[
             Event(Kind.SAMPLE, line, at_ns + offset_ns, at_ns + offset_ns, thread)
             for at_ns, line, intervals in samples

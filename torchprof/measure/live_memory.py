@@ -62,7 +62,7 @@ def allocators_between(start: LiveMemory, end: LiveMemory) -> dict[str, tuple[tu
     }
 
 
-def with_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> EventColumns:
+def add_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> None:
     """Add the missing frees to the events of a recording: of the CPU's blocks that the model had at the start.
 
     torch records few of these frees: its CPU allocator records a free only if a session recorded an allocation at that
@@ -109,7 +109,8 @@ def with_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> Event
         if event.nbytes < 0:
             omitted.add(at)
     note_until(inf)
-    return columns.with_events(before=added, without=omitted) if added else columns
+    if added:
+        columns.add(before=added, without=omitted)
 
 
 def _free(block: tuple[str, int], nbytes: int, at_ns: int, thread: int) -> Event:

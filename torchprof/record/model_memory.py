@@ -26,7 +26,7 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
     """The memory of parameters, buffers and gradients that is allocated now. A shared storage counts once.
 
     ``watch``: note when each storage of the CPU is freed, until ``stop_watching``; above all, gradients that zero_grad
-    frees. torch's profiler does not record all of these; see ``with_frees``. Allocators of devices record all frees,
+    frees. torch's profiler does not record all of these; see ``add_frees``. Allocators of devices record all frees,
     with the size of the whole block.
     """
     blocks: dict[tuple[str, int], int] = {}

@@ -16,7 +16,7 @@ from torch.autograd import profiler as torch_profiler
 from torch.profiler.profiler import PROFILER_STEP_NAME
 
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK, recorded
+from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK, keep_recorded
 from torchprof.attribute.events import Detail
 from torchprof.errors import TorchprofError
 from torchprof.record.cpu_time import CpuTime
@@ -115,7 +115,9 @@ class Session(Recording):
         return self._wall_ns or 0
 
     def columns(self, detail: Callable[[str], Detail] | None = None, addresses: bool = False) -> EventColumns:
-        return recorded(super().columns(detail, addresses), self._note_wall_ns)
+        columns = super().columns(detail, addresses)
+        keep_recorded(columns, self._note_wall_ns)
+        return columns
 
     def _note_wall_ns(self, ns: int) -> None:
         """The recorded time on the clock of the events: it is that of the trace, too, and rows add up to it."""

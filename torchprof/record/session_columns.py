@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import compress, groupby
+from itertools import compress
 from typing import Any
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE
-from torchprof.attribute.event_columns import EventColumns, EventKind, ThreadEvents
+from torchprof.attribute.event_columns import EventColumns, EventKind, by_thread
 from torchprof.attribute.event_names import MEMORY, event_kind, is_a_common_name, numbers_of_devices
 from torchprof.attribute.events import PREFIX, Detail, Event, Kind
 from torchprof.attribute.launches import first_correlation_id
@@ -64,14 +64,16 @@ class SessionColumns:
         self._shorten_async(kinds)
         has_nodes = any(one is not None and one.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) for one in kinds)
         signatures = self._signatures(kinds, detail)
-        lanes, order = self._by_thread()
+        kept = compress(range(len(self._numbers)), self._numbers)  # 0 is the number of events that are left out
+        threads, order = by_thread(kept, self._threads)
+        is_in_order = len(threads) == 1 and len(order) == len(self._numbers)
 
         def column(values: array[int], code: str = "q") -> array[int]:
-            return array(code, values if order is None else map(values.__getitem__, order))
+            return array(code, values if is_in_order else map(values.__getitem__, order))
 
         return EventColumns(
             [EventKind(Kind.OP, "") if one is None else one for one in self._kinds],
-            lanes,
+            threads,
             column(self._numbers, "i"),
             column(events.starts),
             column(self._ends),
@@ -182,20 +184,6 @@ class SessionColumns:
         for index in self._of(names_metadata):
             found[index] = self._inputs.number_of_collective(raws[index]) or found[index]
         return found
-
-    def _by_thread(self) -> tuple[list[ThreadEvents], Sequence[int] | None]:
-        """The threads, and the indices of the events that are kept, thread by thread; None if these are all, in their
-        order."""
-        numbers, threads = self._numbers, self._threads
-        order: list[int] = [*compress(range(len(numbers)), numbers)]  # 0 is that of events that are left out
-        if {*threads} == {*threads[:1]} and len(order) == len(numbers):
-            return [ThreadEvents(threads[0], 0, len(order))] if order else [], None
-        order.sort(key=threads.__getitem__)
-        lanes: list[ThreadEvents] = []
-        for thread, of_thread in groupby(order, threads.__getitem__):
-            first = lanes[-1].after if lanes else 0
-            lanes.append(ThreadEvents(thread, first, first + sum(1 for _ in of_thread)))
-        return lanes, order
 
     def _device_work(self) -> Iterator[Event]:
         """The kernels, copies and sets of devices."""

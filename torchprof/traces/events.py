@@ -16,7 +16,7 @@ from itertools import compress, repeat
 from operator import add
 
 from torchprof.attribute.collectives import ACCUMULATES
-from torchprof.attribute.event_columns import EventColumns, EventKind, ThreadEvents
+from torchprof.attribute.event_columns import EventColumns, EventKind, by_thread
 from torchprof.attribute.event_names import (
     ENDED,
     MEMORY,
@@ -26,8 +26,8 @@ from torchprof.attribute.event_names import (
     event_kind,
     is_a_common_name,
     is_torchs_step,
+    keep_recorded,
     numbers_of_devices,
-    recorded,
 )
 from torchprof.attribute.events import HOOKS, PREFIX, Event, Kind
 from torchprof.attribute.launches import first_correlation_id
@@ -291,7 +291,10 @@ class TraceEvents:
         launchers, launches = self._launchers()
         cpu = self._cpu
         kinds = self._kinds(sites)
-        lanes, order = self._by_thread(kinds)
+        is_kept = [kind is not None for kind in kinds]
+        kept = (at for window in cpu.windows(self.table.groups) for at in window if is_kept[cpu.name[at]])
+        thread_of = [thread for thread, _ in self.table.lanes]
+        threads, order = by_thread(kept, [*map(thread_of.__getitem__, cpu.lane)])
         names = [*map(cpu.name.__getitem__, order)]
         numbers, all_kinds = (
             _KindNumbers(),
@@ -333,13 +336,13 @@ class TraceEvents:
             if not kind.name.endswith(ACCUMULATES):
                 signature[at] = 0
         if self._in_backward:
-            threads = [thread for thread, first, after in lanes for _ in range(first, after)]
+            thread_at = [thread for thread, first, after in threads for _ in range(first, after)]
             for at in of(kind.kind is Kind.LABEL for kind in all_kinds):
-                if (start[at] - self.base_ns, threads[at], names[at]) in self._in_backward:
+                if (start[at] - self.base_ns, thread_at[at], names[at]) in self._in_backward:
                     number[at] = numbers[all_kinds[names[at]]._replace(kind=Kind.USER_LABEL)]
         columns = EventColumns(
             [*numbers],
-            lanes,
+            threads,
             number,
             start,
             array("q", map(add, start, ns)),
@@ -351,29 +354,8 @@ class TraceEvents:
             address=address,
             kernels=self._device_events(launchers, launches, [name for _, name in self._names]),
         )
-        return recorded(columns)
-
-    def _by_thread(self, kinds: Sequence[Kind | None]) -> tuple[list[ThreadEvents], array[int]]:
-        """The threads, and the indices of the CPU's events that are kept: thread by thread, in the order of start."""
-        cpu, lane_of = self._cpu, self.table.lanes
-        is_kept = [kind is not None for kind in kinds]
-        by_thread: dict[int, array[int]] = {}
-        append_of: list[Callable[[int], None]] = []  # by lane
-        for thread, _ in lane_of:
-            append_of.append(by_thread.setdefault(thread, array("i")).append)
-        lanes_of, names = cpu.lane, cpu.name
-        for window in cpu.windows(self.table.groups):
-            for at in window:
-                if is_kept[names[at]]:
-                    append_of[lanes_of[at]](at)
-        lanes: list[ThreadEvents] = []
-        order = array("i")
-        for thread, indices in by_thread.items():
-            if indices:
-                lanes.append(ThreadEvents(thread, len(order), len(order) + len(indices)))
-                order.extend(indices)
-        lanes.sort(key=lambda lane: cpu.start[order[lane.first]])
-        return lanes, order
+        keep_recorded(columns)
+        return columns
 
     def _forward_threads(self, order: Sequence[int]) -> array[int] | None:
         """The thread of the forward of each autograd node, 0 for other events; None if there are no nodes."""

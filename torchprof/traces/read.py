@@ -249,7 +249,9 @@ def _read(
 
     def columns() -> EventColumns:
         found = events.columns(planned.sites)
-        return found.with_events(before=planned.labels) if planned.labels else found
+        if planned.labels:
+            found.add(before=planned.labels)
+        return found
 
     recording = RecordedCycle(
         events,
