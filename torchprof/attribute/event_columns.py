@@ -10,7 +10,7 @@ from heapq import merge
 from itertools import compress, groupby, islice, repeat
 from operator import and_, gt, le
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torchprof.attribute.collectives import RECORDS_COLLECTIVE
 from torchprof.attribute.events import Event, Kind
@@ -55,6 +55,17 @@ class EventKind(NamedTuple):
     device: str = "cpu"
 
 
+_Key = TypeVar("_Key")
+
+
+class Numbers(dict[_Key, int]):
+    """Numbers for keys, in the order of first use."""
+
+    def __missing__(self, key: _Key) -> int:
+        number = self[key] = len(self)
+        return number
+
+
 class EventColumns:
     """One value for each event in each column. A column whose values were not recorded is None.
 
@@ -71,7 +82,6 @@ class EventColumns:
     """
 
     __slots__ = (
-        "_bytes",
         "_size",
         "address",
         "correlation",
@@ -116,7 +126,6 @@ class EventColumns:
         self.address = address
         self.kernels = kernels
         self._size: IntColumn | None = None
-        self._bytes: tuple[bytes, ...] = ()
 
     @property
     def size(self) -> IntColumn:
@@ -141,7 +150,7 @@ class EventColumns:
     @staticmethod
     def of(events: Iterable[Event]) -> EventColumns:
         """The columns of these events. They must be in the order of start, and kernels must come last."""
-        numbers: dict[EventKind, int] = {}
+        numbers: Numbers[EventKind] = Numbers()
         rows: list[tuple[int, ...]] = []
         threads: list[int] = []
         kernels: list[Event] = []
@@ -149,7 +158,7 @@ class EventColumns:
             if event.kind is Kind.KERNEL:
                 kernels.append(event)
                 continue
-            kind = numbers.setdefault(EventKind(event.kind, event.name, event.device), len(numbers))
+            kind = numbers[EventKind(event.kind, event.name, event.device)]
             is_memory = event.kind is Kind.MEMORY
             correlation, address = (0, event.correlation) if is_memory else (event.correlation, 0)
             times, autograd = (event.start_ns, event.end_ns), (event.sequence, event.forward_thread)
@@ -273,7 +282,7 @@ class EventColumns:
                 for chosen in slices:
                     ordered.extend(values[chosen])
                 setattr(self, name, ordered)
-        self._size, self._bytes = None, ()
+        self._size = None
         self.threads = [one for one in threads if one.first < one.after]
         self.threads.sort(key=lambda one: self.start[one.first])
 
@@ -292,7 +301,7 @@ class EventColumns:
 
     def rename(self, events: Iterable[int], name: str) -> None:
         """Give these events another name."""
-        self.kinds, self._bytes = [*self.kinds], ()
+        self.kinds = [*self.kinds]
         numbers: dict[int, int] = {}
         for at in events:
             before = self.number[at]
@@ -341,15 +350,10 @@ class EventColumns:
         has_number = map(le, repeat(0), self.sequence)
         return bytes(map(and_, has_number, map(is_op.__getitem__, self.number)))
 
-    def pattern(self, first: int, after: int) -> tuple[bytes, bytes, bytes]:
+    def pattern(self, first: int, after: int) -> tuple[bytes, ...]:
         """What makes events alike: their kinds, how they are nested, and their signatures."""
-        if not self._bytes:
-            columns = (array("i", self.number), self.size, array("i", self.signature or ()))
-            self._bytes = tuple(column.tobytes() for column in columns)
-        numbers, sizes, signatures = self._bytes
-        width = self.size.itemsize
-        first, after = first * width, after * width
-        return numbers[first:after], sizes[first:after], signatures[first:after]
+        columns = (self.number, self.size, self.signature)
+        return tuple(column[first:after].tobytes() for column in columns if column is not None)
 
 
 def by_thread(events: Iterable[int], threads: Sequence[int]) -> tuple[list[ThreadEvents], IntColumn]:

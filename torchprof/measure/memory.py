@@ -138,7 +138,7 @@ class Allocations:
         self._samples: _Samples = defaultdict(list)
         self._leave = partial(_leave, self._samples)  # no bound method: its reference cycle would keep all blocks alive
         self._ranges: OpenRanges[_Range] = OpenRanges(self._leave)
-        self._node_ends: dict[int, int] = {}  # by thread: the end of the outermost node
+        self._node_ends: dict[int, float] = {}  # by thread: the end of the outermost node
         self._calls: list[tuple[int, int, _Stage]] = []  # forward calls: layer, start, the outermost call around
         self._no_graph_yet: _Stage | None = None  # the outermost call, until an op in it makes a graph
         self._passes: list[_Stage] = []
@@ -308,7 +308,7 @@ class Allocations:
             self._passes.append(_Stage(GRADIENTS, start, end, has_graph=True))
         is_inner = around is not None and around.phase != FORWARD and (not around.is_engine or around.is_in_node)
         if is_inner:  # a backward pass inside a node, as with checkpoints
-            within: float = self._node_ends[thread]
+            within = self._node_ends.get(thread, inf)
         else:
             within = inf
             self._node_ends[thread] = end

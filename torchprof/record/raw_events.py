@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
+from torchprof.attribute.event_columns import Numbers
 from torchprof.record.torch_internals import needed
 
 RawEvent = needed("torch._C._autograd._KinetoEvent")
@@ -35,7 +36,8 @@ class RawEvents:
         """``raws``: those of torch. They usually come sorted; of equal starts, the first one stays the first."""
         starts, ends, sequences, forward_threads = (array("q") for _ in range(4))
         threads: list[int] = []  # small numbers, of which Python has one object each
-        numbers, scopes, names_of = _Numbers(), bytearray(), array("l")
+        numbers: Numbers[str] = Numbers()
+        scopes, names_of = bytearray(), array("l")
         for first in range(0, len(raws), _BLOCK):
             block = raws[first : first + _BLOCK]
             starts.extend(map(_start_ns, block))
@@ -58,11 +60,3 @@ class RawEvents:
 def _in_order(column: Any, order: Sequence[int]) -> Any:
     values = map(column.__getitem__, order)
     return array(column.typecode, values) if isinstance(column, array) else type(column)(values)
-
-
-class _Numbers(dict[str, int]):
-    """Numbers for names, in the order of first use."""
-
-    def __missing__(self, name: str) -> int:
-        number = self[name] = len(self)
-        return number

@@ -10,7 +10,7 @@ from typing import Any
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE
-from torchprof.attribute.event_columns import EventColumns, EventKind, by_thread
+from torchprof.attribute.event_columns import EventColumns, EventKind, Numbers, by_thread
 from torchprof.attribute.event_names import MEMORY, event_kind, is_a_common_name, numbers_of_devices
 from torchprof.attribute.events import PREFIX, Detail, Event, Kind
 from torchprof.attribute.launches import first_correlation_id
@@ -43,7 +43,7 @@ class SessionColumns:
         self._events = events
         self._inputs = inputs
         self._devices: dict[tuple[Any, int], str] = {}  # the names of devices
-        self._kinds: dict[EventKind | None, int] = {None: 0}  # None: such events are left out
+        self._kinds: Numbers[EventKind | None] = Numbers({None: 0})  # None: such events are left out
         self._numbers = array("i")  # by index of an event
         self._ends = events.ends
         self._threads: Sequence[int] = self._events.threads
@@ -121,7 +121,7 @@ class SessionColumns:
         def number_of(name: int, scope: int) -> int:
             kind = None if is_python[name] else _kind(names[name], scope)
             one = None if kind is None else EventKind(kind, names[name])
-            return self._kinds.setdefault(one, len(self._kinds))
+            return self._kinds[one]
 
         of_functions = [number_of(name, 0) for name in range(len(names))]
         self._numbers = array("i", map(of_functions.__getitem__, names_of))
@@ -152,7 +152,7 @@ class SessionColumns:
             addresses[index] = address_of.get((start, threads[index], size), 0)
             device = _device(raw.device_type(), raw.device_index(), self._devices)
             if device not in numbers:
-                numbers[device] = self._kinds.setdefault(EventKind(Kind.MEMORY, MEMORY, device), len(self._kinds))
+                numbers[device] = self._kinds[EventKind(Kind.MEMORY, MEMORY, device)]
             self._numbers[index] = numbers[device]
             self._ends[index] = start
         return nbytes, addresses

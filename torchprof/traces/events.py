@@ -1,25 +1,20 @@
-"""The events of a trace that torch's profiler wrote, as the ``Event``s that a live session gives.
+"""What is in a trace that torch's profiler wrote: marks, steps, modules, ranges, and all events, as in a live session.
 
-Differences between the traces of different versions of torch and of different devices are handled here and in
-``traces.event_table``.
+Differences between the traces of different versions of torch and of different devices are handled here, in
+``traces.event_table`` and in ``traces.trace_columns``.
 """
 
 from __future__ import annotations
 
 import re
-from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 from functools import cached_property
-from itertools import compress, repeat
-from operator import add
 
-from torchprof.attribute.collectives import ACCUMULATES
-from torchprof.attribute.event_columns import EventColumns, EventKind, by_thread
+from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import (
     ENDED,
-    MEMORY,
     NODE_PREFIX,
     STARTED,
     STEP_MARK,
@@ -27,27 +22,17 @@ from torchprof.attribute.event_names import (
     is_a_common_name,
     is_torchs_step,
     keep_recorded,
-    numbers_of_devices,
 )
-from torchprof.attribute.events import HOOKS, PREFIX, Event, Kind
-from torchprof.attribute.launches import first_correlation_id
+from torchprof.attribute.events import HOOKS, PREFIX, Kind
 from torchprof.attribute.loops import Loop, NamedRange, loop_of
-from torchprof.run.words import BEFORE, is_collective
+from torchprof.run.words import is_collective
 from torchprof.traces.categories import MODULE, OP, OP_OR_RANGE, RANGE
 from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME_CALLS
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.layers import ModuleCall, RangeCall, traced_class_name
 from torchprof.traces.nesting import Line, nested, ranges_in
 from torchprof.traces.signatures import shapes_in
-
-
-class _KindNumbers(dict[EventKind, int]):
-    """Numbers for kinds of events, in the order of first use."""
-
-    def __missing__(self, kind: EventKind) -> int:
-        number = self[kind] = len(self)
-        return number
-
+from torchprof.traces.trace_columns import TraceColumns
 
 _RANGES = (RANGE, OP_OR_RANGE)
 _OF_CPU = (OP, RANGE, OP_OR_RANGE, MODULE)
@@ -288,162 +273,10 @@ class TraceEvents:
 
         ``sites``: the names of the ranges and modules that are layers.
         """
-        launchers, launches = self._launchers()
-        cpu = self._cpu
         kinds = self._kinds(sites)
-        is_kept = [kind is not None for kind in kinds]
-        kept = (at for window in cpu.windows(self.table.groups) for at in window if is_kept[cpu.name[at]])
-        thread_of = [thread for thread, _ in self.table.lanes]
-        threads, order = by_thread(kept, [*map(thread_of.__getitem__, cpu.lane)])
-        names = [*map(cpu.name.__getitem__, order)]
-        numbers, all_kinds = (
-            _KindNumbers(),
-            [EventKind(kind or Kind.OP, name) for kind, (_, name) in zip(kinds, self._names)],
-        )
-        for name, kind in enumerate(all_kinds):
-            if kind.kind is Kind.MEMORY:  # its name is that of the device
-                all_kinds[name] = EventKind(Kind.MEMORY, MEMORY, kind.name)
-        start = array("q", map(self.base_ns.__add__, map(cpu.start.__getitem__, order)))
-        ns = array("q", map(cpu.ns.__getitem__, order))
-        number = array("i", map([numbers[kind] for kind in all_kinds].__getitem__, names))
-        sequence = array("q", map(cpu.sequence.__getitem__, order))
-        identity = array("q", map(cpu.number.__getitem__, order))
-        signature = array("i", map(cpu.signature.__getitem__, order))
-        forward = self._forward_threads(order)
-
-        def of(wanted: Iterable[bool]) -> Iterator[int]:
-            """The indices of the events whose names are wanted."""
-            is_wanted = [*wanted]
-            return compress(range(len(names)), map(is_wanted.__getitem__, names)) if any(is_wanted) else iter(())
-
-        nbytes = address = None
-        of_memory = [*of(kind.kind is Kind.MEMORY for kind in all_kinds)]
-        if of_memory:
-            nbytes, address = (array("q", bytes(8 * len(order))) for _ in range(2))
-            for at in of_memory:
-                nbytes[at], address[at], ns[at] = ns[at], identity[at], 0
-        is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
-        correlation = None
-        if launchers or launches:
-            correlation = array("q", map(launchers.get, identity, repeat(0)))
-            for at in of(is_runtime):
-                correlation[at] = launches.get(identity[at], 0)
-            for at in of_memory:
-                correlation[at] = 0
-        for at in self._functions(of, order, sequence, kinds):
-            kind = all_kinds[names[at]]
-            number[at] = numbers[kind._replace(kind=Kind.BACKWARD_FUNCTION)]
-            if not kind.name.endswith(ACCUMULATES):
-                signature[at] = 0
-        if self._in_backward:
-            thread_at = [thread for thread, first, after in threads for _ in range(first, after)]
-            for at in of(kind.kind is Kind.LABEL for kind in all_kinds):
-                if (start[at] - self.base_ns, thread_at[at], names[at]) in self._in_backward:
-                    number[at] = numbers[all_kinds[names[at]]._replace(kind=Kind.USER_LABEL)]
-        columns = EventColumns(
-            [*numbers],
-            threads,
-            number,
-            start,
-            array("q", map(add, start, ns)),
-            sequence=sequence,
-            forward_thread=forward,
-            correlation=correlation,
-            signature=signature if any(signature) else None,
-            nbytes=nbytes,
-            address=address,
-            kernels=self._device_events(launchers, launches, [name for _, name in self._names]),
-        )
+        columns = TraceColumns(self.table, kinds, self._are_nodes(kinds), self.base_ns).columns(self._in_backward)
         keep_recorded(columns)
         return columns
-
-    def _forward_threads(self, order: Sequence[int]) -> array[int] | None:
-        """The thread of the forward of each autograd node, 0 for other events; None if there are no nodes."""
-        if not self.has_forward_threads:
-            return None
-        forward_threads = self.table.arrows.forward_threads(self.table.lanes, self._cpu)
-        of_lane = [forward_threads.get(forward, 0) for _, forward in self.table.lanes]
-        return array("q", map(of_lane.__getitem__, map(self._cpu.lane.__getitem__, order)))
-
-    def _functions(
-        self,
-        of: Callable[[Iterable[bool]], Iterator[int]],
-        order: Sequence[int],
-        sequence: Sequence[int],
-        kinds: Sequence[Kind | None],
-    ) -> Iterator[int]:
-        """The indices of the functions of autograd nodes: operators with the number of a forward thread. ``sequence``:
-        by index of an event. ``kinds``: by name."""
-        cpu, lane_of, of_node = self._cpu, self.table.lanes, self._are_nodes(kinds)
-        is_op = (kind is Kind.OP and group is not RUNTIME_CALLS for kind, (group, _) in zip(kinds, self._names))
-        for at in of(is_op):
-            line = order[at]
-            if lane_of[cpu.lane[line]][1] if sequence[at] >= 0 else of_node[cpu.name[line]]:
-                yield at
-
-    def _device_events(
-        self, launchers: Mapping[int, int], launches: Mapping[int, int], names: list[str]
-    ) -> Iterator[Event]:
-        """The work of devices: kernels, copies and memsets."""
-        kind = self.device or "cuda"
-        counted = numbers_of_devices((index for index, _ in self.table.streams), self.table.hip_devices)
-        first = self._first_call(launchers, launches)
-        streams, base = self.table.streams, self.base_ns
-        for start, ns, name, lane, op, launch, signature in self._work.in_order(self.table.groups):
-            index, stream = streams[lane]
-            start += base
-            launcher = launchers.get(op, 0) if op != launch and op in launchers else launches.get(launch, 0)
-            yield Event(
-                Kind.KERNEL,
-                names[name],
-                start,
-                start + ns,
-                stream,
-                correlation=BEFORE if not launcher and 0 < launch < first else launcher,
-                device=f"{kind}:{counted.get(index, index)}",
-                signature=signature,
-            )
-
-    def _first_call(self, launchers: Mapping[int, int], launches: Mapping[int, int]) -> int:
-        """The lowest correlation ID of a runtime call: see ``launches.first_correlation_id``."""
-        is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
-        launched = (
-            launch
-            for op, launch in zip(self._work.sequence, self._work.number)
-            if (op in launchers and op != launch) or launch in launches
-        )
-        calls = (number for number, name in zip(self._cpu.number, self._cpu.name) if is_runtime[name])
-        return first_correlation_id(calls, launched)
-
-    def _launchers(self) -> tuple[dict[int, int], dict[int, int]]:
-        """What launched device work: operators by "External id", and runtime calls by correlation ID.
-
-        The values are the correlation numbers of these launchers in ``Event``: positive for operators, negative for
-        runtime calls.
-
-        The work names its operator in recent traces, and in very old ones. In traces of 2022 and 2023, its "External
-        id" repeats the correlation ID of the runtime call: the operator with this number, if there is one, is
-        unrelated. Runtime calls are only in the result if their work names no operator.
-        """
-        is_runtime = [group is RUNTIME_CALLS for group, _ in self._names]
-        work, cpu = self._work, self._cpu
-        wanted = {op for op, launch in zip(work.sequence, work.number) if op > 0 and op != launch}
-        ops: dict[int, int] = {}  # key and value are one object, to save memory: there may be millions
-        if wanted:
-            ops = {
-                number: number
-                for number, name in zip(cpu.number, cpu.name)
-                if number in wanted and not is_runtime[name]
-            }
-        wanted = {
-            launch for op, launch in zip(work.sequence, work.number) if launch > 0 and (op == launch or op not in ops)
-        }
-        launches: dict[int, int] = {}
-        if wanted:
-            launches = {
-                number: -number for number, name in zip(cpu.number, cpu.name) if number in wanted and is_runtime[name]
-            }
-        return ops, launches
 
     def _kinds(self, sites: Collection[str]) -> list[Kind | None]:
         """The kind of event for each name, by its number; None for events that are left out.

@@ -1,0 +1,191 @@
+"""The events of a trace as columns, as ``record.session_columns`` makes them of a live session."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import compress, repeat
+from operator import add
+
+from torchprof.attribute.collectives import ACCUMULATES
+from torchprof.attribute.event_columns import EventColumns, EventKind, Numbers, by_thread
+from torchprof.attribute.event_names import MEMORY, numbers_of_devices
+from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.launches import first_correlation_id
+from torchprof.run.words import BEFORE
+from torchprof.traces.columns import RUNTIME_CALLS
+from torchprof.traces.event_table import EventTable
+
+
+class TraceColumns:
+    """Makes the columns of one trace.
+
+    ``kinds``, ``are_nodes``: the kind of event for each name, by its number, None for events that are left out; and
+    whether it is that of an autograd node. ``base_ns``: the time that the times in the file are relative to.
+    """
+
+    def __init__(
+        self, table: EventTable, kinds: Sequence[Kind | None], are_nodes: Sequence[bool], base_ns: int
+    ) -> None:
+        self._table = table
+        self._base_ns = base_ns
+        self._groups = table.groups
+        self._are_nodes = are_nodes
+        self._kinds = [EventKind(kind or Kind.OP, name) for kind, (_, name) in zip(kinds, table.names)]
+        for number, (kind, name, _) in enumerate(self._kinds):
+            if kind is Kind.MEMORY:  # its name is that of the device
+                self._kinds[number] = EventKind(Kind.MEMORY, MEMORY, name)
+        is_kept = [kind is not None for kind in kinds]
+        cpu, thread_of = table.cpu, [thread for thread, _ in table.lanes]
+        kept = (at for window in cpu.windows(self._groups) for at in window if is_kept[cpu.name[at]])
+        self._threads, self._order = by_thread(kept, [*map(thread_of.__getitem__, cpu.lane)])
+        self._names = self._ordered(cpu.name)
+        self._memory = [*self._indices(kind.kind is Kind.MEMORY for kind in self._kinds)]
+        self._ops, self._calls = self._launchers()
+
+    def columns(self, in_backward: Set[tuple[int, int, int]]) -> EventColumns:
+        """``in_backward``: start, thread and number of the name of each labeled range that is no layer."""
+        cpu, base_ns = self._table.cpu, self._base_ns
+        sequence, signature = self._ordered(cpu.sequence), self._ordered(cpu.signature)
+        numbers: Numbers[EventKind] = Numbers()
+        number = array("i", map([numbers[kind] for kind in self._kinds].__getitem__, self._names))
+        for at in self._functions(sequence):
+            kind = self._kinds[self._names[at]]
+            number[at] = numbers[kind._replace(kind=Kind.BACKWARD_FUNCTION)]
+            if not kind.name.endswith(ACCUMULATES):
+                signature[at] = 0
+        start = self._ordered(cpu.start)
+        for at in self._labels_in(in_backward, start):
+            number[at] = numbers[self._kinds[self._names[at]]._replace(kind=Kind.USER_LABEL)]
+        if base_ns:
+            start = array("q", map(base_ns.__add__, start))
+        end = array("q", map(add, start, map(cpu.ns.__getitem__, self._order)))
+        for at in self._memory:
+            end[at] = start[at]
+        return EventColumns(
+            [*numbers],
+            self._threads,
+            number,
+            start,
+            end,
+            sequence=sequence,
+            forward_thread=self._forward_threads(),
+            correlation=self._correlations(),
+            signature=signature if any(signature) else None,
+            nbytes=self._of_memory(cpu.ns),
+            address=self._of_memory(cpu.number),
+            kernels=self._device_work(),
+        )
+
+    def _ordered(self, column: array[int]) -> array[int]:
+        return array(column.typecode, map(column.__getitem__, self._order))
+
+    def _indices(self, are_wanted: Iterable[bool]) -> Iterator[int]:
+        """The indices of the events whose names are wanted. ``are_wanted``: by number of the name."""
+        is_wanted = [*are_wanted]
+        if not any(is_wanted):
+            return iter(())
+        return compress(range(len(self._names)), map(is_wanted.__getitem__, self._names))
+
+    def _of_memory(self, column: array[int]) -> array[int] | None:
+        """The values of memory events, 0 for other events; None if there are none."""
+        if not self._memory:
+            return None
+        found = array("q", bytes(8 * len(self._order)))
+        for at in self._memory:
+            found[at] = column[self._order[at]]
+        return found
+
+    def _labels_in(self, ranges: Set[tuple[int, int, int]], start: Sequence[int]) -> Iterator[int]:
+        """The indices of labels with these starts, threads, and numbers of names."""
+        if ranges:
+            thread_of = [thread for thread, first, after in self._threads for _ in range(first, after)]
+            for at in self._indices(kind.kind is Kind.LABEL for kind in self._kinds):
+                if (start[at], thread_of[at], self._names[at]) in ranges:
+                    yield at
+
+    def _functions(self, sequence: Sequence[int]) -> Iterator[int]:
+        """The indices of the functions of autograd nodes: operators with the number of a forward thread."""
+        forward_of = [forward for _, forward in self._table.lanes]
+        lanes = self._table.cpu.lane
+        are_ops = (kind.kind is Kind.OP and group != RUNTIME_CALLS for kind, group in zip(self._kinds, self._groups))
+        for at in self._indices(are_ops):
+            if forward_of[lanes[self._order[at]]] if sequence[at] >= 0 else self._are_nodes[self._names[at]]:
+                yield at
+
+    def _forward_threads(self) -> array[int] | None:
+        """The thread of the forward of each autograd node, 0 for other events; None if the trace has no such number."""
+        table = self._table
+        if not any(forward for _, forward in table.lanes):
+            return None
+        thread_of = table.arrows.forward_threads(table.lanes, table.cpu)
+        of_lane = [thread_of.get(forward, 0) for _, forward in table.lanes]
+        return array("q", map(of_lane.__getitem__, map(table.cpu.lane.__getitem__, self._order)))
+
+    # Device work
+
+    def _launchers(self) -> tuple[dict[int, int], dict[int, int]]:
+        """What launched device work: operators by "External id", and runtime calls by correlation ID.
+
+        The values are the correlation numbers of these launchers in ``Event``: positive for operators, negative for
+        runtime calls.
+
+        The work names its operator in recent traces, and in very old ones. In traces of 2022 and 2023, its "External
+        id" repeats the correlation ID of the runtime call: the operator with this number, if there is one, is
+        unrelated. Runtime calls are only in the result if their work names no operator.
+        """
+        work, cpu = self._table.work, self._table.cpu
+        is_call = [group == RUNTIME_CALLS for group in self._groups]
+
+        def found(wanted: Set[int], are_calls: bool) -> Iterator[int]:
+            lines = zip(cpu.number, cpu.name) if wanted else ()
+            return (number for number, name in lines if number in wanted and is_call[name] is are_calls)
+
+        named = {op for op, launch in zip(work.sequence, work.number) if op > 0 and op != launch}
+        ops = {op: op for op in found(named, False)}  # key and value are one object, to save memory
+        linked = zip(work.sequence, work.number)
+        others = {launch for op, launch in linked if launch > 0 and (op == launch or op not in ops)}
+        return ops, {call: -call for call in found(others, True)}
+
+    def _launcher(self, op: int, launch: int) -> int:
+        """The correlation number of what launched some work; 0 if it is not in the trace."""
+        return self._ops[op] if op != launch and op in self._ops else self._calls.get(launch, 0)
+
+    def _correlations(self) -> array[int] | None:
+        """The correlation numbers of launchers, 0 for other events; None if there are none."""
+        if not self._ops and not self._calls:
+            return None
+        number, order = self._table.cpu.number, self._order
+        found = array("q", map(self._ops.get, map(number.__getitem__, order), repeat(0)))
+        for at in self._indices(group == RUNTIME_CALLS for group in self._groups):
+            found[at] = self._calls.get(number[order[at]], 0)
+        for at in self._memory:  # this number is the address
+            found[at] = 0
+        return found
+
+    def _device_work(self) -> Iterator[Event]:
+        """Kernels, copies and memsets."""
+        table, base, names = self._table, self._base_ns, [name for _, name in self._table.names]
+        device_kind = table.device or "cuda"
+        counted = numbers_of_devices((index for index, _ in table.streams), table.hip_devices)
+        first = self._first_call()
+        for start, ns, name, lane, op, launch, signature in table.work.in_order(self._groups):
+            index, stream = table.streams[lane]
+            launcher = self._launcher(op, launch)
+            yield Event(
+                Kind.KERNEL,
+                names[name],
+                start + base,
+                start + base + ns,
+                stream,
+                correlation=BEFORE if not launcher and 0 < launch < first else launcher,
+                device=f"{device_kind}:{counted.get(index, index)}",
+                signature=signature,
+            )
+
+    def _first_call(self) -> int:
+        """The lowest correlation ID of a runtime call: see ``launches.first_correlation_id``."""
+        is_call = [group == RUNTIME_CALLS for group in self._groups]
+        work, cpu = self._table.work, self._table.cpu
+        launched = (launch for op, launch in zip(work.sequence, work.number) if self._launcher(op, launch))
+        return first_correlation_id((number for number, name in zip(cpu.number, cpu.name) if is_call[name]), launched)
