@@ -7,11 +7,10 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from torchprof.analyze.figures import Figures, figures_of_layers
-from torchprof.run.cost import NO_COST, Cost
+from torchprof.run.cost import NO_COST, Cost, sum_of_costs
 from torchprof.run.run import Run
 
 UNKNOWN_CLASS = "(unknown)"
-_ANY = "*"
 _Path = tuple[str, ...]
 
 
@@ -40,29 +39,15 @@ def by_pattern(run: Run) -> list[Group]:
 
     A number that is the same in all paths of a group stays. A layer that is like no other has its own path as name.
     """
-    groups = _grouped(run, likeness(run))
+    groups = _grouped(run, run.layers.alike)
     return [
         Group(pattern_of([*members]), kind, summed_figures([*members.values()]), members) for kind, members in groups
     ]
 
 
-def likeness(run: Run) -> list[Hashable]:
-    """For each layer a key, equal for layers that differ only in the numbers of their paths: equal are their class, its
-    settings and the types of their parameters."""
-    return [
-        (
-            tuple(_ANY if step.isdecimal() else step for step in layer.path),
-            layer.kind,
-            layer.settings,
-            tuple(dtype for dtype, _ in layer.dtype_bytes),
-        )
-        for layer in run.layers
-    ]
-
-
 def pattern_of(paths: Sequence[_Path]) -> str:
     """The dotted path that fits all of these, which are equally long: ``*`` for a step in which they differ."""
-    return ".".join(steps[0] if len(set(steps)) == 1 else _ANY for steps in zip(*paths))
+    return ".".join(steps[0] if len(set(steps)) == 1 else "*" for steps in zip(*paths))
 
 
 def _grouped(run: Run, keys: Sequence[Hashable]) -> list[tuple[str, dict[_Path, Figures]]]:
@@ -115,11 +100,11 @@ def _sum(numbers: Sequence[int | None]) -> int | None:
 
 
 def _added(costs: Iterable[Mapping[str, Cost]]) -> dict[str, Cost]:
-    found: dict[str, Cost] = {}
+    by_phase: dict[str, list[Cost]] = {}
     for one in costs:
         for phase, cost in one.items():
-            found[phase] = found.get(phase, NO_COST) + cost
-    return found
+            by_phase.setdefault(phase, []).append(cost)
+    return {phase: sum_of_costs(of_phase) for phase, of_phase in by_phase.items()}
 
 
 def _union(sets: Iterable[Set[str]]) -> Set[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torchprof.reports import report
@@ -85,17 +84,17 @@ def headline(run: Run) -> str:
     CPU: then the headline says so, and uses the time on the CPU. In a run without times it uses FLOPs. 100 % is the
     same as in ``top``; sums are over all ranks.
     """
-    return headline_of(run, partial(parts_of, run))
-
-
-def headline_of(run: Run, parts_by: Callable[[str], Mapping[WorkPart, int]]) -> str:
-    """The headline of a run. ``parts_by``: its parts by a field of ``Cost``; the page needs them twice."""
-    before, measured = _subject(run, parts_by)
-    parts = parts_by(measured.field)
-    # By number of the phase, or OUTSIDE or NOT_SELECTED: see _bucket.
+    before, measured = _subject(run)
+    parts = parts_of(run, measured.field)
+    # By number of the phase, or OUTSIDE or NOT_SELECTED.
     parts_in: defaultdict[int, dict[WorkPart, int]] = defaultdict(dict)
+    has_all, backward = run.meta.paths is None, PHASES.index(BACKWARD)
     for part, amount in parts.items():
-        parts_in[_bucket(run, part)][part] = amount
+        layer, phase, _ = part.where
+        # Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward, unless the
+        # sentence is about selected layers.
+        in_phase = layer >= 0 or (layer == OUTSIDE and number == backward and has_all)
+        parts_in[number if in_phase else layer][part] = amount
     buckets = Counter({bucket: sum(inside.values()) for bucket, inside in parts_in.items()})
     if not buckets or not any(run.rows.columns[measured.field]):
         return f"{before}No {'FLOPs were counted' if measured.field == 'flops' else f'{measured.name} was recorded'}."
@@ -133,7 +132,7 @@ def headline_of(run: Run, parts_by: Callable[[str], Mapping[WorkPart, int]]) -> 
     return f"{sentence} The largest {which} is `{_name(run, first)}`, with {_share(tree.totals[first], whole)}."
 
 
-def _subject(run: Run, parts_by: Callable[[str], Mapping[WorkPart, int]]) -> tuple[str, _Measured]:
+def _subject(run: Run) -> tuple[str, _Measured]:
     """A first sentence about an idle device, or "", and the measure for the other sentences."""
     meta = run.meta
     if "device_ns" in meta.measured:
@@ -146,7 +145,7 @@ def _subject(run: Run, parts_by: Callable[[str], Mapping[WorkPart, int]]) -> tup
         cpu = _Measured("cpu_ns", "time on the CPU") if "cpu_ns" in meta.measured else on_device
         if not any(run.rows.columns["device_ns"]):
             return f"Nothing ran on {device}. ", cpu
-        if not parts_by("device_ns"):
+        if not parts_of(run, "device_ns"):
             return f"Nothing that was recorded launched any work on {device}. ", cpu
         if idle > _MOSTLY_IDLE:
             if len(busy) == 1:
@@ -158,15 +157,6 @@ def _subject(run: Run, parts_by: Callable[[str], Mapping[WorkPart, int]]) -> tup
     name = "counted FLOPs" if any(run.rows.columns["uncounted"]) else "FLOPs"
     over = summed_over(run)
     return "", _Measured("flops", f"{name} (summed over {over})" if over else name)
-
-
-def _bucket(run: Run, part: WorkPart) -> int:
-    """Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward, unless the
-    sentence is about selected layers."""
-    where = part.where
-    is_backward = where.layer == OUTSIDE and PHASES[where.phase] == BACKWARD and run.meta.paths is None
-    in_phase = where.layer >= 0 or is_backward
-    return where.phase if in_phase else where.layer
 
 
 class _Tree(NamedTuple):

@@ -8,7 +8,6 @@ import sys
 from array import array
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -21,12 +20,11 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.errors import TorchprofError
 from torchprof.reports import QUESTIONS, report
 from torchprof.reports.advice import gain, place
-from torchprof.reports.headline import headline_of
+from torchprof.reports.headline import headline
 from torchprof.reports.notes import LEGEND
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.largest import largest_places
 from torchprof.reports.page.tree import Take
-from torchprof.reports.top import parts_of
 from torchprof.reports.verdict import first_findings, in_short, ran
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.run import Run
@@ -71,12 +69,11 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
             raise TorchprofError(
                 f"beside={{{name!r}: …}} is {other!r:.60}, not a Run. Read a file with torchprof.load()."
             )
-    parts_by = cache(partial(parts_of, run))
     takes = [Take("this run", run), *(Take(str(name), other) for name, other in (beside or {}).items())]
     return page(
         ", ".join(run.meta.model) or "torchprof",
         takes,
-        {"headline": headline_of(run, parts_by), "ran": ran(run), "largest": largest_places(run, parts_by)},
+        {"headline": headline(run), "ran": ran(run), "largest": largest_places(run)},
         run,
     )
 

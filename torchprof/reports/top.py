@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
 from typing import NamedTuple
 
-from torchprof.analyze.groups import likeness, pattern_of
+from torchprof.analyze.groups import pattern_of
+from torchprof.analyze.once import once
 from torchprof.analyze.records import layer_name
 from torchprof.errors import some
 from torchprof.reports import report
@@ -167,8 +168,9 @@ class LargestPart(NamedTuple):
     work: str
 
 
-def largest_of(run: Run, field: str, limit: int, parts: Counter[WorkPart]) -> tuple[list[LargestPart], str]:
-    """The largest parts of a run in one measure, and a sentence on those that are hidden. ``parts``: all of them."""
+def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str]:
+    """The largest parts of a run in one measure, and a sentence on those that are hidden."""
+    parts = parts_of(run, field)
     whole = sum(parts.values())
     rows = [(sum(map(parts.__getitem__, row)), row) for row in _alike_as_one(run, parts)]
     rows.sort(key=lambda one: -one[0])
@@ -196,7 +198,7 @@ def largest_of(run: Run, field: str, limit: int, parts: Counter[WorkPart]) -> tu
 
 
 def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None, width: int | None) -> str:
-    found, about_hidden = largest_of(run, field, limit, parts_of(run, field))
+    found, about_hidden = largest_of(run, field, limit)
     show = format_count if field == "flops" else format_time
     headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
     table = [[format_share(one.share), show(one.amount), one.name, one.kind, one.phase, one.work] for one in found]
@@ -242,8 +244,7 @@ def _line_width(headings: Sequence[str], table: Sequence[Sequence[str]]) -> int:
 
 def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
     """The parts of each row: the same work in at least three layers that are alike is one row."""
-    numbers: dict[Hashable, int] = {}
-    keys = [numbers.setdefault(key, len(numbers)) for key in likeness(run)]
+    keys = run.layers.alike
     groups: defaultdict[tuple[int, int, str, str], list[WorkPart]] = defaultdict(list)
     for part in parts:
         (layer, phase, label), work = part
@@ -279,6 +280,7 @@ def _about_slower(row: Sequence[WorkPart], layers: Sequence[Layer], parts: Mappi
     return f"; {len(slow)} of {len(row)} {verb} {times:.1f} × as long: {some(steps, 3)}"
 
 
+@once
 def parts_of(run: Run, field: str) -> Counter[WorkPart]:
     """The amount of ``cpu_ns``, ``device_ns`` or ``flops`` of each part, without parts of amount 0 and without work
     that was launched before the recording."""

@@ -7,7 +7,7 @@ files read that declaration.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from operator import add, attrgetter
@@ -162,6 +162,12 @@ class Cost:
 NO_COST = Cost()
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Cost))
 _values: Callable[[Cost], tuple[int, ...]] = attrgetter(*FIELDS)
+
+
+def sum_of_costs(costs: Iterable[Cost]) -> Cost:
+    """The sum of costs. It takes less time than adding one after the other."""
+    several = [cost for cost in costs if cost is not NO_COST]
+    return several[0] if len(several) == 1 else Cost(*map(sum, zip(*map(_values, several)))) if several else NO_COST
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ the file of its theme."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import NamedTuple
 
-from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.advice.evidence import Evidence, always
 from torchprof.analyze.groups import pattern_of
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.run import Run
@@ -91,7 +92,7 @@ def merged(
     """
     layers, remedy_of = evidence.run.layers, remedies or {}
     keys: tuple[Callable[[int], Hashable], ...] = (
-        lambda number: evidence.likeness[number],
+        lambda number: evidence.run.layers.alike[number],
         lambda number: layers[number].kind or number,
         lambda number: None,
     )
@@ -125,7 +126,7 @@ def _name_of(evidence: Evidence, numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return evidence.name_of(numbers[0])
     layers = [evidence.run.layers[number] for number in numbers]
-    if len({evidence.likeness[number] for number in numbers}) == 1:
+    if len({evidence.run.layers.alike[number] for number in numbers}) == 1:
         return pattern_of([layer.path for layer in layers])
     [kind, *others] = {layer.kind for layer in layers}
     if kind and not others:
@@ -154,6 +155,7 @@ def rule(function: Rule) -> Rule:
     return function
 
 
+@cache
 def rules() -> dict[str, Rule]:
     """All rules, by name."""
     for file in iter_modules(__path__):
@@ -200,7 +202,7 @@ def _without_overlap(found: Sequence[Advice], evidence: Evidence) -> list[Advice
         return [*found]
     layers = evidence.run.layers
     number_of = {layer.name: number for number, layer in enumerate(layers)}
-    times = {number: took.cpu_ns for number, took in evidence.took(lambda frames: True).items() if number >= 0}
+    times = {number: took.cpu_ns for number, took in evidence.took(always).items() if number >= 0}
     gained: list[tuple[set[int], float]] = []  # the layers of a finding, and the part of their time that it gains
     reported = []
     for advice in found:

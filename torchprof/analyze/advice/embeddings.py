@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import prod
 
 from torchprof.analyze.advice import Advice, Gain, merged, rule
-from torchprof.analyze.advice.evidence import Evidence, inside, is_optimizer
+from torchprof.analyze.advice.evidence import Evidence, always, inside, is_optimizer
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
@@ -26,7 +26,7 @@ def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
     without the rows in use.
     """
     layers = evidence.run.layers
-    backward = evidence.took(lambda frames: True, phases=(BACKWARD,))
+    backward = evidence.took(always, phases=(BACKWARD,))
     stepped = evidence.took(is_optimizer, phases=(FORWARD,)).get(OUTSIDE)
     every = sum(layer.trainable_params or 0 for layer in layers)
     gains = {}
@@ -56,7 +56,7 @@ def one_hot_products(evidence: Evidence) -> Iterator[Advice]:
     """
     layers = evidence.run.layers
     made = evidence.took(inside("aten::one_hot"), phases=(FORWARD,))
-    every = evidence.took(lambda frames: True)
+    every = evidence.took(always)
     own = evidence.took(inside("aten::one_hot", "aten::to", "aten::_to_copy"), phases=(FORWARD,))
     gains = {}
     for above, took in made.items():

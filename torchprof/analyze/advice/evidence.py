@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from operator import add
 from typing import NamedTuple
 
-from torchprof.analyze.groups import likeness
 from torchprof.analyze.records import layer_name
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -100,11 +99,6 @@ class Evidence:
         return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else ()
 
     @cached_property
-    def likeness(self) -> list[Hashable]:
-        """For each layer a key, equal for the same layer of every block."""
-        return likeness(self.run)
-
-    @cached_property
     def called_above(self) -> list[int]:
         """For each layer the nearest layer above that was called, -1 for none: a ModuleList between them is not
         called."""
@@ -157,11 +151,10 @@ class Evidence:
         """The same for each chain of frames that matches: the chain, and the numbers of its rows, at least one."""
         wanted = {PHASES.index(phase) for phase in phases}
         of_phase = self.run.rows.columns["phase"]
-        for frames, of_chain in zip(self.run.rows.frames, self._rows_of_chain):
-            if of_chain and holds(frames):
-                rows = [at for at in of_chain if of_phase[at] in wanted]
-                if rows:
-                    yield frames, rows
+        for chain, _ in self._matching(holds):
+            rows = [at for at in self._rows_of_chain[chain] if of_phase[at] in wanted]
+            if rows:
+                yield self.run.rows.frames[chain], rows
 
     def took(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Mapping[int, Took]:
         """The sums of the rows whose frames match, by the number of their layer (negative: no layer).
@@ -171,14 +164,25 @@ class Evidence:
         them, but without layers that they call.
         """
         wanted = frozenset(map(PHASES.index, phases))
-        matching = tuple(
-            (chain, not frames or not holds(frames[:-1]))
-            for chain, frames in enumerate(self.run.rows.frames)
-            if self._rows_of_chain[chain] and holds(frames)
-        )
+        matching = self._matching(holds)
         if (matching, wanted) not in self._sums:  # many rules ask for the same rows
             self._sums[matching, wanted] = self._sums_of(matching, wanted)
         return self._sums[matching, wanted]
+
+    def _matching(self, holds: Holds) -> tuple[tuple[int, bool], ...]:
+        """The chains of frames that match and have rows: their numbers, and whether the frames without the innermost do
+        not match."""
+        if holds not in self._matches:  # many rules ask for the same
+            self._matches[holds] = tuple(
+                (chain, not frames or not holds(frames[:-1]))
+                for chain, (frames, rows) in enumerate(zip(self.run.rows.frames, self._rows_of_chain))
+                if rows and holds(frames)
+            )
+        return self._matches[holds]
+
+    @cached_property
+    def _matches(self) -> dict[Holds, tuple[tuple[int, bool], ...]]:
+        return {}
 
     @cached_property
     def _phases(self) -> frozenset[int]:
@@ -242,6 +246,17 @@ class Evidence:
         return layer_name(self.run, layer)
 
 
+def always(frames: Sequence[Frame]) -> bool:
+    """A predicate: all rows."""
+    return True
+
+
+def no_frames(frames: Sequence[Frame]) -> bool:
+    """A predicate: the own time of layers, outside ops and labels. Its calls are those of the layers."""
+    return not frames
+
+
+@cache
 def inside(*names: str) -> Holds:
     """A predicate: an op of one of these names is among the frames."""
     wanted = frozenset(names)

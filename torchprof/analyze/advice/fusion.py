@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torchprof.analyze.advice import Advice, Gain, Merged, merged, rule, together
 from torchprof.analyze.advice.constants import constants
-from torchprof.analyze.advice.evidence import Evidence, Holds, Took, inside, shape_of_input
+from torchprof.analyze.advice.evidence import Evidence, Holds, Took, inside, no_frames, shape_of_input
 from torchprof.analyze.advice.operators import ELEMENTWISE, ELEMENTWISE_NODES, node_of, outermost_op
 from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
 from torchprof.run.cost import format_time
@@ -371,10 +371,7 @@ def _is_engine(frames: Sequence[Frame]) -> bool:
 
 def _forward_calls(evidence: Evidence) -> dict[int, int]:
     """The number of calls of each layer, recomputed calls included."""
-    return {
-        number: one.calls
-        for number, one in evidence.took(lambda frames: not frames, phases=(FORWARD, RECOMPUTE)).items()
-    }
+    return {number: one.calls for number, one in evidence.took(no_frames, phases=(FORWARD, RECOMPUTE)).items()}
 
 
 def _is_elementwise(frames: Sequence[Frame]) -> bool:

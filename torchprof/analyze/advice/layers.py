@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, Gain, merged, rule, together
-from torchprof.analyze.advice.evidence import Evidence, inside
+from torchprof.analyze.advice.evidence import Evidence, always, inside
 from torchprof.analyze.advice.python import has_python
 from torchprof.run.cost import format_time
 from torchprof.run.words import BACKWARD, FORWARD
@@ -32,7 +32,7 @@ def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
     the layer above without other layers, with backward.
     """
     layers, calls = evidence.run.layers, evidence.run.rows.forward_calls
-    took = evidence.took(lambda frames: True)
+    took = evidence.took(always)
     cells: defaultdict[int, list[int]] = defaultdict(list)  # by the layer that calls them
     for number, layer in enumerate(layers):
         if layer.kind in _CELLS and number in took:
@@ -64,7 +64,7 @@ def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
     overhead.
     """
     layers, calls = evidence.run.layers, evidence.run.rows.forward_calls
-    took = evidence.took(lambda frames: True)
+    took = evidence.took(always)
     totals = layers.roll_up([evidence.time_of(took[number]) if number in took else 0 for number in range(len(layers))])
     params = layers.roll_up([layer.params or 0 for layer in layers])
     found: dict[int, Gain] = {}
@@ -100,7 +100,7 @@ def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
         return
     layers = evidence.run.layers
     drops = evidence.took(inside("aten::dropout", "aten::native_dropout", "aten::bernoulli_"), phases=(FORWARD,))
-    backward = evidence.took(lambda frames: True, phases=(BACKWARD,))
+    backward = evidence.took(always, phases=(BACKWARD,))
     times = {}
     for number, took in drops.items():
         if number >= 0:

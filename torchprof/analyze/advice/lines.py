@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchprof.analyze.advice import Advice, rule
-from torchprof.analyze.advice.evidence import Evidence, inside
+from torchprof.analyze.advice.evidence import Evidence, always, inside
 from torchprof.analyze.advice.host import idle_ns
 from torchprof.analyze.advice.operators import node_of, outermost_op
 from torchprof.analyze.advice.python import HOOK, is_direct, is_line, is_own_time
@@ -301,7 +301,7 @@ def hooks(evidence: Evidence) -> Iterator[Advice]:
     """
     models = evidence.run.meta.model
     limit = idle_ns(evidence) if evidence.device != "cpu" else evidence.recorded_ns
-    for function in functions(evidence, lambda frames: True, in_layers=True):
+    for function in functions(evidence, always, in_layers=True):
         is_hook = function.name.endswith(HOOK) and function.samples >= _FEWEST
         if is_hook and function.ns >= _SHARE * evidence.recorded_ns:
             yield Advice(
@@ -416,7 +416,7 @@ def _small_backward_ns(evidence: Evidence, least: int) -> int:
     nodes = evidence.took(is_direct, phases=(BACKWARD,)).get(OUTSIDE)
     if nodes is None or nodes.calls < least or nodes.cpu_ns >= _SMALL_NS * nodes.calls:
         return 0
-    return evidence.took(lambda frames: True, phases=(BACKWARD,))[OUTSIDE].cpu_ns
+    return evidence.took(always, phases=(BACKWARD,))[OUTSIDE].cpu_ns
 
 
 def _is_loop(frames: Sequence[Frame]) -> bool:

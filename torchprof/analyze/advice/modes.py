@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, Gain, merged, rule
-from torchprof.analyze.advice.evidence import Evidence, inside
+from torchprof.analyze.advice.evidence import Evidence, always, inside, no_frames
 from torchprof.analyze.advice.host import forward_calls
 from torchprof.analyze.advice.precision import CONVOLUTIONS, FACTORS
 from torchprof.run.cost import format_memory, format_time
@@ -31,7 +31,7 @@ def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
     """
     if _trains(evidence):
         return
-    calls = evidence.took(lambda frames: not frames, phases=(FORWARD,))
+    calls = evidence.took(no_frames, phases=(FORWARD,))
     found = [
         number
         for number, layer in enumerate(evidence.run.layers)
@@ -39,7 +39,7 @@ def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
     ]
     if not found:
         return
-    took = evidence.took(lambda frames: True, phases=(FORWARD,))
+    took = evidence.took(always, phases=(FORWARD,))
     first = evidence.run.layers[found[0]]
     more = f" and {len(found) - 1} more layer{'s' * (len(found) > 2)} were" if len(found) > 1 else " was"
     yield Advice(

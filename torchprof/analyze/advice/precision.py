@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from torchprof.analyze.advice import WORTH, Advice, Gain, merged, rule, together
-from torchprof.analyze.advice.evidence import Evidence, shape_of_input
+from torchprof.analyze.advice.evidence import Evidence, always, shape_of_input
 from torchprof.analyze.advice.operators import ELEMENTWISE
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame, Signature
@@ -75,7 +75,7 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
     if evidence.shapes_recorded:
         took = evidence.took(_is_in_double)
     elif all_double:
-        took = {number: one for number, one in evidence.took(lambda frames: True).items() if number in all_double}
+        took = {number: one for number, one in evidence.took(always).items() if number in all_double}
     else:
         return
     gains = {
@@ -113,7 +113,7 @@ def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
     if evidence.device != "cpu" or "CUDA" in dict(evidence.run.meta.environment):
         return  # a device may compute it, even if its time was not recorded
     layers = evidence.run.layers
-    took = evidence.took(lambda frames: True)
+    took = evidence.took(always)
     found = {
         number: Gain(round(took[number].cpu_ns * _SLOW_HALF))
         for number, layer in enumerate(layers)

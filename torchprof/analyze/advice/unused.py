@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, Gain, merged, rule
-from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.advice.evidence import Evidence, always
 from torchprof.run.cost import format_time
 from torchprof.run.words import BACKWARD, FORWARD
 
@@ -109,7 +109,7 @@ def _times(evidence: Evidence, phase: str) -> list[int]:
     """The time of each layer in a phase, with all layers below it."""
     layers = evidence.run.layers
     own = [0] * len(layers)
-    for number, took in evidence.took(lambda frames: True, phases=(phase,)).items():
+    for number, took in evidence.took(always, phases=(phase,)).items():
         if number >= 0:
             own[number] = evidence.time_of(took)
     return layers.roll_up(own)

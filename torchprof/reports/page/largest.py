@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from torchprof.analyze.records import layer_name
-from torchprof.reports.top import WorkPart, about_idle_devices, largest_of, measures_of
+from torchprof.reports.top import about_idle_devices, largest_of, measures_of
 from torchprof.run.run import Run
 
 _PLACES = 5
 """As many as the report "overview" shows."""
 
 
-def largest_places(run: Run, parts_by: Callable[[str], Counter[WorkPart]]) -> dict[str, Any]:
+def largest_places(run: Run) -> dict[str, Any]:
     """A table of the largest places for each measure, and sentences on idle devices.
 
-    ``parts_by``: the parts of the run by a field of ``Cost``. ``path`` of a row: the names from the top of the page's
-    tree down to the layer, or the name of work of no layer.
+    ``path`` of a row: the names from the top of the page's tree down to the layer, or the name of work of no layer.
     """
     tables = []
     for field, heading in measures_of(run):
-        found, about_hidden = largest_of(run, field, _PLACES, parts_by(field))
+        found, about_hidden = largest_of(run, field, _PLACES)
         rows = [
             {
                 "share": one.share,
