@@ -90,7 +90,7 @@ def headline(run: Run) -> str:
     parts_in: defaultdict[int, dict[WorkPart, int]] = defaultdict(dict)
     has_all, backward = run.meta.paths is None, PHASES.index(BACKWARD)
     for part, amount in parts.items():
-        layer, phase, _ = part.where
+        layer, number, _ = part.where
         # Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward, unless the
         # sentence is about selected layers.
         in_phase = layer >= 0 or (layer == OUTSIDE and number == backward and has_all)
