@@ -19,6 +19,7 @@ from torchprof import Run
 from torchprof.analyze.advice import Advice
 from torchprof.analyze.time_parts import device_parts, percents, time_parts
 from torchprof.reports import verdict
+from torchprof.reports.text import text_of
 from torchprof.reports.top import largest_parts
 from torchprof.reports.verdict import parts_of_time, ran, what_ran, what_would_help
 from torchprof.run.cost import short_time
@@ -218,7 +219,7 @@ def finding(ns: int | None, number: int = 0) -> Advice:
 def with_findings(monkeypatch: pytest.MonkeyPatch, *found: Advice) -> str:
     judged = torchprof.analyze.advice.Judgement([*found], {})
     monkeypatch.setattr(verdict, "judge", lambda run: judged)
-    return what_would_help(run_of([row(0, cpu_ns=80 * MS)], wall_ns=100 * MS, steps=4))
+    return text_of(what_would_help(run_of([row(0, cpu_ns=80 * MS)], wall_ns=100 * MS, steps=4)))
 
 
 def test_the_three_largest_of_three_percent_and_more_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +245,7 @@ def test_without_findings_it_says_what_bounds_the_run(monkeypatch: pytest.Monkey
     assert with_findings(monkeypatch, finding(2 * MS)) == ("No change was found that saves 3% of the time.")
     monkeypatch.setattr(verdict, "judge", lambda run: torchprof.analyze.advice.Judgement([], {}))
     rows = [row(0, cpu_ns=20 * MS), row(0, op("aten::linear"), op("aten::addmm"), cpu_ns=60 * MS)]
-    assert " ".join(what_would_help(run_of(rows, wall_ns=80 * MS)).split()).endswith(
+    assert " ".join(text_of(what_would_help(run_of(rows, wall_ns=80 * MS))).split()).endswith(
         " Matrix products and convolutions take 75% of it: to save time there, compute less."
     )
 
@@ -285,6 +286,6 @@ def test_the_largest_places_fit_the_width(width: int) -> None:
     work = ["autograd::engine::evaluate_function: ScaledDotProductFlashAttentionForCpuBackward0", "aten::mm"]
     rows = [row(at, op(work[at % 2]), cpu_ns=(at + 1) * MS) for at in range(4)]
     run = run_of(rows, layers=layers, wall_ns=20 * MS)
-    [table] = largest_parts(run, 5, width=width)
+    [table] = map(text_of, largest_parts(run, 5, width=width))
     assert max(map(len, table.splitlines())) <= width
     assert len(table.splitlines()) == 2 + 4

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torchprof
+from torchprof.analyze.report import Part, spaced
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options
 from torchprof.errors import TorchprofError, some
 from torchprof.reports import options_of
 from torchprof.reports.notes import legend
 from torchprof.reports.overview import other_notes, short_tree, terminal_width
-from torchprof.reports.text import spaced
+from torchprof.reports.text import text_of
 from torchprof.reports.top import largest_parts, title_of_parts
 from torchprof.reports.verdict import verdict
 from torchprof.run.outputs import ReportText
@@ -142,7 +143,7 @@ def _sections(
     from torchprof.analyze.advice import advise
 
     found = advise(run)
-    yield spaced(verdict(run, terminal_width(), found))
+    yield text_of(spaced(verdict(run, terminal_width(), found)))
     without_warnings = _WarningsShown(**{field.name: getattr(run, field.name) for field in fields(run)})
     if len(run.metas) > 1:
         yield section("The ranks", without_warnings.report("ranks"))
@@ -171,9 +172,9 @@ def _sections(
         yield section("Recorded on", "\n".join(f"  {name:<8} {value}" for name, value in environment))
 
 
-def section(title: str, text: str) -> str:
-    """A text with an underlined title."""
-    return f"\n{title}\n{'=' * len(title)}\n{text}"
+def section(title: str, part: Part) -> str:
+    """The text of a report, or of a part of one, with an underlined title."""
+    return f"\n{title}\n{'=' * len(title)}\n{text_of(part)}"
 
 
 def _has_several_calls(run: torchprof.Run) -> bool:
@@ -193,7 +194,7 @@ def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> s
     given = {name: getattr(arguments, name) for name in TABLE_OPTIONS if getattr(arguments, name, None) is not None}
     options = {name: value for name, value in given.items() if value is not False}
     if not options:
-        return short_tree(run, _LAYERS_SHOWN, terminal_width(), _whole(run), color=color)
+        return text_of(short_tree(run, _LAYERS_SHOWN, terminal_width(), _whole(run), color=color))
     deepest = max(len(layer.path) for layer in run.layers) - 1
     hidden = "" if options.get("depth", deepest) >= deepest else f"\nDeeper layers are hidden: {_whole(run)}"
     return f"{run.report('tree', color=color, **options)}{hidden}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import torchprof
+from torchprof.analyze.report import ReportTable
 from torchprof.cli.options import (
     add_options,
     add_output_option,
@@ -23,6 +24,7 @@ from torchprof.cli.output import in_color, section, sections_of, write_file
 from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of
+from torchprof.reports.text import text_of
 
 if TYPE_CHECKING:
     from torchprof.cli.options import Commands
@@ -220,7 +222,6 @@ def _python_table(script: Script, ending: Ending) -> str:
     import torch
 
     from torchprof.profile.cprofile import profile_python
-    from torchprof.reports.text import draw
 
     if ending.signal is not None:
         return "Not run: the first run was interrupted."
@@ -241,7 +242,7 @@ def _python_table(script: Script, ending: Ending) -> str:
         for one in done.functions
         if not (one.file.startswith(in_torch) or (one.file == "~" and _BUILT_IN_OF_TORCH.search(one.function)))
     ]
-    text = draw(["Self", "Total", "Calls", "Function"], table[:_FUNCTIONS_SHOWN])
+    text = text_of(ReportTable(["Self", "Total", "Calls", "Function"], table[:_FUNCTIONS_SHOWN]))
     return f"{text}\n{failed}" if failed else text
 
 

@@ -135,7 +135,7 @@ class BenchmarkResult:
         )
 
     def __str__(self) -> str:
-        table: str = output("benchmark_table")(self)
+        table: str = output("text_of")(output("benchmark_table")(self))
         return table
 
     def __repr__(self) -> str:

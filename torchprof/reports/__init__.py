@@ -1,4 +1,4 @@
-"""Reports: each reads a ``Run``, or a ``Diff`` of two runs, and returns text. A new report is one new file here."""
+"""Reports: each reads a ``Run``, or a ``Diff`` of two runs. A new report is one new file here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from torchprof.analyze.report import Part
 from torchprof.errors import TorchprofError, suggest
+from torchprof.reports.text import text_of
 from torchprof.run.outputs import ReportText
 from torchprof.run.paused_gc import paused_gc
 
@@ -28,29 +30,30 @@ QUESTIONS = {
 
 
 class Report(NamedTuple):
-    """A function ``(value, **options) -> str``; the question that it answers; in a few words what it shows; and the
-    suffix of its files, None if it is not written to files."""
+    """A function of a run, or of a diff, and options; the question that it answers; in a few words what it shows; and
+    the suffix of its files, None if it is not written to files."""
 
-    write: Callable[..., str]
+    write: Callable[..., Part]
     answers: str
     shows: str
     suffix: str | None
 
 
+_Part = TypeVar("_Part", bound=Part)
 _FIRST = "overview"
 _reports: dict[str, dict[str, Report]] = {"run": {}, "diff": {}}
 
 
 def report(
     name: str, shows: str = "", *, answers: str = "", suffix: str | None = None, of: str = "run"
-) -> Callable[[Callable[..., str]], Callable[..., str]]:
+) -> Callable[[Callable[..., _Part]], Callable[..., _Part]]:
     """Register a function as a report of that name: ``of`` a "run", or of the "diff" of two runs.
 
     ``shows``: its line in the list of reports. ``answers``: a key of ``QUESTIONS``. ``suffix``: ``export`` writes this
     report to files with this suffix.
     """
 
-    def register(function: Callable[..., str]) -> Callable[..., str]:
+    def register(function: Callable[..., _Part]) -> Callable[..., _Part]:
         _reports[of][name] = Report(function, answers, shows, suffix)
         return function
 
@@ -91,14 +94,16 @@ def render(name: str | None, value: object, options: Mapping[str, Any], *, of: s
     if name is None:
         if options:
             raise TorchprofError(f"Options are of one report: which one? {suggest('', known(of), every=True)}")
-        return ReportText(list_of_reports(of), "reports")
+        reports = list_of_reports(of)
+        return ReportText(reports, "reports", reports)
     accepted = options_of(name, of=of)
     for option in options:
         if option not in accepted:
             choice = suggest(option, accepted) if accepted else "It has none."
             raise TorchprofError(f"The report {name!r} has no option {option!r}. {choice}")
     found = known(of)[name]
-    return ReportText(found.write(value, **options), name, is_file_format=not found.answers)
+    content = found.write(value, **options)
+    return ReportText(text_of(content), name, content if found.answers else None)
 
 
 def options_of(name: str, *, of: str = "run") -> list[str]:

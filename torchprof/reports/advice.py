@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from torchprof.analyze.advice import Advice, judge
 from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.report import Part, ReportTable, Section, spaced
 from torchprof.reports import report
-from torchprof.reports.text import ReportTable, check_number, printable, spaced
+from torchprof.reports.text import check_number, printable
 from torchprof.run.cost import UNKNOWN, ReportCell, format_memory, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME
@@ -22,7 +23,7 @@ _RECORDS = {
 
 
 @report("advice", "findings: avoidable time and memory, with a recommendation each", answers="why")
-def advice(run: Run, *, limit: int | None = 20) -> str:
+def advice(run: Run, *, limit: int | None = 20) -> Section:
     """What could be made faster or smaller: for each finding the largest possible gain, the layer, the evidence, and
     what to change. Findings are sorted by gain, largest first; those of unknown gain are last.
 
@@ -33,7 +34,9 @@ def advice(run: Run, *, limit: int | None = 20) -> str:
     """
     check_number("limit", limit, "findings")
     found, failed = judge(run)
-    parts: list[str] = [findings_table("\n\n".join(findings(run, found[:limit])), found[:limit])]
+    parts: list[Part] = []
+    if found[:limit]:
+        parts.append(findings_table("\n\n".join(findings(run, found[:limit])), found[:limit]))
     if not found:
         parts.append("No findings: no rule found a change that is worth it in this run.")
     elif limit is not None and limit < len(found):
@@ -70,7 +73,7 @@ def findings_table(text: str, found: Sequence[Advice]) -> ReportTable:
         ]
         for one in found
     ]
-    return ReportTable(text, headings, rows).of("findings")
+    return ReportTable(headings, rows, text=text).of("findings")
 
 
 def not_shown(count: int) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torchprof.reports.text import draw, stacked
+from torchprof.analyze.report import ReportTable, Section, stacked
 from torchprof.run.cost import UNKNOWN, format_number, format_rate, format_time
 
 if TYPE_CHECKING:
     from torchprof.profile.latency import BenchmarkResult, Latency
 
 
-def benchmark_table(result: BenchmarkResult) -> str:
+def benchmark_table(result: BenchmarkResult) -> Section:
     """The result of ``torchprof.benchmark`` as text."""
     headings = ["Batch size", "Mean ± std", "Median", "P95", "Min", "Max", "Samples/s"]
     notes = [
@@ -21,7 +21,7 @@ def benchmark_table(result: BenchmarkResult) -> str:
         *(f"Batch size {row.batch_size} did not fit in memory: {row.error}" for row in result.rows if row.error),
         *result.warnings,
     ]
-    return stacked([draw(headings, [_cells(row) for row in result.rows]), "", *notes])
+    return stacked([ReportTable(headings, [_cells(row) for row in result.rows]), "", *notes])
 
 
 def _cells(row: Latency) -> list[str]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from torchprof.analyze.columns import CALLS
+from torchprof.analyze.report import Part, ReportTable
 from torchprof.reports import report
-from torchprof.reports.text import draw, printable
+from torchprof.reports.text import printable
 from torchprof.run.cost import ReportCell, format_number, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
 
 @report("calls", "single calls of each layer: the first, the median, the spread", answers="time")
-def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> str:
+def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> Part:
     """CPU time of a forward call of each layer that was called, its child layers included.
 
     The first call has a column of its own: it often includes allocations, kernel loading and caches that later calls
@@ -39,7 +40,7 @@ def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) ->
                     format_time(spread.max),
                 ]
             )
-    return draw(headings, table, tablefmt) if table else "No call of a layer was recorded in this run."
+    return ReportTable(headings, table, tablefmt) if table else "No call of a layer was recorded in this run."
 
 
 def _range(low: float, high: float) -> ReportCell:

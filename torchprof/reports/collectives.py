@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
+from torchprof.analyze.report import Part, ReportTable, spaced, stacked
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import draw, phase_cell, printable, spaced, stacked
+from torchprof.reports.text import phase_cell, printable
 from torchprof.run.collectives import Collective, collective_of, shows_collective
 from torchprof.run.cost import (
     UNKNOWN,
@@ -103,7 +104,7 @@ def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
 
 
 @report("collectives", "collectives between ranks: bytes, bandwidth and time, by layer", answers="waits")
-def collectives(run: Run, *, tablefmt: str | None = None) -> str:
+def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
     """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 
     *In* and *Out* are the bytes of one call on one rank, ``–`` if unknown. A call is a kernel, or a range of a backend
@@ -130,12 +131,12 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> str:
         for (on_host, texts), total in _largest_first(uses, lambda use: (use.on_host, key(use))):
             yield [*texts, *([names[on_host]] if on else [])], total, total.texts(wholes[on_host])
 
-    what = draw(
+    what = ReportTable(
         ["Collective", "Group", "Ranks", "Type", "In", "Out", *on, "Calls", time, "Avg", "Share", "Bandwidth"],
         [[*of, *took, total.bandwidth_text] for of, total, took in summed(_what)],
         tablefmt,
     ).of("by_collective")
-    where = draw(
+    where = ReportTable(
         ["Module", "Phase", *on, "Bytes", "Calls", time, "Avg", "Share"],
         [[*of, total.bytes_text, *took] for of, total, took in summed(_where)],
         tablefmt,

@@ -7,11 +7,12 @@ from pathlib import PurePath
 
 from torchprof.analyze.compiled import Compiled, PhaseOfRegion, compiled_in, python_name
 from torchprof.analyze.records import layer_name
+from torchprof.analyze.report import Part, ReportTable, stacked
 from torchprof.analyze.time_parts import FIRST_CALL, LATER_CALLS, NO_GRAD, time_parts
 from torchprof.errors import some
 from torchprof.reports import report
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import draw, printable, stacked
+from torchprof.reports.text import printable
 from torchprof.run.cost import UNKNOWN, Cost, format_number, format_time, short_time
 from torchprof.run.meta import Compilation
 from torchprof.run.run import Run
@@ -19,7 +20,7 @@ from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 
 @report("compiled", "torch.compile: regions, overhead, graph breaks, compilation", answers="why")
-def compiled(run: Run, *, tablefmt: str | None = None) -> str:
+def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
     """Every region of torch.compile that ran: where it is, its calls, and its times.
 
     *Overhead* is the time from entering the region to the compiled graph; *Guards* is the part of it that checks
@@ -62,7 +63,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> str:
             texts = _texts(run, use.phases[phase]) if phase in use.phases else {}
             cells += [texts.get(part, "") for part in parts]
         table.append([*map(printable, cells)])
-    text = draw(headings, table, tablefmt)
+    text = ReportTable(headings, table, tablefmt)
     return stacked([text, *history, *([""] if notes else []), *notes])
 
 
@@ -95,7 +96,7 @@ def _share(part: int, whole: int) -> str:
     return f"{min(part / whole, 1):.0%}" if whole else UNKNOWN
 
 
-def _history(run: Run, tablefmt: str | None) -> Iterator[str]:
+def _history(run: Run, tablefmt: str | None) -> Iterator[Part]:
     """A table with every compilation, after an empty line."""
     every = [(meta, one) for meta in run.metas for one in meta.compilations]
     if not every:
@@ -121,7 +122,7 @@ def _history(run: Run, tablefmt: str | None) -> Iterator[str]:
             cells.append(UNKNOWN if one.kernels_ns is None else format_time(one.kernels_ns))
         table.append([*map(printable, [*cells, _why(one)])])
     yield ""
-    yield draw(headings, table, tablefmt)
+    yield ReportTable(headings, table, tablefmt)
 
 
 def _when(one: Compilation, steps: int) -> str:

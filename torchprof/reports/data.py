@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from torchprof.reports.text import Continued, ReportTable, tables_and_sentences
+from torchprof.analyze.report import Continued, Part, ReportTable, tables_and_sentences
 from torchprof.run.cost import UNKNOWN, ReportCell, as_key
 
 
-def data_of(name: str, text: str) -> dict[str, Any]:
-    """What JSON stores of the text of a report.
+def data_of(name: str, content: Part) -> dict[str, Any]:
+    """What JSON stores of a report.
 
     - ``report``: its name.
     - ``tables``: each has a ``name``, ``columns`` and ``rows``, and the ``rank`` and ``device`` that it is about, if it
@@ -21,11 +21,11 @@ def data_of(name: str, text: str) -> dict[str, Any]:
       ``layer`` of an operator, are entries, too.
     - ``sentences``: all other text, in the order of the report.
     """
-    parts = [*tables_and_sentences(text)]
+    parts = [*tables_and_sentences(content)]
     return {
         "report": name,
         "tables": [_data_of_table(part, name) for part in parts if isinstance(part, ReportTable)],
-        "sentences": [str(part) for part in parts if not isinstance(part, ReportTable)],
+        "sentences": [part for part in parts if isinstance(part, str)],
     }
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torchprof.analyze.report import Part, ReportTable, Section, spaced, stacked
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.notes import warnings_of
-from torchprof.reports.text import draw, printable, spaced, stacked
+from torchprof.reports.text import printable
 from torchprof.run.cost import format_number, format_share, format_time
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
@@ -17,7 +18,7 @@ _HEADINGS = ("Stream", "Kernels", "Busy", "Of span", "Computing", "Communication
 
 
 @report("device", "the time of each device: computing, overlapped and exposed communication, idle", answers="time")
-def device(run: Run, *, tablefmt: str | None = None) -> str:
+def device(run: Run, *, tablefmt: str | None = None) -> Section:
     """The time of each device within its span: from the start of its first work to the end of its last.
 
     A row for each stream: the number of kernels, copies and memsets; the busy time, also as a share of the span; and
@@ -30,13 +31,13 @@ def device(run: Run, *, tablefmt: str | None = None) -> str:
     """
     _refuse_unknown(run)
     metas = {meta.rank: meta for meta in run.metas}
-    texts = []
+    texts: list[Part] = []
     for time in run.device_times:
         name = printable(time.device) + (f" of rank {time.rank}" if len(metas) > 1 else "")
         table = [_row(str(one.stream), one.kernels, one[2:], time.span_ns) for one in time.streams]
         whole = (time.busy_ns, time.compute_ns, time.communication_ns, time.copy_ns)
         table.append(_row("(all)", sum(one.kernels for one in time.streams), whole, time.span_ns))
-        drawn = draw(_HEADINGS, table, tablefmt).of("streams", device=time.device, rank=time.rank)
+        drawn = ReportTable(_HEADINGS, table, tablefmt).of("streams", device=time.device, rank=time.rank)
         texts += [name, drawn, stacked(_sentences(time, metas[time.rank]))]
     if not texts:
         wall = run.meta.wall_ns

@@ -8,6 +8,7 @@ from statistics import median
 from torchprof.analyze.columns import Column
 from torchprof.analyze.groups import Group, by_class, by_pattern
 from torchprof.analyze.operators import check_phase
+from torchprof.analyze.report import Section
 from torchprof.reports import report
 from torchprof.reports.ranking import (
     SUM_OF_PHASES,
@@ -34,7 +35,7 @@ def types(
     row_limit: int | None = None,
     phase: str | None = None,
     tablefmt: str | None = None,
-) -> str:
+) -> Section:
     """A row for each class of layers: all ``BatchNorm2d`` together, the largest first.
 
     *Self* adds up over all layers of the class, so the rows add up to the whole model. *Total* has the layers below,
@@ -62,7 +63,7 @@ def patterns(
     row_limit: int | None = 20,
     phase: str | None = None,
     tablefmt: str | None = None,
-) -> str:
+) -> Section:
     """A row for the same layer of every block: ``Net.layers.*.mlp`` for ``Net.layers.0.mlp``, ``Net.layers.1.mlp``, …
 
     Layers are one row if their paths differ in numbers alone, and their class, its settings and the types of their
@@ -87,7 +88,7 @@ def _table(
     tablefmt: str | None,
     *,
     spread: bool = False,
-) -> str:
+) -> Section:
     check_phase(phase)
     phases = run.phases() if phase is None else [phase]
     columns = figure_columns(run)

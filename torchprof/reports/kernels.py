@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchprof.analyze.operators import Kernel, kernels
+from torchprof.analyze.report import Section, stacked
 from torchprof.reports import report
 from torchprof.reports.ranking import about_wholes, figure_columns, line_of, ranked, shares_of, shortened
-from torchprof.reports.text import phase_cell, stacked
+from torchprof.reports.text import phase_cell
 from torchprof.run.cost import Cost, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, OUTSIDE_NAME
@@ -32,7 +33,7 @@ def kernels_report(
     phase: str | None = None,
     full_names: bool = False,
     tablefmt: str | None = None,
-) -> str:
+) -> Section:
     """A row for each kernel, copy or memset, by the operator, the layer and the phase that launched it.
 
     Above the table: the busy and the idle time of each device during the recording. Shares are of the time of all rows

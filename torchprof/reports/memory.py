@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchprof.analyze.columns import column_called
+from torchprof.analyze.report import Part, Section, spaced, stacked
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
 from torchprof.reports.entries import keep_top, sort_entries, what_is_hidden
@@ -12,7 +13,7 @@ from torchprof.reports.memory_layers import MemoryUse, columns_of_phases, draw_e
 from torchprof.reports.memory_over_time import picture
 from torchprof.reports.memory_peak import about_peak, name_of_device
 from torchprof.reports.notes import summed_over, warnings_of
-from torchprof.reports.text import check_number, spaced, stacked
+from torchprof.reports.text import check_number
 from torchprof.run.run import Run
 from torchprof.run.words import PHASES
 
@@ -28,7 +29,7 @@ def memory(
     top: int | None = None,
     phase: str | None = None,
     tablefmt: str | None = None,
-) -> str:
+) -> Section:
     """The peak of each device and what was live then, memory over time, and a table by layer.
 
     For each device: the peak above the start, when and where it was reached; the memory that was live at the peak, by
@@ -58,7 +59,7 @@ def memory(
     columns = list(columns_of_phases(phases))
     sorting = column_called(sort_by, columns) if sort_by is not None else None
     used = [MemoryUse.of(run, one) for one in run.memory]
-    parts: list[str] = []
+    parts: list[Part] = []
     for at, one in enumerate(run.memory):
         parts += about_peak(run, one, depth, _LIVE_SHOWN if top is None else top, tablefmt)
         parts += picture(run, one)

@@ -9,9 +9,10 @@ from operator import attrgetter
 
 from torchprof.analyze.columns import Column, CostColumn, SelfOrTotalColumn
 from torchprof.analyze.figures import Figures
+from torchprof.analyze.report import ReportTable
 from torchprof.analyze.varying import varying_calls
 from torchprof.reports.entries import Entry
-from torchprof.reports.text import ReportTable, branches, draw
+from torchprof.reports.text import branches
 from torchprof.run.cost import UNKNOWN, Cost, Measure, ReportCell, Unit, format_memory
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
@@ -194,4 +195,4 @@ def draw_entries(
         [text, *(column.text(line.figures, None) for column in columns)]
         for text, line in branches([line for line in lines if line.shown], attrgetter("name"), below)
     ]
-    return draw([heading, *(column.heading for column in columns)], table, tablefmt)
+    return ReportTable([heading, *(column.heading for column in columns)], table, tablefmt)

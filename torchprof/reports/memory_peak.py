@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from torchprof.analyze.report import Part, ReportTable
 from torchprof.reports.hangs import name_of_layer
-from torchprof.reports.text import draw, phase_cell
+from torchprof.reports.text import phase_cell
 from torchprof.run.cost import UNKNOWN, format_memory, format_number, format_share, format_time
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
@@ -16,7 +17,7 @@ _MODELS_OWN = ("parameters", "buffers", "gradients")  # the kinds whose size at 
 _FREED_SINCE = "(live at the start, freed since)"
 
 
-def about_peak(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> Iterator[str]:
+def about_peak(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> Iterator[Part]:
     """The peak of one device: a sentence, the live memory by kind and by layer, and torch's allocator statistics."""
     device = name_of_device(run, memory)
     if memory.peak_bytes <= 0:
@@ -35,7 +36,7 @@ def about_peak(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt
     if memory.allocator:
         headings = [f"torch's allocator of {device}", "At the start", "At the end"]
         rows = [[name, format_memory(start), format_memory(end)] for name, start, end in memory.allocator]
-        yield draw(headings, rows, tablefmt).of("allocator", device=memory.device, rank=memory.rank)
+        yield ReportTable(headings, rows, tablefmt).of("allocator", device=memory.device, rank=memory.rank)
 
 
 def name_of_device(run: Run, memory: Memory) -> str:
@@ -54,7 +55,7 @@ def _where_reached(run: Run, memory: Memory) -> str:
     return ""
 
 
-def _by_kind(memory: Memory, tablefmt: str | None) -> str:
+def _by_kind(memory: Memory, tablefmt: str | None) -> ReportTable:
     """The memory that was live at the peak by kind, and what the model had at the start."""
     sums: dict[str, list[int]] = {}
     for held in memory.held:
@@ -71,11 +72,11 @@ def _by_kind(memory: Memory, tablefmt: str | None) -> str:
         share = "" if kind == _FREED_SINCE else _share(nbytes, memory)
         rows.append([kind, format_memory(nbytes), share, format_number(blocks) if blocks else "", there])
     rows.append(["all", format_memory(memory.peak_bytes), "" if _FREED_SINCE in sums else format_share(1), "", ""])
-    drawn = draw(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows, tablefmt)
+    drawn = ReportTable(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows, tablefmt)
     return drawn.of("live_by_kind", device=memory.device, rank=memory.rank)
 
 
-def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> str:
+def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> ReportTable:
     """The memory that was live at the peak by layer, phase and kind, largest first; hidden rows are summed in one."""
     number = run.layers.index_of
     sums: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -102,7 +103,7 @@ def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt:
         nbytes, blocks = (sum(entry[at] for _, entry in largest[shown:]) for at in (0, 1))
         others = f"({len(largest) - shown} more)"
         rows.append([others, "", "", format_memory(nbytes), _share(nbytes, memory), format_number(blocks)])
-    drawn = draw(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows, tablefmt)
+    drawn = ReportTable(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows, tablefmt)
     return drawn.of("live_by_layer", device=memory.device, rank=memory.rank)
 
 

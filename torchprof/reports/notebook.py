@@ -5,10 +5,11 @@ from __future__ import annotations
 from html import escape
 from importlib import import_module
 
+from torchprof.analyze.report import Part, ReportTable, tables_and_sentences
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.entries import fitting_depth
-from torchprof.reports.text import ReportTable, check_number, printable, tables_and_sentences
+from torchprof.reports.text import check_number, printable
 from torchprof.reports.tree import table_of
 from torchprof.run.run import Run
 
@@ -77,10 +78,10 @@ def notebook(run: Run, *, depth: int | None = None) -> str:
     )
 
 
-def html_of(text: str) -> str:
-    """The text of a report as HTML: its tables, and paragraphs for all other text."""
+def html_of(content: Part) -> str:
+    """A report as HTML: its tables, and paragraphs for all other text."""
     parts = []
-    for part in tables_and_sentences(text):
+    for part in tables_and_sentences(content):
         if isinstance(part, ReportTable):
             headings = "".join(f"<th>{_text(heading)}</th>" for heading in part.headings)
             rows = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>\n" for row in part.rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchprof.analyze.operators import layers_of_operator, operators
+from torchprof.analyze.report import Section
 from torchprof.reports.ranking import (
     about_wholes,
     figure_columns,
@@ -24,7 +25,7 @@ def layers_using(
     row_limit: int | None = None,
     phase: str | None = None,
     tablefmt: str | None = None,
-) -> str:
+) -> Section:
     """A row for each layer that uses the operator ``op`` directly, not in a child layer; largest first.
 
     *Self* is the operator's cost without operators nested in it, *total* the cost of its outermost occurrences in the

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchprof.analyze.operators import Operator, operators
+from torchprof.analyze.report import Section
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.notes import about_flops
@@ -42,7 +43,7 @@ def ops(
     layer: Any = None,
     phase: str | None = None,
     tablefmt: str | None = None,
-) -> str:
+) -> Section:
     """A row for each operator, and for each label of the user's, as in torch's ``key_averages().table()``.
 
     *Self* is the operator's cost without operators nested in it, *total* the cost of its outermost occurrences with

@@ -16,12 +16,13 @@ from torchprof.analyze.columns import (
     hot_path_column,
 )
 from torchprof.analyze.figures import Figures
+from torchprof.analyze.report import ReportTable, Section, spaced, stacked
 from torchprof.reports import report
 from torchprof.reports.entries import Entry, all_entries, entries_of
 from torchprof.reports.notes import about_flops, about_sums, other_warnings_of
 from torchprof.reports.outline import outline
 from torchprof.reports.ranking import shortened
-from torchprof.reports.text import branches, check_number, draw, heat, painted, printable, spaced, stacked
+from torchprof.reports.text import branches, check_number, heat, painted, printable, text_of
 from torchprof.reports.top import largest_parts, title_of_parts
 from torchprof.reports.verdict import verdict
 from torchprof.run.cost import Bound, ReportCell, Unit, Value, format_time, short_time
@@ -43,7 +44,7 @@ def overview(
     width: int | None = None,
     whole: str = 'The report "tree" shows all.',
     color: bool = False,
-) -> str:
+) -> Section:
     """What to read first: what ran, what would help, the largest places, and the layers in at most so many rows.
 
     The tree has all layers if they fit in ``rows``. Else equal siblings are one row with their sum ("0–79"), the layers
@@ -68,7 +69,7 @@ def overview(
 @paused_gc()
 def printed(run: Run, whole: str = 'run.report("tree") shows all.') -> str:
     """What ``print`` shows of a run: the overview, as wide as the terminal."""
-    return overview(run, width=terminal_width(), whole=whole)
+    return text_of(overview(run, width=terminal_width(), whole=whole))
 
 
 def terminal_width() -> int:
@@ -85,7 +86,7 @@ def other_notes(run: Run) -> list[str]:
     return [*about_sums(run), *map(printable, other_warnings_of(run))]
 
 
-def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bool = False) -> str:
+def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bool = False) -> Section:
     """The table of layers of the overview, whose options these are, and below it what it does not show."""
     lines = entries_of(run)
     every = [*all_entries(lines)]
@@ -117,7 +118,7 @@ def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bo
             table[headings[column]] = [*map(_painted, cells[column], shares)]
     left_out = [column.heading for column in columns if column not in shown]
     about_hidden = _about_hidden(entries, every, left_out, whole)
-    return stacked([draw([*table], [*zip(*table.values())]).of("layers"), *about_hidden])
+    return stacked([ReportTable([*table], [*zip(*table.values())]).of("layers"), *about_hidden])
 
 
 def _about_hidden(

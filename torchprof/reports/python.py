@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from torchprof.analyze.report import ReportTable, Section, stacked
 from torchprof.reports import report
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import check_number, draw, phase_cell, stacked
+from torchprof.reports.text import check_number, phase_cell
 from torchprof.reports.top import parts_of, source_lines
 from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share, format_time
 from torchprof.run.run import Run
@@ -14,7 +15,7 @@ from torchprof.run.words import BETWEEN_OPS
 
 
 @report("python", "the time between operators: Python and what it calls", answers="time")
-def python(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt: str | None = None) -> str:
+def python(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt: str | None = None) -> Section:
     """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
     phase, largest first.
 
@@ -47,7 +48,7 @@ def python(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt:
             part = ns * times / samples
             about = format_time(part).written(f"~{format_time(part)}")
             table.append([ReportCell(f"  {line}", line), "", about, format_share(part / whole), format_number(times)])
-    text = draw(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table, tablefmt)
+    text = ReportTable(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table, tablefmt)
     hidden = 0 if limit is None else max(len(parts) - limit, 0)
     more = [f"Layers with less are hidden: {hidden}."] if hidden else []
     return stacked([text, *more, *about_sums(run), *warnings_of(run)])

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from torchprof.analyze.columns import Column, column_called
 from torchprof.analyze.ranks.balance import Balance
 from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
+from torchprof.analyze.report import ReportTable, Section, stacked
 from torchprof.reports.rank_sentences import name_of, often, unit_of
-from torchprof.reports.text import draw, phase_cell, printable, stacked
+from torchprof.reports.text import phase_cell, printable
 from torchprof.run.cost import (
     AT_LEAST,
     UNKNOWN,
@@ -58,7 +59,7 @@ class _RankColumn(NamedTuple):
     over_all: Callable[[_Statistic], str]
 
 
-def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | None) -> str:
+def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | None) -> Section:
     """A row for each rank, the one with the most own work first, then the minimum, median and maximum over all."""
     columns = [*_rank_columns(run, balance)]
     listed = sorted(balance.ranks, key=lambda one: (one.work_ns is None, -(one.work_ns or 0), one.rank))
@@ -74,7 +75,7 @@ def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | 
     if hidden:
         notes.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
     notes += _notes_of_ranks(run, balance)
-    return stacked([draw([column.heading for column in columns], table, tablefmt).of("ranks"), *notes])
+    return stacked([ReportTable([column.heading for column in columns], table, tablefmt).of("ranks"), *notes])
 
 
 def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
@@ -216,7 +217,7 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
 
 def table_of_layers(
     run: Run, balance: Balance, sort_by: str | None, depth: int | None, limit: int, tablefmt: str | None
-) -> str:
+) -> Section:
     """A row for each layer and phase with the own work of ranks in it; the largest excess over the mean first."""
     columns = _layer_columns(run, balance)
     sortable = {one.column: one.value for one in columns if one.value is not None}
@@ -240,10 +241,10 @@ def table_of_layers(
         notes.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} largest {which}.")
     if any(column.column.heading == _OF_FLOPS for column in columns) and any(one.more_flops for one in balance.layers):
         notes.append("FLOPs are lower bounds: some operators have no formula.")
-    return stacked([draw([column.column.heading for column in columns], table, tablefmt).of("layers"), *notes])
+    return stacked([ReportTable([column.column.heading for column in columns], table, tablefmt).of("layers"), *notes])
 
 
-def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str | None) -> str:
+def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str | None) -> Section:
     """A row for each collective of a layer; those with the longest waiting first."""
 
     def size(one: OneCollective) -> int:
@@ -288,7 +289,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
         notes.append(
             f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
         )
-    return stacked([draw(headings, [cells(one) for one in listed[:limit]], tablefmt).of("collectives"), *notes])
+    return stacked([ReportTable(headings, [cells(one) for one in listed[:limit]], tablefmt).of("collectives"), *notes])
 
 
 def _group(group: GroupOfRanks | None) -> list[str]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from torchprof.analyze.columns import CallsColumn, Column, CostColumn, column_called, columns_of
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.operators import Operator
+from torchprof.analyze.report import Continued, ReportTable, Section, stacked
 from torchprof.reports.notes import about_sums, warnings_of
-from torchprof.reports.text import Continued, check_number, draw, printable, rows_hidden, stacked
+from torchprof.reports.text import check_number, printable, rows_hidden
 from torchprof.run.cost import Bound, Cost, Figure, ReportCell, Unit, format_time
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.operators import Sums
@@ -163,7 +164,7 @@ def ranked(
     sort_by: str | None = None,
     row_limit: int | None = None,
     tablefmt: str | None = None,
-) -> str:
+) -> Section:
     """The lines as a table; below it the notes, how many rows are hidden, and the run's warnings.
 
     ``texts``: headings of the text columns left of the figures; ``more_texts``: of those right of them. The table is
@@ -181,7 +182,7 @@ def ranked(
         lines = sorted(lines, key=lambda line: -order.of(line))
     shown = lines[:row_limit]
     table = [row for line in shown for row in _rows(line, every, wholes)]
-    text = draw([column.heading for column in every], table, tablefmt)
+    text = ReportTable([column.heading for column in every], table, tablefmt)
     hidden = [_hidden(len(lines), len(shown), order)] if len(shown) < len(lines) else []
     below = [*notes, *hidden, *about_sums(run), *warnings_of(run)]
     return stacked([text, *([""] if below else []), *below])

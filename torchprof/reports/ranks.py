@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from torchprof.analyze.ranks.balance import balance_of
+from torchprof.analyze.report import Section, spaced, stacked
 from torchprof.reports import report
 from torchprof.reports.notes import warnings_of
 from torchprof.reports.rank_sentences import sentences
 from torchprof.reports.rank_tables import table_of_collectives, table_of_layers, table_of_ranks
-from torchprof.reports.text import check_number, joined, printable, spaced, stacked
+from torchprof.reports.text import check_number, printable
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 
@@ -22,7 +23,7 @@ def ranks(
     top: int | None = None,
     depth: int | None = None,
     tablefmt: str | None = None,
-) -> str:
+) -> Section:
     """How work is balanced over the ranks of a job: sentences about stragglers and missing ranks, then three tables.
 
     Times are per step, the mean over the steps; without steps, per cycle. *Own work* is all work of a rank except
@@ -40,11 +41,11 @@ def ranks(
     check_number("top", top, "rows")
     check_number("depth", depth, "levels")
     if len(run.metas) == 1:
-        return _of_one_rank(run)
+        return stacked([_of_one_rank(run)])
     balance = balance_of(run)
     limit = _LINES if top is None else top
     sections = [
-        joined(sentences(run, balance), " "),
+        Section([*sentences(run, balance)], " "),
         table_of_ranks(run, balance, top, tablefmt),
         table_of_layers(run, balance, sort_by, depth, limit, tablefmt),
     ]

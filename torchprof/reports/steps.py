@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 
+from torchprof.analyze.report import Part, ReportTable, Section, spaced, stacked
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.notes import warnings_of
-from torchprof.reports.text import branches, check_number, draw, spaced, stacked
+from torchprof.reports.text import branches, check_number
 from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share, format_time
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
@@ -29,7 +30,7 @@ _MATTERS = 0.01  # the share of the recorded time outside of steps from which on
 
 
 @report("steps", "the steps of a loop: forward, backward, optimizer, data loading", answers="time")
-def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefmt: str | None = None) -> str:
+def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefmt: str | None = None) -> Section:
     """The steps of a loop in three tables.
 
     First, the duration of a step. Second, the parts of a step: forward, backward and recompute of the layers; loading
@@ -52,7 +53,7 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
     """
     check_number("depth", depth, "levels")
     check_number("top", top, "rows")
-    texts: list[str] = []
+    texts: list[Part] = []
     notes: list[str] = []
     for meta in run.metas:
         loop = _Loop(run, meta)
@@ -63,7 +64,7 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
             "parts": _parts(loop),
             "layers": _tree(loop, depth, top),
         }.items():
-            texts.append(draw(headings, table, tablefmt).of(name, rank=meta.rank))
+            texts.append(ReportTable(headings, table, tablefmt).of(name, rank=meta.rank))
         notes += _ends_of_steps(loop)
         notes += _outside_of_steps(loop)
     notes += warnings_of(run)

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torchprof.analyze.figures import Figures, figures_of_layers
+from torchprof.analyze.report import Part, ReportTable, Section, spaced, stacked
 from torchprof.analyze.utilization import dtype_of_most_macs, peak_of
 from torchprof.analyze.varying import varying_calls, varying_work
 from torchprof.reports import report
 from torchprof.reports.notes import warnings_of
-from torchprof.reports.text import branches, check_number, draw, printable, spaced, stacked
+from torchprof.reports.text import branches, check_number, printable
 from torchprof.run.cost import (
     MEASURES,
     UNKNOWN,
@@ -36,7 +37,7 @@ _Path = tuple[str, ...]
 
 
 @report("summary", "every layer with shapes and parameters; latency, FLOPs and MFU of the model", answers="fit")
-def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> str:
+def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> Section:
     """Every layer with its type, depth, shapes, parameters and MACs; below the table, the figures of each model.
 
     Shapes are those of the first forward call, marked "first" if later calls may have had other shapes. MACs and FLOPs
@@ -63,7 +64,7 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
         run = run.of_rank(run.meta.rank)
     models = [run.tree(FORWARD, root) for root in range(len(run.roots))]
     if not models:
-        sections = ["This run has no layers: all its work is outside of them."]
+        sections: list[Part] = ["This run has no layers: all its work is outside of them."]
     else:
         varying = varying_calls(run), varying_work(run)
         figures = figures_of_layers(run, run.phases())
@@ -81,7 +82,7 @@ def _table(
     work_varies: Mapping[_Path, bool | None],
     depth: int | None,
     tablefmt: str | None,
-) -> str:
+) -> ReportTable:
     """The table of layers. ``calls_vary``, ``work_varies``: as ``varying_calls`` and ``varying_work`` return them."""
     params = run.total_params()
 
@@ -106,7 +107,7 @@ def _table(
             [model], lambda one: ReportCell(printable(one.layer.path[-1]), one.layer.name), below
         )
     ]
-    return draw(["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"], table, tablefmt)
+    return ReportTable(["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"], table, tablefmt)
 
 
 def _about_model(run: Run, model: Node, figures: Figures, work_varies: Mapping[_Path, bool | None]) -> str:

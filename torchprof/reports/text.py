@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 from unicodedata import east_asian_width
 
 from tabulate import tabulate, tabulate_formats
 
+from torchprof.analyze.report import Part, Section
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import ReportCell
 from torchprof.run.words import OTHER
@@ -48,52 +49,19 @@ def check_number(name: str, number: object, of: str) -> None:
         raise TorchprofError(f"{name} is a number of {of}, not {number!r}.")
 
 
-class ReportTable(str):
-    """The text of a table, with its headings and the cells of its rows. A cell that is a figure or an id is a
-    ``ReportCell``."""
-
-    __slots__ = ("headings", "ids", "name", "rows")
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    name: str
-    ids: Mapping[str, str | int]
-
-    def __new__(cls, text: str, headings: Sequence[str] = (), rows: Sequence[Sequence[str]] = ()) -> ReportTable:
-        table = super().__new__(cls, text)
-        table.headings, table.rows = headings, rows
-        return table.of("")
-
-    def of(self, name: str, **ids: str | int) -> ReportTable:
-        """This table with its name in data; ``ids``: the rank or the device that it is about."""
-        self.name, self.ids = name, ids
-        return self
-
-
-class Continued(list[str]):
-    """A row of a table that continues the texts of the row above: that one stands for both in data."""
-
-
-class Joined(str):
-    """A text with the parts that it was joined from: sentences, tables, and other joined texts."""
-
-    __slots__ = ("parts",)
-
-    parts: Sequence[str]
-
-
-def draw(headings: Sequence[str], table: Sequence[Sequence[str]], tablefmt: str | None = None) -> ReportTable:
-    """A table as text, in torchprof's own look or in any of tabulate's formats. Keeps indentation.
-
-    Raises TorchprofError for an unknown format.
-    """
-    if tablefmt is None:
-        text = _in_own_look(headings, table)
-    elif tablefmt in tabulate_formats:
-        text = tabulate(table, headings, tablefmt, disable_numparse=True, preserve_whitespace=True)
-    else:
-        raise TorchprofError(f"tabulate has no format {tablefmt!r}. {suggest(str(tablefmt), tabulate_formats)}")
-    return ReportTable(text, headings, table)
+def text_of(part: Part) -> str:
+    """A report, or a part of one, as text. Raises TorchprofError for a table with an unknown look."""
+    if isinstance(part, Section):
+        return part.separator.join(map(text_of, part.parts))
+    if isinstance(part, str):
+        return part
+    if part.text is not None:
+        return part.text
+    if part.look is None:
+        return _in_own_look(part.headings, part.rows)
+    if part.look in tabulate_formats:
+        return str(tabulate(part.rows, part.headings, part.look, disable_numparse=True, preserve_whitespace=True))
+    raise TorchprofError(f"tabulate has no format {part.look!r}. {suggest(str(part.look), tabulate_formats)}")
 
 
 def _in_own_look(headings: Sequence[str], table: Sequence[Sequence[str]]) -> str:
@@ -115,35 +83,6 @@ def _width(text: str) -> int:
     if text.isascii() or max(text) < _FIRST_WIDE:
         return len(text)
     return len(text) + sum(east_asian_width(char) in "WF" for char in text)
-
-
-def joined(parts: Iterable[str], separator: str) -> Joined:
-    """``separator.join(parts)``, with the parts."""
-    parts = [*parts]
-    text = Joined(separator.join(parts))
-    text.parts = parts
-    return text
-
-
-def stacked(parts: Iterable[str]) -> Joined:
-    """The parts below each other."""
-    return joined(parts, "\n")
-
-
-def spaced(parts: Iterable[str]) -> Joined:
-    """The parts with an empty line between them; empty parts are left out."""
-    return joined(filter(None, parts), "\n\n")
-
-
-def tables_and_sentences(text: str) -> Iterator[ReportTable | str]:
-    """The innermost parts of a text, in its order. Empty ones are left out."""
-    waiting = [text]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, Joined):
-            waiting.extend(reversed(part.parts))
-        elif part:
-            yield part
 
 
 def phase_cell(phase: str) -> str:

@@ -11,12 +11,13 @@ from typing import NamedTuple
 from torchprof.analyze.groups import pattern_of
 from torchprof.analyze.once import once
 from torchprof.analyze.records import layer_name
+from torchprof.analyze.report import Part, ReportTable, Section, spaced, stacked
 from torchprof.errors import some
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.ranking import shortened
-from torchprof.reports.text import check_number, draw, phase_cell, printable, spaced, stacked
+from torchprof.reports.text import check_number, phase_cell, printable
 from torchprof.run.cost import ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import range_in_words
@@ -94,7 +95,7 @@ class WorkPart(NamedTuple):
 
 
 @report("top", "the largest places: an operator in a layer and phase", answers="time")
-def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
+def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> Section:
     """The largest parts of all recorded time: the self of an operator in one layer and phase, or the time there between
     operators, which is Python and libraries that it calls.
 
@@ -112,10 +113,10 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> str:
     return spaced([*largest_parts(run, limit, tablefmt), stacked(notes)])
 
 
-def largest_parts(run: Run, limit: int, tablefmt: str | None = None, width: int | None = None) -> list[str]:
+def largest_parts(run: Run, limit: int, tablefmt: str | None = None, width: int | None = None) -> list[Part]:
     """The sections of the report "top", without the notes below it. ``width``: the number of characters of a line;
     names are shortened to it, and no sentences follow: this is for the first screen."""
-    sections = [*about_idle_devices(run)]
+    sections: list[Part] = [*about_idle_devices(run)]
     for field, heading in measures_of(run):
         sections.append(_table(run, field, heading, limit, tablefmt, width))
     return sections or ["Neither times nor FLOPs were measured."]
@@ -197,7 +198,7 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
     return found, f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}."
 
 
-def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None, width: int | None) -> str:
+def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None, width: int | None) -> Part:
     found, about_hidden = largest_of(run, field, limit)
     show = format_count if field == "flops" else format_time
     headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
@@ -206,7 +207,7 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None,
         _fit(headings, table, width)
     # A source line may follow "(between ops)".
     about_gaps = _NO_OPERATOR[field] if any(one.work.startswith(BETWEEN_OPS) for one in found) else ""
-    drawn = draw(headings, table, tablefmt).of(f"largest_by_{field}")
+    drawn = ReportTable(headings, table, tablefmt).of(f"largest_by_{field}")
     return drawn if width is not None else stacked(filter(None, [drawn, about_gaps, about_hidden]))
 
 

@@ -7,10 +7,11 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from torchprof.analyze.columns import Column, column_called, columns_of, default_column, hot_path_column
+from torchprof.analyze.report import ReportTable, Section, stacked
 from torchprof.reports import report
 from torchprof.reports.entries import Entry, all_entries, entries_of, keep_top, mark_path, sort_entries, what_is_hidden
 from torchprof.reports.notes import about_flops, about_sums, warnings_of
-from torchprof.reports.text import branches, check_number, draw, heat, painted, printable, stacked, with_suffix
+from torchprof.reports.text import branches, check_number, heat, painted, printable, with_suffix
 from torchprof.run.run import Run
 
 HOT = "◄"  # after the names of layers on the hottest path
@@ -42,7 +43,7 @@ def tree(
     tablefmt: str | None = None,
     hot: bool = False,
     color: bool = False,
-) -> str:
+) -> Section:
     """The module tree with a row for each layer.
 
     The user's ranges (``record_function``) are rows marked as labels below the layer that opened them. The total of a
@@ -75,7 +76,7 @@ def tree(
             share = column.share(entry.figures, whole) if color else None
             yield figure if share is None else painted(figure, heat(share))
 
-    text = draw(
+    text = ReportTable(
         ["Module", *(column.heading for column in table.columns)],
         [[*cells(text, entry)] for text, entry in table.rows],
         tablefmt,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from torchprof.analyze.advice import Advice, judge, share_of
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.precision import CONVOLUTIONS, FACTORS
+from torchprof.analyze.report import Part, stacked
 from torchprof.analyze.time_parts import device_parts, percents, time_parts
 from torchprof.reports.advice import findings_table, place
 from torchprof.reports.compiled import compiled_in_short
@@ -16,7 +17,7 @@ from torchprof.reports.hangs import name_of_layer
 from torchprof.reports.headline import headline
 from torchprof.reports.notes import about_times
 from torchprof.reports.rank_sentences import straggler
-from torchprof.reports.text import printable, stacked
+from torchprof.reports.text import printable
 from torchprof.reports.top import measures_of
 from torchprof.run.cost import format_count, format_memory, short_time
 from torchprof.run.layers import Layer
@@ -36,7 +37,7 @@ _NO_BATCH_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
 """The classes whose input has its time, not the batch, in its first dimension unless ``batch_first=True``."""
 
 
-def verdict(run: Run, width: int | None = None, found: Sequence[Advice] | None = None) -> list[str]:
+def verdict(run: Run, width: int | None = None, found: Sequence[Advice] | None = None) -> list[Part]:
     """The sections of the verdict: what ran, its parts and the headline; what would help; what makes all times less
     certain than they look.
 
@@ -209,7 +210,7 @@ def _line(name: str, shares: dict[str, int]) -> str:
 # What would help
 
 
-def what_would_help(run: Run, width: int = _WIDTH, found: Sequence[Advice] | None = None) -> str:
+def what_would_help(run: Run, width: int = _WIDTH, found: Sequence[Advice] | None = None) -> Part:
     """Up to three findings that are worth at least 3 % of the time or of the memory, the largest gain first, then those
     whose gain is unknown; or that there is none, and what bounds the run."""
     first = first_findings(run, found)

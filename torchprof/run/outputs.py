@@ -21,6 +21,7 @@ _FILES = {
     "printed": "torchprof.reports.overview",
     "render": "torchprof.reports",
     "all_warnings": "torchprof.analyze.caveats",
+    "text_of": "torchprof.reports.text",
     "show_page": "torchprof.reports.notebook",
 }
 
@@ -36,16 +37,16 @@ class ReportText(str):
     Python's prompt shows the ``repr`` of a value, so its ``repr`` is the text. A notebook shows its tables.
     """
 
-    __slots__ = ("_content", "_is_file_format", "_name")
+    __slots__ = ("_content", "_name")
 
     _name: str
-    _content: str
-    _is_file_format: bool
+    _content: Any
 
-    def __new__(cls, content: str, name: str = "", is_file_format: bool = False) -> ReportText:
-        text = super().__new__(cls, content)
-        text._name, text._content, text._is_file_format = name, content, is_file_format
-        return text
+    def __new__(cls, text: str, name: str = "", content: Any = None) -> ReportText:
+        """``content``: the report whose text it is, a ``Part`` of ``analyze.report``; None for a file format."""
+        self = super().__new__(cls, text)
+        self._name, self._content = name, content
+        return self
 
     def __repr__(self) -> str:
         return str(self)
@@ -56,7 +57,7 @@ class ReportText(str):
 
         docs/exports.md describes them. Raises TorchprofError for a report that is a file format, such as "csv".
         """
-        if self._is_file_format:
+        if self._content is None:
             raise TorchprofError(
                 f"The report {self._name!r} is a file format: its text is for other programs, and it has no other data."
             )
@@ -64,4 +65,4 @@ class ReportText(str):
 
     def _repr_html_(self) -> str | None:
         """The HTML that a notebook shows; None for a file format, of which it shows the text."""
-        return None if self._is_file_format else output("html_of")(self._content)
+        return None if self._content is None else output("html_of")(self._content)

@@ -20,9 +20,10 @@ from torchprof.analyze.compare.diff import (
     Quantity,
 )
 from torchprof.analyze.compare.layers import ADDED, MOVED, REMOVED, RENAMED
+from torchprof.analyze.report import ReportTable, Section, spaced, stacked
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
-from torchprof.reports.text import check_number, draw, printable, spaced, stacked
+from torchprof.reports.text import check_number, printable
 from torchprof.run.cost import UNKNOWN, ReportCell, Unit
 from torchprof.run.words import FORWARD
 
@@ -41,7 +42,7 @@ def diff_table(
     sort_by: str | None = None,
     top: int = 20,
     tablefmt: str | None = None,
-) -> str:
+) -> Section:
     """The headline and changes of the whole run; a table of the models and of the layers that changed most; then layers
     that were added, removed, moved, renamed or changed, and caveats of the comparison.
 
@@ -58,7 +59,7 @@ def diff_table(
     Raises TorchprofError for a quantity that is not compared, an unknown format and a negative number.
     """
     view = view_of(diff, depth, sort_by, top)
-    text = draw(view.headings, [[named(pair), *view.cells(pair)] for pair in view.pairs], tablefmt)
+    text = ReportTable(view.headings, [[named(pair), *view.cells(pair)] for pair in view.pairs], tablefmt)
     changes = [f"{what}: {line}" if what else line for what, lines in changes_of_layers(diff) for line in lines]
     lead = [diff_headline(diff, sort_by=sort_by), *whole_of(diff)]
     caveats = [printable(note) for note in (*diff.notes, *diff.warnings)]
