@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "torchprof"
-GOLDEN = Path(__file__).parents[1] / "messages.txt"
 
 _FEWEST_WORDS = 3
 _WORD = re.compile(r"(?<![\w.\-])[A-Za-z][a-z']*(?![\w(=-])")
@@ -17,14 +16,14 @@ _STRING_OF_JAVASCRIPT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:[^"\\\n]|\\.)*"|`(?
 
 
 def all_messages() -> str:
-    """The text of the golden file: each source file with its messages, one a line, in the order of the source."""
+    """Each source file with its messages, one a line, in the order of the source."""
     blocks = []
     for file in sorted([*SOURCE.rglob("*.py"), *SOURCE.rglob("*.js")]):
         read = messages_of_python if file.suffix == ".py" else messages_of_javascript
         found = [text.replace("\n", "\\n") for text in read(file.read_text(encoding="utf-8"))]
         if found:
             blocks.append("\n".join([f"# {file.relative_to(SOURCE.parent).as_posix()}", *found]))
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(blocks)
 
 
 def messages_of_python(source: str) -> Iterator[str]:
@@ -99,4 +98,4 @@ class _WithoutFields(ast.NodeTransformer):
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(all_messages(), encoding="utf-8", newline="\n")
+    print(all_messages())

@@ -134,8 +134,8 @@ class CollectiveOwners:
         """The layers whose gradients are in the bucket that is exchanged now: those that became ready since the last.
 
         From its second backward on, DistributedDataParallel fills its buckets in the order in which gradients become
-        ready. ``()`` if the recorded sizes contradict this, or if it is no bucket: FullyShardedDataParallel and hooks
-        of the user also exchange gradients when they are ready.
+        ready. ``()`` if the recorded sizes contradict this, or if it is not a bucket: FullyShardedDataParallel and
+        hooks of the user also exchange gradients when they are ready.
         """
         gradients = self._ready_gradients.pop(thread, [])
         if self._replicated is not None and not self._replicated:

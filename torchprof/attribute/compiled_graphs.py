@@ -140,7 +140,7 @@ class CompiledGraphs:
     """The kernels of compiled graphs, and the modules of the profiled models.
 
     ``graphs``: key of a graph → its kernels in the order of their calls, or the reason why they are unknown; None if
-    nobody looked for them. ``modules``: by real path. ``divisor``: which of ``DIVISORS``
+    they were not looked for. ``modules``: by real path. ``divisor``: which of ``DIVISORS``
     divides the time of a kernel among several layers; None: it is not divided. ``hiding``: the keys of graphs in which
     some kernels have no events, so that their time is in that of the call. ``is_alone(path)``: whether the module
     at this path is the only one of its class in the process. ``inputs``: name of the COMPILED_INPUTS range of a call →
@@ -351,7 +351,8 @@ class CompiledGraphs:
         ``SELF`` is the module that owns the compiled forward: the layer ``around``. Any other module is identified by
         the tensors ``held`` in it: (path below it, real paths of the modules that have the tensor). Without such
         tensors, it must be the only module of all models that fits. It must also be the only one of its class in the
-        process, because a function can be called with other modules. If another one ``may_be_gone``, this is no proof.
+        process, because a function can be called with other modules. If another one ``may_be_gone``, this proves
+        nothing.
         """
         if root == SELF:
             fitting = {self._path_of[around]} if around in self._path_of else set()

@@ -25,8 +25,8 @@ def add_engine_calls(columns: EventColumns) -> None:
       thread. A pass ends where its thread, or a thread that made its nodes, does other work, and where a range ends
       that was open at its first node.
     - A thread that called the engine waits while other threads run the nodes, unless it runs nodes itself, as for
-      parameters on the CPU beside a device. The wait is left out of its call, which becomes several events: that time
-      is counted on the other threads.
+      parameters on the CPU of a model on a device. The wait is left out of its call, which becomes several events: that
+      time is counted on the other threads.
     """
     if not _has_nodes_outside_calls(columns):
         return

@@ -108,7 +108,7 @@ def numbers_of_devices(of_work: Iterable[int], of_memory: Iterable[int]) -> dict
 
 
 def is_of_a_call(name: str) -> bool:
-    """Whether one of our labels is around the forward of a module, and is no mark and no other range of ours."""
+    """Whether one of our labels is around the forward of a module, and is neither a mark nor another range of ours."""
     return name.startswith(PREFIX) and not name.startswith(PREFIX + "!")
 
 

@@ -24,7 +24,7 @@ class OpenRanges(Generic[Range]):
 
     ``Attribution`` nests all events of a recording and has this loop inline. This class is for those who nest
     something else: the ranges of a trace before its layers are known, the operators that count, or stretches of
-    backward, which are no events.
+    backward, which are not events.
     """
 
     def __init__(self, close: Callable[[list[Range]], Any] = list.pop) -> None:

@@ -174,7 +174,7 @@ class OpGroup(NamedTuple):
         return places_of(self.all_places, self.place, self.tree)
 
     def items(self) -> Iterator[Attributed]:
-        """Each event by itself."""
+        """The events, one by one."""
         tree, columns, thread = self.tree, self.columns, self.thread
         places = self.places()
         around = None if self.outer is None else self.place

@@ -24,7 +24,7 @@ class ThreadWalk:
         """The index after the group that begins with the next event; that of the event itself if it is in no group.
 
         A group ends before any event that is in no group, and before an operator that contains one; at ``limit``, where
-        the range around it ends; and before an operator that ends after ``horizon``, when another thread goes on.
+        the range around it ends; and before an operator that ends after ``horizon``, when another thread continues.
         """
         at, columns = self.at, self._columns
         if self._single < at:

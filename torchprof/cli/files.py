@@ -40,7 +40,7 @@ def files_of(paths: Sequence[str]) -> Files:
 
 
 def _in_folder(path: str) -> list[str]:
-    """The files of a folder; the path itself if it is no folder."""
+    """The files of a folder; the path itself if it is not a folder."""
     from torchprof.traces.read import traces_in
 
     if not Path(path).is_dir():

@@ -26,7 +26,7 @@ _Values = dict[tuple[int, str], list[int]]
 _Groups = dict[tuple[Place, OpTree], list[int]]
 """By the place around groups, and their tree: how many there are, and then the time of each event in all of them."""
 _GroupValues = defaultdict[tuple[Place, OpTree], dict[tuple[int, str], list[int]]]
-"""What groups have beside CPU time and calls: by path and device, a value for each field of ``Cost``."""
+"""What groups have in addition to CPU time and calls: by path and device, a value for each field of ``Cost``."""
 
 _DEVICE_NS, _COLLECTIVE_NS, _MACS = map(FIELDS.index, ("device_ns", "collective_ns", "macs"))
 _ALLOCATED = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}  # by: is it the CPU

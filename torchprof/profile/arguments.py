@@ -24,7 +24,7 @@ _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, P
 
 
 def check_warmup(warmup: Any) -> None:
-    """Raise TorchprofError if this is no number of calls. A warm-up call is a call of the model's forward that comes
+    """Raise TorchprofError if this is not a number of calls. A warm-up call is a call of the model's forward that comes
     first and is not in the figures."""
     if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
         raise TorchprofError(f"warmup must be a number of calls of the model, 0 or more, not {warmup!r:.80}.")

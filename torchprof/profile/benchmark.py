@@ -55,8 +55,8 @@ def benchmark(
 
     The clock is that of ``torch.utils.benchmark``, which waits for the accelerator. torch computes with
     ``torch.get_num_threads()`` threads (``torch.utils.benchmark.Timer`` uses one by default). Python's garbage
-    collector is off while a call is timed. After an out-of-memory error, the row has the error, and the benchmark goes
-    on with the next batch size. On a terminal, stderr shows the progress.
+    collector is off while a call is timed. After an out-of-memory error, the row has the error, and the benchmark
+    continues with the next batch size. On a terminal, stderr shows the progress.
 
     At the end, also after an error or Ctrl-C, everything is restored: modes, parameters, gradients, buffers, the
     optimizer's state, torch's and Python's random state. For training, all of it is copied to the CPU's memory first;

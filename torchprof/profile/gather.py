@@ -3,7 +3,7 @@
 The runs go through the key-value store of the job, and not through a collective. So it works with every backend, needs
 no memory of a device, and works after a rank has died, where a collective would hang or fail. A rank that writes its
 run does not wait for the reader, so no rank hangs because of another. The reader waits for a limited time, and then
-goes on without the missing ranks.
+continues without the missing ranks.
 """
 
 from __future__ import annotations

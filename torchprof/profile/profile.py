@@ -310,7 +310,7 @@ class Profile:
     # Cycles
 
     def _begin_step(self, action: ProfilerAction | None) -> None:
-        """Begin a step for which the schedule gave this action. Without a schedule, the one cycle just goes on."""
+        """Begin a step for which the schedule gave this action. Without a schedule, the one cycle continues."""
         if action is None:
             return
         self._cycles.end_step(action, keep_run=self.on_trace_ready is not None)

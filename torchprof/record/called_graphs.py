@@ -82,7 +82,7 @@ class CalledGraphs:
         return self.knows_parameters or any(key in Provenance.known for key in self.by_key)
 
     def layers(self, plan: PlannedModules, provenance: Provenance | None) -> CompiledGraphs | None:
-        """The layers of all graphs, for the models of a profile; None if nothing is known and nobody asked for it.
+        """The layers of all graphs, for the models of a profile; None if nothing is known and it was not requested.
 
         ``provenance``: the one that was on.
         """

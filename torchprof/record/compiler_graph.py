@@ -91,7 +91,7 @@ class Graph:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """A context in which an error only makes the graph unknown: the user's program goes on."""
+        """A context in which an error only makes the graph unknown: the user's program continues."""
         try:
             yield
         except Exception:
@@ -140,7 +140,7 @@ class Graph:
         self._lowered = None, {}
 
     def add(self, name: str, nodes: Sequence[Any], template: Sequence[Any] = (), prologue: Sequence[Any] = ()) -> None:
-        """Add a kernel that was made from some nodes of the graph. Views and constants are no work.
+        """Add a kernel that was made from some nodes of the graph. Views and constants are not work.
 
         Inductor also lists the nodes that made the inputs of a library op. Only the last node, the op itself, counts.
         The same holds for a ``template``, but the nodes that are computed in it before the template (``prologue``)

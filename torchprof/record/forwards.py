@@ -37,11 +37,11 @@ class LabelsByModule(dict[int, Any]):
 
 
 class StandIn:
-    """A function or object that stands in place of a forward or of a hook, and its users.
+    """A function or object that replaces a forward or a hook, and its users.
 
     ``thing``: the function or object. ``labels``: of the modules whose calls it labels. ``put_back(thing)`` restores
     the original, unless other code has replaced ``thing`` meanwhile. ``label_in_backward()``: if a forward checkpoints
-    what it wraps, that has a label in backward, too. ``thing`` may keep a module alive, so it is held weakly here.
+    what it wraps, that has a label in backward, too. ``thing`` may keep a module alive, so this is a weak reference.
     """
 
     _known: ClassVar[WeakValueDictionary[int, StandIn]] = WeakValueDictionary()  # by the id of the thing
@@ -62,7 +62,7 @@ class StandIn:
 
     @classmethod
     def of(cls, thing: object) -> StandIn | None:
-        """The ``StandIn`` of a function or object; None if it is none of ours, or is no longer in use."""
+        """The ``StandIn`` of a function or object; None if it is not one of ours, or is no longer in use."""
         known = cls._known.get(id(thing))
         return known if known is not None and known._thing() is thing else None
 

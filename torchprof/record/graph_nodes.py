@@ -15,7 +15,7 @@ from torchprof.record.dynamo_sources import step_of
 _GRADIENT_SUM = "Gradient addition node"
 """The stack trace that torch gives a node that sums gradients (``torch/fx/traceback.py``)."""
 _SAME_GRADIENT = frozenset({"aten.add.Tensor", "aten.sub.Tensor", "aten.clone.default", "aten.alias.default"})
-"""Ops, beside views, with the same gradient for input and output: their backward may need no node."""
+"""Ops, other than views, with the same gradient for input and output: their backward may need no node."""
 
 
 def is_op_of_kernel(node: Any, kernel: str) -> bool:

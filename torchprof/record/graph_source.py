@@ -25,8 +25,8 @@ class SourceKernel(NamedTuple):
     """A kernel that a graph calls: its ``name`` in the source, and the names of what it ``reads`` and ``writes``.
 
     ``is_library``: whether it is a call of a library, else Inductor generated it. ``has_event``: whether a profile has
-    an event of it. ``given``: what it reads, in the order of its arguments. Without a name, it is no kernel: the memory
-    of what it reads gets another name.
+    an event of it. ``given``: what it reads, in the order of its arguments. Without a name, it is not a kernel: the
+    memory of what it reads gets another name.
     """
 
     name: str
@@ -108,7 +108,7 @@ class _Reader:
                 self._kernels.append(SourceKernel("", frozenset(names), frozenset([target.id]), False, False))
 
     def _call(self, call: ast.Call, result: str | None) -> bool:
-        """Read a call of a kernel; False if it is none."""
+        """Read a call of a kernel; False if it is not one."""
         name = ast.unparse(call.func)
         generated = name.removesuffix(".run")
         is_generated = generated in self._outputs

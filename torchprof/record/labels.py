@@ -125,7 +125,7 @@ class Label:
 
     @classmethod
     def _choose(cls, key: int) -> None:
-        """Choose the label that is used: the first that does not give way; if all do, the first."""
+        """Choose the label that is used: the first without ``gives_way``; if all have it, the first."""
         labels = cls._all.get(key)
         if not labels:
             cls._all.pop(key, None)
@@ -189,7 +189,8 @@ class Label:
 
 
 _lock = RLock()
-"""Held while labels are attached or detached. Reentrant, because a module may be freed meanwhile on the same thread."""
+"""Locked while labels are attached or detached. Reentrant, because a module may be freed meanwhile on the same
+thread."""
 
 
 _OfClass = dict[tuple[type, bool], tuple[list[StandIn], bool]]
@@ -201,7 +202,7 @@ class Labels:
     """The labels on some modules, and on garbage collections, from ``attach`` to ``detach``. Several ``Labels`` may be
     attached at the same time. They may be detached in any order and on any thread.
 
-    A module has one label at a time. ``gives_way``: a label of another ``Labels`` that does not give way is used
+    A module has one label at a time. ``gives_way``: a label of another ``Labels`` without it is used
     instead. That is for the profiler of a user, which may record all threads; calls on all threads are labelled then.
     ``unobserved``: the number of calls on threads that the profiler does not record, by label. ``unlabelled``: the
     labels of modules whose forward could not be wrapped. ``before_first``: if given, it is called before each call of a

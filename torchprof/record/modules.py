@@ -60,7 +60,7 @@ def all_modules(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def wrapped_step(module: nn.Module) -> str | None:
-    """The attribute in which a wrapper holds the wrapped module (``_orig_mod``); None if the module is no wrapper."""
+    """The attribute in which a wrapper has the wrapped module (``_orig_mod``); None if it is not a wrapper."""
     for cls in type(module).__mro__:
         step = _WRAPPERS.get(cls.__name__)
         if step is not None and cls.__module__.startswith("torch."):
@@ -117,7 +117,8 @@ def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -
 
 
 def checked_models(model: Any) -> list[nn.Module]:
-    """The models that a user gave, as a list. Raises TorchprofError if they are no module and no list of modules."""
+    """The models that a user gave, as a list. Raises TorchprofError if they are neither a module nor a list of
+    modules."""
     models = list(model) if isinstance(model, (list, tuple)) else [model]
     if not models:
         raise TorchprofError("Profile needs a model; the list is empty.")

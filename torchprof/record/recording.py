@@ -201,7 +201,7 @@ class Recording:
 
 
 def finished_recording(profiler: Any) -> Recording:
-    """The recording of a user's profiler. Raises TorchprofError if it is no profiler of torch's or has not ended."""
+    """The recording of a user's profiler. Raises TorchprofError if it is not a profiler of torch's or has not ended."""
     inner = getattr(profiler, "profiler", profiler)  # torch.profiler.profile has torch.autograd.profiler.profile inside
     if inner is None or not isinstance(inner, torch_profiler.profile):
         if isinstance(profiler, torch.profiler.profile):

@@ -185,7 +185,7 @@ class Session(Recording):
             self.began_ns = time.perf_counter_ns()
 
     def end(self) -> None:
-        """End the recording, if it has not ended. torch's session goes on until ``stop``."""
+        """End the recording, if it has not ended. torch's session continues until ``stop``."""
         if self.started and self._wall_ns is None:
             self._wall_ns = time.perf_counter_ns() - self.began_ns
             with record(ENDED):
@@ -299,7 +299,7 @@ def is_profiled() -> bool:
 
 
 def refuse_if_profiled() -> None:
-    """Raise TorchprofError if this process has an active or a prepared profiler session that does not give way."""
+    """Raise TorchprofError if this process has an active or a prepared profiler session that does not stop for ours."""
     if Guard._giving_way is not None:
         Guard._giving_way()
     if is_profiled():

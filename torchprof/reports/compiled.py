@@ -68,8 +68,8 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
 
 
 def compiled_in_short(run: Run) -> str:
-    """What torch.compile did, in one line: how much of the forward its code is, and its own work beside its kernels;
-    "" if no compiled code ran."""
+    """What torch.compile did, in one line: how much of the forward its code is, and its own work outside of its
+    kernels; "" if no compiled code ran."""
     found = compiled_in(run)
     field = "device_ns" if "device_ns" in run.meta.measured else "cpu_ns"
     graphs = {use.name for use in found.uses if any(part.graph for part in use.phases.values())}

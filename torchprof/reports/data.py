@@ -17,8 +17,8 @@ def data_of(name: str, content: Part) -> dict[str, Any]:
     - ``tables``: each has a ``name``, ``columns`` and ``rows``, and the ``rank`` and ``device`` that it is about, if it
       is about one. A column has ``key``, ``heading`` and ``unit`` ("ns", "bytes", "count", "share" as a fraction of 1,
       …; "" for text). A row has an entry for each column, by key: none if the cell is empty, null if the figure is
-      unknown. ``at_least`` lists the columns in which the figure is a lower bound. Ids that are no column, such as the
-      ``layer`` of an operator, are entries, too.
+      unknown. ``at_least`` lists the columns in which the figure is a lower bound. Ids that are not a column, such as
+      the ``layer`` of an operator, are entries, too.
     - ``sentences``: all other text, in the order of the report.
     """
     parts = [*tables_and_sentences(content)]

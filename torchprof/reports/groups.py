@@ -67,8 +67,8 @@ def patterns(
     """A row for the same layer of every block: ``Net.layers.*.mlp`` for ``Net.layers.0.mlp``, ``Net.layers.1.mlp``, …
 
     Layers are one row if their paths differ in numbers alone, and their class, its settings and the types of their
-    parameters are equal. Besides the sums there are the smallest, the median and the largest of the layers in the
-    column that sorts the table, and which layer is the largest. Options and errors are those of "types".
+    parameters are equal. In addition to the sums there are the smallest, the median and the largest of the layers in
+    the column that sorts the table, and which layer is the largest. Options and errors are those of "types".
     """
     groups = by_pattern(run)
     texts: list[dict[str, Sequence[str]]] = [

@@ -60,7 +60,7 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
     ``beside``: other runs by name; a control of the page switches between the runs. Layers with the same path are one
     layer. The page needs no network and no server, and works in any browser of May 2023 or later.
 
-    Raises TorchprofError if a value of ``beside`` is no run.
+    Raises TorchprofError if a value of ``beside`` is not a run.
     """
     if not isinstance(beside, (Mapping, NoneType)):
         raise TorchprofError(f'beside= is {beside!r:.60}, not other runs by name. Write {{"with AMP": run}}.')

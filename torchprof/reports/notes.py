@@ -26,9 +26,9 @@ headline show them directly below it."""
 
 
 def legend(text: str) -> list[str]:
-    """A line for each sign of ``LEGEND`` that stands alone in a printed text, and that the text does not explain.
+    """A line for each sign of ``LEGEND`` that is alone in a printed text, and that the text does not explain.
 
-    A dash in a range, as in "0–9", is no sign.
+    A dash in a range, as in "0–9", is not a sign.
     """
     width = max(map(len, LEGEND))
     return [

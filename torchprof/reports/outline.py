@@ -60,7 +60,7 @@ def _size(row: Entry, sizes: Mapping[int, float]) -> float:
 
 
 def _operators(line: Entry) -> int:
-    """How many rows of labels and operators stand under a layer's."""
+    """How many rows of labels and operators are under a layer's."""
     return sum(1 + _operators(op) for op in line.ops)
 
 

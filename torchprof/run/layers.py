@@ -77,7 +77,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 class Layers(tuple[Layer, ...]):
     """The layers of a run, parents before children, as a tree. Equal to a tuple of the same layers.
 
-    Other values refer to a layer by its index here; a negative number is no layer (``OUTSIDE``, ``NOT_SELECTED``).
+    Other values refer to a layer by its index here; a negative number is not a layer (``OUTSIDE``, ``NOT_SELECTED``).
     Properties are computed at first use and cached.
     """
 

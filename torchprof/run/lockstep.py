@@ -16,7 +16,7 @@ GAP = "gap"
 STEP = "step"
 EXCHANGES = "exchanges"
 NO_LAST_RANK = -1
-"""Stands in place of a rank number if several ranks took equally long, so none of them was the last."""
+"""In place of a rank number if several ranks took equally long, so none of them was the last."""
 
 
 class GroupOfRanks(NamedTuple):

@@ -78,7 +78,7 @@ LAUNCHED_BEFORE = "(launched before the recording)"
 """The label of kernels that ran in the recording but were launched before it began, by an earlier step or a warm-up.
 They count for no layer, not for ``(outside)``, and in no step, share, comparison or work of a rank."""
 BEFORE = -(1 << 63)
-"""Stands in place of the number of the launching op of a kernel that was launched before the recording began."""
+"""In place of the number of the launching op of a kernel that was launched before the recording began."""
 
 GARBAGE_COLLECTION = "garbage collection"
 """The name of the frames of Python's garbage collections, whatever they interrupt."""
@@ -133,7 +133,7 @@ def is_left_over(frames: Sequence[Frame]) -> bool:
 
 def phase_of(layer: int, phase: str) -> str:
     """The phase of work by the index of its layer: ``OTHER`` in place of forward for work outside all layers. In sums,
-    columns and filters by phase it stands with the forward."""
+    columns and filters by phase it is with the forward."""
     return OTHER if layer == OUTSIDE and phase == FORWARD else phase
 
 

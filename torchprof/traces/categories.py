@@ -26,7 +26,7 @@ GROUPS = {
     "Trace": SESSION,
 }
 """The group of each of Kineto's categories, in all its versions. The categories of runtimes have the names of their
-devices: see ``RUNTIMES``. Other categories are no work: copies of ranges on a device's timeline, waits of one stream
+devices: see ``RUNTIMES``. Other categories are not work: copies of ranges on a device's timeline, waits of one stream
 for another, the profiler's overhead."""
 RUNTIMES = {"cuda": "cuda", "xpu": "xpu", "mtia": "mtia", "musa": "musa", "privateuse1": "privateuse1"}
 """The device kind by the first part of a runtime's category, which ends in ``_runtime`` or ``_driver``. HIP has the

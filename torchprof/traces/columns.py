@@ -92,7 +92,7 @@ class Columns:
         """Let a range that ends shortly after the start of the next one on its thread end there: times are rounded.
 
         Otherwise the next one would be inside it. That is so if both last longer without the time that they share, and
-        if that is below 1 us. ``threads``: by lane. ``is_left_out``: by name, whether an event is no range of its
+        if that is below 1 us. ``threads``: by lane. ``is_left_out``: by name, whether an event is not a range of its
         thread.
         """
         starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name

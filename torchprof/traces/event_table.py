@@ -257,7 +257,7 @@ class EventTable:
         self.session = min(first, start), max(last, start + ns)
 
     def _name(self, group: str, name: Any) -> int:
-        """The number of a name in a group. Raises TypeError if it is no string."""
+        """The number of a name in a group. Raises TypeError if it is not a string."""
         if type(name) is not str:
             raise TypeError
         number = self._numbers_of[group].setdefault(name, len(self.names))

@@ -45,7 +45,7 @@ class TraceFile:
     ``header``: the top level of the file without its events, from before and after them; the last value of a repeated
     key. ``warnings``: what is missing. Both are complete after the last piece.
 
-    Some invalid JSON is read, too. UTF-16 is recognized. Bytes that are no UTF-8 are replaced. A value ``nan`` or
+    Some invalid JSON is read, too. UTF-16 is recognized. Bytes that are not UTF-8 are replaced. A value ``nan`` or
     ``inf`` is None. In a string with invalid escapes, as in "C:\\work\\new", all backslashes are literal. An event that
     still cannot be read is left out. If the file was cut off, all complete events are read.
     """
@@ -60,11 +60,11 @@ class TraceFile:
     def pieces(self, progress: Callable[[float], None] | None = None) -> Iterator[list[TraceEvent]]:
         """All events in the order of the file, some dozens at a time, which takes little memory.
 
-        Entries of the list that are no objects are ignored. ``progress`` is called now and then with the fraction of
+        Entries of the list that are not objects are ignored. ``progress`` is called now and then with the fraction of
         the file that was read, from 0 to 1; for a gzip file, the fraction of its compressed bytes.
 
-        Raises OSError if the file cannot be read, and TorchprofError if it is empty, is no trace of torch.profiler, or
-        ends before its first event.
+        Raises OSError if the file cannot be read, and TorchprofError if it is empty, is not a trace of torch.profiler,
+        or ends before its first event.
         """
         self.header, self.warnings = {}, []
         self._read = self._lost = self._first_lost = 0
@@ -169,7 +169,7 @@ class TraceFile:
         text.at += 1
 
     def _one_by_one(self, text: JsonText) -> list[TraceEvent]:
-        """The complete events in the text that was read so far, each decoded by itself.
+        """The complete events in the text that was read so far, each decoded separately.
 
         Used if they cannot be decoded as one piece, and for the end of the list. Reads more if no event is complete.
         Raises EOFError if the file ends before an event is complete.

@@ -1,4 +1,4 @@
-"""The header of a trace: everything in the file besides its events."""
+"""The header of a trace: everything in the file but its events."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class JsonText:
     def value(self) -> Any:
         """Decode the value at ``at``, repaired if needed, and step behind it.
 
-        Raises EOFError if the text that was read so far ends inside it, and ValueError if it is no value.
+        Raises EOFError if the text that was read so far ends inside it, and ValueError if it is not a value.
         """
         while True:
             try:
@@ -201,7 +201,7 @@ class JsonText:
         """The events in the text, without the last one, which may be incomplete. All are decoded at once, for speed.
 
         None if this fails: the list ends in the text, an event is broken, or what looked like the start of an event
-        was none.
+        was not one.
         """
         cut = self._last_event()
         if not cut:

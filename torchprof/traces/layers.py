@@ -130,7 +130,7 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
     - If a module also has calls from outside of all modules, these make no layer: most of them are recomputation by
       activation checkpointing.
     - A wrapper is the same layer as the module in it.
-    - A module with too many places is no layer: a warning names it.
+    - A module with too many places is not a layer: a warning names it.
     """
     parents = {call.name: call.parents for call in calls}
     wrapper_of = dict(wrappers(parents))
@@ -156,10 +156,10 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
     """The layers from the ranges of users: each below the ranges around it. ``calls``: in the order of first calls.
 
     - The ranges that torch sets itself (steps, optimizers, data loaders, collectives) and ranges without an operator
-      are no layers.
+      are not layers.
     - Names that differ only in a number are one layer, with N in place of the number, if there are more than 20 of
       them after a word that counts repetitions ("step 17"), or more than 128 after another word ("block 17").
-    - A range with too many places is no layer: a warning names it.
+    - A range with too many places is not a layer: a warning names it.
     """
     kept = [call for call in calls if call.has_ops and not _is_bookkeeping(call.name)]
     folded = _folded([call.name for call in kept])
@@ -219,7 +219,7 @@ def strip_module_prefix(name: str) -> str:
 def _nearest_kept(
     parents: Iterable[str], kept: Mapping[str, str], around: Mapping[str, tuple[str, ...]]
 ) -> Iterator[str]:
-    """The nearest ranges around that are layers. A range that is no layer is replaced by those around it.
+    """The nearest ranges around that are layers. A range that is not a layer is replaced by those around it.
 
     "" stands for no range.
     """

@@ -45,7 +45,7 @@ def match_modules(
       matches.
     - A callee that is not a submodule of its caller is looked for further down, and then in the whole model.
     - A module that is found nowhere is a layer of its own below its caller, with its name in the trace. Without a
-      matched caller it is no layer.
+      matched caller it is not a layer.
 
     Raises TorchprofError if nothing is found, and if the model always calls much that was never called. The latter is
     not checked if some of the model was ``compiled``: torch.compile shows only the calls at graph breaks.

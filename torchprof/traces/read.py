@@ -81,8 +81,8 @@ def from_trace(
     Does not import torch, unless shapes were recorded or a model is given. A file that was cut off is read as far as
     possible, with a warning.
 
-    Raises TorchprofError for a file that is no trace of torch, for a trace of another model, and for two traces of one
-    rank that are not of one process; OSError as ``open`` does.
+    Raises TorchprofError for a file that is not a trace of torch, for a trace of another model, and for two traces of
+    one rank that are not of one process; OSError as ``open`` does.
     """
     named = [Path(path) for path in ([traces] if isinstance(traces, (str, PathLike)) else traces)]
     files = traces_in(named)
@@ -210,7 +210,7 @@ class _FileRun:
 def _read(
     path: Path, model: ModelPlan | None, with_timeline: bool, progress: Callable[[float], None] | None = None
 ) -> _FileRun:
-    """The run of one file. Raises TorchprofError if it is no trace, has no event, or is of another model."""
+    """The run of one file. Raises TorchprofError if it is not a trace, has no event, or is of another model."""
     wanted: list[Callable[[str], Detail] | None] = []
 
     def detail(name: str) -> Detail:

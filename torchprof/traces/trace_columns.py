@@ -44,7 +44,7 @@ class TraceColumns:
         self._ops, self._calls = self._launchers()
 
     def columns(self, in_backward: Set[tuple[int, int, int]]) -> EventColumns:
-        """``in_backward``: start, thread and number of the name of each labeled range that is no layer."""
+        """``in_backward``: start, thread and number of the name of each labeled range that is not a layer."""
         cpu, base_ns = self._table.cpu, self._base_ns
         sequence, signature = self._ordered(cpu.sequence), self._ordered(cpu.signature)
         numbers: Numbers[EventKind] = Numbers()

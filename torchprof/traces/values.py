@@ -28,7 +28,7 @@ def parse_int(value: Any, default: int | None = None) -> int:
 def encodable_text(value: Any) -> str:
     """A string that UTF-8 can encode; "" for other values.
 
-    JSON can escape half of a surrogate pair, which is no character: it is replaced by "?".
+    JSON can escape half of a surrogate pair, which is not a character: it is replaced by "?".
     """
     return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 

@@ -279,7 +279,7 @@ def is_collection(frames: Sequence[Frame]) -> bool:
 
 
 def shape_of_input(frame: Frame, index: int) -> tuple[int, ...]:
-    """The shape of one input of an op; ``()`` if it was not recorded, is no tensor, or has no dimension."""
+    """The shape of one input of an op; ``()`` if it was not recorded, is not a tensor, or has no dimension."""
     shapes = frame.signature.shapes if frame.signature is not None else ()
     shape = shapes[index] if index < len(shapes) else None
     return tuple(shape) if shape and all(type(size) is int for size in shape) else ()

@@ -265,9 +265,9 @@ def _without_bias(
 
 
 def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, Took]:
-    """The layers that call at least ``number`` of the matching ops in each forward call, on average, beside one for
-    each layer, product and convolution that they call: its activation or residual. Compiled layers are left out, and
-    layers of unknown class: a range of a trace may hold a whole model."""
+    """The layers that call at least ``number`` of the matching ops in each forward call, on average, in addition to one
+    for each layer, product and convolution that they call: its activation or residual. Compiled layers are left out,
+    and layers of unknown class: a range of a trace may hold a whole model."""
     calls = _forward_calls(evidence)
     products = evidence.took(lambda frames: outermost_op(frames) in _SEPARATE, phases=(FORWARD, RECOMPUTE))
     return {

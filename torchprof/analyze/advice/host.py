@@ -135,7 +135,7 @@ def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
 def waits_outside(evidence: Evidence) -> Iterator[Advice]:
     """Waits for a value outside all layers: ``loss.item()`` in each step.
 
-    A ``torch.cuda.synchronize()`` by itself is left out: it belongs to a measurement of time, or to the end of the
+    A ``torch.cuda.synchronize()`` alone is left out: it belongs to a measurement of time, or to the end of the
     recording. Values that torch's optimizers read are left out too. Gain and requirements are as in
     ``waits_in_layers``.
     """

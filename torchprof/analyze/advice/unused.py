@@ -56,7 +56,7 @@ def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
 
 @rule
 def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
-    """Forward calls of a model that record a graph for a backward that does not run, beside others that train:
+    """Forward calls of a model that record a graph for a backward that does not run, and others that train:
     evaluation without ``torch.no_grad()``.
 
     Evidence: the calls of a model with gradients enabled, and how often backward ran through its linear layers,

@@ -32,8 +32,8 @@ def stragglers(times: Sequence[Sequence[int]], whole: float | None = None) -> li
     - It is slow in more steps than by chance. If all ranks are equal, the position of a rank in a step, from 0 for the
       fastest, is uniform (Friedman, *The use of ranks to avoid the assumption of normality implicit in the analysis of
       variance*, JASA 32, 1937), and the sum of the positions is distributed as that of as many dice. For two ranks this
-      is the paired sign test. Over the ranks the false discovery rate is held at ``FALSE_DISCOVERIES`` (Benjamini and
-      Hochberg, *Controlling the false discovery rate*, JRSS B 57, 1995).
+      is the paired sign test. Over the ranks the false discovery rate is limited to ``FALSE_DISCOVERIES`` (Benjamini
+      and Hochberg, *Controlling the false discovery rate*, JRSS B 57, 1995).
 
     If more than half of the ranks would be slow, none is. A rank may take several times as long in single steps without
     being slow: for its positions, a step far above its own median excess counts as its median step.

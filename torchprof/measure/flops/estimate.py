@@ -135,7 +135,7 @@ class Estimate:
     Under ``torch.func.vmap``, an op has the shapes of a single example, and inside it is the same op on the whole
     batch: then the inner op counts. An op that a tensor subclass runs in Python counts as the ops inside it. At its
     first call with some shapes, a ``DTensor`` also tries the op on fake tensors of the whole shape, to learn the shape
-    of the result: this is no work.
+    of the result: this is not work.
 
     A compiled graph counts as the nodes in its text, whatever kernels they were fused into.
 
@@ -404,8 +404,8 @@ class Estimate:
 
     def _is_on_a_part(self, done: _Open) -> bool:
         """Whether an op calls itself on a part of its inputs, as that of a ``DTensor`` does: then the op inside counts,
-        and what has no products beside it (the arithmetic of an exchange). Trials are dropped from ``done.found``: they
-        run on fake tensors."""
+        and what has no products next to it (the arithmetic of an exchange). Trials are dropped from ``done.found``:
+        they run on fake tensors."""
         of_inner = [[count for _, count in done.found[one.start : one.end]] for one in done.inner]
         macs = [sum(count.macs for count in counts) for counts in of_inner]
         real = [at for at, one in enumerate(done.inner) if one.is_same and not one.is_trial]

@@ -120,7 +120,7 @@ class GraphText(NamedTuple):
 
 @lru_cache(maxsize=256)
 def read_graph(text: str) -> GraphText:
-    """Parse the text of a graph. Raises ValueError if it is no such text."""
+    """Parse the text of a graph. Raises ValueError if it is not such a text."""
     try:
         # The class has the name of the graph's, which may be that of a lambda.
         module = ast.parse(re.sub(r"\bclass <lambda>\(", "class GraphModule(", text, count=1))

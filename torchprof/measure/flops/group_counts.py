@@ -61,7 +61,7 @@ class GroupCounts:
 
 def _kind(group: OpGroup) -> _Kind:
     """What makes the counts of groups equal. A function of the user's counts only if it may have a backward: others
-    without a namespace are no operators."""
+    without a namespace are not operators."""
     sequences, first, functions = group.columns.sequence, group.first, group.tree.functions
     if not functions or sequences is None:
         return group.tree, b""

@@ -42,7 +42,7 @@ class Operation:
         return index < len(self) and self._dtypes[index] == ""
 
     def shape(self, index: int) -> Shape:
-        """The shape of an input. Raises ``Unknown`` if it is no tensor, or a tensor without a shape (a nested one)."""
+        """The shape of an input. Raises ``Unknown`` if it is not a tensor, or has no shape (a nested tensor)."""
         if not self.has(index) or self._shapes[index] is None:
             raise Unknown
         shape: Shape = self._shapes[index]
@@ -52,14 +52,14 @@ class Operation:
         return prod(self.shape(index))
 
     def shapes_of_list(self, index: int) -> tuple[Shape, ...]:
-        """The shapes of a list of tensors. Raises ``Unknown`` if the input is no such list."""
+        """The shapes of a list of tensors. Raises ``Unknown`` if the input is not such a list."""
         if index >= len(self) or self._dtypes[index] != "TensorList" or self._shapes[index] is None:
             raise Unknown
         shapes: tuple[Shape, ...] = self._shapes[index]
         return shapes
 
     def scalar(self, index: int) -> Any:
-        """The value of an input that is no tensor; None if it was omitted. Raises ``Unknown`` if not recorded."""
+        """The value of an input that is not a tensor; None if it was omitted. Raises ``Unknown`` if not recorded."""
         if index >= len(self._scalars):
             raise Unknown
         return self._scalars[index]
@@ -155,7 +155,7 @@ def broadcast(shapes: Iterable[Shape]) -> Shape:
 def counts(*names: str, scalars: bool = False, ones: bool = False) -> Callable[[Formula], Formula]:
     """Register a function as the formula of these ops.
 
-    ``scalars``: it reads the values of inputs that are no tensors. ``ones``: it only reads which of them are 0 or 1.
+    ``scalars``: it reads the values of inputs that are not tensors. ``ones``: it only reads which of them are 0 or 1.
     """
 
     def register(formula: Formula) -> Formula:

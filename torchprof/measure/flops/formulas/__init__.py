@@ -2,7 +2,7 @@
 
 A formula returns (multiply-accumulates, other floating-point operations): FLOPs = 2 · MACs + the others. It raises
 ``Unknown`` if the recorded inputs do not determine the work. A complex multiply-accumulate is four real ones. An
-operation on only integers or booleans is no floating-point operation. These files do not import torch.
+operation on only integers or booleans is not a floating-point operation. These files do not import torch.
 """
 
 from __future__ import annotations
