@@ -10,7 +10,7 @@ from torch import nn
 
 import torchprof
 from torchprof import Run
-from torchprof.analyze.groups import UNKNOWN_CLASS, Group, by_class, by_pattern, pattern_of
+from torchprof.analyze.groups import UNKNOWN_CLASS, Group, by_class, pattern_of
 from torchprof.run.cost import Bound, Figure
 from torchprof.run.layers import Layer
 from torchprof.run.words import BACKWARD
@@ -65,20 +65,18 @@ def test_a_class_is_the_sum_of_its_layers_and_what_is_nested_in_itself_counts_on
 
 
 def test_a_pattern_is_the_same_layer_of_every_block() -> None:
-    groups = by_pattern(blocks())
-    assert {name: found for name, found in figures(groups).items() if "*" in name} == {
-        "Net.layers.*": (30, 36, 3),
-        "Net.layers.*.mlp": (6, 6, 3),
-    }
-    # Numbers that do not differ stay, and so do paths of single layers.
-    assert {"Net", "Net.layers", "Net.head", "Net.head.0", "Net.head.0.0"} < {one.name for one in groups}
+    layers = blocks().layers
+    named = {layer.name: number for layer, number in zip(layers, layers.alike)}
+    for below in ("", ".mlp"):
+        assert len({named[f"Net.layers.{block}{below}"] for block in range(3)}) == 1
+    assert len({*named.values()}) == len(layers) - 4
+    # Numbers that do not differ stay.
     assert pattern_of([("a", "0", "b", "1"), ("a", "2", "b", "1")]) == "a.*.b.1"
 
 
 def test_the_self_of_all_groups_is_that_of_all_layers() -> None:
     run = blocks()
-    for groups in (by_class(run), by_pattern(run)):
-        assert sum(one.figures.cost(FORWARD, True).cpu_ns for one in groups) == sum(run.rows.columns["cpu_ns"]) - 7
+    assert sum(one.figures.cost(FORWARD, True).cpu_ns for one in by_class(run)) == sum(run.rows.columns["cpu_ns"]) - 7
 
 
 def test_a_layer_that_was_never_called_adds_nothing_and_alone_is_unknown() -> None:
@@ -92,7 +90,7 @@ def test_a_layer_that_was_never_called_adds_nothing_and_alone_is_unknown() -> No
 def test_a_layer_that_may_have_run_in_a_compiled_region_makes_the_sum_a_lower_bound() -> None:
     inlined = [replace(layer, compiled=layer.name == "Net.layers.1.mlp") for layer in LAYERS]
     run = run_of([row(INDEX["Net.layers.0.mlp"], cpu_ns=5)], layers=inlined)
-    [group] = [one for one in by_pattern(run) if one.name == "Net.layers.*.mlp"]
+    [group] = [one for one in by_class(run) if one.name == "Linear"]
     assert FORWARD in group.figures.incomplete and FORWARD in group.figures.incomplete_self
     assert group.figures.number_of_calls() == Figure(1, Bound.AT_LEAST)
 
@@ -101,7 +99,7 @@ def test_the_calls_of_layers_inside_compiled_code_are_unknown_together_too() -> 
     """Their kernels are theirs, but nobody called them."""
     inlined = [replace(layer, compiled=layer.name.endswith(".mlp")) for layer in LAYERS]
     run = run_of([row(INDEX[f"Net.layers.{at}.mlp"], cpu_ns=5, calls=0) for at in range(3)], layers=inlined)
-    [group] = [one for one in by_pattern(run) if one.name == "Net.layers.*.mlp"]
+    [group] = [one for one in by_class(run) if one.name == "Linear"]
     assert group.figures.cost(FORWARD).cpu_ns == 15
     assert group.figures.number_of_calls().bound is Bound.UNKNOWN
 
@@ -119,11 +117,3 @@ def test_classes_of_a_recorded_model_by_torchs_own_count() -> None:
     for kind in ("Linear", "BatchNorm1d", "ReLU"):
         count = sum(type(module).__name__ == kind for module in model.modules())
         assert (len(groups[kind].members), groups[kind].figures.calls) == (count, count)
-    patterns = {one.name: len(one.members) for one in by_pattern(prof.run)}
-    assert patterns == {
-        "Sequential": 1,
-        "Sequential.*": 5,
-        "Sequential.*.0": 5,
-        "Sequential.*.1": 5,
-        "Sequential.*.2": 5,
-    }

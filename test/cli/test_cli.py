@@ -241,7 +241,7 @@ def test_all_names_of_files_are_checked_before_anything_runs(net: Path, capsys: 
     (net / "taken.json").mkdir()
     names = ["run.json", "run.out", "no/run.json", "taken.json", "a.md", f"{net}/./a.md", "a.md"]
     options = [word for name in names for word in ("-o", name)]
-    for command in (["profile", "net.py:broken"], ["show", "nowhere.json"], ["merge", "nowhere.json"]):
+    for command in (["profile", "net.py:broken"], ["show", "nowhere.json"]):
         assert main([*command, *options]) == 2
         lines = capsys.readouterr().err.splitlines()
         assert lines[0].startswith("torchprof: -o 'run.out' does not say by its ending")
@@ -284,7 +284,7 @@ def test_after_ctrl_c_there_is_a_report_and_no_traceback(
 
 
 def test_ctrl_c_in_commands_that_record_nothing_has_no_traceback(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["flops", "net.py:stopped"], ["trace", str(TRACE), "--model", "net.py:stopped"]):
+    for command in (["flops", "net.py:stopped"], ["show", str(TRACE), "--model", "net.py:stopped"]):
         assert main(command) == 130
         assert capsys.readouterr() == ("", "torchprof: interrupted (Ctrl-C).\n")
 
@@ -711,12 +711,12 @@ def test_trace_of_two_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         there["traceEvents"] = [*trace["traceEvents"], *({**kernel, "ts": start + 100 * at} for at in range(rank + 1))]
         (tmp_path / f"rank{rank}.json").write_text(json.dumps(there))
     files = [str(tmp_path / f"rank{rank}.json") for rank in range(2)]
-    assert main(["trace", *files]) == 0
+    assert main(["show", *files]) == 0
     printed = capsys.readouterr().out
     assert "cuda:0 of rank 0 was idle for" in printed
     assert "cuda:0 of rank 1 was idle for" in printed
     assert "| 150.000us |" in printed, "of both: one kernel of 50 us, and two"
-    assert main(["trace", *files, "--report", "kernels"]) == 0
+    assert main(["show", *files, "--report", "kernels"]) == 0
     assert "cuda:0 of rank 1 was busy for 100.000us" in capsys.readouterr().out
 
 
@@ -737,7 +737,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
 
 
 def test_merge_compares_the_ranks_and_writes_one_run(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["merge", "rank3.json", "rank0.json", "rank1.json", "-o", "all.json.gz", "-o", "table.md"]) == 0
+    assert main(["show", "rank3.json", "rank0.json", "rank1.json", "-o", "all.json.gz", "-o", "table.md"]) == 0
     merged = torchprof.load("all.json.gz")
     assert merged == torchprof.merge(ranks)
     assert merged.tree().total.cpu_ns == 1100 * (1 + 2 + 3)
@@ -747,12 +747,12 @@ def test_merge_compares_the_ranks_and_writes_one_run(ranks: list[Run], capsys: p
     assert titles[:2] == ["The ranks", "Where the time goes"]
     table = merged.report("ranks").split("\n\n")[0]
     assert f"\nThe ranks\n=========\n{table}\n" in printed
-    assert main(["merge", "all.json.gz", "--report", "ranks"]) == 0
+    assert main(["show", "all.json.gz", "--report", "ranks"]) == 0
     assert capsys.readouterr().out == merged.report("ranks") + "\n"
     assert "sums over ranks 0, 1 and 3" in Path("table.md").read_text()
-    assert main(["merge", "rank0.json", "rank1.json", "--report", "tree", "--depth", "0"]) == 0
+    assert main(["show", "rank0.json", "rank1.json", "--report", "tree", "--depth", "0"]) == 0
     assert "3.300us" in capsys.readouterr().out
-    assert main(["merge", "all.json.gz", "--summary"]) == 0
+    assert main(["show", "all.json.gz", "--summary"]) == 0
     assert capsys.readouterr().out == merged.report("summary") + "\n"
 
 
@@ -799,7 +799,7 @@ def test_merge_reads_traces_and_saved_runs_in_any_mix(tmp_path: Path, capsys: py
     expected = torchprof.from_trace(files)
     torchprof.from_trace(files[1]).save(files[1])
     merged = str(tmp_path / "merged.json")
-    assert main(["merge", *files, "--jobs", "2", "-o", merged, "--report", "tree"]) == 0
+    assert main(["show", *files, "--jobs", "2", "-o", merged, "--report", "tree"]) == 0
     assert torchprof.load(merged) == expected
 
 
@@ -827,7 +827,7 @@ def test_merge_reports_bad_input(
     replace(ranks[0], metas=(replace(ranks[0].meta, rank=5, world_size=8),), rows=run_of([]).rows).save("other.json")
     Path("broken.json").write_text(Path("rank1.json").read_text()[:500])
     Path("broken.json.gz").write_bytes(gzip.compress(b"no run")[:-9])
-    assert main(["merge", *arguments]) == 2
+    assert main(["show", *arguments]) == 2
     printed = capsys.readouterr()
     assert [word for word in says if word not in printed.err] == []
     assert printed.out == ""
@@ -839,13 +839,13 @@ def test_merge_explains_how_traces_get_the_number_of_their_rank(
     """Two traces without rank numbers: recorded at the same time, and one after the other."""
     trace = json.loads(gzip.decompress(TRACE.read_bytes()))
     (tmp_path / "b.json").write_text(json.dumps(trace))
-    assert main(["merge", str(TRACE), str(tmp_path / "b.json"), "--jobs", "1"]) == 2
+    assert main(["show", str(TRACE), str(tmp_path / "b.json"), "--jobs", "1"]) == 2
     assert '"distributedInfo": {"rank": 1, "world_size": 2}' in capsys.readouterr().err
 
 
 def test_merge_with_add_cycles_adds_the_cycles_of_a_rank(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
     ranks[0].save("again.json")
-    assert main(["merge", "rank0.json", "rank1.json", "again.json", "--add-cycles", "-o", "all.json"]) == 0
+    assert main(["show", "rank0.json", "rank1.json", "again.json", "--add-cycles", "-o", "all.json"]) == 0
     merged = torchprof.load("all.json")
     assert [meta.cycles for meta in merged.metas] == [2, 1]
     assert merged.tree().total.cpu_ns == 1100 * (1 + 2 + 1)
@@ -854,21 +854,10 @@ def test_merge_with_add_cycles_adds_the_cycles_of_a_rank(ranks: list[Run], capsy
 def test_merge_of_saved_runs_imports_no_torch(ranks: list[Run]) -> None:
     code = (
         "import sys\nfrom torchprof.cli import main\n"
-        "main(['merge', 'rank0.json', 'rank1.json'])\nprint('torch' in sys.modules)"
+        "main(['show', 'rank0.json', 'rank1.json'])\nprint('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.splitlines()[-1] == "False"
-
-
-def test_show_trace_and_merge_print_the_same(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
-    for files in (["rank0.json"], ["rank0.json", "rank1.json"], [str(TRACE)]):
-        for options in ([], ["--report", "tree"], ["--depth", "1"], ["--rank", "0", "--summary"]):
-            printed = set()
-            for command in ("show", "trace", "merge"):
-                assert main([command, *files, *options]) == 0
-                printed.add(capsys.readouterr())
-            [(out, err)] = printed
-            assert out and not err
 
 
 def test_show_opens_a_trace_and_merges_several_files(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
@@ -899,14 +888,14 @@ def test_show_opens_a_trace_and_merges_several_files(ranks: list[Run], capsys: p
 
 
 def test_trace_reports_errors_before_it_prints_anything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", str(TRACE), "--sort-by", "nothing"]) == 2
+    assert main(["show", str(TRACE), "--sort-by", "nothing"]) == 2
     printed = capsys.readouterr()
     assert "nothing" in printed.err
     assert printed.out == ""
 
 
 def test_trace_prints_memory_over_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", str(TRACE), "--report", "memory"]) == 0
+    assert main(["show", str(TRACE), "--report", "memory"]) == 0
     assert "with_timeline" not in capsys.readouterr().out
 
 
@@ -918,8 +907,8 @@ def test_json_is_the_data_of_the_chosen_report_and_all_of_stdout(net: Path, caps
         ["profile", "net.py:Net", "--input", "3,8"],
         ["flops", "net.py:Net", "--input", "3,8"],
         ["show", "again.json"],
-        ["trace", str(TRACE)],
-        ["merge", "again.json"],
+        ["show", str(TRACE)],
+        ["show", "again.json"],
     ):
         for options, name, expected in (
             ([], "overview", {}),

@@ -29,15 +29,16 @@ from torch.profiler import record_function
 import torchprof
 from torchprof import TorchprofError, reports
 from torchprof.analyze.operators import operators
-from torchprof.analyze.records import Table, records_of
+from torchprof.analyze.records import Table, layer_name, records_of
 from torchprof.analyze.stacks import stacks
 from torchprof.reports import report
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
+from torchprof.run.lockstep import range_in_words
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import PHASES, phase_of
+from torchprof.run.words import PHASES, Frame, phase_of
 
 BACKWARD, RECOMPUTE = PHASES[1:]
 EVERYTHING = tuple(name for name in FIELDS if name != "collective_ns")  # it is in no export
@@ -638,8 +639,25 @@ def test_the_width_of_a_box_is_the_total_of_its_layer_or_operator(made_by: Calla
     assert seen == 2 * (made_by is checkpointed_run)
 
 
+def lines_of_stacks(run: Run, measure: str) -> list[str]:
+    """A line ``phase;Net;layer;operator value`` for each stack, sorted."""
+    lines = []
+    for (_, phase), weights in stacks(run, measure).items():
+        for stack, weight in weights.items():
+            steps = [
+                range_in_words(step.kind, step.name)
+                if isinstance(step, Frame)
+                else run.layers[step].path[-1]
+                if step >= 0
+                else layer_name(run, step)
+                for step in stack
+            ]
+            lines.append(f"{';'.join([phase, *steps])} {weight}")
+    return sorted(lines)
+
+
 def test_stacks_lead_from_the_model_inward() -> None:
-    assert sorted(device_run().report("folded", measure="cpu_ns").splitlines()) == sorted(
+    assert lines_of_stacks(device_run(), "cpu_ns") == sorted(
         [
             "forward;step (label);Net 100",
             "forward;step (label);Net;a;aten::mm 70",
@@ -655,67 +673,28 @@ def test_stacks_lead_from_the_model_inward() -> None:
     )
 
 
-def test_folded_has_device_time_if_it_was_measured_else_cpu_time(real: Run) -> None:
-    assert sorted(device_run().report("folded").splitlines()) == [
-        "forward;(outside);copy 33",
-        "forward;step (label);Net;a;aten::mm;gemm<float, 4> 500",
-    ]
-    assert real.report("folded") == real.report("folded", measure="cpu_ns")
-    assert real.report("folded") != real.report("folded", measure="flops")
-
-
 def test_an_operator_of_another_phase_is_not_around_a_recomputed_layer() -> None:
     within = (Around(1, BACKWARD, (label("mine"), op("CheckpointBackward"))),)
     run = run_of(
         [row(1, op("CheckpointBackward"), phase=BACKWARD, cpu_ns=1), row(2, phase=RECOMPUTE, within=within, cpu_ns=5)]
     )
-    assert run.report("folded") == "backward;Net;a;CheckpointBackward 1\nrecompute;mine (label);Net;b 5\n"
-
-
-# How flamegraph.pl reads a line: a stack and a number; a number before that one is of a differential flame graph.
-LINE = re.compile(r"^(.*)\s+?(\d+(?:\.\d*)?)$")
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_flamegraph_pl_reads_the_names_of_folded_stacks(name: str, tmp_path: Path) -> None:
-    run = run_of([row(1, op(name), cpu_ns=12), row(1, op(name), op("inner"), cpu_ns=30)])
-    layers = (Layer(("Net",), "Net"), Layer(("Net", name), "Net"))
-    run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
-    run.export(tmp_path / "run.folded")
-    lines = (tmp_path / "run.folded").read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 2
-    found = []
-    for line in lines:
-        stack, value = LINE.match(line).groups()
-        assert LINE.match(stack) is None
-        found.append((stack.split(";"), int(value)))
-    (outer, own), (inner, rest) = found
-    assert (own, rest) == (12, 30)
-    assert inner == [*outer, "inner"]
-    assert outer[:2] == [FORWARD, "Net"]
-    assert outer[2] == outer[3]
-    assert len(outer) == 4
-
-
-def test_folded_names_the_ranks_if_there_are_several() -> None:
-    lines = two_ranks().report("folded", measure="cpu_ns").splitlines()
-    assert "rank_0;backward;Net;a;MmBackward 40" in lines
-    assert "rank_2;backward;Net;a;MmBackward 120" in lines
-    assert len(lines) == 20
+    assert lines_of_stacks(run, "cpu_ns") == [
+        "backward;Net;a;CheckpointBackward 1",
+        "recompute;mine (label);Net;b 5",
+    ]
 
 
 def test_stacks_of_a_measure_that_was_not_recorded_are_refused(real: Run) -> None:
     with pytest.raises(TorchprofError, match=r"no measure 'cpu'.*cpu_ns"):
-        real.report("folded", measure="cpu")
+        stacks(real, "cpu")
     with pytest.raises(TorchprofError, match=r"'device_ns' was not measured.*cpu_ns"):
-        real.report("folded", measure="device_ns")
+        stacks(real, "device_ns")
     nothing = run_of([], measured=())
-    for name in ("folded", "speedscope"):
-        with pytest.raises(TorchprofError, match=r"[Nn]othing"):
-            nothing.report(name)
+    with pytest.raises(TorchprofError, match=r"[Nn]othing"):
+        nothing.report("speedscope")
     damaged = run_of([row(0, cpu_ns=-4)])
     with pytest.raises(TorchprofError, match="less than 0"):
-        damaged.report("folded")
+        stacks(damaged, "cpu_ns")
 
 
 def weights_of(document: dict[str, Any]) -> dict[str, dict[tuple[str, ...], int]]:
@@ -778,7 +757,7 @@ def test_each_stack_of_speedscope_has_its_own_weight(real: Run) -> None:
 
 def test_calls_on_different_shapes_are_one_box() -> None:
     run = run_of([row(0, op("aten::mm", (2, 3)), cpu_ns=1), row(0, op("aten::mm", (4, 5)), cpu_ns=2)])
-    assert run.report("folded") == "forward;Net;aten::mm 3\n"
+    assert lines_of_stacks(run, "cpu_ns") == ["forward;Net;aten::mm 3"]
     assert len(json.loads(run.report("speedscope"))["shared"]["frames"]) == 2
 
 
@@ -899,25 +878,6 @@ def test_speedscope_shows_hostile_names_unchanged(
         assert without_share(found)[f"Net.{name}"] == ("2.00ns", "0.00ns")
         assert without_share(found)[f"{name} (label)"] == ("2.00ns", "2.00ns")
     assert (tab.errors, tab.requests) == ([], [])
-
-
-def test_speedscope_reads_the_folded_stacks_too(
-    open_tab: Callable[..., Tab],  # noqa: F811
-    speedscope: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    device_run().export(tmp_path / "net.folded", measure="cpu_ns")
-    tab = open_speedscope(open_tab, speedscope)
-    _, found = shown(tab, tmp_path / "net.folded")
-    numbers = without_share(found)
-    assert (numbers["forward"], numbers["backward"]) == (("255", "0"), ("40", "0"))
-    assert numbers["Net"] == ("283", "100")
-    assert numbers["step (label)"] == ("179", "0")
-    hostile_run().export(tmp_path / "hostile.folded")
-    _, found = shown(open_speedscope(open_tab, speedscope), tmp_path / "hostile.folded")
-    assert without_share(found)["ends in_5"] == ("2", "0")
-    assert without_share(found)["semi:colon (label)"] == ("2", "2")
-    assert without_share(found)["Net"] == (str(1 + 2 * len(HOSTILE)), "1")
 
 
 # The registry and the page

@@ -34,17 +34,6 @@ def by_class(run: Run) -> list[Group]:
     return [Group(kind, kind, summed_figures([*members.values()], [*members]), members) for kind, members in groups]
 
 
-def by_pattern(run: Run) -> list[Group]:
-    """A group for all layers that are alike: ``Net.layers.*.mlp`` for that of all blocks.
-
-    A number that is the same in all paths of a group stays. A layer that is like no other has its own path as name.
-    """
-    groups = _grouped(run, run.layers.alike)
-    return [
-        Group(pattern_of([*members]), kind, summed_figures([*members.values()]), members) for kind, members in groups
-    ]
-
-
 def pattern_of(paths: Sequence[_Path]) -> str:
     """The dotted path that fits all of these, which are equally long: ``*`` for a step in which they differ."""
     return ".".join(steps[0] if len(set(steps)) == 1 else "*" for steps in zip(*paths))

@@ -54,18 +54,6 @@ def measured(run: Run) -> list[str]:
     return [name for name in FIELDS if name in known]
 
 
-def usual(run: Run) -> str:
-    """The default measure: device time if it was measured, else CPU time, else FLOPs, else the first that was measured.
-
-    Raises TorchprofError if nothing was measured.
-    """
-    known = measured(run)
-    for name in ("device_ns", "cpu_ns", "flops", *known):
-        if name in known:
-            return name
-    raise TorchprofError("Nothing was measured in this run, so there are no stacks to show.")
-
-
 def _with_surroundings(path: Stack, within: Sequence[Around], phase: str) -> Stack:
     """A path with the operators and labels that its layers were called in. Operators of another phase are left out;
     labels have no phase."""

@@ -43,7 +43,6 @@ More
   torchprof show run.json -o report.html      the run as a page, a table, a flame graph, a timeline
   torchprof show run.json --json              a report as data
   torchprof completion bash                   completion of commands and options in the shell
-  torchprof trace, torchprof merge            the same as torchprof show
 """
 
 

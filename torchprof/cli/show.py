@@ -1,4 +1,4 @@
-"""``torchprof show``: show saved runs and traces. ``trace`` and ``merge`` are the same command."""
+"""``torchprof show``: show saved runs and traces."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from torchprof.errors import TorchprofError
 if TYPE_CHECKING:
     from torchprof.cli.options import Commands
 
-_SAME = ("trace", "merge")
-
 _EPILOG = """\
 FILE is a saved run (run.json), a trace of torch.profiler (trace.json), either gzipped, or a folder of them. Several
 files make one run: the ranks of a job, or the cycles of one process. With several ranks, the ranks are shown first.
@@ -45,40 +43,35 @@ examples:
 
 
 def add_to(commands: Commands) -> None:
-    for name in ("show", *_SAME):
-        parser = commands.add_parser(
-            name,
-            help="the same as show" if name in _SAME else "show saved runs and traces, several as one",
-            usage=f"torchprof {name} FILE [FILE ...] [options]",
-            description="Show saved runs and traces of torch.profiler; several make one run. Saved runs need no torch.",
-            epilog=_EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        parser.add_argument("files", nargs="+", metavar="FILE", help="saved runs, traces, or folders of them")
-        add_report_options(parser)
-        add_table_options(parser)
-        add_json_option(add_output_option(parser))
-        several = parser.add_argument_group("several ranks or cycles")
-        several.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
-        several.add_argument("--add-cycles", action="store_true", help="add up saved runs of one rank, in this order")
-        traces = parser.add_argument_group("traces")
-        traces.add_argument("--model", metavar="SPEC", help=f"the model: {SPECS}")
-        traces.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments that make the model")
-        traces.add_argument(
-            "--input",
-            action="append",
-            default=[],
-            metavar="INPUT",
-            help="a tensor that --model is called with: 32,3,224,224; once for each, if the trace names no layers",
-        )
-        traces.add_argument(
-            "--call-kwargs", default="{}", metavar="JSON", help="arguments of that call other than tensors"
-        )
-        traces.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers: features.0, layer.*")
-        traces.add_argument(
-            "--jobs", type=whole_number, metavar="N", help="read with N processes (default: one per CPU)"
-        )
-        parser.set_defaults(execute=execute, method="forward", dtype=None)
+    parser = commands.add_parser(
+        "show",
+        help="show saved runs and traces, several as one",
+        usage="torchprof show FILE [FILE ...] [options]",
+        description="Show saved runs and traces of torch.profiler; several make one run. Saved runs need no torch.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="saved runs, traces, or folders of them")
+    add_report_options(parser)
+    add_table_options(parser)
+    add_json_option(add_output_option(parser))
+    several = parser.add_argument_group("several ranks or cycles")
+    several.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
+    several.add_argument("--add-cycles", action="store_true", help="add up saved runs of one rank, in this order")
+    traces = parser.add_argument_group("traces")
+    traces.add_argument("--model", metavar="SPEC", help=f"the model: {SPECS}")
+    traces.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments that make the model")
+    traces.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="INPUT",
+        help="a tensor that --model is called with: 32,3,224,224; once for each, if the trace names no layers",
+    )
+    traces.add_argument("--call-kwargs", default="{}", metavar="JSON", help="arguments of that call other than tensors")
+    traces.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers: features.0, layer.*")
+    traces.add_argument("--jobs", type=whole_number, metavar="N", help="read with N processes (default: one per CPU)")
+    parser.set_defaults(execute=execute, method="forward", dtype=None)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -61,6 +61,6 @@ def _of_one_rank(run: Run) -> str:
     missing = f" {ranks_in_words(run.missing_ranks).capitalize()} gave no run, or was not merged." if of else ""
     return (
         f"This run has only rank {meta.rank}{of}: there is no other rank to compare.{missing} torchprof.merge, or "
-        "`python -m torchprof merge` with the files of all ranks, makes one run of them; prof.gather() does so inside "
+        "`torchprof show` with the files of all ranks, makes one run of them; prof.gather() does so inside "
         "of the job."
     )
