@@ -116,8 +116,8 @@ def test_without_steps_times_are_of_a_cycle_or_of_all() -> None:
 
 def test_a_single_rank_is_not_compared() -> None:
     assert of_work(1000).report("ranks") == (
-        "This run has only rank 0: there is no other rank to compare. torchprof.merge, or `torchprof show` with the files "
-        "of all ranks, makes one run of them; prof.gather() does so inside of the job."
+        "This run has only rank 0: there is no other rank to compare. torchprof.merge, or `torchprof show` with the "
+        "files of all ranks, makes one run of them; prof.gather() does so inside of the job."
     )
     assert "only rank 0, of the 8 of the job: there is no other rank to compare. Ranks 1 to 7 gave no run" in of_work(
         1000, world_size=8

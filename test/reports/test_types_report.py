@@ -49,8 +49,9 @@ def test_without_a_phase_all_phases_add_up(blocks: Run) -> None:
 
 def test_the_largest_come_first_and_the_others_are_counted(blocks: Run) -> None:
     table = blocks.report("types", sort_by="calls", row_limit=2)
-    assert len(cells(table)) == 2 and "rows are hidden: shown are the 2 largest by Calls." in table
-    assert [int(cell[-1]) for cell in cells(table)] == sorted((int(cell[-1]) for cell in cells(table)), reverse=True)
+    assert len(cells(table)) == 2 and "1 row is hidden: shown are the 2 largest by Calls." in table
+    calls = [int(cell[-1]) for cell in cells(table)]
+    assert calls == sorted(calls, reverse=True)
 
 
 @pytest.mark.parametrize(
