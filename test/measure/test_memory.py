@@ -23,6 +23,7 @@ from build.events import memory as memory_event
 from build.examples import examples
 from build.libraries import usable_transformers
 from build.models import Checkpointed, Mlp, Raises
+from build.texts import format_memory
 from build.warnings import caveats
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +40,6 @@ from torchprof.measure.assemble import attribution_of
 from torchprof.measure.live_memory import NOT_MEASURED, Freed, LiveMemory, add_frees, allocators_between
 from torchprof.measure.memory import Allocations
 from torchprof.record.model_memory import held_now
-from torchprof.run.cost import format_memory
 from torchprof.run.layers import Layer
 from torchprof.run.memory import KINDS, Held, Memory
 from torchprof.run.meta import Meta

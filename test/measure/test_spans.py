@@ -28,6 +28,7 @@ from build.forests import Paths, sessions
 from build.hand_made import row, run_of
 from build.models import Checkpointed, Holder, Mlp, Raises, Recursive, Several, Tied
 from build.places import ROOT
+from build.texts import format_time
 from build.warnings import caveats
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +41,6 @@ from torchprof.attribute.places import Attributed
 from torchprof.attribute.rule import Attribution
 from torchprof.measure import assemble
 from torchprof.measure.timeline import OpenSpans
-from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.samples import SampleKey
 from torchprof.run.timeline import Lane, Spans, Timeline

@@ -29,6 +29,7 @@ from build.hand_made import cells, headings, kernel, label, op, row, run_of
 from build.hand_made_ranks import everybody, run_of_ranks
 from build.models import Checkpointed, DoublesInside, Holder, Mlp, Recursive, Tied
 from build.page import READ_TABLE, button, choice, data_in
+from build.texts import format_count, format_memory, format_time
 from build.warnings import caveats
 from torch import Tensor, nn
 
@@ -45,7 +46,7 @@ from torchprof.reports.page.data import page_data
 from torchprof.reports.page.layers import traffic_bytes
 from torchprof.reports.page.ranks import sum_of_ranks
 from torchprof.reports.page.tree import Take
-from torchprof.run.cost import AT_LEAST, UNKNOWN, Bound, Cost, Unit, format_count, format_memory, format_time
+from torchprof.run.cost import AT_LEAST, UNKNOWN, Bound, Cost, Unit
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.memory import Held, Memory
@@ -576,7 +577,9 @@ def test_panel_of_each_layer_shows_its_figures_and_operators(name: str, look: Ca
             continue
         seen.add(panel["path"])
         texts = {
-            column.key: column.text(figures[panel["path"]], None) for column in columns if column.heading != "Params"
+            column.key: str(column.text(figures[panel["path"]], None))
+            for column in columns
+            if column.heading != "Params"
         }
         assert panel["figures"] == {key: text for key, text in texts.items() if text != ""}
         if panel["path"] in {layer.name for layer in run.layers}:
@@ -1358,7 +1361,7 @@ def expected_csv(run: Run) -> list[list[str]]:
     for path, figures in all_figures(run).items():
         cells = [path]
         for column in columns:
-            text = column.text(figures, None)
+            text = str(column.text(figures, None))
             cells.append("" if text in ("", UNKNOWN) else repr(column.of(figures)))
         bounds = [column.heading for column in columns if column.figure(figures).bound is Bound.AT_LEAST]
         rows.append([*cells, ", ".join(bounds)])
@@ -1522,7 +1525,7 @@ def test_selected_paths(look: Callable[..., Page]) -> None:
     selected = {".".join(path) for path in run.meta.paths}
     assert selected == {"Net.body", "Net.stem.0"}
     for path in selected | {"(not selected)", "(outside)"}:
-        assert found[path][1:] == [column.text(figures[path], None) for column in columns_of(run)]
+        assert found[path][1:] == [str(column.text(figures[path], None)) for column in columns_of(run)]
     assert found["(not selected)"][1:] != [""] * len(found["(not selected)"][1:])
 
 
@@ -2155,8 +2158,8 @@ class Grown(nn.Module):
 
 def change_of(how: str, change: Any, quantity: Any) -> list[str]:
     """The cells of a quantity on the page: blank if the layer did not exist."""
-    known = [change.figure(side).text(quantity.text) for side in (0, 1)]
-    known.append(UNKNOWN if change.difference is None else quantity.text(change.difference))
+    known = [str(change.figure(side).text(quantity.text)) for side in (0, 1)]
+    known.append(UNKNOWN if change.difference is None else str(quantity.text(change.difference)))
     if change.difference is not None and change.difference > 0:
         known[2] = f"+{known[2]}"
     if how == "added":

@@ -68,7 +68,7 @@ def test_the_figures_of_a_model() -> None:
     assert found["FLOPs"] == f"{total.flops / 2 / 1e6:.2f} M"
     (spread,) = [spread for key, spread in prof.run.samples.items() if key.layer == 0 and key.measure == "cpu_ns"]
     assert found["Throughput"] == f"{2 / spread.median * 1e9:,.2f} samples/s (2, the first size of the first input)"
-    assert found["FLOP/s (mean)"] == format_count(total.flops / total.cpu_ns * 1e9)
+    assert found["FLOP/s (mean)"] == str(format_count(total.flops / total.cpu_ns * 1e9))
     # Outputs of the layers without children: 2 of 4,704, 1,176; of 1,600, 400; of 120; 120; 84; 84 and 10 numbers.
     numbers = 2 * (2 * 4_704 + 1_176 + 2 * 1_600 + 400 + 2 * 120 + 2 * 84 + 10)
     assert found["Activations"] == f"{numbers * 4 / 1024:.2f} KB"
@@ -244,7 +244,7 @@ def test_figures_over_calls_of_different_shapes_are_marked(options: dict[str, bo
 def test_figures_over_calls_of_one_shape_are_not_marked() -> None:
     run = of_batches(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), *[3] * 4, with_flops=True)
     assert [row[3:5] for row in cells(run)[1:]] == [["[3, 64]", "[3, 64]"]] * 3
-    assert cells(run)[1][6] == format_count(3 * 4096)
+    assert cells(run)[1][6] == str(format_count(3 * 4096))
     assert "samples/s (3," in stripped(run)["Throughput"]
     assert '"first"' not in run.report("summary") and '"mean"' not in run.report("summary")
 

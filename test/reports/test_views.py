@@ -202,7 +202,8 @@ def text_of_record(record: Mapping[str, Any], column: str) -> str:
     value = record[column]
     if value is None:
         return UNKNOWN
-    text = next((write for unit, write in WRITE.items() if column.endswith(f"_{unit}")), format_count)(int(value))
+    write = next((write for unit, write in WRITE.items() if column.endswith(f"_{unit}")), format_count)
+    text = str(write(int(value)))
     return f"{AT_LEAST} {text}" if column in (record["lower_bounds"] or "").split(", ") else text
 
 
@@ -416,9 +417,9 @@ def test_a_diff_of_a_run_with_itself_shows_only_exact_figures(name: str, look: C
                 if quantity.what != "params":  # parameters belong to the model, not to the work that ran
                     assert (change.before is not None) == (change.after is not None) == is_exact
                 if is_exact:
-                    assert quantity.text(change.before) == cell
+                    assert str(quantity.text(change.before)) == cell
                 if cell.startswith(AT_LEAST):
-                    assert change.figure(0).text(quantity.text) == change.figure(1).text(quantity.text) == cell
+                    assert all(str(change.figure(side).text(quantity.text)) == cell for side in (0, 1))
                 compared += 1
     assert compared
 
@@ -438,7 +439,7 @@ def test_a_diff_of_compiled_runs_is_the_same_in_every_view(look: Callable[[str],
     shown = {".".join(way): cells for way, cells in shown_on(page)}
     at = page.eval_on_selector_all(".head .cell", "all => all.map((one) => one.textContent)").index("CPU total, before")
     for name, change in forward.items():
-        both = [change.figure(side).text(format_time) for side in (0, 1)]
+        both = [str(change.figure(side).text(format_time)) for side in (0, 1)]
         assert shown[name][at - 1 : at + 1] == both
         if name in lines:
             assert lines[name][:2] == both

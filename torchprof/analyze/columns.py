@@ -14,6 +14,7 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import (
     MEASURES,
     Bound,
+    Cell,
     Figure,
     Measure,
     ReportCell,
@@ -86,7 +87,7 @@ class Column:
         known = whole is not None and whole > 0 and self.figure(figures).is_known
         return self.of(figures) / whole if known and whole and not figures.left_over else None
 
-    def text(self, figures: Figures, whole: float | None) -> str:
+    def text(self, figures: Figures, whole: float | None) -> Cell:
         """The text of a cell; with its share of ``whole`` if that is given."""
         return self.figure(figures).text(self.write)
 
@@ -133,7 +134,7 @@ class CostColumn(SelfOrTotalColumn):
     def write(self, value: float) -> ReportCell:
         return self.measure.text(value)
 
-    def text(self, figures: Figures, whole: float | None) -> str:
+    def text(self, figures: Figures, whole: float | None) -> Cell:
         figure = self.figure(figures)
         has_share = self.unit is Unit.TIME and figure.bound is Bound.EXACT and not figures.left_over
         text = figure.text(self.write)

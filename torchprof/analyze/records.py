@@ -32,7 +32,7 @@ from torchprof.run.words import (
     phase_of,
 )
 
-Cell = str | int | None
+RecordValue = str | int | None
 
 _INWARD = " > "  # separates names, from outer to inner
 
@@ -42,7 +42,7 @@ class Table(NamedTuple):
     column."""
 
     columns: dict[str, type]
-    records: list[tuple[Cell, ...]]
+    records: list[tuple[RecordValue, ...]]
 
 
 def records_of(run: Run, of: str = "layers") -> Table:
@@ -74,7 +74,7 @@ def layer_records(run: Run) -> Table:
         **_typed(int, "self_params", "total_params", "self_trainable_params"),
         **_typed(str, "input_shapes", "output_shapes"),
     }
-    records: list[tuple[Cell, ...]] = []
+    records: list[tuple[RecordValue, ...]] = []
     for one in of_ranks(run, [meta.rank for meta in run.metas]):
         for of_layer in _layers_in_phases(one, run.phases()):
             index, phase = of_layer.number, of_layer.phase
@@ -108,7 +108,7 @@ def operator_records(run: Run) -> Table:
         **_typed(int, "calls", *_self_and_total(figures)),
         **_typed(str, "lower_bounds"),
     }
-    records: list[tuple[Cell, ...]] = []
+    records: list[tuple[RecordValue, ...]] = []
     for one in of_ranks(run, [meta.rank for meta in run.metas]):
         for phase in run.phases():
             found_ops = operators_of_layers(one.rows, phase)
@@ -163,7 +163,7 @@ def row_records(run: Run) -> Table:
     measured = {meta.rank: frozenset(meta.measured) for meta in run.metas}
     chains = [_cells_of_frames(frames) for frames in run.rows.frames]
     surroundings = [_surroundings(run, within) for within in run.rows.within]
-    records: list[tuple[Cell, ...]] = []
+    records: list[tuple[RecordValue, ...]] = []
     for at, row in enumerate(run.rows):
         index, chain, within = (run.rows.columns[name][at] for name in ("layer", "frames", "within"))
         own_time = not row.frames
@@ -208,7 +208,7 @@ def _self_and_total(figures: Sequence[Measure]) -> Iterator[str]:
 
 def _values(
     figures: Sequence[Measure], of_row: Figures, phase: str, measured: Set[str], *, of_self_alone: bool = False
-) -> Iterator[Cell]:
+) -> Iterator[RecordValue]:
     """Self and total of each measure, then the names of those columns that hold a lower bound."""
     lower_bounds = []
     for figure in figures:
@@ -227,10 +227,10 @@ class _LayerInPhase(NamedTuple):
 
     number: int
     phase: str
-    names: tuple[Cell, ...]
+    names: tuple[RecordValue, ...]
     calls: int | None
     figures: Figures
-    holds: tuple[Cell, ...]
+    holds: tuple[RecordValue, ...]
 
 
 def _layers_in_phases(run: Run, phases: Sequence[str]) -> Iterator[_LayerInPhase]:
@@ -300,7 +300,7 @@ def _surroundings(run: Run, within: Sequence[Around]) -> str | None:
     return _INWARD.join(steps) or None
 
 
-def _cells_of_frames(frames: Sequence[Frame]) -> tuple[Cell, ...]:
+def _cells_of_frames(frames: Sequence[Frame]) -> tuple[RecordValue, ...]:
     """The cells of a row that its frames give: ``inside``, operator, its kind, input shapes, dtypes, source lines."""
     if not frames:
         return (None, BETWEEN_OPS, "op", None, None, None)

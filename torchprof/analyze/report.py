@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from torchprof.run.cost import Cell
+
 
 @dataclass(frozen=True)
 class ReportTable:
@@ -17,7 +19,7 @@ class ReportTable:
     """
 
     headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[Cell]]
     look: str | None = None
     name: str = ""
     ids: Mapping[str, str | int] = field(default_factory=dict)
@@ -28,7 +30,7 @@ class ReportTable:
         return replace(self, name=name, ids=ids)
 
 
-class Continued(list[str]):
+class Continued(list[Cell]):
     """A row of a table that continues the texts of the row above: that one stands for both in data."""
 
 

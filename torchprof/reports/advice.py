@@ -10,7 +10,7 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.report import Part, ReportTable, Section, spaced
 from torchprof.reports import report
 from torchprof.reports.text import check_number, printable
-from torchprof.run.cost import UNKNOWN, ReportCell, format_memory, format_time
+from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_memory, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME
 
@@ -127,5 +127,5 @@ def place(advice: Advice) -> str:
     return f" in {advice.layer}" + (f" ({len(advice.layers)} layers)" if len(advice.layers) > 1 else "")
 
 
-def _part(write: Callable[[float], str], value: int, whole: int, when: str) -> str:
-    return f"{write(value)} of {write(whole)}{when} ({value / whole:.1%})" if whole else write(value)
+def _part(write: Callable[[float], Cell], value: int, whole: int, when: str) -> str:
+    return f"{write(value)} of {write(whole)}{when} ({value / whole:.1%})" if whole else str(write(value))

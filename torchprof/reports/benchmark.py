@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchprof.analyze.report import ReportTable, Section, stacked
-from torchprof.run.cost import UNKNOWN, format_number, format_rate, format_time
+from torchprof.run.cost import UNKNOWN, Cell, format_number, format_rate, format_time
 
 if TYPE_CHECKING:
     from torchprof.profile.latency import BenchmarkResult, Latency
@@ -24,7 +24,7 @@ def benchmark_table(result: BenchmarkResult) -> Section:
     return stacked([ReportTable(headings, [_cells(row) for row in result.rows]), "", *notes])
 
 
-def _cells(row: Latency) -> list[str]:
+def _cells(row: Latency) -> list[Cell]:
     mean, std, rate = row.mean, row.std, row.samples_per_s
     if mean is None:
         return [format_number(row.batch_size), "out of memory", *[UNKNOWN] * 5]
@@ -37,5 +37,5 @@ def _cells(row: Latency) -> list[str]:
     ]
 
 
-def _time(seconds: float | None) -> str:
+def _time(seconds: float | None) -> Cell:
     return UNKNOWN if seconds is None else format_time(seconds * 1e9)

@@ -6,7 +6,7 @@ from torchprof.analyze.columns import CALLS
 from torchprof.analyze.report import Part, ReportTable
 from torchprof.reports import report
 from torchprof.reports.text import printable
-from torchprof.run.cost import ReportCell, format_number, format_time
+from torchprof.run.cost import Cell, ReportCell, format_number, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD
 
@@ -24,7 +24,7 @@ def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) ->
     Raises TorchprofError for an unknown format.
     """
     headings = ["Module", CALLS, "First call", "Median", "P5 to P95", "Min", "Max"]
-    table = []
+    table: list[list[Cell]] = []
     for key, spread in sorted(run.samples.items()):
         if key.phase != FORWARD or key.measure != "cpu_ns":
             continue

@@ -157,7 +157,7 @@ def _about_layer(run: Run, layer: int, phase: int) -> dict[str, Any]:
     if PHASES[phase] != BACKWARD:
         about["calls in the run"] = calls
     if cost is not None and "cpu_ns" in run.meta.measured:
-        about["self CPU in the run"] = format_time(cost.cpu_ns)
+        about["self CPU in the run"] = str(format_time(cost.cpu_ns))
     return about
 
 

@@ -15,6 +15,7 @@ from torchprof.reports.text import phase_cell, printable
 from torchprof.run.collectives import Collective, collective_of, shows_collective
 from torchprof.run.cost import (
     UNKNOWN,
+    Cell,
     ReportCell,
     as_lower_bound,
     format_count,
@@ -78,19 +79,19 @@ class _Sum:
             self.nbytes += calls * max(known)
 
     @property
-    def bytes_text(self) -> str:
+    def bytes_text(self) -> Cell:
         if not self.sized:
             return UNKNOWN
         return _bounded(format_memory(self.nbytes), self.counted < self.calls)
 
     @property
-    def bandwidth_text(self) -> str:
+    def bandwidth_text(self) -> Cell:
         if not self.ns or not self.nbytes or self.timed < self.calls:
             return UNKNOWN
         rate = self.nbytes * 1e9 / self.ns
         return as_lower_bound(ReportCell(f"{format_count(rate)}B/s", rate, "bytes per second"))
 
-    def texts(self, whole_ns: int) -> list[str]:
+    def texts(self, whole_ns: int) -> list[Cell]:
         """The cells of calls, time, average and share of a whole."""
         if not self.timed:
             return [format_number(self.calls), *[UNKNOWN] * 3]
@@ -126,10 +127,19 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
     present = [names[on_host] for on_host in sorted({use.on_host for use in uses})]
     on, time = (["On"], "Time") if len(present) > 1 else ([], f"{present[0]} time")
 
-    def summed(key: Callable[[_Use], tuple[str, ...]]) -> Iterator[tuple[list[str], _Sum, list[str]]]:
-        """For each row the cells of its key, its sum, and the cells of calls and time."""
-        for (on_host, texts), total in _largest_first(uses, lambda use: (use.on_host, key(use))):
-            yield [*texts, *([names[on_host]] if on else [])], total, total.texts(wholes[on_host])
+    def summed(key: Callable[[_Use], tuple[Cell, ...]]) -> Iterator[tuple[list[Cell], _Sum, list[Cell]]]:
+        """For each row the cells of its key, its sum, and the cells of calls and time. Equal texts are one row."""
+        cells: dict[tuple[bool, tuple[str, ...]], tuple[Cell, ...]] = {}
+
+        def texts_of(use: _Use) -> tuple[bool, tuple[str, ...]]:
+            of_use = key(use)
+            texts = use.on_host, tuple(map(str, of_use))
+            cells.setdefault(texts, of_use)
+            return texts
+
+        for texts, total in _largest_first(uses, texts_of):
+            on_host = texts[0]
+            yield [*cells[texts], *([names[on_host]] if on else [])], total, total.texts(wholes[on_host])
 
     what = ReportTable(
         ["Collective", "Group", "Ranks", "Type", "In", "Out", *on, "Calls", time, "Avg", "Share", "Bandwidth"],
@@ -186,7 +196,7 @@ def _source(frames: Sequence[Frame]) -> _Source | None:
     return _Source.HOST_RANGE if is_host_collective(last.name) else _Source.LAUNCH
 
 
-def _what(use: _Use) -> tuple[str, ...]:
+def _what(use: _Use) -> tuple[Cell, ...]:
     """The key of the first table. Groups of one description are one group, whose name differs from rank to rank."""
     collective = use.collective
     group = collective.group if collective.description in _UNNAMED else collective.description
@@ -199,7 +209,7 @@ def _what(use: _Use) -> tuple[str, ...]:
     )
 
 
-def _where(use: _Use) -> tuple[str, ...]:
+def _where(use: _Use) -> tuple[Cell, ...]:
     """The key of the second table: the layer, and the phase."""
     no_layer = OUTSIDE_NAME if use.row.selected else NOT_SELECTED_NAME
     name = use.row.layer.name if use.row.layer else no_layer

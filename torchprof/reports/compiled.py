@@ -13,7 +13,7 @@ from torchprof.errors import some
 from torchprof.reports import report
 from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import printable
-from torchprof.run.cost import UNKNOWN, Cost, format_number, format_time, short_time
+from torchprof.run.cost import UNKNOWN, Cell, Cost, format_number, format_time, short_time
 from torchprof.run.meta import Compilation
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
@@ -52,17 +52,17 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
     table = []
     for use in uses:
         guards = sum((part.guards for part in use.phases.values()), Cost())
-        cells = [
-            use.name,
-            layer_name(run, use.layer),
-            UNKNOWN if use.known is None else python_name(use.known),
+        cells: list[Cell] = [
+            printable(use.name),
+            printable(layer_name(run, use.layer)),
+            UNKNOWN if use.known is None else printable(python_name(use.known)),
             format_number(use.calls),
         ]
         cells.append(format_time(guards.cpu_ns))
         for phase in phases:
             texts = _texts(run, use.phases[phase]) if phase in use.phases else {}
             cells += [texts.get(part, "") for part in parts]
-        table.append([*map(printable, cells)])
+        table.append(cells)
     text = ReportTable(headings, table, tablefmt)
     return stacked([text, *history, *([""] if notes else []), *notes])
 
@@ -116,11 +116,12 @@ def _history(run: Run, tablefmt: str | None) -> Iterator[Part]:
     table = []
     for meta, one in every:
         times = [one.ns, one.tracing_ns, one.autograd_ns, one.lowering_ns]
-        cells = [one.name, *([str(meta.rank)] if has_ranks else []), one.phase, _when(one, meta.steps)]
+        cells: list[Cell] = [printable(one.name), *([str(meta.rank)] if has_ranks else []), one.phase]
+        cells.append(_when(one, meta.steps))
         cells += map(format_time, times)
         if knows_kernels:
             cells.append(UNKNOWN if one.kernels_ns is None else format_time(one.kernels_ns))
-        table.append([*map(printable, [*cells, _why(one)])])
+        table.append([*cells, printable(_why(one))])
     yield ""
     yield ReportTable(headings, table, tablefmt)
 
@@ -142,7 +143,7 @@ def _why(one: Compilation) -> str:
     return f"{why} (from cache)" if one.from_cache else why
 
 
-def _texts(run: Run, part: PhaseOfRegion) -> dict[str, str]:
+def _texts(run: Run, part: PhaseOfRegion) -> dict[str, Cell]:
     is_measured = "device_ns" in run.meta.measured
     return {
         "overhead": format_time(part.overhead.cpu_ns),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv as _csv
 from io import StringIO
 
-from torchprof.analyze.records import Cell, records_of
+from torchprof.analyze.records import RecordValue, records_of
 from torchprof.reports import report
 from torchprof.run.run import Run
 
@@ -31,5 +31,5 @@ def csv(run: Run, *, of: str = "layers") -> str:
     return text.getvalue()
 
 
-def _cell(value: Cell) -> Cell:
+def _cell(value: RecordValue) -> RecordValue:
     return f"'{value}" if isinstance(value, str) and value.startswith(_STARTS_A_FORMULA) else value

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchprof.analyze.report import Continued, Part, ReportTable, tables_and_sentences
-from torchprof.run.cost import UNKNOWN, ReportCell, as_key
+from torchprof.run.cost import UNKNOWN, Cell, ReportCell, as_key
 
 
 def data_of(name: str, content: Part) -> dict[str, Any]:
@@ -57,9 +57,9 @@ def _keys(headings: Sequence[str]) -> list[str]:
     return keys
 
 
-def _data_of_row(keys: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
+def _data_of_row(keys: Sequence[str], row: Sequence[Cell]) -> dict[str, Any]:
     data: dict[str, Any] = {}
-    bounds = []
+    bounds: list[str] = []
     for key, cell in zip(keys, row):
         if isinstance(cell, ReportCell):
             if cell.value is not None:
@@ -69,5 +69,5 @@ def _data_of_row(keys: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
         elif cell == UNKNOWN:
             data[key] = None
         elif cell:
-            data[key] = str(cell)
+            data[key] = cell
     return {**data, "at_least": bounds} if bounds else data

@@ -9,7 +9,7 @@ from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.notes import warnings_of
 from torchprof.reports.text import printable
-from torchprof.run.cost import format_number, format_share, format_time
+from torchprof.run.cost import Cell, format_number, format_share, format_time
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.timeline import DeviceTime
@@ -64,17 +64,17 @@ def _refuse_unknown(run: Run) -> None:
         )
 
 
-def _row(stream: str, kernels: int, times: tuple[int, ...], span: int) -> list[str]:
+def _row(stream: str, kernels: int, times: tuple[int, ...], span: int) -> list[Cell]:
     busy, *kinds = times
     return [stream, format_number(kernels), format_time(busy), _share(busy, span), *map(format_time, kinds)]
 
 
-def _share(part: int, whole: int) -> str:
+def _share(part: int, whole: int) -> Cell:
     return format_share(part / whole) if whole else ""
 
 
 def _with_share(part: int, whole: int) -> str:
-    return format_time(part) + (f" ({part / whole:.1%})" if whole else "")
+    return f"{format_time(part)} ({part / whole:.1%})" if whole else str(format_time(part))
 
 
 def _sentences(time: DeviceTime, meta: Meta) -> Iterator[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.reports.text import printable, rows_hidden
-from torchprof.run.cost import Cost, ReportCell
+from torchprof.run.cost import Cell, Cost, ReportCell
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.operators import Op, operators_of_layers, rows_in_ranges
 from torchprof.run.run import Run
@@ -32,11 +32,14 @@ class Entry:
 
     ``is_layer`` is False for operators and for work of no layer. ``hot``: it is a layer on the hottest path. ``path``:
     the path of the layer, () for other rows. ``parts``: the rows that this one stands for, if it is the sum of several.
-    ``hidden``: how many layers it stands for, or has below it, that have no row of their own.
+    ``hidden``: how many layers it stands for, or has below it, that have no row of their own. ``id``: the name as files
+    write it, "" if it is ``name``; ``ids``: see ``ReportCell``.
     """
 
     name: str
     figures: Figures
+    id: str = ""
+    ids: Mapping[str, str] = field(default_factory=dict)
     children: list[Entry] = field(default_factory=list)
     ops: list[Entry] = field(default_factory=list)
     is_layer: bool = True
@@ -45,6 +48,10 @@ class Entry:
     path: tuple[str, ...] = ()
     parts: tuple[Entry, ...] = ()
     hidden: int = 0
+
+    def cell(self, text: str) -> Cell:
+        """The cell with the name, as ``text``: it may be shortened, or have the lines of a tree before it."""
+        return ReportCell(text, self.id, ids=self.ids) if self.id else text
 
 
 def fitting_depth(run: Run, limit: int) -> int:
@@ -81,7 +88,7 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
     lines: list[Entry] = []
     lines_of: dict[tuple[str, ...], Entry] = {}
     for path, figures in figures_of_layers(run, phases).items():
-        line = lines_of[path] = Entry(ReportCell(printable(path[-1]), ".".join(path)), figures, path=path)
+        line = lines_of[path] = Entry(printable(path[-1]), figures, ".".join(path), path=path)
         if figures.total and index[path] in has_ops:
             line.ops = _op_lines({phase: ops[phase].get(index[path], []) for phase in ops}, ".".join(path), show_events)
         (lines if len(path) == 1 else lines_of[path[:-1]].children).append(line)
@@ -111,16 +118,16 @@ def _op_lines(ops: dict[str, list[Op]], layer: str, show_events: bool) -> list[E
                     name = range_in_words(op.kind, op.name)
                     if op.kind == "label" and phase != FORWARD:
                         name = f"{op.name} (label, {phase})"
-                    row = ReportCell(printable(name), op.name, ids={"layer": layer, "kind": op.kind})
-                    lines.append(Entry(row, Figures(), is_layer=False))
+                    ids = {"layer": layer, "kind": op.kind}
+                    lines.append(Entry(printable(name), Figures(), op.name, ids, is_layer=False))
                     labels[op.kind, op.name] = lines[-1], {}
                 labels[op.kind, op.name][1][phase] = op
             elif show_events:
                 own_time = op.name == BETWEEN_OPS
                 figures = Figures({phase: op.self}, {phase: op.total}, -1 if own_time else op.calls)
                 name = printable(op.name) + (f" ({phase})" if phase != FORWARD else "")
-                row = ReportCell(name, op.name, ids={"layer": layer, "kind": op.kind, "phase": phase})
-                lines.append(Entry(row, figures, is_layer=False))
+                ids = {"layer": layer, "kind": op.kind, "phase": phase}
+                lines.append(Entry(name, figures, op.name, ids, is_layer=False))
     for line, parts in labels.values():
         line.figures.own = {phase: own_of_range(op) for phase, op in parts.items()}
         line.figures.total = {phase: op.total for phase, op in parts.items()}

@@ -42,7 +42,9 @@ def markdown(
     ]
     for text, entry in table.rows:
         name = _LINES_OF_THE_TREE.sub(lambda found: found[0].replace(" ", "\u00a0"), printable(text), count=1)
-        figures = [column.text(entry.figures, table.wholes[column] if percent else None) for column in table.columns]
+        figures = [
+            str(column.text(entry.figures, table.wholes[column] if percent else None)) for column in table.columns
+        ]
         lines.append(line([cell(name) + f" {HOT}" * entry.hot, *figures]))
     return "\n".join([*lines, *([""] if table.notes else []), *(f"- {plain(note)}" for note in table.notes)])
 

@@ -13,7 +13,7 @@ from torchprof.analyze.report import ReportTable
 from torchprof.analyze.varying import varying_calls
 from torchprof.reports.entries import Entry
 from torchprof.reports.text import branches
-from torchprof.run.cost import UNKNOWN, Cost, Measure, ReportCell, Unit, format_memory
+from torchprof.run.cost import UNKNOWN, Cell, Cost, Measure, Unit, format_memory
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
@@ -46,7 +46,7 @@ class CallPeakColumn(Column):
     def of(self, figures: Figures) -> float:
         return figures.peaks.get(self.phase, 0) if isinstance(figures, MemoryFigures) else 0
 
-    def text(self, figures: Figures, whole: float | None) -> str:
+    def text(self, figures: Figures, whole: float | None) -> Cell:
         if not isinstance(figures, MemoryFigures) or not figures.total:
             return ""
         if self.phase in figures.peaks:
@@ -61,7 +61,7 @@ class ActivationsColumn(Column):
     def of(self, figures: Figures) -> float:
         return (figures.returned or 0) if isinstance(figures, MemoryFigures) else 0
 
-    def text(self, figures: Figures, whole: float | None) -> str:
+    def text(self, figures: Figures, whole: float | None) -> Cell:
         if not isinstance(figures, MemoryFigures) or not figures.total:
             return ""
         if figures.returned is None:
@@ -79,7 +79,7 @@ class KeptColumn(SelfOrTotalColumn):
             return 0
         return (figures.own_kept if self.is_self else figures.kept) or 0
 
-    def text(self, figures: Figures, whole: float | None) -> str:
+    def text(self, figures: Figures, whole: float | None) -> Cell:
         if not isinstance(figures, MemoryFigures) or not figures.total:
             return ""
         return UNKNOWN if figures.kept is None else format_memory(round(figures.kept))
@@ -151,7 +151,7 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
     for root in range(len(run.roots)):
         for node in run.tree(None, root).walk():
             path, index = node.layer.path, number[node.layer.path]
-            lines[path] = Entry(ReportCell(path[-1], ".".join(path)), Figures())
+            lines[path] = Entry(path[-1], Figures(), ".".join(path))
             if len(path) > 1:
                 lines[path[:-1]].children.append(lines[path])
                 if index not in calls and path[:-1] in number:
@@ -192,7 +192,7 @@ def draw_entries(
         return [child for child in line.children if (depth is None or level < depth) and child.shown]
 
     table = [
-        [text, *(column.text(line.figures, None) for column in columns)]
+        [line.cell(text), *(column.text(line.figures, None) for column in columns)]
         for text, line in branches([line for line in lines if line.shown], attrgetter("name"), below)
     ]
     return ReportTable([heading, *(column.heading for column in columns)], table, tablefmt)

@@ -30,14 +30,14 @@ def picture(run: Run, memory: Memory) -> Iterator[str]:
             height += nbytes
             column += fill * (round(min(height, sum(moment)) / high) - len(column))
         columns.append(column.ljust(_HEIGHT))
-    labels = [format_memory(highest), *[""] * (_HEIGHT - 2), format_memory(round(high))]
+    labels = [str(format_memory(highest)), *[""] * (_HEIGHT - 2), str(format_memory(round(high)))]
     width = max(map(len, labels))
     rows = [
         f"{label:>{width}} ┤{''.join(column[row] for column in columns)}".rstrip()
         for label, row in zip(labels, range(_HEIGHT - 1, -1, -1))
     ]
     axis = f"{'0':>{width}} ┼{'─' * _WIDTH}"
-    times = f"{'':>{width}}  0{format_time(end):>{_WIDTH - 1}}"
+    times = f"{'':>{width}}  0{format_time(end)!s:>{_WIDTH - 1}}"
     seen = [kind for at, kind in enumerate(_FILLS) if any(moment[at] for moment in moments)]
     legend = "   ".join(f"{_FILLS[kind]} {kind}" for kind in seen)
     cycle = " of the last cycle" if run.meta.cycles > 1 else ""

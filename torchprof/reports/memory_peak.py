@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torchprof.analyze.report import Part, ReportTable
 from torchprof.reports.hangs import name_of_layer
 from torchprof.reports.text import phase_cell
-from torchprof.run.cost import UNKNOWN, format_memory, format_number, format_share, format_time
+from torchprof.run.cost import UNKNOWN, Cell, format_memory, format_number, format_share, format_time
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, NOT_SELECTED, phase_of
@@ -35,7 +35,9 @@ def about_peak(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt
         yield _by_layer(run, memory, depth, shown, tablefmt)
     if memory.allocator:
         headings = [f"torch's allocator of {device}", "At the start", "At the end"]
-        rows = [[name, format_memory(start), format_memory(end)] for name, start, end in memory.allocator]
+        rows: list[list[Cell]] = [
+            [name, format_memory(start), format_memory(end)] for name, start, end in memory.allocator
+        ]
         yield ReportTable(headings, rows, tablefmt).of("allocator", device=memory.device, rank=memory.rank)
 
 
@@ -64,7 +66,7 @@ def _by_kind(memory: Memory, tablefmt: str | None) -> ReportTable:
         entry[0] += held.nbytes
         entry[1] += held.blocks
     before = dict(memory.before or ())
-    rows = []
+    rows: list[list[Cell]] = []
     for kind in sorted({*sums, *before}, key=lambda kind: (-sums.get(kind, [0])[0], kind)):
         nbytes, blocks = sums.get(kind, (0, 0))
         is_known = kind in _MODELS_OWN and memory.before is not None
@@ -107,7 +109,7 @@ def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt:
     return drawn.of("live_by_layer", device=memory.device, rank=memory.rank)
 
 
-def _share(nbytes: int, memory: Memory) -> str:
+def _share(nbytes: int, memory: Memory) -> Cell:
     """The share of all memory that was allocated since the start and live at the peak."""
     whole = sum(held.nbytes for held in memory.held if held.nbytes > 0)
     return format_share(nbytes / whole) if whole else ""

@@ -68,7 +68,7 @@ def notebook(run: Run, *, depth: int | None = None) -> str:
         cells = [f"<td{whole}>{f'<i>{branch}</i>' if branch else ''}{_text(entry.name)}</td>"]
         for column in table.columns:
             bar = _bar(column.share(entry.figures, table.wholes[column]))
-            cells.append(f"<td{bar}>{_text(column.text(entry.figures, None))}</td>")
+            cells.append(f"<td{bar}>{_text(str(column.text(entry.figures, None)))}</td>")
         rows.append(f"<tr>{''.join(cells)}</tr>\n")
     headings = "".join(f"<th>{_text(heading)}</th>" for heading in ["Module", *(one.heading for one in table.columns)])
     below = "".join(f"<p>{_text(note)}</p>\n" for note in [*notes, *table.notes])
@@ -84,7 +84,7 @@ def html_of(content: Part) -> str:
     for part in tables_and_sentences(content):
         if isinstance(part, ReportTable):
             headings = "".join(f"<th>{_text(heading)}</th>" for heading in part.headings)
-            rows = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>\n" for row in part.rows)
+            rows = "".join(f"<tr>{''.join(f'<td>{_text(str(cell))}</td>' for cell in row)}</tr>\n" for row in part.rows)
             parts.append(f"<div><table>\n<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n")
         elif "\n" in part:  # lines that belong together, such as a picture
             parts.append(f"<pre>{escape(part)}</pre>\n")

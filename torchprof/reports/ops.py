@@ -22,7 +22,7 @@ from torchprof.reports.ranking import (
     shares_of,
 )
 from torchprof.reports.text import check_number
-from torchprof.run.cost import Cost, ReportCell
+from torchprof.run.cost import Cell, Cost, ReportCell
 from torchprof.run.operators import Sums
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE
@@ -97,7 +97,7 @@ def ops(
 
 
 def _line(operator: Operator, sums: Sums) -> TableLine:
-    texts: dict[str, Sequence[str]] = {
+    texts: dict[str, Sequence[Cell]] = {
         "Operator": [ReportCell(operator_name(operator), operator.name, ids={"kind": operator.kind})],
         "Input Shapes": [_shapes(operator.shapes)],
         "Source Lines": operator.stack,

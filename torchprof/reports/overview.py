@@ -25,7 +25,7 @@ from torchprof.reports.ranking import shortened
 from torchprof.reports.text import branches, check_number, heat, painted, printable, text_of
 from torchprof.reports.top import largest_parts, title_of_parts
 from torchprof.reports.verdict import verdict
-from torchprof.run.cost import Bound, ReportCell, Unit, Value, format_time, short_time
+from torchprof.run.cost import Bound, Cell, ReportCell, Unit, Value, format_time, short_time
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
@@ -103,7 +103,7 @@ def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bo
         columns.append(each)
         cells[each] = [_of_each(entry, by) for entry in entries]
     headings = {column: column.heading for column in columns}
-    room = None if width is None else width - max(map(len, ["Module", *names]))
+    room = None if width is None else width - max(len(str(name)) for name in ("Module", *names))
     shown = _with_room(columns, headings, cells, by, room)
     if len(shown) < len(columns):
         headings = {column: _short_heading(column) for column in columns}
@@ -153,7 +153,7 @@ def _name(entry: Entry) -> str:
     return entry.name if entry.is_layer else shortened(entry.name, _LONGEST_LABEL)
 
 
-def _with_class(text: str, entry: Entry, kinds: Mapping[tuple[str, ...], str]) -> str:
+def _with_class(text: str, entry: Entry, kinds: Mapping[tuple[str, ...], str]) -> Cell:
     is_root = len(entry.path) == 1  # its name is that of its class
     kind = "" if is_root else printable(kinds.get(entry.path, ""))
     if entry.parts and entry.path:
@@ -161,14 +161,14 @@ def _with_class(text: str, entry: Entry, kinds: Mapping[tuple[str, ...], str]) -
     below = f" (+{entry.hidden})" if entry.hidden and entry.path else ""
     name = f"{text}{_CLASS if kind else ''}{kind}{below}"
     if not entry.path:
-        return text.written(name) if isinstance(text, ReportCell) else name
+        return entry.cell(name)
     ids: dict[str, Value | list[str]] = {"type": kinds.get(entry.path, "")}
     if entry.parts:
         ids["layers"] = [".".join(part.path) for part in entry.parts]
     return ReportCell(name, ".".join((*entry.path[:-1], entry.name)), ids=ids)
 
 
-def _of_each(entry: Entry, by: Column) -> str:
+def _of_each(entry: Entry, by: Column) -> Cell:
     """The median of the rows that one stands for, with the smallest and the largest."""
     if not (entry.parts and entry.path):
         return ""
@@ -176,14 +176,14 @@ def _of_each(entry: Entry, by: Column) -> str:
     if any(figure.bound is not Bound.EXACT for figure in figures):
         return figures[0].text(by.write) if len({*figures}) == 1 else "–"
     values = [figure.value for figure in figures]
-    least, middle, most = map(_short_time, map(by.write, (min(values), median(values), max(values))))
+    least, middle, most = (str(_short_time(by.write(value))) for value in (min(values), median(values), max(values)))
     unit = most.lstrip("0123456789.")
     shortest = least.removesuffix(unit) if least.lstrip("0123456789.") == unit else least
     return by.write(median(values)).written(f"median of {len(values)}: {middle} ({shortest}–{most})")
 
 
-def _width(cells: Sequence[str]) -> int:
-    return _GAP + max(map(len, cells))
+def _width(cells: Sequence[Cell]) -> int:
+    return _GAP + max(len(str(cell)) for cell in cells)
 
 
 def _short_heading(column: Column) -> str:
@@ -191,9 +191,13 @@ def _short_heading(column: Column) -> str:
     return "Calls" if isinstance(column, CallsColumn) else column.heading.replace(" total", "")
 
 
-def _short_time(cell: str) -> str:
+def _short_time(cell: Cell) -> Cell:
     """A time in three digits; any other cell as it is."""
-    if isinstance(cell, ReportCell) and isinstance(cell.value, (int, float)) and cell == format_time(cell.value):
+    if (
+        isinstance(cell, ReportCell)
+        and isinstance(cell.value, (int, float))
+        and cell.text == str(format_time(cell.value))
+    ):
         return cell.written(short_time(cell.value))
     return cell
 
@@ -201,7 +205,7 @@ def _short_time(cell: str) -> str:
 def _with_room(
     columns: Sequence[Column],
     headings: Mapping[Column, str],
-    cells: Mapping[Column, Sequence[str]],
+    cells: Mapping[Column, Sequence[Cell]],
     by: Column,
     room: int | None,
 ) -> list[Column]:
@@ -236,5 +240,5 @@ def _rank(column: Column, by: Column) -> int:
     return 1 if column.phase == FORWARD else 3
 
 
-def _painted(text: str, share: float | None) -> str:
-    return text if share is None else painted(text, heat(share))
+def _painted(cell: Cell, share: float | None) -> Cell:
+    return cell if share is None else painted(cell, heat(share))

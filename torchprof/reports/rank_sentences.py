@@ -87,7 +87,7 @@ def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str
     """Sentences about ranks whose own work takes longer. ``are_more``: late ranks were named before."""
     is_one = len(slow.ranks) == 1
     words = ranks_in_words(slow.ranks)
-    takes = " to ".join(dict.fromkeys(format_time(ns) for ns in (min(slow.work_ns), max(slow.work_ns))))
+    takes = " to ".join(dict.fromkeys(str(format_time(ns)) for ns in (min(slow.work_ns), max(slow.work_ns))))
     the_others = f"that of the others {format_time(slow.others_ns)} (median)"
     if are_more:
         yield f"The own work of {words} takes longer, too: {takes}{unit}, {the_others}."
@@ -125,7 +125,7 @@ def _about_late(run: Run, late: Late, are_more: bool, unit: str) -> Iterator[str
     are = "is the straggler" if is_one else "are the stragglers"
     if are_more:
         are = "is late, too" if is_one else "are late, too"
-    waited = " to ".join(dict.fromkeys(format_time(ns) for ns in (min(late.late_ns), max(late.late_ns))))
+    waited = " to ".join(dict.fromkeys(str(format_time(ns)) for ns in (min(late.late_ns), max(late.late_ns))))
     yield (
         f"{ranks_in_words(late.ranks).capitalize()} {are}: in collectives the others wait "
         f"{waited}{unit} longer than {'it' if is_one else 'they'} (median), {late.share:.0%} of a step."

@@ -15,6 +15,7 @@ from torchprof.reports.text import phase_cell, printable
 from torchprof.run.cost import (
     AT_LEAST,
     UNKNOWN,
+    Cell,
     ReportCell,
     as_lower_bound,
     format_count,
@@ -35,7 +36,7 @@ class _LayerColumn(NamedTuple):
     """A column of the table of layers: its cells, and the sort key ``value`` (None: no order by this column)."""
 
     column: Column
-    text: Callable[[OneLayer], str]
+    text: Callable[[OneLayer], Cell]
     value: Callable[[OneLayer], float | None] | None = None
 
 
@@ -55,8 +56,8 @@ class _RankColumn(NamedTuple):
     """A column of the table of ranks: its cell in the row of a rank, and in the row of a statistic."""
 
     heading: str
-    text: Callable[[OneRank], str]
-    over_all: Callable[[_Statistic], str]
+    text: Callable[[OneRank], Cell]
+    over_all: Callable[[_Statistic], Cell]
 
 
 def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | None) -> Section:
@@ -84,11 +85,11 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     positions = {meta.rank: {dim.name: str(dim.position) for dim in meta.mesh} for meta in run.metas}
     has_steps = any(meta.steps > 1 for meta in run.metas)
 
-    def texts(heading: str, text: Callable[[OneRank], str]) -> _RankColumn:
+    def texts(heading: str, text: Callable[[OneRank], Cell]) -> _RankColumn:
         return _RankColumn(heading, text, lambda statistic: "")
 
     def figures(
-        heading: str, value: Callable[[OneRank], int | None], text: Callable[[float | None], str]
+        heading: str, value: Callable[[OneRank], int | None], text: Callable[[float | None], Cell]
     ) -> _RankColumn:
         values = [*map(value, ranks)]
         return _RankColumn(heading, lambda one: text(value(one)), lambda statistic: text(statistic.over(values)))
@@ -124,7 +125,7 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
 
 
 def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
-    def over_all(statistic: _Statistic) -> str:
+    def over_all(statistic: _Statistic) -> Cell:
         waits = statistic.over([one.waiting_ns for one in ranks])
         # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
         is_min = statistic.name == "min"
@@ -159,19 +160,21 @@ def _notes_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
 def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
     """The columns of the table of layers. A measure that was not requested has no column."""
 
-    def text_column(heading: str, text: Callable[[OneLayer], str]) -> _LayerColumn:
+    def text_column(heading: str, text: Callable[[OneLayer], Cell]) -> _LayerColumn:
         return _LayerColumn(Column(heading), text)
 
     def column(
-        heading: str, value: Callable[[OneLayer], float | None], text: Callable[[float], str], measured: bool = True
+        heading: str, value: Callable[[OneLayer], float | None], text: Callable[[float], Cell], measured: bool = True
     ) -> _LayerColumn:
-        def cell(one: OneLayer) -> str:
+        def cell(one: OneLayer) -> Cell:
             known = value(one)
             return UNKNOWN if known is None else text(known)
 
         return _LayerColumn(Column(heading, measured), cell, value)
 
-    def of_work(heading: str, value: Callable[[OverRanks], float | None], text: Callable[[float], str]) -> _LayerColumn:
+    def of_work(
+        heading: str, value: Callable[[OverRanks], float | None], text: Callable[[float], Cell]
+    ) -> _LayerColumn:
         return column(
             heading, lambda one: None if one.work is None else value(one.work), text, balance.time is not None
         )
@@ -185,7 +188,7 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
         is_measured = all(fields & set(meta.measured) for meta in run.metas)
         return [column(heading, value, _ratio, is_measured)] if is_asked_for else []
 
-    def of_slowest(one: OneLayer, text: Callable[[OverRanks], str]) -> str:
+    def of_slowest(one: OneLayer, text: Callable[[OverRanks], Cell]) -> Cell:
         if one.work is None or one.work.imbalance is None:
             return UNKNOWN
         return text(one.work) if one.work.max > one.work.min else ""  # blank if all ranks are equal
@@ -250,8 +253,8 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
     def size(one: OneCollective) -> int:
         return -1 if one.waiting is None else one.waiting.sum
 
-    def cells(one: OneCollective) -> list[str]:
-        last = [UNKNOWN] * 2
+    def cells(one: OneCollective) -> list[Cell]:
+        last: list[Cell] = [UNKNOWN] * 2
         if one.last is not None and len(one.ranks) > 1:
             last = [format_number(one.last.highest) if one.last.max else "", often(Times(one.last.max, one.of))]
         return [
@@ -292,7 +295,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
     return stacked([ReportTable(headings, [cells(one) for one in listed[:limit]], tablefmt).of("collectives"), *notes])
 
 
-def _group(group: GroupOfRanks | None) -> list[str]:
+def _group(group: GroupOfRanks | None) -> list[Cell]:
     """Two cells of a group: its description or name; its ranks or their number."""
     if group is None:
         return [UNKNOWN] * 2
@@ -304,21 +307,21 @@ def _some_ranks(ranks: Sequence[int]) -> str:
     return ranks_in_words(ranks).partition(" ")[2] if ranks else "all"
 
 
-def _waiting(waiting: OverRanks | None, is_bound: bool) -> str:
+def _waiting(waiting: OverRanks | None, is_bound: bool) -> Cell:
     return _at_least(_time(None if waiting is None else waiting.sum), is_bound)
 
 
-def _waits_most(waiting: OverRanks | None) -> str:
+def _waits_most(waiting: OverRanks | None) -> Cell:
     if waiting is None:
         return UNKNOWN
     return format_number(waiting.highest) if waiting.max else ""
 
 
-def _time(ns: float | None) -> str:
+def _time(ns: float | None) -> Cell:
     return UNKNOWN if ns is None else format_time(ns)
 
 
-def _bytes(nbytes: float | None) -> str:
+def _bytes(nbytes: float | None) -> Cell:
     return UNKNOWN if nbytes is None else format_memory(round(nbytes))
 
 
@@ -326,11 +329,11 @@ def _ratio(value: float) -> ReportCell:
     return ReportCell(f"{value:.2f}", value, "ratio")
 
 
-def _counted(count: float | None, has_more: bool) -> str:
+def _counted(count: float | None, has_more: bool) -> Cell:
     if count is None or (has_more and not count):
         return UNKNOWN
     return _at_least(format_count(count), has_more)
 
 
-def _at_least(text: str, is_bound: bool) -> str:
+def _at_least(text: Cell, is_bound: bool) -> Cell:
     return as_lower_bound(text) if is_bound and isinstance(text, ReportCell) else text

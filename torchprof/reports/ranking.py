@@ -11,7 +11,7 @@ from torchprof.analyze.operators import Operator
 from torchprof.analyze.report import Continued, ReportTable, Section, stacked
 from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.text import check_number, printable, rows_hidden
-from torchprof.run.cost import Bound, Cost, Figure, ReportCell, Unit, format_time
+from torchprof.run.cost import Bound, Cell, Cost, Figure, ReportCell, Unit, format_time
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.operators import Sums
 from torchprof.run.run import Run
@@ -37,7 +37,7 @@ _WIDTH = 60
 class TableLine(Figures):
     """A line of the table: its figures, and its texts by heading, each of one or several lines."""
 
-    texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    texts: Mapping[str, Sequence[Cell]] = field(default_factory=dict)
     is_part: bool = False  # always nested in an op whose MACs and FLOPs include it
 
 
@@ -83,7 +83,7 @@ class AverageColumn(Column):
         return format_time(value)
 
 
-def line_of(texts: Mapping[str, Sequence[str]], sums: Sums, *, left_over: bool = False) -> TableLine:
+def line_of(texts: Mapping[str, Sequence[Cell]], sums: Sums, *, left_over: bool = False) -> TableLine:
     """A line with these figures; 0 calls are blank. ``left_over``: it was launched before the recording."""
     return TableLine(
         {SUM_OF_PHASES: sums.self},
@@ -95,7 +95,7 @@ def line_of(texts: Mapping[str, Sequence[str]], sums: Sums, *, left_over: bool =
     )
 
 
-def line_of_figures(texts: Mapping[str, Sequence[str]], figures: Figures, phases: Sequence[str]) -> TableLine:
+def line_of_figures(texts: Mapping[str, Sequence[Cell]], figures: Figures, phases: Sequence[str]) -> TableLine:
     """A line with the sum of the figures over these phases."""
     own, total = (sum((costs.get(phase, Cost()) for phase in phases), Cost()) for costs in (figures.own, figures.total))
     return TableLine(
@@ -177,7 +177,7 @@ def ranked(
     every = [*map(TextColumn, texts), *columns, *map(TextColumn, more_texts)]
     order = usual if sort_by is None else column_called(_our_name(sort_by, every, run), every)
     if isinstance(order, TextColumn):
-        lines = sorted(lines, key=lambda line: list(line.texts[order.heading]))
+        lines = sorted(lines, key=lambda line: [*map(str, line.texts[order.heading])])
     else:
         lines = sorted(lines, key=lambda line: -order.of(line))
     shown = lines[:row_limit]
@@ -194,13 +194,16 @@ def _hidden(all_lines: int, shown: int, order: Column) -> str:
     return f"{rows_hidden(all_lines - shown, shown, which)} by {order.heading}."
 
 
-def _rows(line: TableLine, columns: Sequence[Column], wholes: Mapping[Column, float]) -> Iterable[list[str]]:
+def _rows(line: TableLine, columns: Sequence[Column], wholes: Mapping[Column, float]) -> Iterable[list[Cell]]:
     """A line as rows of cells: several rows if a text has several lines."""
     cells = [
         list(line.texts[column.heading]) if isinstance(column, TextColumn) else [column.text(line, wholes.get(column))]
         for column in columns
     ]
-    yield [ReportCell(cell[0], "\n".join(cell)) if len(cell) > 1 else cell[0] if cell else "" for cell in cells]
+    yield [
+        ReportCell(str(cell[0]), "\n".join(map(str, cell))) if len(cell) > 1 else cell[0] if cell else ""
+        for cell in cells
+    ]
     for number in range(1, max(1, *map(len, cells))):
         yield Continued(cell[number] if number < len(cell) else "" for cell in cells)
 

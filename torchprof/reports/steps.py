@@ -11,7 +11,7 @@ from torchprof.errors import TorchprofError
 from torchprof.reports import report
 from torchprof.reports.notes import warnings_of
 from torchprof.reports.text import branches, check_number
-from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share, format_time
+from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -120,7 +120,7 @@ class _Loop:
         return any(self.of_layer(layer, phase, device) is not None for phase in self.phases for device in devices)
 
 
-def _distribution(spread: Spread | None) -> list[str]:
+def _distribution(spread: Spread | None) -> list[Cell]:
     """The cells of median, 95th percentile and interquartile range; 0 for what is in no step."""
     if spread is None:
         return [format_time(0)] * 3
@@ -128,7 +128,7 @@ def _distribution(spread: Spread | None) -> list[str]:
     return [format_time(spread.median), format_time(spread.quantile(0.95)), format_time(quartiles)]
 
 
-def _duration(loop: _Loop) -> tuple[list[str], list[list[str]]]:
+def _duration(loop: _Loop) -> tuple[list[str], list[list[Cell]]]:
     """The table of the duration of a step: headings and rows."""
     whole = loop.whole
     row = [
@@ -141,7 +141,7 @@ def _duration(loop: _Loop) -> tuple[list[str], list[list[str]]]:
     return headings, [[*row, format_time(whole.min), format_time(whole.max)]]
 
 
-def _parts(loop: _Loop) -> tuple[list[str], list[list[str]]]:
+def _parts(loop: _Loop) -> tuple[list[str], list[list[Cell]]]:
     """The table of the parts of a step, on the CPU and on each device. Parts add up to the step."""
     count = loop.whole.count
     launched = dict.fromkeys(loop.accelerators, 0)
@@ -149,7 +149,7 @@ def _parts(loop: _Loop) -> tuple[list[str], list[list[str]]]:
 
     def add(name: str, spread: Spread | None, layer: int, phase: str, measure: str | None, sign: int = 1) -> None:
         total = sign * spread.sum if spread else 0
-        row = [name, format_time(total / count), format_share(total / loop.whole.sum)]
+        row: list[Cell] = [name, format_time(total / count), format_share(total / loop.whole.sum)]
         row += _distribution(spread) if sign > 0 else [""] * 3
         for device in loop.accelerators:
             on_device = loop.of(layer, phase, measure, device.name) if measure else None
@@ -190,16 +190,18 @@ def _parts(loop: _Loop) -> tuple[list[str], list[list[str]]]:
     return [*headings, *(f"{device.heading} mean" for device in loop.accelerators)], table
 
 
-def _mean(device: _Device, total: int, count: int) -> str:
+def _mean(device: _Device, total: int, count: int) -> Cell:
     return format_time(total / count) if device.measured else UNKNOWN
 
 
 @dataclass
 class _Line:
-    """A row of the table of layers. ``own_ns`` and ``total_ns``: its self and total; ``blank``: it was not selected."""
+    """A row of the table of layers. ``path``: that of its layer, "" without one. ``own_ns`` and ``total_ns``: its self
+    and total; ``blank``: it was not selected."""
 
     name: str
     layer: int
+    path: str = ""
     own_ns: int = 0
     total_ns: int = 0
     blank: bool = False
@@ -207,7 +209,7 @@ class _Line:
     children: list[_Line] = field(default_factory=list)
 
 
-def _tree(loop: _Loop, depth: int | None, top: int | None) -> tuple[list[str], list[list[str]]]:
+def _tree(loop: _Loop, depth: int | None, top: int | None) -> tuple[list[str], list[list[Cell]]]:
     """The table of layers: headings and rows."""
     columns = [(phase, device) for phase in loop.phases for device in (loop.cpu, *loop.accelerators)]
     headings = [
@@ -222,7 +224,7 @@ def _tree(loop: _Loop, depth: int | None, top: int | None) -> tuple[list[str], l
     def below(line: _Line, level: int) -> list[_Line]:
         return [child for child in line.children if child.shown and (depth is None or level < depth)]
 
-    def cells(line: _Line) -> Iterator[str]:
+    def cells(line: _Line) -> Iterator[Cell]:
         known = loop.worked(line.layer)
         for phase, device in columns:
             if line.blank:
@@ -233,7 +235,8 @@ def _tree(loop: _Loop, depth: int | None, top: int | None) -> tuple[list[str], l
                 yield from _distribution(loop.of_layer(line.layer, phase, device))
 
     shown = branches([line for line in lines if line.shown], attrgetter("name"), below)
-    return ["Module", *headings], [[text, *cells(line)] for text, line in shown]
+    rows = [[ReportCell(text, line.path) if line.path else text, *cells(line)] for text, line in shown]
+    return ["Module", *headings], rows
 
 
 def _lines(loop: _Loop) -> list[_Line]:
@@ -246,7 +249,7 @@ def _lines(loop: _Loop) -> list[_Line]:
         spreads = [loop.of_layer(number, phase, device) for phase in loop.phases for device in devices]
         total = sum(spread.sum for spread in spreads if spread is not None)
         blank = selected is not None and layer.path not in selected
-        line = lines[layer.path] = _Line(ReportCell(layer.path[-1], layer.name), number, total, total, blank)
+        line = lines[layer.path] = _Line(layer.path[-1], number, layer.name, total, total, blank)
         if len(layer.path) > 1:
             above = lines[layer.path[:-1]]
             above.children.append(line)

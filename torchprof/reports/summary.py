@@ -15,6 +15,7 @@ from torchprof.reports.text import branches, check_number, printable
 from torchprof.run.cost import (
     MEASURES,
     UNKNOWN,
+    Cell,
     Figure,
     ReportCell,
     format_count,
@@ -89,7 +90,7 @@ def _table(
     def below(node: Node, level: int) -> list[Node]:
         return node.children if depth is None or level < depth else []
 
-    def cells(node: Node, calls: int) -> list[str]:
+    def cells(node: Node, calls: int) -> list[Cell]:
         layer = node.layer
         return [
             layer.kind,
@@ -101,11 +102,9 @@ def _table(
         ]
 
     table = [
-        [text, *cells(node, model.calls)]
+        [ReportCell(text, node.layer.name), *cells(node, model.calls)]
         for model in models
-        for text, node in branches(
-            [model], lambda one: ReportCell(printable(one.layer.path[-1]), one.layer.name), below
-        )
+        for text, node in branches([model], lambda one: printable(one.layer.path[-1]), below)
     ]
     return ReportTable(["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"], table, tablefmt)
 
@@ -148,7 +147,7 @@ def _about_missing(run: Run) -> Iterator[str]:
 
 def _figures(
     run: Run, root: Node, params: int | None, figures: Figures, varies: bool | None
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, Cell]]:
     yield from _of_parameters([node.layer for node in root.walk()], params)
     yield "MACs", _count(run, figures, "macs", root.calls, varies) or UNKNOWN
     yield "FLOPs", _count(run, figures, "flops", root.calls, varies) or UNKNOWN
@@ -162,7 +161,7 @@ def _figures(
     yield "Peak memory above start", peaks or UNKNOWN
 
 
-def _of_parameters(layers: Sequence[Layer], params: int | None) -> Iterator[tuple[str, str]]:
+def _of_parameters(layers: Sequence[Layer], params: int | None) -> Iterator[tuple[str, Cell]]:
     yield "Params", _known(params, format_count)
     trainable = [layer.trainable_params for layer in layers]
     yield "Trainable params", UNKNOWN if None in trainable else format_count(sum(filter(None, trainable)))
@@ -176,12 +175,12 @@ def _of_parameters(layers: Sequence[Layer], params: int | None) -> Iterator[tupl
     yield "Buffers", UNKNOWN if None in buffers else format_memory(sum(filter(None, buffers)))
 
 
-def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Iterator[tuple[str, str]]:
+def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Iterator[tuple[str, Cell]]:
     on_device = "device_ns" in run.meta.requested
     spread = run.samples.get(SampleKey(run.layers.index(root.layer), FORWARD, run.meta.rank, "cpu", "cpu_ns"))
     latency = spread.median if spread is not None and not on_device else None
     over = " (over calls of different shapes)" if varies else ""
-    yield "Latency (median)", _known(latency, lambda ns: format_time(ns) + over)
+    yield "Latency (median)", _known(latency, lambda ns: f"{format_time(ns)}{over}")
     first = root.layer.input_shapes[0] if root.layer.input_shapes else ()
     in_all_calls = root.calls <= 1 or root.layer.same_shapes or (root.layer.same_shapes is None and varies is False)
     batch = first[0] if in_all_calls and len(first) > 1 and first[0] > 0 else None
@@ -231,11 +230,11 @@ def _input_shapes(run: Run) -> dict[tuple[str, ...], dict[str, set[tuple[object,
     return found
 
 
-def _known(value: float | None, text: Callable[[float], str]) -> str:
+def _known(value: float | None, text: Callable[[float], Cell]) -> Cell:
     return UNKNOWN if value is None else text(value)
 
 
-def _count(run: Run, figures: Figures, field: str, calls: int, varies: bool | None, phase: str = FORWARD) -> str:
+def _count(run: Run, figures: Figures, field: str, calls: int, varies: bool | None, phase: str = FORWARD) -> Cell:
     """The cell of MACs or FLOPs for one forward call of the model; blank for layers that were not selected."""
     value, bound = figures.measure(_COUNTED[field], phase, measured=field in run.meta.measured and calls > 0)
     text = Figure(value / max(calls, 1), bound).text(format_count)

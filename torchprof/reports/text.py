@@ -12,7 +12,7 @@ from tabulate import tabulate, tabulate_formats
 
 from torchprof.analyze.report import Part, Section
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import ReportCell
+from torchprof.run.cost import Cell, ReportCell
 from torchprof.run.words import OTHER
 
 _Branch = TypeVar("_Branch")
@@ -32,15 +32,14 @@ def heat(share: float) -> str:
     return next((color for least, color in _HEAT if share >= least), _COLD)
 
 
-def painted(text: str, color: str) -> str:
-    """Text in a color, which is an SGR code."""
-    colored = f"\033[{color}m{text}\033[0m"
-    return text.written(colored) if isinstance(text, ReportCell) else colored
+def painted(cell: Cell, color: str) -> Cell:
+    """A cell in a color, which is an SGR code."""
+    return written(cell, f"\033[{color}m{cell}\033[0m")
 
 
-def with_suffix(text: str, suffix: str) -> str:
-    """A text, which may be a cell, with more text behind it."""
-    return text.written(text + suffix) if isinstance(text, ReportCell) else text + suffix
+def written(cell: Cell, text: str) -> Cell:
+    """A cell with another text; its data stays."""
+    return cell.written(text) if isinstance(cell, ReportCell) else text
 
 
 def check_number(name: str, number: object, of: str) -> None:
@@ -60,17 +59,19 @@ def text_of(part: Part) -> str:
     if part.look is None:
         return _in_own_look(part.headings, part.rows)
     if part.look in tabulate_formats:
-        return str(tabulate(part.rows, part.headings, part.look, disable_numparse=True, preserve_whitespace=True))
+        rows = [[*map(str, row)] for row in part.rows]
+        return str(tabulate(rows, part.headings, part.look, disable_numparse=True, preserve_whitespace=True))
     raise TorchprofError(f"tabulate has no format {part.look!r}. {suggest(str(part.look), tabulate_formats)}")
 
 
-def _in_own_look(headings: Sequence[str], table: Sequence[Sequence[str]]) -> str:
+def _in_own_look(headings: Sequence[str], table: Sequence[Sequence[Cell]]) -> str:
     """The look of torchprof 1's table: no outer bars, and a line of dashes below the headings."""
     columns, line = [], []
     for column in zip_longest(headings, *table, fillvalue=""):
-        widths = [*map(_width, column)]
+        texts = [*map(str, column)]
+        widths = [*map(_width, texts)]
         widest = max(widths)
-        columns.append([text + " " * (widest - width) for text, width in zip(column, widths)])
+        columns.append([text + " " * (widest - width) for text, width in zip(texts, widths)])
         line.append("-" * widest)
     first, *rows = (" | ".join(row).rstrip() for row in zip(*columns))
     return "\n".join([first, "-|-".join(line), *rows])
@@ -85,7 +86,7 @@ def _width(text: str) -> int:
     return len(text) + sum(east_asian_width(char) in "WF" for char in text)
 
 
-def phase_cell(phase: str) -> str:
+def phase_cell(phase: str) -> Cell:
     """A phase in a table: that of work outside all layers that is not backward is empty there, and "other" in files."""
     return ReportCell("", phase) if phase == OTHER else phase
 
@@ -112,7 +113,7 @@ def branches(
     while waiting:
         item, own, lines, level = waiting.pop()
         of_item = name(item)
-        yield of_item.written(own + of_item) if isinstance(of_item, ReportCell) else own + of_item, item
+        yield own + of_item, item
         children = below(item, level)
         for number in range(len(children) - 1, -1, -1):
             last = number == len(children) - 1

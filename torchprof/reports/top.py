@@ -18,7 +18,7 @@ from torchprof.reports.kernels import short_kernel_name
 from torchprof.reports.notes import about_sums, warnings_of
 from torchprof.reports.ranking import shortened
 from torchprof.reports.text import check_number, phase_cell, printable
-from torchprof.run.cost import ReportCell, format_count, format_share, format_time
+from torchprof.run.cost import Cell, ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.meta import Meta
@@ -163,9 +163,9 @@ class LargestPart(NamedTuple):
     share: float
     amount: int
     layer: int
-    name: str
+    name: Cell
     kind: str
-    phase: str
+    phase: Cell
     work: str
 
 
@@ -211,36 +211,36 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None,
     return drawn if width is not None else stacked(filter(None, [drawn, about_gaps, about_hidden]))
 
 
-def _fit(headings: Sequence[str], table: list[list[str]], width: int) -> None:
+def _fit(headings: Sequence[str], table: list[list[Cell]], width: int) -> None:
     """Shorten the names of layers and work to lines of so many characters: first "(between ops)" before a source line
     and the folders of its file, then the middle of the longer names, then that of classes."""
     name, kind, work = 2, 3, 5
     if _line_width(headings, table) > width:
         for row in table:
-            row[work] = _shown_as(row[work], _FOLDERS.sub("", row[work].removeprefix(f"{BETWEEN_OPS}, ")))
-    longest = [max((len(row[at]) for row in table), default=0) for at in (name, work)]
+            row[work] = _shown_as(row[work], _FOLDERS.sub("", str(row[work]).removeprefix(f"{BETWEEN_OPS}, ")))
+    longest = [max((len(str(row[at])) for row in table), default=0) for at in (name, work)]
     room = sum(longest) - max(_line_width(headings, table) - width, 0)
     for at, length, other in zip((name, work), longest, reversed(longest)):
         _shorten(table, at, max(room - other, room // 2, _LEAST_NAME) - length)
     _shorten(table, kind, width - _line_width(headings, table))
 
 
-def _shorten(table: list[list[str]], at: int, change: int) -> None:
+def _shorten(table: list[list[Cell]], at: int, change: int) -> None:
     """Make the longest names of a column shorter by ``-change`` characters; nothing if that is not negative."""
-    most = max((len(row[at]) for row in table), default=0) + change
+    most = max((len(str(row[at])) for row in table), default=0) + change
     for row in table if change < 0 else ():
-        row[at] = _shown_as(row[at], shortened(row[at], max(most, 1)))
+        row[at] = _shown_as(row[at], shortened(str(row[at]), max(most, 1)))
 
 
-def _shown_as(cell: str, text: str) -> str:
+def _shown_as(cell: Cell, text: str) -> Cell:
     """A cell with another text; its data stays."""
-    if cell == text:
+    if str(cell) == text:
         return cell
     return cell.written(text) if isinstance(cell, ReportCell) else ReportCell(text, cell)
 
 
-def _line_width(headings: Sequence[str], table: Sequence[Sequence[str]]) -> int:
-    return sum(max(map(len, column)) for column in zip(headings, *table)) + _GAP * (len(headings) - 1)
+def _line_width(headings: Sequence[str], table: Sequence[Sequence[Cell]]) -> int:
+    return sum(max(len(str(cell)) for cell in column) for column in zip(headings, *table)) + _GAP * (len(headings) - 1)
 
 
 def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
@@ -256,7 +256,7 @@ def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart
     return rows
 
 
-def _name_of(run: Run, row: Sequence[WorkPart], parts: Mapping[WorkPart, int]) -> str:
+def _name_of(run: Run, row: Sequence[WorkPart], parts: Mapping[WorkPart, int]) -> Cell:
     """The layer of a row, or the pattern of its layers, how many they are, and which of them are slower."""
     where = row[0].where
     if len(row) == 1:

@@ -11,7 +11,8 @@ from torchprof.analyze.report import ReportTable, Section, stacked
 from torchprof.reports import report
 from torchprof.reports.entries import Entry, all_entries, entries_of, keep_top, mark_path, sort_entries, what_is_hidden
 from torchprof.reports.notes import about_flops, about_sums, warnings_of
-from torchprof.reports.text import branches, check_number, heat, painted, printable, with_suffix
+from torchprof.reports.text import branches, check_number, heat, painted, printable
+from torchprof.run.cost import Cell
 from torchprof.run.run import Run
 
 HOT = "◄"  # after the names of layers on the hottest path
@@ -67,8 +68,8 @@ def tree(
     table = table_of(run, show_events=show_events, depth=depth, sort_by=sort_by, top=top, hot=hot)
     color = color and tablefmt is None
 
-    def cells(text: str, entry: Entry) -> Iterator[str]:
-        name = with_suffix(text, f" {HOT}") if entry.hot else text
+    def cells(text: str, entry: Entry) -> Iterator[Cell]:
+        name = entry.cell(f"{text} {HOT}" if entry.hot else text)
         yield painted(name, _BOLD) if color and entry.hot else name
         for column in table.columns:
             whole = table.wholes[column]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import add, attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 Value = str | int | float | None
 """What a cell of a table stands for."""
@@ -34,40 +34,33 @@ class Bound(Enum):
     BLANK = "blank"  # does not apply; shown as an empty cell
 
 
-class ReportCell(str):
-    """The text of a figure or of an id, as a table shows it, with what it stands for.
+@dataclass(slots=True)  # not frozen: a table makes thousands
+class ReportCell:
+    """A cell of a table that is a figure or an id.
 
+    - ``text``: what a table shows; also ``str()`` of the cell.
     - ``value``: the number in ``unit``, or the id as files write it: the path of a layer. None: unknown.
     - ``unit``: "ns", "bytes", "count", "per second", "share" (a fraction of 1), "ratio"; "" for text.
     - ``at_least``: the number is a lower bound.
     - ``ids``: more ids of the row, by name, such as the layer that an operator ran in.
     """
 
-    __slots__ = ("at_least", "ids", "unit", "value")
+    text: str
+    value: Value = None
+    unit: str = ""
+    at_least: bool = False
+    ids: Mapping[str, Value | list[str]] = field(default_factory=dict)
 
-    value: Value
-    unit: str
-    at_least: bool
-    ids: Mapping[str, Value | list[str]]
-
-    def __new__(
-        cls,
-        text: str,
-        value: Value = None,
-        unit: str = "",
-        at_least: bool = False,
-        ids: Mapping[str, Value | list[str]] | None = None,
-    ) -> ReportCell:
-        cell = super().__new__(cls, text)
-        cell.value = value
-        cell.unit = unit
-        cell.at_least = at_least
-        cell.ids = ids or {}
-        return cell
+    def __str__(self) -> str:
+        return self.text
 
     def written(self, text: str) -> ReportCell:
         """The same with another text."""
-        return ReportCell(text, self.value, self.unit, self.at_least, self.ids)
+        return replace(self, text=text)
+
+
+Cell: TypeAlias = str | ReportCell
+"""A cell of a table: a figure or an id, or other text."""
 
 
 class Figure(NamedTuple):
@@ -86,7 +79,7 @@ class Figure(NamedTuple):
         """Whether there is a number to show."""
         return self.bound in (Bound.EXACT, Bound.AT_LEAST)
 
-    def text(self, write: Callable[[float], ReportCell]) -> str:
+    def text(self, write: Callable[[float], ReportCell]) -> Cell:
         """The text of a table cell; ``write`` formats the value with its unit."""
         if not self.is_known:
             return UNKNOWN if self.bound is Bound.UNKNOWN else ""
@@ -119,8 +112,8 @@ class Shown:
 
 
 def _shown(heading: str, unit: Unit, sign: int = 1, lower_bound_if: str | None = None) -> int:
-    field: int = dataclasses.field(default=0, metadata={"shown": Shown(heading, unit, sign, lower_bound_if)})
-    return field
+    shown: int = field(default=0, metadata={"shown": Shown(heading, unit, sign, lower_bound_if)})
+    return shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +191,10 @@ class Measure:
 def _measures() -> tuple[Measure, ...]:
     fields: dict[str, list[tuple[str, int]]] = {}
     declared: dict[str, Shown] = {}
-    for field in dataclasses.fields(Cost):
-        shown: Shown | None = field.metadata.get("shown")
+    for one in dataclasses.fields(Cost):
+        shown: Shown | None = one.metadata.get("shown")
         if shown is not None:
-            fields.setdefault(shown.heading, []).append((field.name, shown.sign))
+            fields.setdefault(shown.heading, []).append((one.name, shown.sign))
             declared[shown.heading] = shown
     return tuple(
         Measure(heading, shown.unit, tuple(fields[heading]), shown.lower_bound_if)
@@ -253,7 +246,7 @@ def format_count(number: float) -> ReportCell:
 
 def format_rate(per_s: float) -> ReportCell:
     """A count per second, written as a count."""
-    return ReportCell(format_count(per_s), per_s, "per second")
+    return ReportCell(str(format_count(per_s)), per_s, "per second")
 
 
 def format_share(share: float) -> ReportCell:

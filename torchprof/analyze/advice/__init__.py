@@ -71,8 +71,8 @@ class Merged(NamedTuple):
 
     def advice(self, finding: str, remedy: str, rule: str) -> Advice:
         """The finding for all of these layers. Of several it names the one with the largest gain."""
-        figures = [format_time(self.largest.ns)] if self.largest.ns else []
-        figures += [format_memory(self.largest.nbytes)] if self.largest.nbytes else []
+        figures = [str(format_time(self.largest.ns))] if self.largest.ns else []
+        figures += [str(format_memory(self.largest.nbytes))] if self.largest.nbytes else []
         if len(self.layers) > 1 and figures:
             finding = f"{finding} The largest gain is in {self.layers[0]}: up to {' and '.join(figures)}."
         what = "This" if len(self.numbers) == 1 else "A part of this"

@@ -23,7 +23,7 @@ from torchprof.analyze.compare.noise import FEWEST
 from torchprof.analyze.figures import incomplete_phases
 from torchprof.analyze.uncounted import about_uncounted
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import Bound, Figure, Measure, Unit
+from torchprof.run.cost import Bound, Cell, Figure, Measure, Unit
 from torchprof.run.layers import Layer
 from torchprof.run.paths import find
 from torchprof.run.rows import Rows
@@ -317,7 +317,9 @@ def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Quantity) -> str:
         return ""
     if limit.share is not None:
         parts = diff.largest_parts(pair, quantity)
-        texts = [(one, f"+{quantity.text(change.difference or 0)}") for one, change in parts.layers]
+        texts: list[tuple[Pair, Cell]] = [
+            (one, f"+{quantity.text(change.difference or 0)}") for one, change in parts.layers
+        ]
         lead = "Most of the difference" if parts.hold_most else f"The largest part{parts.ending} of the difference"
         lead += parts.beyond_noise
     else:

@@ -20,7 +20,9 @@ def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None =
     whole = [f"- {plain(sentence)}" for sentence in whole_of(diff)]
     lines += [*whole, ""] if whole else []
     lines += [line([*map(plain, view.headings)]), line([":--", *["--:"] * (len(view.headings) - 1)])]
-    lines += [line([cell(named(pair)), *map(plain, view.cells(pair))]) for pair in view.pairs]
+    lines += [
+        line([cell(str(named(pair))), *(plain(str(figure)) for figure in view.cells(pair))]) for pair in view.pairs
+    ]
     for what, texts in (*changes_of_layers(diff), ("", (*view.notes, *diff.notes, *diff.warnings))):
         lines.append("")
         lines += [f"- {what}: {code(text)}" if what else f"- {plain(text)}" for text in texts]

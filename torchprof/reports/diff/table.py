@@ -24,7 +24,7 @@ from torchprof.analyze.report import ReportTable, Section, spaced, stacked
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import report
 from torchprof.reports.text import check_number, printable
-from torchprof.run.cost import UNKNOWN, ReportCell, Unit
+from torchprof.run.cost import UNKNOWN, Cell, ReportCell, Unit
 from torchprof.run.words import FORWARD
 
 _LARGEST = 3  # the number of layers that the headline names beyond noise
@@ -81,11 +81,11 @@ class View:
         main = [f"{name} before", f"{name} after", "Difference", "Ratio", "Verdict"]
         return ["Layer", *main, *(f"Δ {quantity.heading}" for quantity in self.others)]
 
-    def cells(self, pair: Pair) -> list[str]:
+    def cells(self, pair: Pair) -> list[Cell]:
         """The cells of a row after its name."""
         change = pair.changes.get(self.main.key)
         if change is None:
-            main = [""] * 5
+            main: list[Cell] = [""] * 5
         else:
             absent = (pair.how == ADDED, pair.how == REMOVED)
             main = ["" if absent[side] else value_text(self.main, change, side) for side in (0, 1)]
@@ -209,7 +209,7 @@ def _notes(
         yield "? and noise unknown: too few calls or steps for a test. See docs/compare.md."
 
 
-def value_text(quantity: Quantity, change: Change, side: int) -> str:
+def value_text(quantity: Quantity, change: Change, side: int) -> Cell:
     """The value of a quantity before (``side`` 0) or after (1)."""
     return change.figure(side).text(quantity.text)
 
@@ -219,7 +219,7 @@ def signed(quantity: Quantity, difference: float) -> ReportCell:
     return text.written(f"+{text}") if difference > 0 else text
 
 
-def ratio_text(change: Change) -> str:
+def ratio_text(change: Change) -> Cell:
     return "" if change.ratio is None else ReportCell(f"{change.ratio:.2f}×", change.ratio, "ratio")
 
 
@@ -235,7 +235,7 @@ def percent(ratio: float) -> str:
     return f"{ratio - 1:+.1%}" if ratio < 10 else f"×{ratio:.0f}"
 
 
-def _difference(pair: Pair, quantity: Quantity) -> str:
+def _difference(pair: Pair, quantity: Quantity) -> Cell:
     """The cell of a difference, with its share."""
     change = pair.changes.get(quantity.key)
     if change is None:
@@ -250,7 +250,7 @@ def _difference(pair: Pair, quantity: Quantity) -> str:
     return difference.written(f"{mark}{difference}{_share(change)}")
 
 
-def named(pair: Pair) -> str:
+def named(pair: Pair) -> Cell:
     """The printable path of a layer, marked if it was moved, renamed, added or removed."""
     path = ".".join(pair.path)
     name = printable(path)

@@ -25,9 +25,9 @@ def largest_places(run: Run) -> dict[str, Any]:
                 "share": one.share,
                 "amount": one.amount,
                 "path": run.layers[one.layer].path if one.layer >= 0 else [layer_name(run, one.layer)],
-                "layer": one.name,
+                "layer": str(one.name),
                 "kind": one.kind,
-                "phase": one.phase,
+                "phase": str(one.phase),
                 "work": one.work,
             }
             for one in found

@@ -1,0 +1,15 @@
+"""Figures as the text of a table's cell."""
+
+from torchprof.run import cost
+
+
+def format_time(ns: float) -> str:
+    return str(cost.format_time(ns))
+
+
+def format_memory(nbytes: int) -> str:
+    return str(cost.format_memory(nbytes))
+
+
+def format_count(number: float) -> str:
+    return str(cost.format_count(number))
