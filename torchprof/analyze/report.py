@@ -37,10 +37,11 @@ class Continued(list[Cell]):
 @dataclass(frozen=True)
 class Section:
     """Parts of a report, one after the other, with a ``separator`` between their texts. It is false if it has no
-    text."""
+    text. ``has_warnings``: its parts are the run's warnings."""
 
     parts: Sequence[Part]
     separator: str = "\n"
+    has_warnings: bool = False
 
     def __bool__(self) -> bool:
         return any(self.parts) or (len(self.parts) > 1 and bool(self.separator))
@@ -51,13 +52,21 @@ Part: TypeAlias = str | ReportTable | Section
 
 
 def stacked(parts: Iterable[Part]) -> Section:
-    """The parts below each other."""
-    return Section([*parts])
+    """The parts below each other; empty sections are left out, and an empty text is an empty line."""
+    return Section([part for part in parts if part or isinstance(part, str)])
 
 
 def spaced(parts: Iterable[Part]) -> Section:
     """The parts with an empty line between them; empty parts are left out."""
     return Section([part for part in parts if part], "\n\n")
+
+
+def without_warnings(part: Part) -> Part:
+    """A report without the run's warnings, where other text has them."""
+    if not isinstance(part, Section):
+        return part
+    inner = [without_warnings(part) for part in part.parts if not (isinstance(part, Section) and part.has_warnings)]
+    return replace(part, parts=[part for part in inner if part or isinstance(part, str)])
 
 
 def tables_and_sentences(part: Part) -> Iterator[ReportTable | str]:

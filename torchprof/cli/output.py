@@ -9,22 +9,20 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torchprof
-from torchprof.analyze.report import Part, spaced
+from torchprof.analyze.report import Part, spaced, without_warnings
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options
 from torchprof.errors import TorchprofError, some
-from torchprof.reports import options_of
+from torchprof.reports import content_of, options_of
 from torchprof.reports.notes import legend
 from torchprof.reports.overview import other_notes, short_tree, terminal_width
 from torchprof.reports.text import text_of
 from torchprof.reports.top import largest_parts, title_of_parts
 from torchprof.reports.verdict import verdict
 from torchprof.run.outputs import ReportText
-from torchprof.run.warnings import Caveat
 
 if TYPE_CHECKING:
     from torchprof.analyze.advice import Advice
@@ -112,14 +110,6 @@ def print_all(run: torchprof.Run, arguments: argparse.Namespace, files: Files) -
     print(f"torchprof: {some([*files.saved, *files.traces])}.{timed}\n", *sections, sep="\n")
 
 
-class _WarningsShown(torchprof.Run):
-    """A run without warnings: they were shown already."""
-
-    @property
-    def warnings(self) -> tuple[Caveat, ...]:
-        return ()
-
-
 def sections_of(
     run: torchprof.Run, arguments: argparse.Namespace, color: bool, *, command: str = "", is_trace: bool = False
 ) -> Iterator[str]:
@@ -144,32 +134,33 @@ def _sections(
 
     found = advise(run)
     yield text_of(spaced(verdict(run, terminal_width(), found)))
-    without_warnings = _WarningsShown(**{field.name: getattr(run, field.name) for field in fields(run)})
     if len(run.metas) > 1:
-        yield section("The ranks", without_warnings.report("ranks"))
+        yield section("The ranks", _without_warnings(run, "ranks"))
     notes = "\n".join(other_notes(run))
     places = spaced([*largest_parts(run, _PLACES_SHOWN, width=terminal_width()), notes])
     yield section(title_of_parts(run), places)
-    # The sections above have the warnings and the missing ranks, so the sections below do not repeat them. Only the
-    # report on ranks needs the size of the job, since its verdicts depend on it.
-    environment, advice = run.meta.environment, _advice(run, found, command, is_trace)
-    run = replace(without_warnings, metas=tuple(replace(meta, world_size=1) for meta in run.metas))
+    # The sections above have the warnings, so those below do not repeat them.
+    advice = _advice(run, found, command, is_trace)
     depth = _depth(run, arguments)
     if run.layers:
         yield section("The layers", _layers(run, arguments, color))
     if advice:
         yield section("Findings", advice)
     if run.device_times:
-        yield section("The devices", run.report("device"))
+        yield section("The devices", _without_warnings(run, "device"))
     if any(time.communication_ns for time in run.device_times):
-        yield section("Communication", run.report("collectives"))
+        yield section("Communication", _without_warnings(run, "collectives"))
     yield from _operators(run)
     if run.memory:
-        yield section("Memory", run.report("memory", depth=depth))
+        yield section("Memory", _without_warnings(run, "memory", depth=depth))
     if arguments.subcommand != "run" and _has_several_calls(run):
-        yield section("One forward call, CPU time", run.report("calls", depth=depth))
-    if environment:
-        yield section("Recorded on", "\n".join(f"  {name:<8} {value}" for name, value in environment))
+        yield section("One forward call, CPU time", _without_warnings(run, "calls", depth=depth))
+    if run.meta.environment:
+        yield section("Recorded on", "\n".join(f"  {name:<8} {value}" for name, value in run.meta.environment))
+
+
+def _without_warnings(run: torchprof.Run, report: str, **options: Any) -> Part:
+    return without_warnings(content_of(report, run, options))
 
 
 def section(title: str, part: Part) -> str:
@@ -197,17 +188,17 @@ def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> s
         return text_of(short_tree(run, _LAYERS_SHOWN, terminal_width(), _whole(run), color=color))
     deepest = max(len(layer.path) for layer in run.layers) - 1
     hidden = "" if options.get("depth", deepest) >= deepest else f"\nDeeper layers are hidden: {_whole(run)}"
-    return f"{run.report('tree', color=color, **options)}{hidden}"
+    return f"{text_of(_without_warnings(run, 'tree', color=color, **options))}{hidden}"
 
 
 def _operators(run: torchprof.Run) -> Iterator[str]:
     if "cpu_ns" not in run.meta.measured and run.device_times:  # a trace without CPU events
-        yield section("The kernels", run.report("kernels", row_limit=_OPERATORS_SHOWN))
+        yield section("The kernels", _without_warnings(run, "kernels", row_limit=_OPERATORS_SHOWN))
         return
     if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
-        yield section("The operators", run.report("ops", row_limit=_OPERATORS_SHOWN))
+        yield section("The operators", _without_warnings(run, "ops", row_limit=_OPERATORS_SHOWN))
     if "cpu_ns" in run.meta.measured:
-        yield section("Between the operators", run.report("python", limit=_GAPS_SHOWN))
+        yield section("Between the operators", _without_warnings(run, "python", limit=_GAPS_SHOWN))
 
 
 def _advice(run: torchprof.Run, found: Sequence[Advice], command: str, is_trace: bool) -> str:

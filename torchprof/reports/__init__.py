@@ -96,14 +96,18 @@ def render(name: str | None, value: object, options: Mapping[str, Any], *, of: s
             raise TorchprofError(f"Options are of one report: which one? {suggest('', known(of), every=True)}")
         reports = list_of_reports(of)
         return ReportText(reports, "reports", reports)
+    content = content_of(name, value, options, of=of)
+    return ReportText(text_of(content), name, content if known(of)[name].answers else None)
+
+
+def content_of(name: str, value: object, options: Mapping[str, Any], *, of: str = "run") -> Part:
+    """The report of that name. Raises TorchprofError as ``render``."""
     accepted = options_of(name, of=of)
     for option in options:
         if option not in accepted:
             choice = suggest(option, accepted) if accepted else "It has none."
             raise TorchprofError(f"The report {name!r} has no option {option!r}. {choice}")
-    found = known(of)[name]
-    content = found.write(value, **options)
-    return ReportText(text_of(content), name, content if found.answers else None)
+    return known(of)[name].write(value, **options)
 
 
 def options_of(name: str, *, of: str = "run") -> list[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from torchprof.analyze.report import Part, ReportTable, spaced, stacked
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
-from torchprof.reports.notes import about_sums, warnings_of
+from torchprof.reports.notes import about_sums, warnings_below
 from torchprof.reports.text import phase_cell, printable
 from torchprof.run.collectives import Collective, collective_of, shows_collective
 from torchprof.run.cost import (
@@ -119,7 +119,7 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
     ``tablefmt``: any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
     uses = list(_uses(run))
-    warnings = [*about_sums(run), *warnings_of(run)]
+    warnings: list[Part] = [*about_sums(run), warnings_below(run)]
     if not uses:
         return stacked(["This run recorded no communication between ranks.", *warnings])
     names = {False: run.meta.device_heading, True: "CPU"}

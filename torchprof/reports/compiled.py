@@ -7,11 +7,11 @@ from pathlib import PurePath
 
 from torchprof.analyze.compiled import Compiled, PhaseOfRegion, compiled_in, python_name
 from torchprof.analyze.records import layer_name
-from torchprof.analyze.report import Part, ReportTable, stacked
+from torchprof.analyze.report import Part, ReportTable, spaced, stacked
 from torchprof.analyze.time_parts import FIRST_CALL, LATER_CALLS, NO_GRAD, time_parts
 from torchprof.errors import some
 from torchprof.reports import report
-from torchprof.reports.notes import about_sums, warnings_of
+from torchprof.reports.notes import about_sums, warnings_below
 from torchprof.reports.text import printable
 from torchprof.run.cost import UNKNOWN, Cell, Cost, format_number, format_time, short_time
 from torchprof.run.meta import Compilation
@@ -40,8 +40,8 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
     """
     found = compiled_in(run)
     uses = found.uses
-    notes = [*_breaks(run, found), *_times(run, found), *about_sums(run)]
-    notes += [*map(printable, warnings_of(run, without=["graph_breaks"]))]  # the table has their reasons
+    notes: list[Part] = [*_breaks(run, found), *_times(run, found), *about_sums(run)]
+    notes.append(warnings_below(run, without=["graph_breaks"]))  # the table has their reasons
     history = _history(run, tablefmt)
     if not uses:
         return stacked(["No code of torch.compile ran during the recording.", *history, *notes])
@@ -64,7 +64,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
             cells += [texts.get(part, "") for part in parts]
         table.append(cells)
     text = ReportTable(headings, table, tablefmt)
-    return stacked([text, *history, *([""] if notes else []), *notes])
+    return spaced([stacked([text, *history]), stacked(notes)])
 
 
 def compiled_in_short(run: Run) -> str:

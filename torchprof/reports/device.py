@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torchprof.analyze.report import Part, ReportTable, Section, spaced, stacked
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
-from torchprof.reports.notes import warnings_of
+from torchprof.reports.notes import warnings_below
 from torchprof.reports.text import printable
 from torchprof.run.cost import Cell, format_number, format_share, format_time
 from torchprof.run.meta import Meta
@@ -42,8 +42,7 @@ def device(run: Run, *, tablefmt: str | None = None) -> Section:
     if not texts:
         wall = run.meta.wall_ns
         texts.append(f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}.")
-    warnings = warnings_of(run)
-    return spaced([*texts, stacked(warnings)])
+    return spaced([*texts, warnings_below(run)])
 
 
 def _refuse_unknown(run: Run) -> None:

@@ -46,7 +46,8 @@ def markdown(
             str(column.text(entry.figures, table.wholes[column] if percent else None)) for column in table.columns
         ]
         lines.append(line([cell(name) + f" {HOT}" * entry.hot, *figures]))
-    return "\n".join([*lines, *([""] if table.notes else []), *(f"- {plain(note)}" for note in table.notes)])
+    notes = [*table.notes, *table.warnings]
+    return "\n".join([*lines, *([""] if notes else []), *(f"- {plain(note)}" for note in notes)])
 
 
 def _facts(run: Run) -> Iterator[str]:

@@ -12,7 +12,7 @@ from torchprof.reports.entries import keep_top, sort_entries, what_is_hidden
 from torchprof.reports.memory_layers import MemoryUse, columns_of_phases, draw_entries, entries_of_device
 from torchprof.reports.memory_over_time import picture
 from torchprof.reports.memory_peak import about_peak, name_of_device
-from torchprof.reports.notes import summed_over, warnings_of
+from torchprof.reports.notes import summed_over, warnings_below
 from torchprof.reports.text import check_number
 from torchprof.run.run import Run
 from torchprof.run.words import PHASES
@@ -109,9 +109,9 @@ def _about_columns(run: Run) -> Iterator[str]:
         )
 
 
-def _notes(run: Run) -> list[str]:
+def _notes(run: Run) -> list[Part]:
     """The sentences below the tables, the run's warnings last."""
-    notes = warnings_of(run)
+    notes: list[Part] = [warnings_below(run)]
     if any(memory.before is None for memory in run.memory):
         notes.insert(0, "Memory from before the recording is unknown, and its frees: peaks may be lower than shown.")
     if run.timeline is not None and len(run.metas) > 1:

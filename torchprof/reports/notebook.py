@@ -71,7 +71,7 @@ def notebook(run: Run, *, depth: int | None = None) -> str:
             cells.append(f"<td{bar}>{_text(str(column.text(entry.figures, None)))}</td>")
         rows.append(f"<tr>{''.join(cells)}</tr>\n")
     headings = "".join(f"<th>{_text(heading)}</th>" for heading in ["Module", *(one.heading for one in table.columns)])
-    below = "".join(f"<p>{_text(note)}</p>\n" for note in [*notes, *table.notes])
+    below = "".join(f"<p>{_text(note)}</p>\n" for note in [*notes, *table.notes, *table.warnings])
     return (
         f'<div class="torchprof">\n<style>{_STYLE}</style>\n<div><table>\n<thead><tr>{headings}</tr></thead>\n'
         f"<tbody>\n{''.join(rows)}</tbody>\n</table></div>\n{below}</div>"

@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Iterator
 
 from torchprof.analyze.caveats import about_processors
+from torchprof.analyze.report import Section
+from torchprof.reports.text import printable
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, OUTSIDE_NAME
@@ -56,6 +58,11 @@ def warnings_of(run: Run, without: Collection[str] = ()) -> list[str]:
             f"{hidden} more warnings of single ranks are hidden. run.of_rank(N) has those of rank N."
         ]
     return [*_about_missing_ranks(run), *warnings, *_about_busy_machines(run)]
+
+
+def warnings_below(run: Run, without: Collection[str] = ()) -> Section:
+    """The last part of a report: the warnings of a run, as in ``warnings_of``."""
+    return Section([*map(printable, warnings_of(run, without))], has_warnings=True)
 
 
 def about_times(run: Run) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 
 from torchprof.analyze.report import ReportTable, Section, stacked
 from torchprof.reports import report
-from torchprof.reports.notes import about_sums, warnings_of
+from torchprof.reports.notes import about_sums, warnings_below
 from torchprof.reports.text import check_number, phase_cell
 from torchprof.reports.top import parts_of, source_lines
 from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share, format_time
@@ -51,4 +51,4 @@ def python(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt:
     text = ReportTable(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table, tablefmt)
     hidden = 0 if limit is None else max(len(parts) - limit, 0)
     more = [f"Layers with less are hidden: {hidden}."] if hidden else []
-    return stacked([text, *more, *about_sums(run), *warnings_of(run)])
+    return stacked([text, *more, *about_sums(run), warnings_below(run)])

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from torchprof.analyze.columns import CallsColumn, Column, CostColumn, column_called, columns_of
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.operators import Operator
-from torchprof.analyze.report import Continued, ReportTable, Section, stacked
-from torchprof.reports.notes import about_sums, warnings_of
+from torchprof.analyze.report import Continued, Part, ReportTable, Section, spaced, stacked
+from torchprof.reports.notes import about_sums, warnings_below
 from torchprof.reports.text import check_number, printable, rows_hidden
 from torchprof.run.cost import Bound, Cell, Cost, Figure, ReportCell, Unit, format_time
 from torchprof.run.lockstep import range_in_words
@@ -184,8 +184,8 @@ def ranked(
     table = [row for line in shown for row in _rows(line, every, wholes)]
     text = ReportTable([column.heading for column in every], table, tablefmt)
     hidden = [_hidden(len(lines), len(shown), order)] if len(shown) < len(lines) else []
-    below = [*notes, *hidden, *about_sums(run), *warnings_of(run)]
-    return stacked([text, *([""] if below else []), *below])
+    below: list[Part] = [*notes, *hidden, *about_sums(run), warnings_below(run)]
+    return spaced([text, stacked(below)])
 
 
 def _hidden(all_lines: int, shown: int, order: Column) -> str:

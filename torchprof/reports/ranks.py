@@ -52,7 +52,7 @@ def ranks(
     if balance.collectives:
         sections.append(table_of_collectives(run, balance, limit, tablefmt))
     warnings = warnings_of(run)[1 if run.missing_ranks else 0 :]  # the sentences name missing ranks already
-    return spaced([*sections, stacked(map(printable, warnings))])
+    return spaced([*sections, Section([*map(printable, warnings)], has_warnings=True)])
 
 
 def _of_one_rank(run: Run) -> str:

@@ -9,7 +9,7 @@ from operator import attrgetter, itemgetter
 from torchprof.analyze.report import Part, ReportTable, Section, spaced, stacked
 from torchprof.errors import TorchprofError
 from torchprof.reports import report
-from torchprof.reports.notes import warnings_of
+from torchprof.reports.notes import warnings_below
 from torchprof.reports.text import branches, check_number
 from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time
 from torchprof.run.meta import Meta
@@ -67,8 +67,7 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
             texts.append(ReportTable(headings, table, tablefmt).of(name, rank=meta.rank))
         notes += _ends_of_steps(loop)
         notes += _outside_of_steps(loop)
-    notes += warnings_of(run)
-    return spaced([*texts, stacked(notes)])
+    return spaced([*texts, stacked([*notes, warnings_below(run)])])
 
 
 @dataclass(frozen=True)

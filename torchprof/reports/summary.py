@@ -10,7 +10,7 @@ from torchprof.analyze.report import Part, ReportTable, Section, spaced, stacked
 from torchprof.analyze.utilization import dtype_of_most_macs, peak_of
 from torchprof.analyze.varying import varying_calls, varying_work
 from torchprof.reports import report
-from torchprof.reports.notes import warnings_of
+from torchprof.reports.notes import warnings_below
 from torchprof.reports.text import branches, check_number, printable
 from torchprof.run.cost import (
     MEASURES,
@@ -58,7 +58,7 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
     Raises TorchprofError for an unknown format and a negative depth.
     """
     check_number("depth", depth, "levels")
-    notes = [*_about_processors(run), *warnings_of(run)]
+    notes: list[Part] = [*_about_processors(run), warnings_below(run)]
     if len(run.metas) > 1:
         everyone = ranks_in_words(meta.rank for meta in run.metas)
         notes.insert(0, f"All this is rank {run.meta.rank}'s, of {everyone}: run.of_rank(N) has what is rank N's.")

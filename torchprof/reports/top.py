@@ -15,7 +15,7 @@ from torchprof.analyze.report import Part, ReportTable, Section, spaced, stacked
 from torchprof.errors import some
 from torchprof.reports import report
 from torchprof.reports.kernels import short_kernel_name
-from torchprof.reports.notes import about_sums, warnings_of
+from torchprof.reports.notes import about_sums, warnings_below
 from torchprof.reports.ranking import shortened
 from torchprof.reports.text import check_number, phase_cell, printable
 from torchprof.run.cost import Cell, ReportCell, format_count, format_share, format_time
@@ -109,7 +109,7 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> Section:
     and an unknown format.
     """
     check_number("limit", limit, "parts")
-    notes = [*about_sums(run), *warnings_of(run)]
+    notes: list[Part] = [*about_sums(run), warnings_below(run)]
     return spaced([*largest_parts(run, limit, tablefmt), stacked(notes)])
 
 

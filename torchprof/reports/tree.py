@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from torchprof.analyze.columns import Column, column_called, columns_of, default_column, hot_path_column
-from torchprof.analyze.report import ReportTable, Section, stacked
+from torchprof.analyze.report import Part, ReportTable, Section, spaced, stacked
 from torchprof.reports import report
 from torchprof.reports.entries import Entry, all_entries, entries_of, keep_top, mark_path, sort_entries, what_is_hidden
 from torchprof.reports.notes import about_flops, about_sums, warnings_of
@@ -23,13 +23,14 @@ class TreeTable(NamedTuple):
     """The content of a tree table, for any format.
 
     ``rows``: the entries in their order, each with its name after the lines of the tree. ``wholes``: what 100 % is in
-    each column. ``notes``: the sentences below the table, warnings last.
+    each column. ``notes``: the sentences below the table, then the run's ``warnings``.
     """
 
     columns: list[Column]
     rows: list[tuple[str, Entry]]
     wholes: dict[Column, float | None]
     notes: list[str]
+    warnings: list[str]
 
 
 @report("tree", "every layer, with self and total of all that was measured", answers="time", suffix=".txt")
@@ -82,7 +83,8 @@ def tree(
         [[*cells(text, entry)] for text, entry in table.rows],
         tablefmt,
     )
-    return stacked([text, *([""] if table.notes else []), *table.notes])
+    below: list[Part] = [*table.notes, Section(table.warnings, has_warnings=True)]
+    return spaced([text, stacked(below)])
 
 
 def table_of(
@@ -121,5 +123,6 @@ def table_of(
     rows = [*branches([line for line in lines if line.shown], attrgetter("name"), below)]
     if any(frame.kind == "label" for within in run.rows.within for around in within for frame in around.frames):
         notes.append("The total of a label holds the layers called in it, which have rows of their own, too.")
-    notes += [*about_flops(run), *about_sums(run), *map(printable, warnings_of(run))]
-    return TreeTable(columns, rows, {column: column.whole(figures) for column in columns}, notes)
+    notes += [*about_flops(run), *about_sums(run)]
+    wholes = {column: column.whole(figures) for column in columns}
+    return TreeTable(columns, rows, wholes, notes, [*map(printable, warnings_of(run))])
