@@ -73,7 +73,7 @@ docs: $(DOCS)
 notebooks: $(TOOLS)
 	cd docs/notebooks && PYTHONWARNINGS=ignore $(abspath $(BIN))/jupyter execute --inplace *.ipynb
 
-# Every message that a user can meet, in one file to read them side by side: a test compares it with the source.
+# Every message that a user can meet, to read them side by side.
 messages: $(READY)
 	cd test && $(abspath $(BIN))/python -m build.messages
 

@@ -29,7 +29,7 @@ with torchprof.Profile(model, use_cuda=cuda, compile_layers=True, schedule=sched
         optimizer.zero_grad()
         prof.step()
 
-print(prof.run.report("top", limit=12))
+print(prof.run.report("top", top=12))
 print()
 print(prof.display(depth=3))
 print()

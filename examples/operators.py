@@ -34,20 +34,20 @@ with torchprof.Profile(model, use_cuda=cuda, with_flops=True, record_shapes=True
 run = prof.run
 
 print("The operators of the whole step, the largest self time first:\n")
-print(run.report("ops", row_limit=10))
+print(run.report("ops", top=10))
 
 print("\nThose that took most with all that runs in them; the loss and the optimizer are labels:\n")
-print(run.report("ops", sort_by="cpu_total", row_limit=10))
+print(run.report("ops", sort_by="cpu_total", top=10))
 
 print("\nForward in the attentions alone, told apart by the shapes that they were called on:\n")
-print(run.report("ops", layer="blocks.*.attention", phase="forward", group_by_input_shape=True, row_limit=6))
+print(run.report("ops", layer="blocks.*.attention", phase="forward", group_by_input_shape=True, top=6))
 
 print("\nWhere in the code the same time was spent:\n")
-print(run.report("ops", layer="blocks.*.attention", phase="forward", group_by_stack_n=2, row_limit=3))
+print(run.report("ops", layer="blocks.*.attention", phase="forward", group_by_stack_n=2, top=3))
 
 print("\nThe other way round: the layers that spend time in aten::addmm:\n")
-print(run.report("ops", op="aten::addmm", row_limit=6))
+print(run.report("ops", op="aten::addmm", top=6))
 
 if cuda:
     print("\nWhat ran on the GPU, and how long it was idle:\n")
-    print(run.report("kernels", row_limit=12))
+    print(run.report("kernels", top=12))

@@ -378,13 +378,13 @@ def test_the_limit_says_how_many_are_not_shown(monkeypatch) -> None:
     finds(monkeypatch, **{f"rule{at}": [gain(10_000 - at)] for at in range(30)})
     run = microseconds(100)
     assert "\n20. Saves" in run.report("advice")
-    assert "\n\n10 more findings are not shown: limit=None shows all.\n\n" in run.report("advice")
-    assert "\n\n1 more finding is not shown: limit=None shows all.\n\n" in run.report("advice", limit=29)
-    assert "not shown" not in run.report("advice", limit=30)
-    assert "\n30. Saves" in run.report("advice", limit=None) and "not shown" not in run.report("advice", limit=None)
-    assert "1. Saves" not in run.report("advice", limit=0)
-    with pytest.raises(TorchprofError, match="limit is a number of findings"):
-        run.report("advice", limit=-1)
+    assert "\n\n10 more findings are not shown: top=None shows all.\n\n" in run.report("advice")
+    assert "\n\n1 more finding is not shown: top=None shows all.\n\n" in run.report("advice", top=29)
+    assert "not shown" not in run.report("advice", top=30)
+    assert "\n30. Saves" in run.report("advice", top=None) and "not shown" not in run.report("advice", top=None)
+    assert "1. Saves" not in run.report("advice", top=0)
+    with pytest.raises(TorchprofError, match="top is a number of findings"):
+        run.report("advice", top=-1)
 
 
 def test_lines_fit_a_terminal_and_names_stay_text(monkeypatch) -> None:

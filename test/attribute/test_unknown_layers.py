@@ -320,7 +320,7 @@ def test_an_unknown_class_is_empty_in_files() -> None:
 
 def test_an_unknown_class_is_blank_in_the_largest_parts() -> None:
     def largest(run: Run) -> list[str]:
-        return cells(run.report("top", limit=1))[0][2:4]
+        return cells(run.report("top", top=1))[0][2:4]
 
     assert largest(of_ranges()) == ["## forward ##.block 1.a/b <x>.é", ""]
     assert largest(of_modules()) == ["Net_0.Linear_0", "Linear"]

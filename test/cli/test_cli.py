@@ -587,16 +587,16 @@ def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture
         assert capsys.readouterr().out == run.report(report) + "\n"
     assert main(["show", "run.json", "--report", "memory", "--depth", "0", "--tablefmt", "github"]) == 0
     assert capsys.readouterr().out == run.report("memory", depth=0, tablefmt="github") + "\n"
-    of_op = run.report("ops", op="aten::linear", row_limit=1, phase="forward")
+    of_op = run.report("ops", op="aten::linear", top=1, phase="forward")
     for options, expected in (
-        (["--report", "ops", "--top", "3"], run.report("ops", row_limit=3)),
+        (["--report", "ops", "--top", "3"], run.report("ops", top=3)),
         (["--report", "ops", "--layer", "body", "--by-shape"], None),
         (
             ["--report", "ops", "--op", "aten::linear", "--top", "1", "--phase", "forward"],
             of_op,
         ),
-        (["--report", "top", "--top", "2"], run.report("top", limit=2)),
-        (["--report", "advice", "--top", "1"], run.report("advice", limit=1)),
+        (["--report", "top", "--top", "2"], run.report("top", top=2)),
+        (["--report", "advice", "--top", "1"], run.report("advice", top=1)),
     ):
         assert main(["show", "run.json", *options]) == (0 if expected else 2)
         out, err = capsys.readouterr()
@@ -631,10 +631,10 @@ def test_show_prints_all_sections_and_with_table_options_only_the_table(
     out = capsys.readouterr().out
     for text in (
         run.report("headline"),
-        run.report("top", limit=5),
+        run.report("top", top=5),
         run.report("overview", places=0, width=terminal_width()).split("\n\n")[1],
-        run.report("ops", row_limit=12),
-        run.report("python", limit=5),
+        run.report("ops", top=12),
+        run.report("python", top=5),
         run.report("memory", depth=1),
         run.report("calls", depth=1),
     ):
@@ -912,7 +912,7 @@ def test_json_is_the_data_of_the_chosen_report_and_all_of_stdout(net: Path, caps
     ):
         for options, name, expected in (
             ([], "overview", {}),
-            (["--report", "ops", "--top", "3"], "ops", {"row_limit": 3}),
+            (["--report", "ops", "--top", "3"], "ops", {"top": 3}),
             (["--depth", "1"], "tree", {"depth": 1}),
             (["--summary"], "summary", {}),
         ):

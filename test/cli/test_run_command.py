@@ -156,7 +156,7 @@ def test_the_whole_report_of_a_training_script(tmp_path: Path) -> None:
     [start_up] = [warning for warning in found.warnings if warning.code == "start_up"]
     assert calls(found) + start_up.facts["calls"] == 256 // 32 + 256 // 64 and start_up.facts["calls"] == 1
     assert str(start_up) in report.splitlines()
-    assert "\n".join(found.report("top", limit=5).splitlines()[:7]) in report and found.meta.script == str(
+    assert "\n".join(found.report("top", top=5).splitlines()[:7]) in report and found.meta.script == str(
         SCRIPTS / "train.py"
     )
 

@@ -245,6 +245,6 @@ def test_outside_is_the_same_in_every_view(tmp_path):
     run.export(tmp_path / "run.csv")
     lines = [line for line in (tmp_path / "run.csv").read_text().splitlines() if OUTSIDE_NAME in line]
     assert any(str(outside) in line for line in lines)
-    parts = run.report("top", limit=50).data["tables"][0]["rows"]
+    parts = run.report("top", top=50).data["tables"][0]["rows"]
     assert sum(part["cpu_time"] for part in parts if part["layer"] == OUTSIDE_NAME) == outside
     assert "outside of all layers" in run.report("headline")

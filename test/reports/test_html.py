@@ -802,7 +802,7 @@ def test_the_largest_places_are_those_of_the_terminal(name: str, look: Callable[
     page = look(run)
     tables = [
         [re.split(r" *\| ", line) for line in section.splitlines()[2:] if " | " in line]
-        for section in run.report("top", limit=5).split("\n\n")
+        for section in run.report("top", top=5).split("\n\n")
         if section.lstrip().startswith("Share")
     ]
     shown = page.evaluate(f"[...document.querySelectorAll('.largest .sheet')].map({READ_SHEET_ROWS})")

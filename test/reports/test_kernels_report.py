@@ -60,7 +60,7 @@ def test_selected_layers_one_phase_and_another_order() -> None:
     assert [one[2] for one in cells_of(run.report("kernels", sort_by="module"))] == [
         *("(outside)", "Net.a", "Net.a", "Net.b.0")
     ]
-    assert run.report("kernels", row_limit=1).endswith("\n3 rows are hidden: shown is the largest by CUDA total.")
+    assert run.report("kernels", top=1).endswith("\n3 rows are hidden: shown is the largest by CUDA total.")
 
 
 def cells_of(report: str) -> list[list[str]]:
@@ -203,7 +203,7 @@ def test_full_names_on_request() -> None:
         (CUDA, {"layer": "c"}, ["No module", "'c'"]),
         (CUDA, {"phase": "fore"}, ["no phase 'fore'"]),
         (CUDA, {"sort_by": "cpu_total"}, ["no column 'cpu_total'", "cuda_total"]),
-        (CUDA, {"row_limit": -3}, ["row_limit", "-3"]),
+        (CUDA, {"top": -3}, ["top", "-3"]),
         (CUDA, {"tablefmt": "nice"}, ["no format 'nice'"]),
         (CUDA, {"op": "aten::mm"}, ["no option 'op'"]),
     ],

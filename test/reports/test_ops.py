@@ -611,18 +611,18 @@ def test_sorting_takes_headings_keys_and_torchs_names() -> None:
         assert names(device.report("ops", sort_by=key)) == names(device.report("ops"))
 
 
-def test_row_limit_says_how_many_rows_are_hidden() -> None:
+def test_the_table_says_how_many_rows_are_hidden() -> None:
     run = run_of(STEP)
-    table = run.report("ops", row_limit=2)
+    table = run.report("ops", top=2)
     assert names(table) == ["aten::addmm", "aten::mm"]
     assert table.endswith("\n5 rows are hidden: shown are the 2 largest by Self CPU total.")
-    assert run.report("ops", row_limit=6).endswith("\n1 row is hidden: shown are the 6 largest by Self CPU total.")
-    assert run.report("ops", row_limit=1).endswith("\n6 rows are hidden: shown is the largest by Self CPU total.")
-    assert run.report("ops", row_limit=3, sort_by="operator").endswith(
+    assert run.report("ops", top=6).endswith("\n1 row is hidden: shown are the 6 largest by Self CPU total.")
+    assert run.report("ops", top=1).endswith("\n6 rows are hidden: shown is the largest by Self CPU total.")
+    assert run.report("ops", top=3, sort_by="operator").endswith(
         "4 rows are hidden: shown are the 3 first by Operator."
     )
-    assert "hidden" not in run.report("ops", row_limit=7)
-    assert names(run.report("ops", row_limit=0)) == []
+    assert "hidden" not in run.report("ops", top=7)
+    assert names(run.report("ops", top=0)) == []
     assert line(table, "aten::mm")["CPU total"] == "10.000us (20.0%)", "shares are of all rows"
 
 
@@ -739,9 +739,7 @@ def test_the_table_of_layers() -> None:
     assert names(run.report("ops", op="aten::linear", phase="forward")) == ["Net.b.0", "Net.a"]
     assert names(run.report("ops", op="aten::linear", sort_by="self_cpu_time_total"))[0] == "Net.a"
     assert names(run.report("ops", op="aten::linear", sort_by="module"))[0] == "(not selected)"
-    assert run.report("ops", op="aten::linear", row_limit=1).endswith(
-        "3 rows are hidden: shown is the largest by CPU total."
-    )
+    assert run.report("ops", op="aten::linear", top=1).endswith("3 rows are hidden: shown is the largest by CPU total.")
     assert names(run.report("ops", op=BETWEEN_OPS)) == ["Net", "Net.a"]
 
 
@@ -758,8 +756,8 @@ def test_the_table_of_layers() -> None:
         ("ops", {"sort_by": "cpu"}, ["no column 'cpu'", "self_cpu_total"]),
         ("ops", {"sort_by": ["calls"]}, ["no column ['calls']"]),
         ("ops", {"sort_by": "cuda_time_total"}, ["no column 'cuda_time_total'"]),
-        ("ops", {"row_limit": -1}, ["row_limit", "-1"]),
-        ("ops", {"row_limit": 2.5}, ["row_limit", "2.5"]),
+        ("ops", {"top": -1}, ["top", "-1"]),
+        ("ops", {"top": 2.5}, ["top", "2.5"]),
         ("ops", {"group_by_stack_n": -1}, ["group_by_stack_n", "-1"]),
         ("ops", {"group_by_stack_n": 3}, ["source lines", "Profile(model, with_stack=True)"]),
         ("ops", {"group_by_input_shape": True}, ["input shapes", "Profile(model, record_shapes=True)"]),

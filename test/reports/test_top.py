@@ -129,7 +129,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_the_largest_parts_come_first_and_name_layer_type_and_line(run: Run) -> None:
-    text = run.report("top", limit=5)
+    text = run.report("top", top=5)
     assert cells(text)[1:] == [
         ["33.0%", "33.000ms", "(outside)", "", "", "(between ops), 33.0% at train.py main"],
         ["25.0%", "25.000ms", "Net.conv", "Conv2d, float64", "forward", "aten::slow_conv2d"],
@@ -142,10 +142,10 @@ def test_the_largest_parts_come_first_and_name_layer_type_and_line(run: Run) -> 
 
 
 def test_all_parts_and_none(run: Run) -> None:
-    everything = run.report("top", limit=len(PARTS))
+    everything = run.report("top", top=len(PARTS))
     assert len(cells(everything)) == 1 + len(PARTS) and "hidden" not in everything
     assert ["4.0%", "4.000ms", "Net.fc", "Linear, bfloat16", "forward", "aten::linear"] in cells(everything)
-    only_hidden = run.report("top", limit=0)
+    only_hidden = run.report("top", top=0)
     assert len(cells(only_hidden)) == 1 and "hidden: 12, together 100.0%" in only_hidden
     assert "(between ops)" not in only_hidden
 
@@ -194,7 +194,7 @@ def test_the_between_report_has_time_and_source_lines(run: Run) -> None:
 
 
 def test_between_limits_layers_and_lines(run: Run) -> None:
-    text = run.report("python", limit=2, lines=1)
+    text = run.report("python", top=2, lines=1)
     assert [row[0] for row in cells(text)[1:]] == ["(outside)", "train.py:3 main", "Net", "net.py:5 forward"]
     assert text.endswith("\nLayers with less are hidden: 3.")
     assert run.report("python", lines=0).count("\n") == run.report("python").count("\n") - 5

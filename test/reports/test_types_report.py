@@ -48,7 +48,7 @@ def test_without_a_phase_all_phases_add_up(blocks: Run) -> None:
 
 
 def test_the_largest_come_first_and_the_others_are_counted(blocks: Run) -> None:
-    table = blocks.report("types", sort_by="calls", row_limit=2)
+    table = blocks.report("types", sort_by="calls", top=2)
     assert len(cells(table)) == 2 and "1 row is hidden: shown are the 2 largest by Calls." in table
     calls = [int(cell[-1]) for cell in cells(table)]
     assert calls == sorted(calls, reverse=True)
@@ -59,7 +59,7 @@ def test_the_largest_come_first_and_the_others_are_counted(blocks: Run) -> None:
     [
         ({"sort_by": "nothing"}, "no column 'nothing'"),
         ({"phase": "sideways"}, "sideways"),
-        ({"row_limit": -1}, "row_limit"),
+        ({"top": -1}, "top is a number"),
     ],
 )
 def test_bad_options_are_refused(blocks: Run, options: dict[str, object], said: str) -> None:

@@ -111,7 +111,7 @@ def test_fused_kernels_are_separate_work_in_top() -> None:
     """A replayed graph is separate work there, too."""
     for kind, work in (("compiled_fused", "(fused: fc1 + act)"), ("replayed", "(CUDA graph replay)")):
         run = KINDS[kind]()
-        text = run.report("top", limit=99)
+        text = run.report("top", top=99)
         assert work in text
         assert not {"cpp_fused_addmm_gelu_0", "norm"} & {line.split("|")[-1].strip() for line in text.splitlines()}
 

@@ -22,7 +22,6 @@ TABLE_OPTIONS = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt"
 """The options of a table, as attributes of the parsed arguments."""
 
 _REPORT_OPTIONS = ("op", "layer", "phase", "by_shape", "full_names")
-_TOP_IN_REPORTS = ("top", "row_limit", "limit")  # the names that reports use for --top
 _BY_SHAPE_IN_REPORTS = "group_by_input_shape"
 
 
@@ -180,7 +179,7 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _name_on_command_line(option: str) -> str:
     """The command line's name for an option of a report's function."""
-    return "top" if option in _TOP_IN_REPORTS else "by_shape" if option == _BY_SHAPE_IN_REPORTS else option
+    return "by_shape" if option == _BY_SHAPE_IN_REPORTS else option
 
 
 def check_output(arguments: argparse.Namespace, of: str = "run") -> None:

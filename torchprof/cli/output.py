@@ -80,7 +80,7 @@ def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     ``""`` if the user chose none.
     """
     if arguments.report:
-        all_findings = {"limit": None} if arguments.report == "advice" else {}
+        all_findings = {"top": None} if arguments.report == "advice" else {}
         return arguments.report, all_findings | report_options(arguments)
     given = given_options(arguments, TABLE_OPTIONS)
     if arguments.summary:
@@ -193,12 +193,12 @@ def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> s
 
 def _operators(run: torchprof.Run) -> Iterator[str]:
     if "cpu_ns" not in run.meta.measured and run.device_times:  # a trace without CPU events
-        yield section("The kernels", _without_warnings(run, "kernels", row_limit=_OPERATORS_SHOWN))
+        yield section("The kernels", _without_warnings(run, "kernels", top=_OPERATORS_SHOWN))
         return
     if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
-        yield section("The operators", _without_warnings(run, "ops", row_limit=_OPERATORS_SHOWN))
+        yield section("The operators", _without_warnings(run, "ops", top=_OPERATORS_SHOWN))
     if "cpu_ns" in run.meta.measured:
-        yield section("Between the operators", _without_warnings(run, "python", limit=_GAPS_SHOWN))
+        yield section("Between the operators", _without_warnings(run, "python", top=_GAPS_SHOWN))
 
 
 def _advice(run: torchprof.Run, found: Sequence[Advice], command: str, is_trace: bool) -> str:

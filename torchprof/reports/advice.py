@@ -23,24 +23,24 @@ _RECORDS = {
 
 
 @report("advice", "findings: avoidable time and memory, with a recommendation each", answers="why")
-def advice(run: Run, *, limit: int | None = 20) -> Section:
+def advice(run: Run, *, top: int | None = 20) -> Section:
     """What could be made faster or smaller: for each finding the largest possible gain, the layer, the evidence, and
     what to change. Findings are sorted by gain, largest first; those of unknown gain are last.
 
     If there are no findings, the report says so. At its end it names rules that failed, and what could be recorded to
-    find more. ``limit``: the number of findings to show (None: all). docs/advice.md lists the rules.
+    find more. ``top``: the number of findings to show (None: all). docs/advice.md lists the rules.
 
-    Raises TorchprofError for a negative limit.
+    Raises TorchprofError for a negative top.
     """
-    check_number("limit", limit, "findings")
+    check_number("top", top, "findings")
     found, failed = judge(run)
     parts: list[Part] = []
-    if found[:limit]:
-        parts.append(findings_table("\n\n".join(findings(run, found[:limit])), found[:limit]))
+    if found[:top]:
+        parts.append(findings_table("\n\n".join(findings(run, found[:top])), found[:top]))
     if not found:
         parts.append("No findings: no rule found a change that is worth it in this run.")
-    elif limit is not None and limit < len(found):
-        parts.append(f"{not_shown(len(found) - limit)}: limit=None shows all.")
+    elif top is not None and top < len(found):
+        parts.append(f"{not_shown(len(found) - top)}: top=None shows all.")
     if failed:
         rules = ", ".join(f"{name} ({type(error).__name__}: {error})" for name, error in failed.items())
         parts.append(

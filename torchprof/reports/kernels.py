@@ -28,7 +28,7 @@ def kernels_report(
     run: Run,
     *,
     sort_by: str | None = None,
-    row_limit: int | None = None,
+    top: int | None = None,
     layer: Any = None,
     phase: str | None = None,
     full_names: bool = False,
@@ -41,7 +41,7 @@ def kernels_report(
     middle; ``full_names`` shows them unchanged. With several devices there is a column for the device.
 
     ``layer``: a path or a pattern as in ``Profile(paths=…)``; shows only work launched by these layers and the layers
-    below them. ``phase``: "forward", "backward" or "recompute". ``sort_by``: a column. ``row_limit``: the number of
+    below them. ``phase``: "forward", "backward" or "recompute". ``sort_by``: a column. ``top``: the number of
     rows. ``tablefmt``: any of tabulate's formats.
 
     Raises TorchprofError for a run without a device, for an unknown layer, phase, column or format, and for a negative
@@ -79,7 +79,7 @@ def kernels_report(
         wholes=wholes,
         notes=about_wholes("what all rows took", wholes),
         sort_by=sort_by,
-        row_limit=row_limit,
+        top=top,
         tablefmt=tablefmt,
     )
     return stacked([*_devices(run), "", table])

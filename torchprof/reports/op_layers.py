@@ -22,7 +22,7 @@ def layers_using(
     op: str,
     *,
     sort_by: str | None = None,
-    row_limit: int | None = None,
+    top: int | None = None,
     phase: str | None = None,
     tablefmt: str | None = None,
 ) -> Section:
@@ -32,7 +32,7 @@ def layers_using(
     layer with everything nested in them. Shares are of the operator's cost in the whole run. ``op`` is a name as in the
     report "ops", also of a label, or ``(between ops)``.
 
-    ``phase``: "forward", "backward" or "recompute"; None: their sum. ``sort_by``, ``row_limit`` and ``tablefmt`` are as
+    ``phase``: "forward", "backward" or "recompute"; None: their sum. ``sort_by``, ``top`` and ``tablefmt`` are as
     in "ops"; the default order is by total time, of the device if that was measured.
 
     Raises TorchprofError if ``op`` is not in the run, for an unknown phase, column or format, and for a negative
@@ -56,6 +56,6 @@ def layers_using(
         wholes=wholes,
         notes=about_wholes(f"what {op} took everywhere", wholes),
         sort_by=sort_by,
-        row_limit=row_limit,
+        top=top,
         tablefmt=tablefmt,
     )

@@ -37,7 +37,7 @@ def ops(
     *,
     op: str | None = None,
     sort_by: str | None = None,
-    row_limit: int | None = None,
+    top: int | None = None,
     group_by_input_shape: bool = False,
     group_by_stack_n: int = 0,
     layer: Any = None,
@@ -52,13 +52,13 @@ def ops(
 
     ``op``: the name of an operator, as this table has it. The rows are then the layers that use it directly, not in a
     child layer, the largest total first; shares are of what it took in the whole run. ``phase``, ``sort_by``,
-    ``row_limit`` and ``tablefmt`` work as without ``op``, the other options do not.
+    ``top`` and ``tablefmt`` work as without ``op``, the other options do not.
 
     ``layer``: a path or a pattern as in ``Profile(paths=…)``; only work in these layers and below them. ``phase``:
     "forward", "backward" or "recompute"; None: their sum. ``group_by_input_shape``: a row for each combination of input
     shapes. ``group_by_stack_n``: a row for each combination of the innermost n source lines. ``sort_by``: a column: its
     heading, that in lower case with underscores, or torch's name for it; the default is the self time of the device if
-    that was measured, else of the CPU. ``row_limit``: the number of rows. ``tablefmt``: any of tabulate's formats.
+    that was measured, else of the CPU. ``top``: the number of rows. ``tablefmt``: any of tabulate's formats.
 
     Raises TorchprofError for an unknown operator, layer, phase, column or format, for a negative number, for shapes or
     source lines that were not recorded, and for options that do not work with ``op``.
@@ -68,7 +68,7 @@ def ops(
         refused = [name for name, value in others.items() if value]
         if refused:
             raise TorchprofError(f"With op=, the rows are the layers of one operator: leave out {', '.join(refused)}.")
-        return layers_using(run, op, sort_by=sort_by, row_limit=row_limit, phase=phase, tablefmt=tablefmt)
+        return layers_using(run, op, sort_by=sort_by, top=top, phase=phase, tablefmt=tablefmt)
     check_number("group_by_stack_n", group_by_stack_n, "source lines")
     found = operators(
         run,
@@ -91,7 +91,7 @@ def ops(
         more_texts=more,
         notes=[*about_wholes("the self of all rows", wholes), *about_flops(run)],
         sort_by=sort_by,
-        row_limit=row_limit,
+        top=top,
         tablefmt=tablefmt,
     )
 

@@ -15,24 +15,24 @@ from torchprof.run.words import BETWEEN_OPS
 
 
 @report("python", "the time between operators: Python and what it calls", answers="time")
-def python(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt: str | None = None) -> Section:
+def python(run: Run, *, top: int | None = 10, lines: int | None = 3, tablefmt: str | None = None) -> Section:
     """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
     phase, largest first.
 
     Below each row are the ``lines`` source lines with the most samples, and the part of the time that their samples
     stand for. Samples need a sampling thread, which ``torchprof run`` has; without it they are unknown. Short times may
-    have no samples. ``limit``: the number of layers. ``tablefmt``: any of tabulate's formats.
+    have no samples. ``top``: the number of layers. ``tablefmt``: any of tabulate's formats.
 
     Raises TorchprofError for a negative number and an unknown format.
     """
-    check_number("limit", limit, "layers")
+    check_number("top", top, "layers")
     check_number("lines", lines, "lines")
     every = parts_of(run, "cpu_ns")
     whole = sum(every.values())
     parts = Counter({part.where: ns for part, ns in every.items() if part.work == BETWEEN_OPS})
     seen = source_lines(run)
     table = []
-    for where, ns in parts.most_common(limit):
+    for where, ns in parts.most_common(top):
         here = seen.get(where, Counter())
         samples = sum(here.values())
         table.append(
@@ -49,6 +49,6 @@ def python(run: Run, *, limit: int | None = 10, lines: int | None = 3, tablefmt:
             about = format_time(part).written(f"~{format_time(part)}")
             table.append([ReportCell(f"  {line}", line), "", about, format_share(part / whole), format_number(times)])
     text = ReportTable(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table, tablefmt)
-    hidden = 0 if limit is None else max(len(parts) - limit, 0)
+    hidden = 0 if top is None else max(len(parts) - top, 0)
     more = [f"Layers with less are hidden: {hidden}."] if hidden else []
     return stacked([text, *more, *about_sums(run), warnings_below(run)])

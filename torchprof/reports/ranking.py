@@ -162,7 +162,7 @@ def ranked(
     more_texts: Sequence[str] = (),
     notes: Sequence[str] = (),
     sort_by: str | None = None,
-    row_limit: int | None = None,
+    top: int | None = None,
     tablefmt: str | None = None,
 ) -> Section:
     """The lines as a table; below it the notes, how many rows are hidden, and the run's warnings.
@@ -173,14 +173,14 @@ def ranked(
 
     Raises TorchprofError for an unknown column or format and for a negative number.
     """
-    check_number("row_limit", row_limit, "rows")
+    check_number("top", top, "rows")
     every = [*map(TextColumn, texts), *columns, *map(TextColumn, more_texts)]
     order = usual if sort_by is None else column_called(_our_name(sort_by, every, run), every)
     if isinstance(order, TextColumn):
         lines = sorted(lines, key=lambda line: [*map(str, line.texts[order.heading])])
     else:
         lines = sorted(lines, key=lambda line: -order.of(line))
-    shown = lines[:row_limit]
+    shown = lines[:top]
     table = [row for line in shown for row in _rows(line, every, wholes)]
     text = ReportTable([column.heading for column in every], table, tablefmt)
     hidden = [_hidden(len(lines), len(shown), order)] if len(shown) < len(lines) else []

@@ -95,7 +95,7 @@ class WorkPart(NamedTuple):
 
 
 @report("top", "the largest places: an operator in a layer and phase", answers="time")
-def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> Section:
+def top(run: Run, *, top: int = 8, tablefmt: str | None = None) -> Section:
     """The largest parts of all recorded time: the self of an operator in one layer and phase, or the time there between
     operators, which is Python and libraries that it calls.
 
@@ -105,12 +105,12 @@ def top(run: Run, *, limit: int = 8, tablefmt: str | None = None) -> Section:
     operators of that part, with its own share of all recorded time; from fewer than five samples it is only the
     function, if all are in one. It needs a sampling thread, which ``torchprof run`` has.
 
-    ``limit``: the number of parts. ``tablefmt``: any of tabulate's formats. Raises TorchprofError for a negative number
+    ``top``: the number of parts. ``tablefmt``: any of tabulate's formats. Raises TorchprofError for a negative number
     and an unknown format.
     """
-    check_number("limit", limit, "parts")
+    check_number("top", top, "parts")
     notes: list[Part] = [*about_sums(run), warnings_below(run)]
-    return spaced([*largest_parts(run, limit, tablefmt), stacked(notes)])
+    return spaced([*largest_parts(run, top, tablefmt), stacked(notes)])
 
 
 def largest_parts(run: Run, limit: int, tablefmt: str | None = None, width: int | None = None) -> list[Part]:

@@ -25,7 +25,7 @@ def types(
     run: Run,
     *,
     sort_by: str | None = None,
-    row_limit: int | None = None,
+    top: int | None = None,
     phase: str | None = None,
     tablefmt: str | None = None,
 ) -> Section:
@@ -36,7 +36,7 @@ def types(
     adds nothing.
 
     ``phase`` is "forward", "backward" or "recompute"; None adds them up. ``sort_by``: any column, by its heading or as
-    ``self_cpu_total``; the default is self time, of the device if it was measured. ``row_limit``: the number of rows.
+    ``self_cpu_total``; the default is self time, of the device if it was measured. ``top``: the number of rows.
     ``tablefmt``: any of tabulate's formats.
 
     Raises TorchprofError for an unknown phase, column or format, and for a negative number.
@@ -61,6 +61,6 @@ def types(
         wholes=wholes,
         notes=about_wholes("what all layers took", wholes),
         sort_by=sort_by,
-        row_limit=row_limit,
+        top=top,
         tablefmt=tablefmt,
     )
