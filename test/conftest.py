@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-import torchprof.record.cpu_time
+import torchprof.measure.cpu_time
 
 settings.register_profile("without a time limit", deadline=None)  # a busy machine may stall a single example
 settings.load_profile("without a time limit")
@@ -35,7 +35,7 @@ def _frozen() -> Iterator[None]:
 def _never_busy() -> Iterator[None]:
     """On a busy machine, each report would have a warning about that."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torchprof.record.cpu_time, "_SCHEDSTAT", Path("nowhere"))
+        patch.setattr(torchprof.measure.cpu_time, "_SCHEDSTAT", Path("nowhere"))
         yield
 
 

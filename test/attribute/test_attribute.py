@@ -144,6 +144,12 @@ def test_a_user_label_is_a_frame_and_does_not_change_the_owner() -> None:
     assert walked.owner("aten::add_") == (OUTSIDE, FORWARD)
 
 
+def test_an_op_and_a_label_whose_names_look_alike_are_two() -> None:
+    walked = walk(label("net", 0, 100), user_label(":foo", 10, 30), op("label::foo", 40, 45))
+    own = walked.self_ns()
+    assert (own[NET, FORWARD, (":foo",)], own[NET, FORWARD, ("label::foo",)]) == (20, 5)
+
+
 def test_a_user_label_with_the_name_of_an_op_is_no_op() -> None:
     """An op inside a label of the same name is a call."""
     walked = walk(user_label("aten::add", 0, 50), op("aten::add", 10, 20))

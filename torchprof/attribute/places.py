@@ -107,7 +107,7 @@ class Places:
     def __init__(self) -> None:
         self.all: list[Place] = []
         self._layers: dict[tuple[int, str, Place | None, tuple[int, ...]], Place] = {}
-        self._frames: dict[str, Frame] = {}
+        self._frames: dict[str | tuple[str, str], Frame] = {}
         self.of_trees: dict[tuple[Place, Any], list[Place]] = {}  # see ``op_groups.places_of``
 
     def of_layer(self, layer: int, phase: str, around: Place | None = None, shared: tuple[int, ...] = ()) -> Place:
@@ -121,7 +121,7 @@ class Places:
 
     def inside(self, outer: Place, kind: str, name: str, signature: int = 0) -> Place:
         """The place of a frame directly inside ``outer``."""
-        step = name if kind == "op" else f"{kind}:{name}"
+        step = name if kind == "op" else (kind, name)  # most are ops
         key = (step, signature) if signature else step
         inner = outer._inner
         if inner is None:

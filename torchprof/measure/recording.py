@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Site
 from torchprof.attribute.loops import Loop
+from torchprof.measure.cpu_time import CpuTime
 from torchprof.measure.live_memory import NOT_MEASURED, LiveMemory
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import Compilation, CompiledRegion, Meta
 from torchprof.run.warnings import Caveat
 from torchprof.run.words import Signature
-
-if TYPE_CHECKING:
-    from torchprof.record.cpu_time import CpuTime
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from torchprof.attribute.events import PREFIX, Detail
 from torchprof.attribute.loops import Loop, NamedRange, loop_of
 from torchprof.attribute.nesting import OpenRanges
 from torchprof.errors import TorchprofError
-from torchprof.record.cpu_time import CpuTime
+from torchprof.measure.cpu_time import CpuTime
 from torchprof.record.event_lists import event_list_of, raws_in
 from torchprof.record.raw_events import RawEvents, end_ns
 from torchprof.record.session_columns import SessionColumns

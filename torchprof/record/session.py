@@ -19,7 +19,7 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK, keep_recorded
 from torchprof.attribute.events import Detail
 from torchprof.errors import TorchprofError
-from torchprof.record.cpu_time import CpuTime
+from torchprof.measure.cpu_time import CpuTime
 from torchprof.record.custom_ops import CustomOps
 from torchprof.record.recording import OURS, Recording
 from torchprof.record.session_columns import HAS_COLLECTIVE_METADATA
