@@ -144,7 +144,7 @@ def test_the_command_prints_the_table_and_writes_files(
     annotated(model, training(model, X), trace)
     files = ["report.html", "run.json", "t.trace.json", "table.md", "rows.csv.gz"]
     given = [part for file in files for part in ("-o", str(tmp_path / file))]
-    assert main(["trace", str(trace), *given]) == 0
+    assert main(["show", str(trace), *given]) == 0
     out, err = capsys.readouterr()
     run = torchprof.from_trace(trace)
     assert run.report("headline") in out and "\nThe layers\n" in out
@@ -155,13 +155,13 @@ def test_the_command_prints_the_table_and_writes_files(
 
 
 def test_the_command_reads_several_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", *map(str, of_two_ranks(tmp_path))]) == 0
+    assert main(["show", *map(str, of_two_ranks(tmp_path))]) == 0
     out, _ = capsys.readouterr()
     assert "cuda:0 of rank 1" in out
 
 
 def test_the_command_prints_nothing_if_an_option_is_wrong(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", str(with_ranges(trace)), "--sort-by", "nosuch"]) == 2
+    assert main(["show", str(with_ranges(trace)), "--sort-by", "nosuch"]) == 2
     out, err = capsys.readouterr()
     assert "nosuch" in err
     assert "Where the time goes" not in out
@@ -193,21 +193,21 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_command_takes_a_model(spec: str, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Mlp()
     annotated(model, training(model, X), trace)
-    assert main(["trace", str(trace), "--model", spec, "--paths", "fc1", "-o", "run.json"]) == 0
+    assert main(["show", str(trace), "--model", spec, "--paths", "fc1", "-o", "run.json"]) == 0
     run = torchprof.load("run.json")
     assert [layer.params for layer in run.layers] == [0, 40, 0, 18]
     assert run.meta.paths == (("Mlp", "fc1"),)
-    assert main(["trace", str(trace), "--model", spec, "--kwargs", '{"width": 3}', "-o", "run.json"]) == 0
+    assert main(["show", str(trace), "--model", spec, "--kwargs", '{"width": 3}', "-o", "run.json"]) == 0
     assert [layer.params for layer in torchprof.load("run.json").layers] == [0, 15, 0, 8]
-    assert main(["trace", str(trace), "--report", "ops"]) == 0
+    assert main(["show", str(trace), "--report", "ops"]) == 0
     assert "aten::addmm" in capsys.readouterr().out
 
 
 @NEEDS_TRACES
 def test_the_command_reads_the_trace_of_a_ddp_job(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["trace", str(A100), "--report", "device"]) == 0
+    assert main(["show", str(A100), "--report", "device"]) == 0
     assert "cuda:0" in capsys.readouterr().out
-    assert main(["trace", str(A100), "--depth", "1"]) == 0
+    assert main(["show", str(A100), "--depth", "1"]) == 0
     out = capsys.readouterr().out
     assert "## forward ##" in out and "CUDA total" in out and "Params" not in out
 
@@ -237,7 +237,7 @@ def test_the_command_refuses_bad_arguments(
     Path("empty_folder").mkdir(exist_ok=True)
     capsys.readouterr()
     try:
-        code = main(["trace", *arguments])
+        code = main(["show", *arguments])
     except SystemExit as exit:
         code = exit.code  # type: ignore[assignment]
     out, err = capsys.readouterr()

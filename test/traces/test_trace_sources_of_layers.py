@@ -297,7 +297,7 @@ def test_a_folder_stands_for_the_traces_in_it(tmp_path: Path, capsys: pytest.Cap
     run.save(tmp_path / "run.json.gz")
     (tmp_path / "notes.txt").write_text("none")
     assert torchprof.from_trace(tmp_path) == torchprof.from_trace([str(tmp_path)]) == run
-    assert main(["trace", str(tmp_path)]) == 0
+    assert main(["show", str(tmp_path)]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith(f"torchprof: {files[1]}, {files[0]}. Recorded")
 
@@ -361,7 +361,7 @@ def test_a_file_that_was_cut_off_is_read_as_far_as_possible(trace: Path, capsys:
     trace.write_text(text[: len(text) * 2 // 3])
     read = torchprof.from_trace(trace, model)
     assert 0 < read.tree("forward").calls < 20
-    assert main(["trace", str(trace)]) == 0
+    assert main(["show", str(trace)]) == 0
     assert "is cut off" in capsys.readouterr().out
     (warning,) = [one for one in sentences(read) if "is cut off" in one]
     assert trace.name in warning

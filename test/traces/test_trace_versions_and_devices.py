@@ -159,7 +159,7 @@ def test_a_trace_without_cpu_events_shows_kernels_and_nothing_about_the_cpu(
     (warning,) = sentences(run)
     assert warning.startswith("trace.json has no operators, as if recorded without ProfilerActivity.CPU")
     assert "gemm<float>" in run.report("headline") and "CPU" not in run.report("headline")
-    assert main(["trace", str(trace)]) == 0
+    assert main(["show", str(trace)]) == 0
     out = capsys.readouterr().out
     assert "Python" not in out and "CPU time" not in out and "Between the operators" not in out
     assert "The kernels\n" in out and "gemm<float>" in out.partition("The kernels\n")[2]

@@ -10,7 +10,6 @@ from torchprof.analyze.compiled import compiled_in
 from torchprof.analyze.uncounted import about_uncounted
 from torchprof.analyze.varying import varying_work
 from torchprof.run.meta import Meta
-from torchprof.run.ranks import of_ranks
 from torchprof.run.run import Run
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.warnings import Caveat, caveat
@@ -24,7 +23,7 @@ _AT_THE_END = ("label_cost", "backward_incomplete")
 
 def all_warnings(run: Run) -> tuple[Caveat, ...]:
     """``Run.warnings``: each warning once, with the ranks that have it; warnings of most ranks first."""
-    of_one = [run] if len(run.metas) == 1 else of_ranks(run, [meta.rank for meta in run.metas])
+    of_one = [run] if len(run.metas) == 1 else run.of_ranks([meta.rank for meta in run.metas])
     found: dict[Caveat, list[int]] = {}
     for one in of_one:
         for warning in dict.fromkeys(_of_rank(one, len(run.metas) > 1)):

@@ -16,7 +16,6 @@ from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import Bound, Measure
 from torchprof.run.operators import Op, operators_of_layers
-from torchprof.run.ranks import of_ranks
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
@@ -75,7 +74,7 @@ def layer_records(run: Run) -> Table:
         **_typed(str, "input_shapes", "output_shapes"),
     }
     records: list[tuple[RecordValue, ...]] = []
-    for one in of_ranks(run, [meta.rank for meta in run.metas]):
+    for one in run.of_ranks([meta.rank for meta in run.metas]):
         for of_layer in _layers_in_phases(one, run.phases()):
             index, phase = of_layer.number, of_layer.phase
             records.append(
@@ -109,7 +108,7 @@ def operator_records(run: Run) -> Table:
         **_typed(str, "lower_bounds"),
     }
     records: list[tuple[RecordValue, ...]] = []
-    for one in of_ranks(run, [meta.rank for meta in run.metas]):
+    for one in run.of_ranks([meta.rank for meta in run.metas]):
         for phase in run.phases():
             found_ops = operators_of_layers(one.rows, phase)
             for index, found in sorted(found_ops.items(), key=lambda item: item[0] % (len(run.layers) + 2)):

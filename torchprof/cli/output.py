@@ -26,7 +26,6 @@ from torchprof.run.outputs import ReportText
 
 if TYPE_CHECKING:
     from torchprof.analyze.advice import Advice
-    from torchprof.cli.files import Files
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code after Ctrl-C."""
@@ -102,12 +101,12 @@ def _whole(run: torchprof.Run) -> str:
     return f"--depth {deepest} shows all."
 
 
-def print_all(run: torchprof.Run, arguments: argparse.Namespace, files: Files) -> None:
+def print_all(run: torchprof.Run, arguments: argparse.Namespace, files: Sequence[str], *, is_trace: bool) -> None:
     """Print all sections of a run that was read from files."""
     recorded = max(meta.wall_ns for meta in run.metas)
     timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
-    sections = sections_of(run, arguments, in_color(sys.stdout), is_trace=bool(files.traces))
-    print(f"torchprof: {some([*files.saved, *files.traces])}.{timed}\n", *sections, sep="\n")
+    sections = sections_of(run, arguments, in_color(sys.stdout), is_trace=is_trace)
+    print(f"torchprof: {some(files)}.{timed}\n", *sections, sep="\n")
 
 
 def sections_of(

@@ -84,5 +84,6 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.rank is not None:
         run = run.of_rank(arguments.rank)
     code = write_files(run.export, arguments)
-    print_run(run, arguments, lambda: print_all(run, arguments, files))
+    names = [*files.saved, *files.traces]
+    print_run(run, arguments, lambda: print_all(run, arguments, names, is_trace=bool(files.traces)))
     return code

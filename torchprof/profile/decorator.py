@@ -5,15 +5,22 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torchprof.errors import TorchprofError
 
-if TYPE_CHECKING:
-    from torchprof.profile.profile import Profile
+
+class ProfiledBlock(Protocol):
+    """A ``Profile``. ``entered``: its block has begun, or ended."""
+
+    entered: bool
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *exception: Any) -> None: ...
 
 
-def decorated(function: Callable[..., Any], profile: Profile) -> Callable[..., Any]:
+def decorated(function: Callable[..., Any], profile: ProfiledBlock) -> Callable[..., Any]:
     """Wrap a function, coroutine function or generator function, so that its first call is inside the profile's block.
 
     A profile is used once: later calls, and calls inside the first one, are not profiled. Raises TorchprofError for an

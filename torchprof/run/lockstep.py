@@ -135,6 +135,17 @@ class Lockstep:
         times = kept if len(kept) < count + more else ()
         return replace(whole, last_ns=last_ns, last_rank=later.ranks * len(kept), times=times)
 
+    def of_one(self, at: int) -> Lockstep:
+        """The part of the rank at index ``at``. It has single times only if they are kept for every rank."""
+        if len(self.ranks) == 1:
+            return self
+        rank = self.ranks[at]
+        alone = Lockstep((rank,), (self.counts[at],), (self.ns[at],), (self.beside_ns[at],), (), ())
+        if self.values:
+            values = self.values[at]
+            return replace(alone, last_ns=values, last_rank=(rank,) * len(values), times=self.times)
+        return replace(alone, medians=self.medians[at : at + 1])
+
     @property
     def is_paired(self) -> bool:
         """Whether the single times of the ranks can be matched with each other."""

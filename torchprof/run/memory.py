@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -39,3 +40,7 @@ class Memory:
     held: tuple[Held, ...] = ()
     before: tuple[tuple[str, int], ...] | None = None
     allocator: tuple[tuple[str, int, int], ...] = ()
+
+    def renumbered(self, to: Sequence[int]) -> Memory:
+        """The same with other indices of layers. ``to``: by index; negative ones keep theirs: they are not layers."""
+        return replace(self, held=tuple(one._replace(layer=to[one.layer]) for one in self.held))

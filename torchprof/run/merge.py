@@ -18,9 +18,7 @@ from torchprof.run.lockstep import NO_LAST_RANK, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
 from torchprof.run.paused_gc import paused_gc
-from torchprof.run.ranks import stretches_of
-from torchprof.run.renumber import on_layers, renumbered
-from torchprof.run.rows import Rows, compacted
+from torchprof.run.rows import Rows, compacted, stretches_of
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.sentences import WITHOUT_SHAPES
@@ -131,7 +129,7 @@ def _one_after_the_other(before: Run, after: Run) -> Run:
 
     def among_all(run: Run) -> Run:
         own = {layer.path: layer for layer in run.layers}
-        return on_layers(run, tuple(own.get(path, layer) for path, layer in layers.items()))
+        return run.on_layers(own.get(path, layer) for path, layer in layers.items())
 
     return add_cycle(among_all(before), among_all(after))
 
@@ -288,7 +286,7 @@ class _Merged:
     def add(self, run: Run) -> None:
         """Add the ranks of one more run."""
         self._add_metas(run.metas)
-        run = renumbered(run, self._add_layers(run), run.layers)
+        run = run.renumbered(self._add_layers(run), run.layers)
         self._add_rows(run.rows)
         self._samples.update(run.samples)
         self._memory += run.memory
@@ -368,7 +366,7 @@ class _Merged:
             {key: together.lockstep(tuples) for key, together in self._lockstep.items()},
             tuple(sorted(self._unfinished, key=_rank)),
         )
-        return renumbered(merged, [numbers[number] for number in range(len(numbers))], tuple(layers))
+        return merged.renumbered([numbers[number] for number in range(len(numbers))], layers)
 
     def _rows(self) -> Rows:
         stretches = stretches_of(self._columns["rank"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 from torchprof.run.collectives import shows_collective
@@ -28,6 +29,17 @@ def compacted(
             columns[name] = array("q", map(numbers.__getitem__, columns[name]))
         used[name] = tuple(found)
     return Rows(layers, used["frames"], used["device"], columns, used["within"], used["shared"])
+
+
+def stretches_of(ranks: Iterable[int]) -> list[tuple[int, int, int]]:
+    """The stretches of consecutive rows of the same rank: (rank, first row, row after the last)."""
+    stretches = []
+    start = 0
+    for rank, same in groupby(ranks):
+        stop = start + sum(1 for _ in same)
+        stretches.append((rank, start, stop))
+        start = stop
+    return stretches
 
 
 SIGNATURES = 64
@@ -184,6 +196,29 @@ class Rows(Sequence[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         return (self[index] for index in range(len(self)))
+
+    def renumbered(self, to: Sequence[int], layers: tuple[Layer, ...]) -> Rows:
+        """The same with other layers. ``to``: see ``Memory.renumbered``."""
+        return replace(
+            self,
+            layers=layers,
+            columns={**self.columns, "layer": array("q", map(to.__getitem__, self.columns["layer"]))},
+            within=tuple(tuple(around._replace(layer=to[around.layer]) for around in chain) for chain in self.within),
+            shared=tuple(tuple(map(to.__getitem__, by)) for by in self.shared),
+        )
+
+    def of_ranks(self, ranks: Collection[int]) -> Iterator[Rows]:
+        """The rows of each of these ranks, with the entries of the tables that they use."""
+        places: dict[int, list[tuple[int, int]]] = {rank: [] for rank in ranks}
+        for rank, start, stop in stretches_of(self.columns["rank"]):
+            if rank in places:
+                places[rank].append((start, stop))
+        tables = {"shared": self.shared, "within": self.within, "frames": self.frames, "device": self.devices}
+        for rank in ranks:
+            columns = {name: array("q") for name in self.COLUMNS}
+            for (name, column), (start, stop) in product(columns.items(), places[rank]):
+                column.extend(self.columns[name][start:stop])
+            yield compacted(self.layers, columns, tables)
 
     def forward_calls(self, layer: int) -> int:
         """How often the forward of a layer was called."""

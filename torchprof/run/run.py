@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.outputs import ReportText, output
-from torchprof.run.ranks import of_ranks
 from torchprof.run.rows import Rows
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Timeline
@@ -124,7 +123,59 @@ class Run:
         known = [meta.rank for meta in self.metas]
         if rank not in known:
             raise TorchprofError(f"This run has no rank {rank!r}. It has {ranks_in_words(known)}.")
-        return next(of_ranks(self, [rank]))
+        return next(self.of_ranks([rank]))
+
+    def of_ranks(self, ranks: Collection[int]) -> Iterator[Run]:
+        """The run of each of these ranks, like ``of_rank``, in one pass over the run."""
+        if len(self.metas) == 1:
+            yield self
+            return
+        samples: dict[int, dict[SampleKey, Spread]] = {rank: {} for rank in ranks}
+        for sample, spread in self.samples.items():
+            if sample.rank in samples:
+                samples[sample.rank][sample] = spread
+        lockstep: dict[int, dict[LockstepKey, Lockstep]] = {rank: {} for rank in ranks}
+        for key, together in self.lockstep.items():
+            for at, rank in enumerate(together.ranks):
+                if rank in lockstep:
+                    lockstep[rank][key] = together.of_one(at)
+        for rank, rows in zip(ranks, self.rows.of_ranks(ranks)):
+            part = replace(
+                self,
+                metas=tuple(meta for meta in self.metas if meta.rank == rank),
+                rows=rows,
+                samples=samples[rank],
+                memory=tuple(memory for memory in self.memory if memory.rank == rank),
+                timeline=self.timeline if self.timeline is not None and self.timeline.rank == rank else None,
+                device_times=tuple(time for time in self.device_times if time.rank == rank),
+                lockstep=lockstep[rank],
+                unfinished=tuple(where for where in self.unfinished if where.rank == rank),
+            )
+            its_layers = (layer for layer in self.layers if not layer.ranks or rank in layer.ranks)
+            yield part.on_layers(replace(layer, ranks=()) if layer.ranks else layer for layer in its_layers)
+
+    def on_layers(self, layers: Iterable[Layer]) -> Run:
+        """The same run with other layers, matched by path. Work of a layer that has no match becomes work of no
+        layer."""
+        layers = Layers.of(layers)
+        return self.renumbered([layers.index_of.get(layer.path, OUTSIDE) for layer in self.layers], layers)
+
+    def renumbered(self, numbers: Sequence[int], layers: Iterable[Layer]) -> Run:
+        """The same run with these layers. ``numbers``: for each old layer its index among the new ones."""
+        layers = Layers.of(layers)
+        if all(number == index for index, number in enumerate(numbers)):
+            return replace(self, layers=layers, rows=replace(self.rows, layers=layers))
+        to = [*numbers, NOT_SELECTED, OUTSIDE]  # negative numbers keep their meaning: Python counts them from the end
+        return replace(
+            self,
+            layers=layers,
+            rows=self.rows.renumbered(to, layers),
+            samples={key._replace(layer=to[key.layer]): spread for key, spread in self.samples.items()},
+            memory=tuple(memory.renumbered(to) for memory in self.memory),
+            timeline=None if self.timeline is None else self.timeline.renumbered(to),
+            lockstep={key._replace(layer=to[key.layer]): lockstep for key, lockstep in self.lockstep.items()},
+            unfinished=tuple(where.renumbered(to) for where in self.unfinished),
+        )
 
     @property
     def roots(self) -> tuple[Layer, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
@@ -100,6 +100,10 @@ class Spans:
     def __len__(self) -> int:
         return len(self.columns["start_ns"])
 
+    def renumbered(self, to: Sequence[int]) -> Spans:
+        """See ``Memory.renumbered``."""
+        return replace(self, columns={**self.columns, "layer": array("q", map(to.__getitem__, self.columns["layer"]))})
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -126,3 +130,8 @@ class Timeline:
 
     def __len__(self) -> int:
         return len(self.columns["time_ns"])
+
+    def renumbered(self, to: Sequence[int]) -> Timeline:
+        """See ``Memory.renumbered``."""
+        columns = {**self.columns, "layer": array("q", map(to.__getitem__, self.columns["layer"]))}
+        return replace(self, columns=columns, spans=None if self.spans is None else self.spans.renumbered(to))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -33,3 +34,8 @@ class Unfinished:
     name: str = ""
     waits: bool = False
     entered: tuple[Entered, ...] = ()
+
+    def renumbered(self, to: Sequence[int]) -> Unfinished:
+        """See ``Memory.renumbered``."""
+        entered = tuple(one._replace(layer=to[one.layer]) for one in self.entered)
+        return replace(self, layer=to[self.layer], entered=entered)

@@ -22,7 +22,6 @@ from torchprof.run.file_read import is_run_file
 from torchprof.run.layers import Layer
 from torchprof.run.merge import merge
 from torchprof.run.paused_gc import paused_gc
-from torchprof.run.renumber import on_layers
 from torchprof.run.run import Run
 from torchprof.run.warnings import Caveat, caveat
 from torchprof.traces.columns import BEYOND
@@ -370,7 +369,7 @@ def _sum_of_cycles(cycles: Sequence[_FileRun]) -> Run:
     callable_layers: set[int] = set()
     for one in cycles:
         moved = {index: number[layer.path] for index, layer in enumerate(one.run.layers)}
-        run = add_cycle(run, on_layers(one.run, tuple(layers.values())))
+        run = add_cycle(run, one.run.on_layers(layers.values()))
         seen.notes += [note for note in one.seen.notes if note not in seen.notes]
         for (outer, inner), ns in one.seen.callers.items():
             seen.callers[moved.get(outer, outer), moved.get(inner, inner)] += ns

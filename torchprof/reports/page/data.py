@@ -22,7 +22,6 @@ from torchprof.reports.page.tree import Take, Tree
 from torchprof.run.cost import FIELDS
 from torchprof.run.memory import KINDS
 from torchprof.run.meta import Peak
-from torchprof.run.ranks import of_ranks
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime
@@ -152,7 +151,7 @@ def _each_rank_and_all(run: Run, ranks: bool) -> list[Run]:
     """The runs that the page can show of a run: each rank if ranks are sources, then all ranks together."""
     if not ranks or len(run.metas) == 1:
         return [run]
-    return [*of_ranks(run, [meta.rank for meta in run.metas]), run]
+    return [*run.of_ranks([meta.rank for meta in run.metas]), run]
 
 
 def _named(take: Take, takes: Sequence[Take], sentences: Iterable[str]) -> list[str]:
