@@ -89,7 +89,11 @@ def test_gzip_is_recognized_by_content_and_not_by_name(tmp_path: Path) -> None:
 
 strings = st.one_of(st.text(max_size=8), st.lists(st.sampled_from(NASTY), max_size=4).map("".join))
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | strings,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | strings,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(strings, inner, max_size=3),
     max_leaves=6,
 )
