@@ -277,7 +277,7 @@ class EventColumns:
                 values = array(code)
                 for part in parts:
                     column = getattr(part, name)
-                    values.extend(array(code, [absent]) * len(part) if column is None else array(code, column))
+                    values.extend(array(code, [absent]) * len(part) if column is None else column)
                 ordered = array(code)
                 for chosen in slices:
                     ordered.extend(values[chosen])
