@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from build.events import each_event
+from build.events import each_event, op
 from build.forests import Forest, Paths, sessions
 from build.models import Mlp, Recursive, Several, Tied
 from build.raw_events import BACKWARD_FUNCTION, FUNCTION, NODE_PREFIX, USER, Raw, columns_of
@@ -251,3 +251,9 @@ def test_a_real_recording_has_the_same_run(
             run = cycle.read(prof._plan.layers(), seen)
         found.append((*comparable(run), seen))
     assert found[0] == found[1]
+
+
+def test_events_are_added_to_no_events() -> None:
+    columns = EventColumns.of([])
+    columns.add(before=[op("aten::mm", 1, 2)], after=[op("aten::add", 3, 4)])
+    assert [event.name for event in columns.events()] == ["aten::mm", "aten::add"]

@@ -16,7 +16,7 @@ from torchprof import Run, TorchprofError
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.reports.top import Where, most_sampled, parts_of, source_lines
 from torchprof.run.layers import Layer
-from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE
+from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE, Frame
 
 MS = 1_000_000
 THREAD = 1
@@ -276,6 +276,14 @@ def test_layers_that_are_alike_rank_by_their_sum_and_the_slower_ones_are_named()
         ["58.5%", "0.048us", "Net.*.b (4 layers; 1 of 4 takes 5.0 × as long: 0)"],
         ["41.5%", "0.034us", "Net.*.a (4 layers)"],
     ]
+
+
+def test_a_line_whose_share_is_shown_as_zero_is_left_out() -> None:
+    line = Frame("python", "a.py:3 f")
+    for ns, shown in ((1, "(between ops)"), (10_000, "(between ops), 9.1% at a.py:3 f")):
+        rows = [row(0, cpu_ns=ns), row(0, line, calls=9), row(1, op("aten::mm"), cpu_ns=100_000)]
+        found = cells(hand_made.run_of(rows).report("top"))
+        assert [line[-1] for line in found if "(between ops)" in line[-1]] == [shown]
 
 
 def test_the_line_with_most_samples_has_its_own_share() -> None:

@@ -169,7 +169,7 @@ class EventColumns:
         for (name, (code, absent)), values in zip(_COLUMNS.items(), zip(*map(rows.__getitem__, order))):
             if name in ("number", "start", "end") or any(value != absent for value in values):
                 columns[name] = array(code, values)
-        number, start, end = (columns.pop(name, array("q")) for name in ("number", "start", "end"))
+        number, start, end = (columns.pop(name, array(_COLUMNS[name][0])) for name in ("number", "start", "end"))
         return EventColumns([*numbers], of_threads, number, start, end, **columns, kernels=kernels)
 
     def event(self, at: int, thread: int) -> Event:

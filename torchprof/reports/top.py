@@ -188,8 +188,8 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
         sampled = most_sampled(seen) if work == BETWEEN_OPS else None
         if sampled is not None:
             line, of_these = sampled
-            share = format_share(sum(parts[part] for part in row if part.where in lines) * of_these / whole)
-            work = f"{work}, {share} at {line}" if share != format_share(0) else work
+            share = str(format_share(sum(parts[part] for part in row if part.where in lines) * of_these / whole))
+            work = f"{work}, {share} at {line}" if share != str(format_share(0)) else work
         name = _name_of(run, row, parts)
         found.append(LargestPart(amount / whole, amount, where.layer, name, kind, phase_cell(where.phase_name), work))
     if not (hidden := rows[limit:]):
