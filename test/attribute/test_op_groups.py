@@ -255,5 +255,5 @@ def test_a_real_recording_has_the_same_run(
 
 def test_events_are_added_to_no_events() -> None:
     columns = EventColumns.of([])
-    columns.add(before=[op("aten::mm", 1, 2)], after=[op("aten::add", 3, 4)])
-    assert [event.name for event in columns.events()] == ["aten::mm", "aten::add"]
+    columns.add(before=[op("aten::mm", 1, 2)], after=[op("aten::add", 3, 4, sequence=7)])
+    assert [(event.name, event.sequence) for event in columns.events()] == [("aten::mm", -1), ("aten::add", 7)]

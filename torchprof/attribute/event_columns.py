@@ -272,12 +272,13 @@ class EventColumns:
         for part in (first, last):
             part.number = array("i", map(len(self.kinds).__add__, part.number))
             self.kinds = [*self.kinds, *part.kinds]
+        lengths = [len(part) for part in parts]  # before the column that ``len`` reads is replaced
         for name, (code, absent) in _COLUMNS.items():
             if any(getattr(part, name) is not None for part in parts):
                 values = array(code)
-                for part in parts:
+                for part, length in zip(parts, lengths):
                     column = getattr(part, name)
-                    values.extend(array(code, [absent]) * len(part) if column is None else column)
+                    values.extend(array(code, [absent]) * length if column is None else column)
                 ordered = array(code)
                 for chosen in slices:
                     ordered.extend(values[chosen])
