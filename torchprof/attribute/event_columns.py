@@ -209,11 +209,11 @@ class EventColumns:
 
     def in_time_order(self) -> Iterator[tuple[int, int]]:
         """The indices of all events and their threads, in the order of start."""
-        by_thread = (
+        of_threads = (
             zip(islice(self.start, first, after), range(first, after), repeat(thread))
             for thread, first, after in self.threads
         )
-        return ((at, thread) for _, at, thread in merge(*by_thread))
+        return ((at, thread) for _, at, thread in merge(*of_threads))
 
     def of_kinds(self, *kinds: Kind) -> list[tuple[int, int]]:
         """The indices of the events of these kinds and their threads, in the order of start."""
@@ -258,14 +258,14 @@ class EventColumns:
                         place = find(self.start, start, *spans.get(thread, (0, 0)))
                     inserted.setdefault(thread, []).append((place + own, start, index + shift))
         for thread, begin, until in self.threads:
-            inserted[thread] += [(at + own, _BEYOND, -1) for at in without if begin <= at < until]
+            inserted[thread] += [(dropped + own, _BEYOND, -1) for dropped in without if begin <= dropped < until]
         slices: list[slice] = []
         threads: list[ThreadEvents] = []
         count = 0
         for thread, of_thread in inserted.items():
             begin, until = spans.get(thread, (0, 0))
             added = [*_slices(begin + own, until + own, sorted(of_thread))]
-            length = sum(part.stop - part.start for part in added)
+            length = sum(piece.stop - piece.start for piece in added)
             threads.append(ThreadEvents(thread, count, count + length))
             slices += added
             count += length
@@ -284,8 +284,8 @@ class EventColumns:
                     ordered.extend(values[chosen])
                 setattr(self, name, ordered)
         self._size = None
-        self.threads = [one for one in threads if one.first < one.after]
-        self.threads.sort(key=lambda one: self.start[one.first])
+        self.threads = [thread_events for thread_events in threads if thread_events.first < thread_events.after]
+        self.threads.sort(key=lambda thread_events: self.start[thread_events.first])
 
     def keep_between(self, begin: int | None, end: int | None) -> None:
         """Keep the events from one index on, and before another one: on other threads, those that start meanwhile."""
@@ -364,20 +364,20 @@ def by_thread(events: Iterable[int], threads: Sequence[int]) -> tuple[list[Threa
     of_threads: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
     for thread, of_thread in groupby(events, threads.__getitem__):
         of_threads[thread].extend(of_thread)
-    found: list[ThreadEvents] = []
+    threads_of_events: list[ThreadEvents] = []
     for thread, indices in of_threads.items():
-        found.append(ThreadEvents(thread, len(order), len(order) + len(indices)))
+        threads_of_events.append(ThreadEvents(thread, len(order), len(order) + len(indices)))
         order.extend(indices)
-    return found, order
+    return threads_of_events, order
 
 
 def _slices(begin: int, until: int, inserted: Iterable[tuple[int, int, int]]) -> Iterator[slice]:
     """The events from ``begin`` up to ``until``, and others between them. ``inserted``: the index that a new one comes
     before, its start, and its own index; -1 where that event is dropped instead."""
-    for at, _, index in inserted:
-        if begin < at:
-            yield slice(begin, at)
-        begin = at
+    for place, _, index in inserted:
+        if begin < place:
+            yield slice(begin, place)
+        begin = place
         if index < 0:
             begin += 1
         else:

@@ -202,8 +202,8 @@ class Labels:
     """The labels on some modules, and on garbage collections, from ``attach`` to ``detach``. Several ``Labels`` may be
     attached at the same time. They may be detached in any order and on any thread.
 
-    A module has one label at a time. ``gives_way``: a label of another ``Labels`` without it is used
-    instead. That is for the profiler of a user, which may record all threads; calls on all threads are labelled then.
+    A module has one label at a time. ``gives_way``: a label of another ``Labels`` without it is used instead. That is
+    for the profiler of a user, which may record all threads; calls on all threads are labelled then.
     ``unobserved``: the number of calls on threads that the profiler does not record, by label. ``unlabelled``: the
     labels of modules whose forward could not be wrapped. ``before_first``: if given, it is called before each call of a
     module of ``trigger`` until it returns True, and calls are labelled only from then on.

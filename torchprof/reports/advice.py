@@ -30,7 +30,7 @@ def advice(run: Run, *, top: int | None = 20) -> Section:
     If there are no findings, the report says so. At its end it names rules that failed, and what could be recorded to
     find more. ``top``: the number of findings to show (None: all). docs/advice.md lists the rules.
 
-    Raises TorchprofError for a negative top.
+    Raises TorchprofError for a negative number.
     """
     check_number("top", top, "findings")
     found, failed = judge(run)

@@ -9,7 +9,6 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from torchprof.analyze.groups import pattern_of
-from torchprof.analyze.once import once
 from torchprof.analyze.records import layer_name
 from torchprof.analyze.report import Part, ReportTable, Section, spaced, stacked
 from torchprof.errors import some
@@ -281,10 +280,16 @@ def _about_slower(row: Sequence[WorkPart], layers: Sequence[Layer], parts: Mappi
     return f"; {len(slow)} of {len(row)} {verb} {times:.1f} × as long: {some(steps, 3)}"
 
 
-@once
 def parts_of(run: Run, field: str) -> Counter[WorkPart]:
     """The amount of ``cpu_ns``, ``device_ns`` or ``flops`` of each part, without parts of amount 0 and without work
-    that was launched before the recording."""
+    that was launched before the recording. They are kept with the run, for the other reports: do not change them."""
+    known: dict[str, Counter[WorkPart]] = vars(run).setdefault("_parts_of_work", {})
+    if field not in known:
+        known[field] = _parts_of(run, field)
+    return known[field]
+
+
+def _parts_of(run: Run, field: str) -> Counter[WorkPart]:
     columns = run.rows.columns
     numbers: dict[tuple[str, str] | None, int] = {}  # of a label and the work in it; None: launched before
     works = [None if is_left_over(frames) else (_label(frames), _work(frames)) for frames in run.rows.frames]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from operator import add, attrgetter
 from typing import NamedTuple, TypeAlias
@@ -56,7 +56,7 @@ class ReportCell:
 
     def written(self, text: str) -> ReportCell:
         """The same with another text."""
-        return replace(self, text=text)
+        return ReportCell(text, self.value, self.unit, self.at_least, self.ids)
 
 
 Cell: TypeAlias = str | ReportCell
@@ -191,10 +191,10 @@ class Measure:
 def _measures() -> tuple[Measure, ...]:
     fields: dict[str, list[tuple[str, int]]] = {}
     declared: dict[str, Shown] = {}
-    for one in dataclasses.fields(Cost):
-        shown: Shown | None = one.metadata.get("shown")
+    for column in dataclasses.fields(Cost):
+        shown: Shown | None = column.metadata.get("shown")
         if shown is not None:
-            fields.setdefault(shown.heading, []).append((one.name, shown.sign))
+            fields.setdefault(shown.heading, []).append((column.name, shown.sign))
             declared[shown.heading] = shown
     return tuple(
         Measure(heading, shown.unit, tuple(fields[heading]), shown.lower_bound_if)

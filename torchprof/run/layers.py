@@ -120,12 +120,12 @@ class Layers(tuple[Layer, ...]):
         """For each layer a number, equal for layers that differ only in the numbers of their paths, as the same layer
         of every block: equal are their class, its settings and the types of their parameters."""
         numbers: dict[Hashable, int] = {}
-        found = []
+        group_of_layer = []
         for layer in self:
             path = tuple("*" if step.isdecimal() else step for step in layer.path)
             key = path, layer.kind, layer.settings, tuple(dtype for dtype, _ in layer.dtype_bytes)
-            found.append(numbers.setdefault(key, len(numbers)))
-        return found
+            group_of_layer.append(numbers.setdefault(key, len(numbers)))
+        return group_of_layer
 
     def lineage(self, index: int) -> tuple[int, ...]:
         """The indices from the model down to a layer, which is last. For a negative number only that number."""

@@ -43,4 +43,4 @@ class Memory:
 
     def renumbered(self, to: Sequence[int]) -> Memory:
         """The same with other indices of layers. ``to``: by index; negative ones keep theirs: they are not layers."""
-        return replace(self, held=tuple(one._replace(layer=to[one.layer]) for one in self.held))
+        return replace(self, held=tuple(storage._replace(layer=to[storage.layer]) for storage in self.held))

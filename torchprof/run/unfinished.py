@@ -37,5 +37,5 @@ class Unfinished:
 
     def renumbered(self, to: Sequence[int]) -> Unfinished:
         """See ``Memory.renumbered``."""
-        entered = tuple(one._replace(layer=to[one.layer]) for one in self.entered)
+        entered = tuple(call._replace(layer=to[call.layer]) for call in self.entered)
         return replace(self, layer=to[self.layer], entered=entered)

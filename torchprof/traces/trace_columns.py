@@ -91,10 +91,10 @@ class TraceColumns:
         """The values of memory events, 0 for other events; None if there are none."""
         if not self._memory:
             return None
-        found = array("q", bytes(8 * len(self._order)))
+        values = array("q", bytes(8 * len(self._order)))
         for at in self._memory:
-            found[at] = column[self._order[at]]
-        return found
+            values[at] = column[self._order[at]]
+        return values
 
     def _labels_in(self, ranges: Set[tuple[int, int, int]], start: Sequence[int]) -> Iterator[int]:
         """The indices of labels with these starts, threads, and numbers of names."""
@@ -137,15 +137,15 @@ class TraceColumns:
         work, cpu = self._table.work, self._table.cpu
         is_call = [group == RUNTIME_CALLS for group in self._groups]
 
-        def found(wanted: Set[int], are_calls: bool) -> Iterator[int]:
+        def recorded(wanted: Set[int], are_calls: bool) -> Iterator[int]:
             lines = zip(cpu.number, cpu.name) if wanted else ()
             return (number for number, name in lines if number in wanted and is_call[name] is are_calls)
 
         named = {op for op, launch in zip(work.sequence, work.number) if op > 0 and op != launch}
-        ops = {op: op for op in found(named, False)}  # key and value are one object, to save memory
+        ops = {op: op for op in recorded(named, False)}  # key and value are one object, to save memory
         linked = zip(work.sequence, work.number)
         others = {launch for op, launch in linked if launch > 0 and (op == launch or op not in ops)}
-        return ops, {call: -call for call in found(others, True)}
+        return ops, {call: -call for call in recorded(others, True)}
 
     def _launcher(self, op: int, launch: int) -> int:
         """The correlation number of what launched some work; 0 if it is not in the trace."""
@@ -156,12 +156,12 @@ class TraceColumns:
         if not self._ops and not self._calls:
             return None
         number, order = self._table.cpu.number, self._order
-        found = array("q", map(self._ops.get, map(number.__getitem__, order), repeat(0)))
+        correlations = array("q", map(self._ops.get, map(number.__getitem__, order), repeat(0)))
         for at in self._indices(group == RUNTIME_CALLS for group in self._groups):
-            found[at] = self._calls.get(number[order[at]], 0)
+            correlations[at] = self._calls.get(number[order[at]], 0)
         for at in self._memory:  # this number is the address
-            found[at] = 0
-        return found
+            correlations[at] = 0
+        return correlations
 
     def _device_work(self) -> Iterator[Event]:
         """Kernels, copies and memsets."""

@@ -164,11 +164,10 @@ class Evidence:
         them, but without layers that they call.
         """
         wanted = frozenset(map(PHASES.index, phases))
-        if holds is always:
-            return self._sums_of_layers(wanted)
-        matching = self._matching(holds)
+        matching = None if holds is always else self._matching(holds)
         if (matching, wanted) not in self._sums:  # many rules ask for the same rows
-            self._sums[matching, wanted] = self._sums_of(matching, wanted)
+            sums = self._sums_of_layers(wanted) if matching is None else self._sums_of(matching, wanted)
+            self._sums[matching, wanted] = sums
         return self._sums[matching, wanted]
 
     def _matching(self, holds: Holds) -> tuple[tuple[int, bool], ...]:
@@ -197,18 +196,18 @@ class Evidence:
         return frozenset(name for name, column in self.run.rows.columns.items() if any(column))
 
     @cached_property
-    def _sums(self) -> dict[tuple[tuple[tuple[int, bool], ...], frozenset[int]], Mapping[int, Took]]:
+    def _sums(self) -> dict[tuple[tuple[tuple[int, bool], ...] | None, frozenset[int]], Mapping[int, Took]]:
         return {}
 
     def _sums_of_layers(self, wanted: frozenset[int]) -> Mapping[int, Took]:
         """The sums of all rows, by layer, from those that the run has by layer and phase."""
-        found: dict[int, Took] = {}
+        sums: dict[int, Took] = {}
         for (layer, phase), (cost, calls) in self.run.rows.by_layer.items():
             if phase in wanted:
                 took = Took(calls, cost.cpu_ns, cost.device_ns, cost.cpu_allocated + cost.device_allocated)
-                before = found.get(layer)
-                found[layer] = took if before is None else Took(*map(add, before, took))
-        return found
+                before = sums.get(layer)
+                sums[layer] = took if before is None else Took(*map(add, before, took))
+        return sums
 
     def _sums_of(self, matching: Iterable[tuple[int, bool]], wanted: frozenset[int]) -> Mapping[int, Took]:
         """The sums of the rows of chains, by layer. ``matching``: the number of each chain, and whether its calls

@@ -200,9 +200,9 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
     """A CUDA device with tensor cores (compute capability 7.0 or later) that spends at least half of its time on matrix
     products and convolutions in float32, in a run without any op or kernel in half precision.
 
-    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate. There
-    is not a finding if TF32 is recommended, which is the smaller change. Half precision has twice the rate of TF32 and
-    half the bytes, so the gain is half of the time; without TF32 at most 7/8. Needs a device.
+    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate.
+    There is no finding if TF32 is recommended, which is the smaller change. Half precision has twice the rate of TF32
+    and half the bytes, so the gain is half of the time; without TF32 at most 7/8. Needs a device.
     """
     if evidence.device != "cuda" or not evidence.compute_capability:
         return
