@@ -28,8 +28,8 @@ import torchprof
 from torchprof.analyze.compare.budget import check, limit_of
 from torchprof.analyze.compare.diff import Change, Diff, Pair
 from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of, rank_test
+from torchprof.analyze.compare.table import changes_of_layers, whole_of
 from torchprof.errors import TorchprofError
-from torchprof.reports.diff.table import changes_of_layers, whole_of
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
 from torchprof.run.memory import Memory

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from torchprof.analyze.advice import Advice, advise
+from torchprof.analyze.first_screen.verdict import first_findings
 from torchprof.profile.program import Program
-from torchprof.reports.verdict import first_findings
 from torchprof.run.run import Run
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "faults" / "scripts"

@@ -8,10 +8,10 @@ from build.hand_made import op, row, run_of
 from build.warnings import caveats
 
 from torchprof.analyze.caveats import about_processors, about_start
+from torchprof.analyze.notes import about_flops, about_sums, warnings_of
 from torchprof.errors import some
 from torchprof.measure.assemble import own_ns_of_layers
 from torchprof.measure.warnings import about_callers, about_cost, about_labels, about_modules, about_uncalled
-from torchprof.reports.notes import about_flops, about_sums, warnings_of
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.meta import Meta

@@ -22,10 +22,11 @@ from build.hand_made_ranks import run_of_ranks
 from build.places import ROOT
 
 import torchprof
+from torchprof.analyze.notes import legend
+from torchprof.analyze.report import QUESTIONS
 from torchprof.cli import main, parser
-from torchprof.reports import QUESTIONS, known
-from torchprof.reports.notes import legend
-from torchprof.reports.overview import terminal_width
+from torchprof.reports import known
+from torchprof.reports.text import terminal_width
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD

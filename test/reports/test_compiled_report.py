@@ -15,7 +15,7 @@ from build.events import MAIN, function, label, node, op, run_of_events
 
 import torchprof
 from torchprof.analyze.caveats import about_compiled
-from torchprof.analyze.compiled import compiled_in
+from torchprof.analyze.compiled.regions import compiled_in
 from torchprof.analyze.figures import incomplete_phases
 from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, OwnedWork, ProfiledModule, TracedModule
 from torchprof.attribute.events import Event, Kind, Site

@@ -28,10 +28,10 @@ from torch.profiler import record_function
 
 import torchprof
 from torchprof import TorchprofError, reports
-from torchprof.analyze.operators import operators
+from torchprof.analyze.operators.operators import operators
 from torchprof.analyze.records import Table, layer_name, records_of
+from torchprof.analyze.report import REPORTS, report
 from torchprof.analyze.stacks import stacks
-from torchprof.reports import report
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import range_in_words
@@ -886,7 +886,8 @@ def test_speedscope_shows_hostile_names_unchanged(
 def test_a_registered_format_of_the_users_is_exported(
     real: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(reports, "_reports", {of: dict(reports.known(of)) for of in ("run", "diff")})
+    for of in ("run", "diff"):
+        monkeypatch.setitem(REPORTS, of, dict(reports.known(of)))
 
     @report("names", suffix=".layers.csv")
     def names(run: Run, *, depth: int = 9) -> str:

@@ -38,9 +38,9 @@ from benchmarks.page import CLICKS, big_run, click_ms
 from torchprof import Profile, Run, TorchprofError
 from torchprof.analyze.columns import CALLS, columns_of
 from torchprof.analyze.figures import Figures
-from torchprof.analyze.operators import kernels, operators
-from torchprof.reports import QUESTIONS
-from torchprof.reports.entries import entries_of
+from torchprof.analyze.layers.entries import entries_of
+from torchprof.analyze.operators.operators import kernels, operators
+from torchprof.analyze.report import QUESTIONS
 from torchprof.reports.html import page_script
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.layers import traffic_bytes

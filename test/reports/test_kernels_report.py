@@ -12,8 +12,8 @@ from build.warnings import caveats
 from tabulate import tabulate_formats
 
 from torchprof import TorchprofError
-from torchprof.analyze.operators import Kernel, kernels
-from torchprof.reports.kernels import short_kernel_name
+from torchprof.analyze.operators.kernels import short_kernel_name
+from torchprof.analyze.operators.operators import Kernel, kernels
 from torchprof.run.words import BACKWARD, LAUNCH_NOT_RECORDED, OUTSIDE, RECOMPUTE
 
 MEASURES = ("cpu_ns", "device_ns")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchprof.reports.notes import LEGEND, legend
+from torchprof.analyze.notes import LEGEND, legend
 
 
 @pytest.mark.parametrize(

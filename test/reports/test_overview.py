@@ -16,8 +16,8 @@ from torch import nn
 import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.analyze.figures import Figures
-from torchprof.reports.entries import Entry, all_entries, entries_of
-from torchprof.reports.outline import outline
+from torchprof.analyze.layers.entries import Entry, all_entries, entries_of
+from torchprof.analyze.layers.outline import outline
 from torchprof.run.cost import Bound
 from torchprof.run.layers import Layer
 

@@ -13,7 +13,7 @@ from build.warnings import caveats
 
 import torchprof
 from torchprof import Run, TorchprofError
-from torchprof.reports.verdict import ran
+from torchprof.analyze.first_screen.verdict import ran
 from torchprof.run.lockstep import GAP, STEP, Lockstep, LockstepKey
 from torchprof.run.meta import MeshDim
 from torchprof.run.unfinished import Entered, Unfinished

@@ -203,7 +203,9 @@ def test_columns_are_exactly_as_wide_as_their_content() -> None:
     [("abc", 3), ("└── ≥ 3µs", 9), ("卷积", 4), ("ｆｃ", 4), ("컨볼루션", 8), ("\033[38;5;196m卷积\033[0m", 4)],
 )
 def test_columns_leave_room_for_wide_letters_and_none_for_colors(text: str, width: int) -> None:
-    first, line, row_of_text, other = text_of(ReportTable(["A", "B"], [[text, "1"], ["x" * 9, "2"]])).splitlines()
+    first, line, row_of_text, other = text_of(
+        ReportTable.of_cells(["A", "B"], [[text, "1"], ["x" * 9, "2"]])
+    ).splitlines()
     assert (first, line, other) == ("A         | B", "----------|--", "x" * 9 + " | 2")
     assert row_of_text == text + " " * (9 - width) + " | 1"
 

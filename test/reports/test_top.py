@@ -13,8 +13,8 @@ from build.hand_made import op, row
 from build.warnings import caveats
 
 from torchprof import Run, TorchprofError
+from torchprof.analyze.operators.top import Where, most_sampled, parts_of, source_lines
 from torchprof.attribute.events import Event, Kind, Site
-from torchprof.reports.top import Where, most_sampled, parts_of, source_lines
 from torchprof.run.layers import Layer
 from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE, Frame
 

@@ -9,7 +9,8 @@ from torch import nn
 
 import torchprof
 from torchprof import Run, TorchprofError
-from torchprof.reports import QUESTIONS, known
+from torchprof.analyze.report import QUESTIONS
+from torchprof.reports import known
 
 
 @pytest.fixture(scope="module")

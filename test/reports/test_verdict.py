@@ -17,11 +17,11 @@ from torch import nn
 import torchprof
 from torchprof import Run
 from torchprof.analyze.advice import Advice
+from torchprof.analyze.first_screen import verdict
+from torchprof.analyze.first_screen.verdict import parts_of_time, ran, what_ran, what_would_help
+from torchprof.analyze.operators.top import largest_parts
 from torchprof.analyze.time_parts import device_parts, percents, time_parts
-from torchprof.reports import verdict
 from torchprof.reports.text import text_of
-from torchprof.reports.top import largest_parts
-from torchprof.reports.verdict import parts_of_time, ran, what_ran, what_would_help
 from torchprof.run.cost import short_time
 from torchprof.run.layers import Layer
 from torchprof.run.samples import SampleKey, Spread

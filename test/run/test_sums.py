@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchprof import Profile
-from torchprof.analyze.operators import Operator, layers_of_operator, operators
+from torchprof.analyze.operators.operators import Operator, layers_of_operator, operators
 from torchprof.run.cost import Cost
 from torchprof.run.operators import Op
 from torchprof.run.rows import Around, Row

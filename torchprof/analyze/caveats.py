@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import PurePath
 
-from torchprof.analyze.compiled import compiled_in
+from torchprof.analyze.compiled.regions import compiled_in
 from torchprof.analyze.uncounted import about_uncounted
 from torchprof.analyze.varying import varying_work
 from torchprof.run.meta import Meta

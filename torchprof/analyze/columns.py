@@ -82,11 +82,6 @@ class Column:
         """A figure as text, with its unit."""
         return format_count(value)
 
-    def share(self, figures: Figures, whole: float | None) -> float | None:
-        """The fraction of the whole that a row has; None if the figure is unknown or there is no whole."""
-        known = whole is not None and whole > 0 and self.figure(figures).is_known
-        return self.of(figures) / whole if known and whole and not figures.left_over else None
-
     def text(self, figures: Figures, whole: float | None) -> Cell:
         """The text of a cell; with its share of ``whole`` if that is given."""
         return self.figure(figures).text(self.write)

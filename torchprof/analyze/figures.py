@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from torchprof.analyze.compiled import may_be_of_layers_below
+from torchprof.analyze.compiled.regions import may_be_of_layers_below
 from torchprof.run.cost import NO_COST, Bound, Cost, Figure, Measure, Unit
 from torchprof.run.run import Node, Run
 from torchprof.run.words import FORWARD, PHASES, Frame

@@ -2,36 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from torchprof.run.cost import Cell
+from torchprof.errors import TorchprofError
+from torchprof.run.cost import Cell, ReportCell
+from torchprof.run.words import OTHER
+
+_Branch = TypeVar("_Branch")
+
+
+HOT = "◄"
+"""The sign after the names of layers on the hottest path."""
+
+
+@dataclass(slots=True)  # not frozen: a table makes thousands
+class TableRow:
+    """A row of a table. A cell that is a figure or an id is a ``ReportCell``.
+
+    - ``lead``: the lines of the tree before the first cell. ``is_hot``: it is a layer on the hottest path.
+    - ``is_part``: its figures are parts of the sums of their columns.
+    - ``continues``: it continues the texts of the row above, which stands for both in data.
+    """
+
+    cells: Sequence[Cell]
+    lead: str = ""
+    is_hot: bool = False
+    is_part: bool = True
+    continues: bool = False
+
+    @property
+    def first(self) -> str:
+        """The text of the first cell, with the lines of the tree before it and the sign of the hottest path."""
+        return f"{self.lead}{self.cells[0]}{f' {HOT}' if self.is_hot else ''}"
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table: its headings and the cells of its rows. A cell that is a figure or an id is a ``ReportCell``.
+    """A table: its headings and its rows.
 
     - ``look``: one of tabulate's formats for its text; None: torchprof's own look.
     - ``name``: its name in data. ``ids``: the rank or the device that it is about.
     - ``text``: what terminals and notebooks show in place of a table; None: the table.
+    - ``wholes``: the sum of each column, of which its figures are shares; None: they are not. ``in_color``: text in
+      torchprof's own look has these shares as colors.
     """
 
     headings: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[TableRow]
     look: str | None = None
     name: str = ""
     ids: Mapping[str, str | int] = field(default_factory=dict)
     text: str | None = None
+    wholes: Sequence[float | None] = ()
+    in_color: bool = False
+
+    @classmethod
+    def of_cells(cls, headings: Sequence[str], rows: Iterable[Sequence[Cell]], look: str | None = None) -> ReportTable:
+        """A table of rows that are nothing but cells."""
+        return cls(headings, [*map(TableRow, rows)], look)
 
     def of(self, name: str, **ids: str | int) -> ReportTable:
         """This table with a name and ids."""
         return replace(self, name=name, ids=ids)
 
-
-class Continued(list[Cell]):
-    """A row of a table that continues the texts of the row above: that one stands for both in data."""
+    def shares(self, row: TableRow) -> list[float | None]:
+        """The fraction that each figure of a row is of the sum of its column; None for other cells."""
+        if not row.is_part or not self.wholes:
+            return [None] * len(row.cells)
+        return [
+            cell.value / whole
+            if whole and isinstance(cell, ReportCell) and isinstance(cell.value, (int, float))
+            else None
+            for cell, whole in zip(row.cells, self.wholes)
+        ]
 
 
 @dataclass(frozen=True)
@@ -78,3 +123,91 @@ def tables_and_sentences(part: Part) -> Iterator[ReportTable | str]:
             waiting.extend(reversed(part.parts))
         elif part:
             yield part
+
+
+# The catalogue of reports
+
+QUESTIONS = {
+    "time": "Where does the time go?",
+    "why": "Why?",
+    "fit": "Does it fit?",
+    "changed": "What changed?",
+    "waits": "Who waits?",
+    "": "To keep, and for other programs",
+}
+"""What users ask, in the order of every list of reports. The key is what a report ``answers``."""
+
+
+class Report(NamedTuple):
+    """A function of a run, or of a diff, and options; the question that it answers; in a few words what it shows; and
+    the suffix of its files, None if it is not written to files."""
+
+    write: Callable[..., Part]
+    answers: str
+    shows: str
+    suffix: str | None
+
+
+_Part = TypeVar("_Part", bound=Part)
+REPORTS: dict[str, dict[str, Report]] = {"run": {}, "diff": {}}
+"""All reports of a run and of a diff by name, of the files that are imported: see ``reports.known``."""
+
+
+def report(
+    name: str, shows: str = "", *, answers: str = "", suffix: str | None = None, of: str = "run"
+) -> Callable[[Callable[..., _Part]], Callable[..., _Part]]:
+    """Register a function as a report of that name: ``of`` a "run", or of the "diff" of two runs.
+
+    ``shows``: its line in the list of reports. ``answers``: a key of ``QUESTIONS``. ``suffix``: ``export`` writes this
+    report to files with this suffix.
+    """
+
+    def register(function: Callable[..., _Part]) -> Callable[..., _Part]:
+        REPORTS[of][name] = Report(function, answers, shows, suffix)
+        return function
+
+    return register
+
+
+# What several reports need
+
+
+def check_number(name: str, number: object, of: str) -> None:
+    """Raise TorchprofError if an option is neither None nor an integer of at least 0."""
+    if number is not None and (not isinstance(number, int) or number < 0):
+        raise TorchprofError(f"{name} is a number of {of}, not {number!r}.")
+
+
+def phase_cell(phase: str) -> Cell:
+    """A phase in a table: that of work outside all layers that is not backward is empty there, and "other" in files."""
+    return ReportCell("", phase) if phase == OTHER else phase
+
+
+def printable(name: str) -> str:
+    """A name with unprintable characters, such as line breaks, written as escapes: they would break tables."""
+    return name if name.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
+
+
+def rows_hidden(hidden: int, shown: int, which: str) -> str:
+    """The start of a sentence: how many rows are hidden, and which are shown (``which``: "largest")."""
+    rows = "1 row is" if hidden == 1 else f"{hidden} rows are"
+    return f"{rows} hidden: shown {f'is the {which}' if shown == 1 else f'are the {shown} {which}'}"
+
+
+def branches(
+    roots: Sequence[_Branch], below: Callable[[_Branch, int], Sequence[_Branch]]
+) -> Iterator[tuple[str, _Branch]]:
+    """Each item of a tree, depth first, after the lines of the tree that lead to it.
+
+    ``below`` returns the children of an item at a level; roots are at level 0.
+    """
+    waiting = [(root, "", "", 0) for root in reversed(roots)]
+    while waiting:
+        item, own, lines, level = waiting.pop()
+        yield own, item
+        children = below(item, level)
+        for number in range(len(children) - 1, -1, -1):
+            last = number == len(children) - 1
+            waiting.append(
+                (children[number], lines + ("└── " if last else "├── "), lines + (" " if last else "│"), level + 1)
+            )

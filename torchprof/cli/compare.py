@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import torchprof
+from torchprof.analyze.report import printable
 from torchprof.cli.options import add_json_option, add_options, add_output_option, check_output, whole_number
 from torchprof.cli.output import print_json, write_files
 
@@ -61,7 +62,6 @@ def add_to(commands: Commands) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     from torchprof.analyze.compare.budget import check, limit_of
-    from torchprof.reports.text import printable
 
     limits = [limit_of(text) for text in arguments.fail_if]
     check_output(arguments, of="diff")

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torchprof
+from torchprof.analyze.first_screen.overview import other_notes, short_tree
+from torchprof.analyze.first_screen.verdict import verdict
+from torchprof.analyze.notes import legend
+from torchprof.analyze.operators.top import largest_parts, title_of_parts
 from torchprof.analyze.report import Part, spaced, without_warnings
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options
 from torchprof.errors import TorchprofError, some
 from torchprof.reports import content_of, options_of
-from torchprof.reports.notes import legend
-from torchprof.reports.overview import other_notes, short_tree, terminal_width
-from torchprof.reports.text import text_of
-from torchprof.reports.top import largest_parts, title_of_parts
-from torchprof.reports.verdict import verdict
+from torchprof.reports.text import terminal_width, text_of
 from torchprof.run.outputs import ReportText
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _has_several_calls(run: torchprof.Run) -> bool:
 
 def _depth(run: torchprof.Run, arguments: argparse.Namespace) -> int:
     """``--depth``; without it, the depth whose layers fit on a screen."""
-    from torchprof.reports.entries import fitting_depth
+    from torchprof.analyze.layers.entries import fitting_depth
 
     depth: int = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
     return depth
@@ -202,7 +202,7 @@ def _operators(run: torchprof.Run) -> Iterator[str]:
 
 def _advice(run: torchprof.Run, found: Sequence[Advice], command: str, is_trace: bool) -> str:
     """The most important findings, and which commands and options show more; "" if there are no findings."""
-    from torchprof.reports.advice import findings, not_shown, unrecorded
+    from torchprof.analyze.advice.findings import findings, not_shown, unrecorded
 
     if not found:
         return ""

@@ -8,8 +8,9 @@ from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Any, NoReturn
 
+from torchprof.analyze.report import QUESTIONS
 from torchprof.errors import suggest
-from torchprof.reports import QUESTIONS, known
+from torchprof.reports import known
 
 EXIT_CODES = """\
 Exit codes

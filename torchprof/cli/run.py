@@ -242,7 +242,7 @@ def _python_table(script: Script, ending: Ending) -> str:
         for one in done.functions
         if not (one.file.startswith(in_torch) or (one.file == "~" and _BUILT_IN_OF_TORCH.search(one.function)))
     ]
-    text = text_of(ReportTable(["Self", "Total", "Calls", "Function"], table[:_FUNCTIONS_SHOWN]))
+    text = text_of(ReportTable.of_cells(["Self", "Total", "Calls", "Function"], table[:_FUNCTIONS_SHOWN]))
     return f"{text}\n{failed}" if failed else text
 
 

@@ -1,76 +1,37 @@
-"""Reports: each reads a ``Run``, or a ``Diff`` of two runs. A new report is one new file here."""
+"""Renderers of reports: text, data, HTML and files. ``render`` and ``export`` choose a report by its name."""
 
 from __future__ import annotations
 
 import gzip
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from pkgutil import iter_modules
-from typing import Any, NamedTuple, TypeVar
+from pkgutil import walk_packages
+from typing import Any
 
-from torchprof.analyze.report import Part
+from torchprof.analyze.report import QUESTIONS, REPORTS, Part, Report
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports.text import text_of
 from torchprof.run.outputs import ReportText
 from torchprof.run.paused_gc import paused_gc
 
-QUESTIONS = {
-    "time": "Where does the time go?",
-    "why": "Why?",
-    "fit": "Does it fit?",
-    "changed": "What changed?",
-    "waits": "Who waits?",
-    "": "To keep, and for other programs",
-}
-"""What users ask, in the order of every list of reports. The key is what a report ``answers``."""
-
-
-class Report(NamedTuple):
-    """A function of a run, or of a diff, and options; the question that it answers; in a few words what it shows; and
-    the suffix of its files, None if it is not written to files."""
-
-    write: Callable[..., Part]
-    answers: str
-    shows: str
-    suffix: str | None
-
-
-_Part = TypeVar("_Part", bound=Part)
 _FIRST = "overview"
-_reports: dict[str, dict[str, Report]] = {"run": {}, "diff": {}}
-
-
-def report(
-    name: str, shows: str = "", *, answers: str = "", suffix: str | None = None, of: str = "run"
-) -> Callable[[Callable[..., _Part]], Callable[..., _Part]]:
-    """Register a function as a report of that name: ``of`` a "run", or of the "diff" of two runs.
-
-    ``shows``: its line in the list of reports. ``answers``: a key of ``QUESTIONS``. ``suffix``: ``export`` writes this
-    report to files with this suffix.
-    """
-
-    def register(function: Callable[..., _Part]) -> Callable[..., _Part]:
-        _reports[of][name] = Report(function, answers, shows, suffix)
-        return function
-
-    return register
 
 
 def known(of: str = "run") -> Mapping[str, Report]:
     """All reports of a "run" or of a "diff", by name."""
     _import_all()
-    return _reports[of]
+    return REPORTS[of]
 
 
 @cache
 def _import_all() -> None:
-    for package in (__name__, f"{__name__}.diff"):
-        for file in iter_modules(import_module(package).__path__):
-            import_module(f"{package}.{file.name}")
+    for package in ("torchprof.analyze", __name__):
+        for file in walk_packages(import_module(package).__path__, f"{package}."):
+            import_module(file.name)
 
 
 def list_of_reports(of: str = "run") -> str:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
+from torchprof.analyze.report import report
 from torchprof.errors import TorchprofError
-from torchprof.reports import report
 from torchprof.run.cost import format_time
 from torchprof.run.run import Run
 from torchprof.run.timeline import Lane, Spans, Timeline

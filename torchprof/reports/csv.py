@@ -6,7 +6,7 @@ import csv as _csv
 from io import StringIO
 
 from torchprof.analyze.records import RecordValue, records_of
-from torchprof.reports import report
+from torchprof.analyze.report import report
 from torchprof.run.run import Run
 
 # Characters at which a spreadsheet reads a cell as a formula (OWASP, "CSV Injection"), with their full-width forms; and

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from torchprof.analyze.report import Continued, Part, ReportTable, tables_and_sentences
+from torchprof.analyze.report import Part, ReportTable, tables_and_sentences
 from torchprof.run.cost import UNKNOWN, Cell, ReportCell, as_key
 
 
@@ -31,7 +31,7 @@ def data_of(name: str, content: Part) -> dict[str, Any]:
 
 def _data_of_table(table: ReportTable, report: str) -> dict[str, Any]:
     keys = _keys(table.headings)
-    rows = [row for row in table.rows if not isinstance(row, Continued)]
+    rows = [row.cells for row in table.rows if not row.continues]
     units: dict[str, str] = {}
     for row in rows:
         for key, cell in zip(keys, row):

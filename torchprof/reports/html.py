@@ -17,15 +17,15 @@ from zlib import compress
 
 from torchprof.analyze.advice import advise
 from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.advice.findings import gain, place
+from torchprof.analyze.first_screen.headline import headline
+from torchprof.analyze.first_screen.verdict import first_findings, in_short, ran
+from torchprof.analyze.notes import LEGEND
+from torchprof.analyze.report import QUESTIONS, report
 from torchprof.errors import TorchprofError
-from torchprof.reports import QUESTIONS, report
-from torchprof.reports.advice import gain, place
-from torchprof.reports.headline import headline
-from torchprof.reports.notes import LEGEND
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.largest import largest_places
 from torchprof.reports.page.tree import Take
-from torchprof.reports.verdict import first_findings, in_short, ran
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.run import Run
 from torchprof.version import __version__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchprof.reports import report
+from torchprof.analyze.report import report
 from torchprof.run.file_write import json_of_run, stripped, warning_data
 from torchprof.run.run import Run
 from torchprof.run.warnings import Caveat

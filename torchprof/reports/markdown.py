@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from torchprof.reports import report
-from torchprof.reports.text import printable
-from torchprof.reports.tree import HOT, table_of
+from torchprof.analyze.layers.tree import tree
+from torchprof.analyze.report import HOT, ReportTable, printable, report, tables_and_sentences
 from torchprof.run.cost import format_time
 from torchprof.run.run import Run
 
 # A backslash escapes these characters. GitHub reads a user's name after "@" even if that is escaped, so an empty
 # comment separates them.
 _PLAIN = {ord(char): f"\\{char}" for char in "\\`*_[]<>|~&#$"} | {ord("@"): "@<!-- -->"}
-_LINES_OF_THE_TREE = re.compile("[ │]*")
 _BEFORE_A_BAR = re.compile(r"(\\*)\|")  # a bar ends the cell even inside code, unless it is escaped
 
 
@@ -33,21 +31,24 @@ def markdown(
 
     Names are code spans, so that Markdown finds no links, mentions or tags in them. Raises TorchprofError as "tree".
     """
-    table = table_of(run, show_events=show_events, depth=depth, sort_by=sort_by, top=top, hot=hot)
-    headings = ["Module", *(plain(column.heading) for column in table.columns)]
-    lines = [
-        "".join(f"{fact}\n" for fact in _facts(run)),
-        line(headings),
-        line([":--", *["--:"] * len(table.columns)]),
-    ]
-    for text, entry in table.rows:
-        name = _LINES_OF_THE_TREE.sub(lambda found: found[0].replace(" ", "\u00a0"), printable(text), count=1)
-        figures = [
-            str(column.text(entry.figures, table.wholes[column] if percent else None)) for column in table.columns
-        ]
-        lines.append(line([cell(name) + f" {HOT}" * entry.hot, *figures]))
-    notes = [*table.notes, *table.warnings]
-    return "\n".join([*lines, *([""] if notes else []), *(f"- {plain(note)}" for note in notes)])
+    content = tree(run, show_events=show_events, depth=depth, sort_by=sort_by, top=top, percent=percent, hot=hot)
+    parts = [*tables_and_sentences(content)]
+    lines = ["".join(f"{fact}\n" for fact in _facts(run))]
+    for table in parts:
+        if isinstance(table, ReportTable):
+            lines += lines_of(table)
+    notes = [f"- {plain(sentence)}" for sentence in parts if isinstance(sentence, str)]
+    return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def lines_of(table: ReportTable) -> Iterator[str]:
+    """The lines of a table in Markdown. The first cell of each row is a name."""
+    yield _line([*map(plain, table.headings)])
+    yield _line([":--", *["--:"] * (len(table.headings) - 1)])
+    for row in table.rows:
+        lead = row.lead[:-4].replace(" ", "\u00a0") + row.lead[-4:]
+        name = _cell(lead + printable(str(row.cells[0]))) + (f" {HOT}" if row.is_hot else "")
+        yield _line([name, *(plain(str(figure)) for figure in row.cells[1:])])
 
 
 def _facts(run: Run) -> Iterator[str]:
@@ -68,7 +69,7 @@ def _facts(run: Run) -> Iterator[str]:
             yield f"- {what}: {plain('; '.join(values))}"
 
 
-def line(cells: list[str]) -> str:
+def _line(cells: list[str]) -> str:
     """A row of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
@@ -85,6 +86,6 @@ def code(name: str) -> str:
     return f"{fence}{pad}{name}{pad}{fence}"
 
 
-def cell(name: str) -> str:
+def _cell(name: str) -> str:
     """A name as a code span in a cell of a table."""
     return _BEFORE_A_BAR.sub(r"\1\1\\|", code(name))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from html import escape
 from importlib import import_module
 
-from torchprof.analyze.report import Part, ReportTable, tables_and_sentences
+from torchprof.analyze.layers.entries import fitting_depth
+from torchprof.analyze.layers.tree import tree
+from torchprof.analyze.report import Part, ReportTable, TableRow, printable, report, stacked, tables_and_sentences
 from torchprof.errors import TorchprofError
-from torchprof.reports import report
-from torchprof.reports.entries import fitting_depth
-from torchprof.reports.text import check_number, printable
-from torchprof.reports.tree import table_of
 from torchprof.run.run import Run
 
 _ROWS_SHOWN = 500  # a row takes some hundred bytes of the notebook's file
@@ -53,44 +52,38 @@ def notebook(run: Run, *, depth: int | None = None) -> str:
     column's sum. ``depth`` hides the layers below that depth (0: the model alone); the default shows at most 500
     layers. Raises TorchprofError for a negative number.
     """
-    check_number("depth", depth, "levels")
-    notes = []
+    parts: list[Part] = []
     if depth is None:
         depth = fitting_depth(run, _ROWS_SHOWN)
         hidden = sum(len(layer.path) > depth + 1 for layer in run.layers)
         if hidden:
-            notes.append(f"Deeper layers are hidden: {hidden}. The page that run.show() shows has them all.")
-    table = table_of(run, depth=depth)
-    rows = []
-    for text, entry in table.rows:
-        branch = text.removesuffix(entry.name)
-        whole = f' title="{_text(entry.name)}"' if len(printable(text)) > _FITS else ""
-        cells = [f"<td{whole}>{f'<i>{branch}</i>' if branch else ''}{_text(entry.name)}</td>"]
-        for column in table.columns:
-            bar = _bar(column.share(entry.figures, table.wholes[column]))
-            cells.append(f"<td{bar}>{_text(str(column.text(entry.figures, None)))}</td>")
-        rows.append(f"<tr>{''.join(cells)}</tr>\n")
-    headings = "".join(f"<th>{_text(heading)}</th>" for heading in ["Module", *(one.heading for one in table.columns)])
-    below = "".join(f"<p>{_text(note)}</p>\n" for note in [*notes, *table.notes, *table.warnings])
-    return (
-        f'<div class="torchprof">\n<style>{_STYLE}</style>\n<div><table>\n<thead><tr>{headings}</tr></thead>\n'
-        f"<tbody>\n{''.join(rows)}</tbody>\n</table></div>\n{below}</div>"
-    )
+            parts.append(f"Deeper layers are hidden: {hidden}. The page that run.show() shows has them all.")
+    return html_of(stacked([tree(run, depth=depth), *parts]))
 
 
 def html_of(content: Part) -> str:
-    """A report as HTML: its tables, and paragraphs for all other text."""
+    """A report as HTML: its tables, and paragraphs for all other text. The length of the bar behind a figure is its
+    share of the sum of its column."""
     parts = []
     for part in tables_and_sentences(content):
         if isinstance(part, ReportTable):
             headings = "".join(f"<th>{_text(heading)}</th>" for heading in part.headings)
-            rows = "".join(f"<tr>{''.join(f'<td>{_text(str(cell))}</td>' for cell in row)}</tr>\n" for row in part.rows)
+            rows = "".join(f"<tr>{''.join(_cells(row, part))}</tr>\n" for row in part.rows)
             parts.append(f"<div><table>\n<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n")
         elif "\n" in part:  # lines that belong together, such as a picture
             parts.append(f"<pre>{escape(part)}</pre>\n")
         else:
             parts.append(f"<p>{_text(part)}</p>\n")
     return f'<div class="torchprof">\n<style>{_STYLE}</style>\n{"".join(parts)}</div>'
+
+
+def _cells(row: TableRow, table: ReportTable) -> Iterator[str]:
+    """The cells of a row. The style shortens a long name, so its element has all of it as a title."""
+    title = f' title="{_text(str(row.cells[0]))}"' if len(row.first) > _FITS else ""
+    lines = f"<i>{row.lead}</i>" if row.lead else ""
+    yield f"<td{title}>{lines}{_text(row.first.removeprefix(row.lead))}</td>"
+    for cell, share in zip(row.cells[1:], table.shares(row)[1:]):
+        yield f"<td{_bar(share)}>{_text(str(cell))}</td>"
 
 
 def _text(text: str) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchprof.analyze.records import layer_name
+from torchprof.analyze.report import report
 from torchprof.analyze.stacks import Step, measured, stacks
 from torchprof.errors import TorchprofError
-from torchprof.reports import report
 from torchprof.run.cost import MEASURES, Unit
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.run import Run

@@ -12,13 +12,13 @@ from typing import Any
 from torchprof.errors import TorchprofError
 
 _FILES = {
-    "benchmark_table": "torchprof.reports.benchmark",
+    "benchmark_table": "torchprof.analyze.benchmark",
     "data_of": "torchprof.reports.data",
-    "dataframe": "torchprof.analyze.dataframe",
+    "dataframe": "torchprof.reports.dataframe",
     "export": "torchprof.reports",
     "html_of": "torchprof.reports.notebook",
     "metrics": "torchprof.analyze.metrics",
-    "printed": "torchprof.reports.overview",
+    "printed": "torchprof.reports.text",
     "render": "torchprof.reports",
     "all_warnings": "torchprof.analyze.caveats",
     "text_of": "torchprof.reports.text",

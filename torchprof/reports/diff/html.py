@@ -6,8 +6,8 @@ from typing import Any
 
 from torchprof.analyze.compare.diff import Change, Diff
 from torchprof.analyze.compare.layers import MOVED
-from torchprof.reports import report
-from torchprof.reports.diff.table import changes_of_layers, diff_headline, whole_of
+from torchprof.analyze.compare.table import changes_of_layers, diff_headline, whole_of
+from torchprof.analyze.report import report
 from torchprof.reports.html import page
 from torchprof.reports.page.tree import Path, Take, Tree
 from torchprof.run.cost import Measure

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from torchprof.analyze.compare.diff import Change, Diff, Pair
-from torchprof.reports import report
-from torchprof.reports.diff.table import diff_headline
+from torchprof.analyze.compare.table import diff_headline
+from torchprof.analyze.report import report
 
 _SCHEMA = 1
 """It grows by one whenever a reader of the old format would misread the new one."""

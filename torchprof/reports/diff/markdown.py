@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torchprof.analyze.compare.diff import Diff
-from torchprof.reports import report
-from torchprof.reports.diff.table import changes_of_layers, diff_headline, named, view_of, whole_of
-from torchprof.reports.markdown import cell, code, line, plain
+from torchprof.analyze.compare.table import changes_of_layers, diff_headline, view_of, whole_of
+from torchprof.analyze.report import report
+from torchprof.reports.markdown import code, lines_of, plain
 
 
 @report("markdown", "the table for pull requests", suffix=".md", of="diff")
@@ -19,10 +19,7 @@ def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None =
     lines = [plain(diff_headline(diff, sort_by=sort_by)), ""]
     whole = [f"- {plain(sentence)}" for sentence in whole_of(diff)]
     lines += [*whole, ""] if whole else []
-    lines += [line([*map(plain, view.headings)]), line([":--", *["--:"] * (len(view.headings) - 1)])]
-    lines += [
-        line([cell(str(named(pair))), *(plain(str(figure)) for figure in view.cells(pair))]) for pair in view.pairs
-    ]
+    lines += lines_of(view.table())
     for what, texts in (*changes_of_layers(diff), ("", (*view.notes, *diff.notes, *diff.warnings))):
         lines.append("")
         lines += [f"- {what}: {code(text)}" if what else f"- {plain(text)}" for text in texts]

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchprof.analyze.columns import Column, CostColumn, as_measured
 from torchprof.analyze.figures import Figures, measured_by_all
-from torchprof.reports.entries import Entry, entries_of
+from torchprof.analyze.layers.entries import Entry, entries_of
 from torchprof.run.cost import FIELDS, Bound, Cost
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES

@@ -11,7 +11,7 @@ from itertools import chain
 from math import inf
 from typing import Any
 
-from torchprof.reports.notes import about_flops, about_times, other_warnings_of
+from torchprof.analyze.notes import about_flops, about_times, other_warnings_of
 from torchprof.reports.page.cells import cells
 from torchprof.reports.page.columns import column_data, columns_shown, measure_data, measures_shown
 from torchprof.reports.page.layers import layer_data

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchprof.analyze.operators.top import about_idle_devices, largest_of, measures_of
 from torchprof.analyze.records import layer_name
-from torchprof.reports.top import about_idle_devices, largest_of, measures_of
 from torchprof.run.run import Run
 
 _PLACES = 5

@@ -9,7 +9,7 @@ from operator import add, attrgetter
 from typing import Any
 
 from torchprof.analyze.ranks.balance import balance_of
-from torchprof.reports.rank_sentences import sentences, unit_of
+from torchprof.analyze.ranks.sentences import sentences, unit_of
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread

@@ -8,7 +8,7 @@ from itertools import chain
 from operator import sub
 from typing import Any
 
-from torchprof.analyze.operators import parts_of_operators
+from torchprof.analyze.operators.operators import parts_of_operators
 from torchprof.reports.page.tree import LEFT_OVER, Take, Tree
 from torchprof.run.cost import FIELDS
 from torchprof.run.words import PHASES, Frame, is_left_over

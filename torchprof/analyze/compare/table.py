@@ -1,0 +1,386 @@
+"""The table and the headline of a comparison. Other reports of a comparison share their texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torchprof.analyze.compare.diff import (
+    BUSY,
+    FASTER,
+    FORMATS,
+    SAME,
+    SLOWER,
+    UNDECIDED,
+    WITHIN_NOISE,
+    Change,
+    Diff,
+    Pair,
+    Quantity,
+)
+from torchprof.analyze.compare.layers import ADDED, MOVED, REMOVED, RENAMED
+from torchprof.analyze.report import ReportTable, Section, check_number, printable, report, spaced, stacked
+from torchprof.errors import TorchprofError, suggest
+from torchprof.run.cost import UNKNOWN, Cell, ReportCell, Unit
+from torchprof.run.words import FORWARD
+
+_LARGEST = 3  # the number of layers that the headline names beyond noise
+_NAMED = 10  # the number of layers that are named for each kind of change
+_NAME = re.compile(r"^(\w+=)")  # the name of a setting
+_NOISE_MARK = {WITHIN_NOISE: "~ ", UNDECIDED: "? ", BUSY: "? "}
+_HOW = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
+
+
+@report("table", "the layers that changed most", answers="changed", suffix=".txt", of="diff")
+def diff_table(
+    diff: Diff,
+    *,
+    depth: int | None = None,
+    sort_by: str | None = None,
+    top: int = 20,
+    tablefmt: str | None = None,
+) -> Section:
+    """The headline and changes of the whole run; a table of the models and of the layers that changed most; then layers
+    that were added, removed, moved, renamed or changed, and caveats of the comparison.
+
+    The table has one main quantity before and after, and the differences of other quantities that changed: times in all
+    phases, peaks (net memory if there are no peaks), forward FLOPs, parameters and calls. The main quantity is the
+    first of CUDA total, CPU total and FLOPs that both runs measured. Layers are sorted by change, largest first: by the
+    change of self time, summed over all phases, and at ``depth`` of total time. Layers whose time changed within the
+    noise of the runs are last.
+
+    ``sort_by``: another main quantity: "flops", "macs", "self_cpu_total", "backward_cpu_total", "cpu_peak", … ``depth``
+    hides the layers below that depth (0: the models alone). ``top``: the number of layers. ``tablefmt``: any of
+    tabulate's formats.
+
+    Raises TorchprofError for a quantity that is not compared, an unknown format and a negative number.
+    """
+    view = view_of(diff, depth, sort_by, top)
+    text = view.table(tablefmt)
+    changes = [f"{what}: {line}" if what else line for what, lines in changes_of_layers(diff) for line in lines]
+    lead = [diff_headline(diff, sort_by=sort_by), *whole_of(diff)]
+    caveats = [printable(note) for note in (*diff.notes, *diff.warnings)]
+    return spaced([stacked(lead), text, *map(stacked, (view.notes, changes, caveats))])
+
+
+@dataclass(frozen=True)
+class View:
+    """The content of the table: ``main`` before and after, ``others`` as differences, and the ``pairs`` in order."""
+
+    main: Quantity
+    others: tuple[Quantity, ...]
+    pairs: tuple[Pair, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def headings(self) -> list[str]:
+        name = self.main.heading
+        main = [f"{name} before", f"{name} after", "Difference", "Ratio", "Verdict"]
+        return ["Layer", *main, *(f"Δ {quantity.heading}" for quantity in self.others)]
+
+    def table(self, look: str | None = None) -> ReportTable:
+        """The table. ``look``: see ``ReportTable``."""
+        return ReportTable.of_cells(self.headings, [[named(pair), *self.cells(pair)] for pair in self.pairs], look)
+
+    def cells(self, pair: Pair) -> list[Cell]:
+        """The cells of a row after its name."""
+        change = pair.changes.get(self.main.key)
+        if change is None:
+            main: list[Cell] = [""] * 5
+        else:
+            absent = (pair.how == ADDED, pair.how == REMOVED)
+            main = ["" if absent[side] else value_text(self.main, change, side) for side in (0, 1)]
+            main += [
+                UNKNOWN if change.difference is None else signed(self.main, change.difference),
+                ratio_text(change),
+                "" if pair.how in (ADDED, REMOVED) else verdict_text(change),
+            ]
+        return [*main, *(_difference(pair, quantity) for quantity in self.others)]
+
+
+def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> View:
+    """Choose and sort what is shown. The arguments are those of the report "table"."""
+    check_number("depth", depth, "levels")
+    check_number("top", top, "layers")
+    main = main_of(diff, sort_by)
+    by = [main]
+    if sort_by is None and main.is_time:
+        by = [one for one in diff.quantities if one.is_time and not one.is_self and one.what == main.what]
+    models = [pair for pair in diff.pairs if len(pair.path) == 1 and pair.is_layer]
+    layers = [
+        pair
+        for pair in diff.walk()
+        if (depth is None or len(pair.path) <= depth + 1) and not (len(pair.path) == 1 and pair.is_layer)
+    ]
+    order = _order(diff, by, depth, takes_self=sort_by is None)
+    changed = sorted((pair for pair in layers if _changed(pair)), key=order)
+    shown = [*models, *changed[:top]]
+    others = tuple(one for one in _others(diff, main) if any(_matters(pair.changes.get(one.key)) for pair in shown))
+    unknown = sum(not _changed(pair) and _is_unknown(pair) for pair in layers)
+    same = len(layers) - len(changed) - unknown
+    notes = tuple(_notes(same, unknown, len(changed) - top, [main, *others], shown))
+    return View(main, others, tuple(shown), notes)
+
+
+def _others(diff: Diff, main: Quantity) -> Iterator[Quantity]:
+    """The quantities whose differences are shown, if they changed."""
+    have_peaks = {one.phase for one in diff.quantities if one.what == "peak"}
+    for one in diff.quantities:
+        is_count = one.unit is Unit.COUNT and (one.phase != FORWARD or one.key == "macs")
+        is_net = one.unit is Unit.BYTES and one.what != "peak" and one.phase in have_peaks
+        if one == diff.self_of(main) != main or not (one == main or one.is_self or is_count or is_net):
+            yield one
+
+
+def main_of(diff: Diff, sort_by: str | None = None) -> Quantity:
+    """The main quantity: the requested one, else the first of device time, CPU time and FLOPs that both runs measured.
+
+    Raises TorchprofError for a quantity that is not compared.
+    """
+    if sort_by is not None:
+        return _called(diff, sort_by)
+    totals = [one for one in diff.quantities if one.phase == FORWARD and not one.is_self]
+    times = [one for one in totals if one.is_time]
+    counts = [one for one in totals if one.key == "flops"]
+    return [*times[::-1], *counts, *totals][0]
+
+
+def _called(diff: Diff, name: str) -> Quantity:
+    for quantity in diff.quantities:
+        if name in (quantity.key, quantity.heading):
+            return quantity
+    keys = [quantity.key for quantity in diff.quantities]
+    raise TorchprofError(f"Not measured in both runs: {name!r}. {suggest(str(name), keys)}")
+
+
+def _order(
+    diff: Diff, by: Sequence[Quantity], depth: int | None, *, takes_self: bool
+) -> Callable[[Pair], tuple[bool, float]]:
+    own = [diff.self_of(quantity) for quantity in by]
+
+    def order(pair: Pair) -> tuple[bool, float]:
+        is_cut = depth is not None and len(pair.path) == depth + 1
+        changes = [
+            pair.changes[one.key] for one in (own if takes_self and not is_cut else by) if one.key in pair.changes
+        ]
+        totals = [pair.changes[one.key] for one in by if one.key in pair.changes]
+        quiet = all(change.verdict in (SAME, WITHIN_NOISE) for change in totals)
+        return quiet, -sum(abs(diff.weight(change)) for change in changes)
+
+    return order
+
+
+def _changed(pair: Pair) -> bool:
+    return any(
+        change.difference or (change.before is None) != (change.after is None) for change in pair.changes.values()
+    )
+
+
+def _is_unknown(pair: Pair) -> bool:
+    return any(change.verdict == UNDECIDED for change in pair.changes.values())
+
+
+def _matters(change: Change | None) -> bool:
+    return change is not None and change.difference not in (0, None)
+
+
+def _notes(
+    same: int, unknown: int, hidden: int, quantities: Sequence[Quantity], shown: Sequence[Pair]
+) -> Iterator[str]:
+    if same:
+        yield f"Not shown: {same} row{'s' if same > 1 else ''} without a change."
+    if unknown:
+        yield f"Not shown: {unknown} row{'s' if unknown > 1 else ''} with unknown changes."
+    if hidden > 0:
+        yield f"{hidden} more row{'s are' if hidden > 1 else ' is'} hidden: shown are the largest changes."
+    verdicts = {
+        pair.changes[one.key].verdict
+        for pair in shown
+        for one in quantities
+        if one.is_time
+        and one.key in pair.changes
+        and pair.changes[one.key].difference is not None
+        and pair.how not in (ADDED, REMOVED)
+    }
+    if WITHIN_NOISE in verdicts:
+        yield "~ and within noise: no more than the spread over calls or steps in each run."
+    if BUSY in verdicts:
+        yield "? and unclear: the difference may be the time for which the main thread waited for a processor."
+    if UNDECIDED in verdicts:
+        yield "? and noise unknown: too few calls or steps for a test. See docs/compare.md."
+
+
+def value_text(quantity: Quantity, change: Change, side: int) -> Cell:
+    """The value of a quantity before (``side`` 0) or after (1)."""
+    return change.figure(side).text(quantity.text)
+
+
+def signed(quantity: Quantity, difference: float) -> ReportCell:
+    text = quantity.text(difference)
+    return text.written(f"+{text}") if difference > 0 else text
+
+
+def ratio_text(change: Change) -> Cell:
+    return "" if change.ratio is None else ReportCell(f"{change.ratio:.2f}×", change.ratio, "ratio")
+
+
+def verdict_text(change: Change) -> str:
+    """The verdict; for times with the change of the median, which may differ from the change of the sum."""
+    noise = change.noise
+    if change.verdict in (SLOWER, FASTER, WITHIN_NOISE) and noise is not None and noise.medians[0] > 0:
+        return f"{change.verdict}, median {percent(noise.medians[1] / noise.medians[0])}"
+    return "noise unknown" if change.verdict == UNDECIDED and change.difference is not None else change.verdict
+
+
+def percent(ratio: float) -> str:
+    return f"{ratio - 1:+.1%}" if ratio < 10 else f"×{ratio:.0f}"
+
+
+def _difference(pair: Pair, quantity: Quantity) -> Cell:
+    """The cell of a difference, with its share."""
+    change = pair.changes.get(quantity.key)
+    if change is None:
+        return ""
+    if change.difference is None:
+        return UNKNOWN
+    if change.difference == 0:
+        return quantity.text(0).written("0")
+    has_noise = quantity.is_time and pair.how not in (ADDED, REMOVED)
+    mark = _NOISE_MARK.get(change.verdict, "") if has_noise else ""
+    difference = signed(quantity, change.difference)
+    return difference.written(f"{mark}{difference}{_share(change)}")
+
+
+def named(pair: Pair) -> Cell:
+    """The printable path of a layer, marked if it was moved, renamed, added or removed."""
+    path = ".".join(pair.path)
+    name = printable(path)
+    if pair.how in (MOVED, RENAMED) and pair.before is not None:
+        before = pair.before.name
+        return ReportCell(
+            f"{name} ({pair.how}, was {printable(before)})", path, ids={"change": pair.how, "was": before}
+        )
+    return ReportCell(f"{name} ({pair.how})", path, ids={"change": pair.how}) if pair.how in (ADDED, REMOVED) else name
+
+
+def changes_of_layers(diff: Diff) -> Iterator[tuple[str, list[str]]]:
+    """Layers that were added, removed, moved, renamed or changed, printable: ("Added", [a line for each layer]), …;
+    after a kind with too many layers, ("", [a sentence: how many more]).
+
+    If a layer was added or removed with all layers below it, only that layer is listed. Of settings, the differences.
+    """
+    found: dict[str, list[str]] = {what: [] for what in (*_HOW.values(), "Changed")}
+    waiting = [(pair, "") for pair in reversed(diff.pairs)]
+    while waiting:
+        pair, around = waiting.pop()
+        old, new = pair.before, pair.after
+        if pair.how in (ADDED, REMOVED) and pair.how != around:
+            layer = new or old
+            below = sum(one.how == pair.how for one in pair.walk()) - 1
+            about = [layer.kind] if layer and layer.kind else []
+            about += [f"with {below} layer{'s' if below > 1 else ''} below"] if below else []
+            found[_HOW[pair.how]].append(".".join(pair.path) + (f" ({', '.join(about)})" if about else ""))
+        elif pair.how in (MOVED, RENAMED) and old and new:
+            found[_HOW[pair.how]].append(f"{old.name} → {new.name}")
+        words = [
+            f"{what} {_settings(was, now) if what == 'settings' else f'{was} → {now}'}"
+            for what, was, now in pair.differs
+            if what in ("kind", "settings")
+        ]
+        if words:
+            found["Changed"].append(f"{'.'.join(pair.path)}: {'; '.join(words)}")
+        waiting.extend((child, pair.how) for child in reversed(pair.children))
+    for name, lines in found.items():
+        hidden = len(lines) - _NAMED
+        if lines:
+            yield name, [*map(printable, lines[:_NAMED])]
+        if hidden > 0:
+            yield "", [f"{name}: {hidden} more layer{'s' if hidden > 1 else ''}, not shown."]
+
+
+def _settings(before: str, after: str) -> str:
+    """The difference of two settings, such as "3, 24, kernel_size=(3, 3)": the values that differ, if both have the
+    same names in the same order, else both as a whole."""
+    old, new = _one_by_one(before), _one_by_one(after)
+    changed = [f"{name}{was} → {now}" for (name, was), (_, now) in zip(old, new) if was != now]
+    alike = [name for name, _ in old] == [name for name, _ in new]
+    return ", ".join(changed) if alike and changed else f"{before} → {after}"
+
+
+def _one_by_one(settings: str) -> list[tuple[str, str]]:
+    """Each setting as (its name with "=", or "", its value). Commas inside brackets do not separate settings."""
+    parts, depth = [""], 0
+    for char in settings:
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [("".join(named), value) for *named, value in (_NAME.split(part.strip(), 1) for part in parts)]
+
+
+def whole_of(diff: Diff) -> list[str]:
+    """A sentence for each change of the whole run: the duration of a step, and memory peaks."""
+    sentences = []
+    for key, change in diff.whole.items():
+        what, show = "A step", FORMATS[Unit.TIME]
+        if key != "step":
+            kind = key.removesuffix("_peak")
+            device = {"cpu": "the CPU", "device": "the device"}.get(kind, kind.upper())
+            what, show = f"Peak on {device}", FORMATS[Unit.BYTES]
+        was, now = (UNKNOWN if value is None else show(value) for value in (change.before, change.after))
+        if change.difference == 0:
+            sentences.append(f"{what}: the same, {now}.")
+        else:
+            verdict = "noise unknown" if change.verdict == UNDECIDED else change.verdict
+            sentences.append(f"{what}: {was} → {now}{_share(change)}{f', {verdict}' if key == 'step' else ''}.")
+    return [printable(sentence) for sentence in sentences]
+
+
+@report("headline", "in one or two sentences, what changed", answers="changed", of="diff")
+def diff_headline(diff: Diff, *, sort_by: str | None = None) -> str:
+    """What changed, in one or two sentences: the models, and the layers with the largest change of self in the same
+    direction. For runs without layers: the work outside of layers.
+
+    It is about the main quantity of the report "table", with ``sort_by`` as there. Raises TorchprofError for a quantity
+    that is not compared.
+    """
+    main = main_of(diff, sort_by)
+    per = {"call": ", per forward call", "step": ", per step"}.get(diff.unit or "", "")
+    sentences = []
+    for pair in [pair for pair in diff.pairs if pair.is_layer] or diff.pairs:
+        if main.key in pair.changes:
+            sentences.append(f"{'.'.join(pair.path)}: {_in_words(pair, main)}{per}.")
+            parts = diff.largest_parts(pair, main)
+            beyond = diff.beyond_noise(pair, main) if pair.children else []
+            if parts.layers and pair.changes[main.key].verdict not in (SAME, WITHIN_NOISE):
+                lead = "Most of it in" if parts.hold_most else f"The largest part{parts.ending}{parts.beyond_noise}:"
+                sentences.append(f"{lead} {_named(main, parts.layers)}.")
+                known = [one for one, _ in parts.layers]
+                beyond = [(one, change) for one, change in beyond if not any(one is each for each in known)]
+            if beyond:
+                sentences.append(f"Beyond noise: {_named(main, beyond[:_LARGEST])}.")
+    return printable(" ".join(sentences)) or "There is nothing to compare in these runs."
+
+
+def _named(quantity: Quantity, layers: Sequence[tuple[Pair, Change]]) -> str:
+    return ", ".join(f"{'.'.join(one.path)} ({signed(quantity, change.difference or 0)})" for one, change in layers)
+
+
+def _in_words(pair: Pair, quantity: Quantity) -> str:
+    change = pair.changes[quantity.key]
+    if pair.how in (ADDED, REMOVED):
+        return f"{pair.how}, {quantity.heading} {value_text(quantity, change, int(pair.how == ADDED))}"
+    was, now = (value_text(quantity, change, side) for side in (0, 1))
+    if change.difference is None:
+        known = f": {was} before, {now} after" if (was, now) != (UNKNOWN, UNKNOWN) else ""
+        return f"the change of {quantity.heading} is unknown{known}"
+    if change.difference == 0:
+        return f"{quantity.heading} is the same, {now}"
+    verdict = f", {verdict_text(change)}" if quantity.is_time else ""
+    return f"{quantity.heading} {was} → {now}{_share(change)}{verdict}"
+
+
+def _share(change: Change) -> str:
+    return f" ({percent(change.ratio)})" if change.ratio is not None else ""

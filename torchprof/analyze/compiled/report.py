@@ -1,0 +1,179 @@
+"""The compiled report: overhead and kernels of each region of torch.compile, and its graph breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from torchprof.analyze.compiled.regions import Compiled, PhaseOfRegion, compiled_in, python_name
+from torchprof.analyze.notes import about_sums, warnings_below
+from torchprof.analyze.records import layer_name
+from torchprof.analyze.report import Part, ReportTable, printable, report, spaced, stacked
+from torchprof.analyze.time_parts import FIRST_CALL, LATER_CALLS, NO_GRAD, time_parts
+from torchprof.errors import some
+from torchprof.run.cost import UNKNOWN, Cell, Cost, format_number, format_time, short_time
+from torchprof.run.meta import Compilation
+from torchprof.run.run import Run
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
+
+
+@report("compiled", "torch.compile: regions, overhead, graph breaks, compilation", answers="why")
+def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
+    """Every region of torch.compile that ran: where it is, its calls, and its times.
+
+    *Overhead* is the time from entering the region to the compiled graph; *Guards* is the part of it that checks
+    whether the compiled code is valid. *Graph* is the time in calls of the graph: kernels, and code that launches them.
+    *Kernels* is the time of the kernels on a device, of any layer. *Beside* is work in the region that is not compiled,
+    such as code between two graphs. A region nested in another one, as after a graph break, is not included in the
+    figures of the outer region.
+
+    A second table has each time that torch.compile compiled one of these regions, and all that it compiled during the
+    recording: how long its parts took, and why. *Tracing* is Dynamo, *Autograd* is AOTAutograd, *Lowering* is Inductor,
+    and *Kernels* are the compilers of Triton and C++. torch keeps the last 64.
+
+    Below: each graph break, with the line and torch's reason; the time torch.compile took to compile; and, if layers
+    were requested, the shares of kernel time that belong to one layer, to several layers, or to unknown ones.
+
+    ``tablefmt``: any of tabulate's formats. Raises TorchprofError for an unknown one.
+    """
+    found = compiled_in(run)
+    uses = found.uses
+    notes: list[Part] = [*_breaks(run, found), *_times(run, found), *about_sums(run)]
+    notes.append(warnings_below(run, without=["graph_breaks"]))  # the table has their reasons
+    history = _history(run, tablefmt)
+    if not uses:
+        return stacked(["No code of torch.compile ran during the recording.", *history, *notes])
+    phases = [phase for phase in (FORWARD, RECOMPUTE, BACKWARD) if any(phase in use.phases for use in uses)]
+    parts = ["overhead", "graph", *(["kernels"] if "device_ns" in run.meta.requested else []), "beside"]
+    headings = ["Region", "Module", "Code", "Calls", "Guards"]
+    headings += [(part if phase == FORWARD else f"{phase} {part}").capitalize() for phase in phases for part in parts]
+    table = []
+    for use in uses:
+        guards = sum((part.guards for part in use.phases.values()), Cost())
+        cells: list[Cell] = [
+            printable(use.name),
+            printable(layer_name(run, use.layer)),
+            UNKNOWN if use.known is None else printable(python_name(use.known)),
+            format_number(use.calls),
+        ]
+        cells.append(format_time(guards.cpu_ns))
+        for phase in phases:
+            texts = _texts(run, use.phases[phase]) if phase in use.phases else {}
+            cells += [texts.get(part, "") for part in parts]
+        table.append(cells)
+    text = ReportTable.of_cells(headings, table, tablefmt)
+    return spaced([stacked([text, *history]), stacked(notes)])
+
+
+def compiled_in_short(run: Run) -> str:
+    """What torch.compile did, in one line: how much of the forward its code is, and its own work outside of its
+    kernels; "" if no compiled code ran."""
+    found = compiled_in(run)
+    field = "device_ns" if "device_ns" in run.meta.measured else "cpu_ns"
+    graphs = {use.name for use in found.uses if any(part.graph for part in use.phases.values())}
+    kernels = sum(getattr(part.graph, field) for use in found.uses for part in use.phases.values())
+    if not graphs or "cpu_ns" not in run.meta.measured:
+        return ""
+    parts = time_parts(run, field)
+    said = f"Compiled: {len(graphs)} graph{'s' * (len(graphs) > 1)}"
+    if field == "device_ns":
+        whole = sum(parts.values())
+        return f"{said}, {_share(kernels, whole)} of the {run.meta.device_heading} time in kernels of their calls."
+    forward = [use.phases[FORWARD] for use in found.uses if FORWARD in use.phases]
+    inside = sum(part.overhead.cpu_ns + part.graph.cpu_ns for part in forward)
+    whole = sum(parts.get(name, 0) for name in (FORWARD, NO_GRAD, FIRST_CALL, LATER_CALLS))
+    own = sum(part.overhead.cpu_ns for use in found.uses for part in use.phases.values())
+    verdict = ", more than that: it gains little" if own > kernels else ""
+    return (
+        f"{said}, {_share(inside, whole)} of the forward. {short_time(kernels)} of {short_time(kernels + own)} are in "
+        f"graphs, {short_time(own)} are torch.compile's own work{verdict}."
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{min(part / whole, 1):.0%}" if whole else UNKNOWN
+
+
+def _history(run: Run, tablefmt: str | None) -> Iterator[Part]:
+    """A table with every compilation, after an empty line."""
+    every = [(meta, one) for meta in run.metas for one in meta.compilations]
+    if not every:
+        return
+    has_ranks, knows_kernels = len(run.metas) > 1, any(one.kernels_ns is not None for _, one in every)
+    headings = [
+        "Compiled",
+        *(["Rank"] if has_ranks else []),
+        "Phase",
+        "When",
+        "Time",
+        "Tracing",
+        "Autograd",
+        "Lowering",
+    ]
+    headings += [*(["Kernels"] if knows_kernels else []), "Why"]
+    table = []
+    for meta, one in every:
+        times = [one.ns, one.tracing_ns, one.autograd_ns, one.lowering_ns]
+        cells: list[Cell] = [printable(one.name), *([str(meta.rank)] if has_ranks else []), one.phase]
+        cells.append(_when(one, meta.steps))
+        cells += map(format_time, times)
+        if knows_kernels:
+            cells.append(UNKNOWN if one.kernels_ns is None else format_time(one.kernels_ns))
+        table.append([*cells, printable(_why(one))])
+    yield ""
+    yield ReportTable.of_cells(headings, table, tablefmt)
+
+
+def _when(one: Compilation, steps: int) -> str:
+    if one.step is None:
+        return "before"
+    return f"step {one.step + 1}" if steps else "recorded"
+
+
+def _why(one: Compilation) -> str:
+    """Why it was compiled, or why it was not."""
+    if one.failure:
+        return f"failed: {one.failure}" + (f"; {one.reason}" if one.reason else "")
+    is_first = one.name.rpartition("/")[2] == "0"
+    why = one.reason or ("first version" if is_first else UNKNOWN)
+    if one.phase == BACKWARD:  # the reason is that of its forward
+        why = "first backward"
+    return f"{why} (from cache)" if one.from_cache else why
+
+
+def _texts(run: Run, part: PhaseOfRegion) -> dict[str, Cell]:
+    is_measured = "device_ns" in run.meta.measured
+    return {
+        "overhead": format_time(part.overhead.cpu_ns),
+        "graph": format_time(part.graph.cpu_ns),
+        "kernels": format_time(part.graph.device_ns) if is_measured else UNKNOWN,
+        "beside": format_time(part.beside.cpu_ns),
+    }
+
+
+def _breaks(run: Run, found: Compiled) -> Iterator[str]:
+    """A sentence for each graph break that occurred."""
+    for region, uses in found.breaks.items():
+        file = PurePath(region.file).name
+        where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
+        why = f": {region.break_reason}" if region.break_reason else ""
+        calls = sum(use.calls for use in uses)
+        modules = some([*dict.fromkeys(layer_name(run, use.layer) for use in uses)])
+        names = some([*dict.fromkeys(use.name for use in uses)])
+        times = f"{calls} time{'s' if calls > 1 else ''}"
+        yield printable(f"Graph break in {modules} at {where}, after region {names}, {times}{why}")
+
+
+def _times(run: Run, found: Compiled) -> Iterator[str]:
+    """The time of compiling, and the shares of kernel time by layers."""
+    if found.compiled:
+        times = f"{found.compiled} time{'s' if found.compiled > 1 else ''}"
+        yield f"torch.compile compiled {times}: {format_time(found.compiling.cpu_ns)}."
+    for phase, shares in found.shares.items():
+        times_of = shares.times(run)
+        if whole := sum(times_of):
+            one, several, unknown = (f"{time / whole:.1%}" for time in times_of)
+            yield (
+                f"Of {format_time(whole)} in kernels of the {phase} phase {one} are of one layer each, {several} of "
+                f"several at once or between layers, and {unknown} not attributable."
+            )

@@ -1,0 +1,1 @@
+"""What is read first: the headline, the verdict and the overview."""

@@ -1,0 +1,324 @@
+"""The headline: where the time goes, in one or two sentences."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from torchprof.analyze.notes import summed_over
+from torchprof.analyze.operators.ranking import shortened
+from torchprof.analyze.operators.top import WorkPart, most_sampled, parts_of, source_lines
+from torchprof.analyze.report import printable, report
+from torchprof.run.layers import Layer, Layers
+from torchprof.run.run import Run
+from torchprof.run.words import (
+    AUTOGRAD_ENGINE,
+    BACKWARD,
+    BETWEEN_OPS,
+    FORWARD,
+    LAUNCH_NOT_RECORDED,
+    NOT_SELECTED,
+    OUTSIDE,
+    PHASES,
+    RECOMPUTE,
+    torchs_range,
+)
+
+_NEARLY_ALL_OF_IT = 0.995  # of the part before: both would have the same share
+_NEARLY_ALL = 0.95  # a phase with this share of the total is treated as all of it
+_MOSTLY_IDLE = 0.5  # a device that is idle for more than this share of the time waits for the CPU
+
+_PHASES = {FORWARD: "the forward", BACKWARD: "the backward", RECOMPUTE: "the recomputation"}
+_OF_RANGES = {
+    FORWARD: "the ranges",
+    BACKWARD: "the backward of the ranges",
+    RECOMPUTE: "the recomputation in the ranges",
+}
+"""For traces without modules: a range need not be a forward call."""
+_NO_LAYER = {OUTSIDE: "outside of all layers", NOT_SELECTED: "in layers that were not selected"}
+_PLAIN = {
+    "Linear": "linear layer",
+    "LayerNorm": "layer norm",
+    "RMSNorm": "RMS norm",
+    "GroupNorm": "group norm",
+    "BatchNorm1d": "batch norm",
+    "BatchNorm2d": "batch norm",
+    "BatchNorm3d": "batch norm",
+    "Embedding": "embedding",
+}
+_CONVOLUTION = re.compile(r"Conv(Transpose)?([123])d")
+_KERNEL_SIZE = re.compile(r"kernel_size=\((\d+(?:, \d+)*),?\)")
+
+
+class _Measured(NamedTuple):
+    """The measure of the headline: a field of ``Cost``, and its name. ``plain``: the sentence leaves the name out."""
+
+    field: str
+    name: str
+    plain: bool = False
+
+
+class _Clause(NamedTuple):
+    """A part of the work: its amount, and a phrase for its place. ``layer``: the layer, if the part is exactly one."""
+
+    amount: int
+    where: str
+    layer: int | None = None
+
+
+@report("headline", "in one or two sentences, the part of the model that takes most", answers="time")
+def headline(run: Run) -> str:
+    """Where the time goes: "62% of the forward is in `layer3`, 44% in its 3×3 convolutions."
+
+    The headline is about the largest of four parts: forward, backward (also of no layer), recomputation, and other work
+    outside of all layers.
+    It gives the part's share of the total if that is less than 95 %. From the model it descends into any layer with
+    more than half of the part, and names the kind of layers there with the largest self ("directly in", if layers below
+    them took time as well), or the largest operator if there are no layers below. If it cannot descend, a second
+    sentence names the largest layer.
+
+    It uses the device's time if that was measured. A device that was idle for more than half of the time waits for the
+    CPU: then the headline says so, and uses the time on the CPU. In a run without times it uses FLOPs. 100 % is the
+    same as in ``top``; sums are over all ranks.
+    """
+    before, measured = _subject(run)
+    parts = parts_of(run, measured.field)
+    # By number of the phase, or OUTSIDE or NOT_SELECTED.
+    parts_in: defaultdict[int, dict[WorkPart, int]] = defaultdict(dict)
+    has_all, backward = run.meta.paths is None, PHASES.index(BACKWARD)
+    for part, amount in parts.items():
+        layer, number, _ = part.where
+        # Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward, unless the
+        # sentence is about selected layers.
+        in_phase = layer >= 0 or (layer == OUTSIDE and number == backward and has_all)
+        parts_in[number if in_phase else layer][part] = amount
+    buckets = Counter({bucket: sum(inside.values()) for bucket, inside in parts_in.items()})
+    if not buckets or not any(run.rows.columns[measured.field]):
+        return f"{before}No {'FLOPs were counted' if measured.field == 'flops' else f'{measured.name} was recorded'}."
+    is_empty = all((part.where.layer, part.where.label, part.work) == (OUTSIDE, "", BETWEEN_OPS) for part in parts)
+    if is_empty and measured.field == "cpu_ns" and not source_lines(run):
+        return f"{before}No operator ran, and no layer was called."
+    [(largest, whole)] = buckets.most_common(1)
+    here = parts_in[largest]
+    everything = sum(buckets.values())
+    if largest < 0:
+        clauses = [_Clause(whole, _NO_LAYER[largest]), *_largest_work(run, measured, here)]
+        return before + _sentence(run, measured, f"the {measured.name}", everything, clauses)
+    phases = _PHASES if run.meta.model else _OF_RANGES
+    phase = phases[PHASES[largest]] + (" of the selected layers" if run.meta.paths is not None else "")
+    clauses = []
+    if whole < _NEARLY_ALL * everything:
+        of, total = f"the {measured.name}", everything
+        clauses.append(_Clause(whole, f"in {phase}"))
+    else:
+        of, total = phase if measured.plain else f"the {measured.name} of {phase}", whole
+    tree = _Tree.of(run.layers, here)
+    at = tree.deepest_with_most_of(whole)
+    named = at is not None and (len(run.layers[at].path) > 1 or len(run.roots) > 1)
+    if at is not None and named:
+        clauses.append(_Clause(tree.totals[at], f"in `{_name(run, at)}`", at))
+    clauses.extend(_largest_within(run, measured, tree, here, at, "its " if named else ""))
+    sentence = before + _sentence(run, measured, of, total, clauses)
+    parts_of_model = [] if named else [one for one in tree.children[at] if tree.totals[one]]
+    if before or len(parts_of_model) < 2:
+        return sentence
+    first = max(parts_of_model, key=tree.totals.__getitem__)
+    if clauses[-1].layer == first:
+        return sentence
+    which = f"layer of {_PHASES[PHASES[largest]]}" if at is not None else "model" if run.meta.model else "range"
+    return f"{sentence} The largest {which} is `{_name(run, first)}`, with {_share(tree.totals[first], whole)}."
+
+
+def _subject(run: Run) -> tuple[str, _Measured]:
+    """A first sentence about an idle device, or "", and the measure for the other sentences."""
+    meta = run.meta
+    if "device_ns" in meta.measured:
+        device = meta.device_heading
+        busy = [
+            (name, ns / one.wall_ns) for one in run.metas for name, ns in one.busy_ns if name != "cpu" and one.wall_ns
+        ]
+        idle = 1 - max((share for _, share in busy), default=1.0)
+        on_device = _Measured("device_ns", f"{device} time")
+        cpu = _Measured("cpu_ns", "time on the CPU") if "cpu_ns" in meta.measured else on_device
+        if not any(run.rows.columns["device_ns"]):
+            return f"Nothing ran on {device}. ", cpu
+        if not parts_of(run, "device_ns"):
+            return f"Nothing that was recorded launched any work on {device}. ", cpu
+        if idle > _MOSTLY_IDLE:
+            if len(busy) == 1:
+                return f"`{printable(busy[0][0])}` was idle for {_share(idle, 1)} of the time. ", cpu
+            return f"Every device was idle for at least {int(100 * idle)}% of the time. ", cpu
+        return "", on_device
+    if "cpu_ns" in meta.measured or "flops" not in meta.measured:
+        return "", _Measured("cpu_ns", "time", plain=True)
+    name = "counted FLOPs" if any(run.rows.columns["uncounted"]) else "FLOPs"
+    over = summed_over(run)
+    return "", _Measured("flops", f"{name} (summed over {over})" if over else name)
+
+
+class _Tree(NamedTuple):
+    """Self and total of the layers in one phase. ``children[None]`` are the models."""
+
+    own: list[int]
+    totals: list[int]
+    children: dict[int | None, Sequence[int]]
+
+    @classmethod
+    def of(cls, layers: Layers, parts: Mapping[WorkPart, int]) -> _Tree:
+        own = [0] * len(layers)
+        for part, amount in parts.items():
+            if part.where.layer >= 0:
+                own[part.where.layer] += amount
+        children: dict[int | None, Sequence[int]] = {None: layers.roots, **dict(enumerate(layers.children))}
+        return cls(own, layers.roll_up(own), children)
+
+    def deepest_with_most_of(self, whole: int) -> int | None:
+        """The deepest layer with more than half of the whole; None if no model has more than half."""
+        at = None
+        while True:
+            found = [one for one in self.children[at] if 2 * self.totals[one] > whole]
+            if not found:
+                return at
+            [at] = found
+
+    def below(self, at: int | None) -> Iterator[int]:
+        """All layers below a layer, at any depth, without the layer itself."""
+        waiting = [*self.children[at]]
+        while waiting:
+            index = waiting.pop()
+            yield index
+            waiting.extend(self.children[index])
+
+
+def _largest_within(
+    run: Run, measured: _Measured, tree: _Tree, parts: Mapping[WorkPart, int], at: int | None, its: str
+) -> list[_Clause]:
+    """The largest part below a layer (``at``; None: below no model): a kind of layers, or the layer's own work."""
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for index in sorted(tree.below(at)):
+        if tree.own[index]:
+            kinds.setdefault(_kind(run.layers[index], bool(run.meta.model)), []).append(index)
+    sums = {kind: sum(tree.own[index] for index in found) for kind, found in kinds.items()}
+    largest = max(sums, key=sums.__getitem__, default=None)
+    if at is not None and (largest is None or tree.own[at] > sums[largest]):
+        work = _largest_work(run, measured, {part: parts[part] for part in parts if part.where.layer == at})
+        if largest is None:
+            return work
+        if 2 * sum(parts[part] for part in parts if part.where.layer == at and part.may_be_below) > tree.own[at]:
+            here = "it" if its else f"`{_name(run, at)}`"
+            return [_Clause(tree.own[at], f"in compiled kernels of {here} or of layers below", at)]
+        itself = "directly in it" if its else f"directly in `{_name(run, at)}`"
+        own = _Clause(tree.own[at], f"{itself}, not in layers below, above all {work[0].where}", at)
+        return [own, *work[1:]]
+    outside = {part: parts[part] for part in parts if part.where.layer < 0}
+    if at is None and outside and (largest is None or sum(outside.values()) > sums[largest]):
+        return _largest_work(run, measured, outside)
+    assert largest is not None  # else all work is outside of layers
+    one, several = largest
+    found = kinds[largest]
+    holds_more = any(tree.totals[index] > tree.own[index] for index in found)
+    within = "directly in" if holds_more else "in"
+    if len(found) == 1:
+        the_layer = None if holds_more else found[0]
+        return [_Clause(sums[largest], f"{within} the {one} `{_name(run, found[0])}`", the_layer)]
+    return [_Clause(sums[largest], f"{within} {its}{several}")]
+
+
+def _largest_work(run: Run, measured: _Measured, parts: Mapping[WorkPart, int]) -> list[_Clause]:
+    """The largest of operators, labels, kernels, and time between operators; then the source line that takes most of it
+    between operators, if there was a sampling thread."""
+    works: defaultdict[str, list[WorkPart]] = defaultdict(list)
+    for part in parts:
+        works[_described(measured, part)].append(part)
+    amounts = {where: sum(parts[part] for part in found) for where, found in works.items()}
+    where = max(amounts, key=amounts.__getitem__)
+    clauses = [_Clause(amounts[where], where)]
+    lines = source_lines(run) if measured.field == "cpu_ns" else {}
+    gaps = [part for part in works[where] if part.work == BETWEEN_OPS and part.where in lines]
+    if gaps:
+        sampled = most_sampled(sum((lines[part.where] for part in gaps), Counter[str]()))
+        if sampled is not None:
+            line, share = sampled
+            amount = min(round(sum(parts[part] for part in gaps) * share), amounts[where])
+            clauses.append(_Clause(amount, f"at `{shortened(line)}`"))
+    return clauses
+
+
+def _described(measured: _Measured, part: WorkPart) -> str:
+    """A phrase for the work of a part."""
+    label, work = part.where.label, part.work
+    if label == LAUNCH_NOT_RECORDED:
+        return f"in the kernel `{shortened(work)}`"
+    if label:
+        known = torchs_range(label)
+        return f"in {known}" if known else f"in the label `{shortened(label)}`"
+    if work == BETWEEN_OPS:
+        return "where no operator ran" if measured.field == "cpu_ns" else "in work that no operator launched"
+    return "in autograd's engine" if work == AUTOGRAD_ENGINE else f"in `{shortened(work)}`"
+
+
+def _kind(layer: Layer, is_of_model: bool) -> tuple[str, str]:
+    """The singular and the plural name of a layer's kind: its class, for convolutions with the size of the kernel.
+
+    A layer of unknown class is a kind of its own.
+    """
+    if not layer.kind:  # in a trace: a module of unknown class, or a range of record_function
+        return "layer" if is_of_model else "range", printable(layer.name)
+    convolution = _CONVOLUTION.fullmatch(layer.kind)
+    if convolution is None:
+        one = _PLAIN.get(layer.kind, f"`{printable(layer.kind)}` layer")
+    else:
+        sizes = _KERNEL_SIZE.search(layer.settings)
+        size = f"{convolution[2]}D" if sizes is None else sizes[1].replace(", ", "×")
+        size = f"width-{size}" if size.isdecimal() else size
+        one = f"{size} {'transposed ' if convolution[1] else ''}convolution"
+    return one, f"{one}s"
+
+
+def _name(run: Run, index: int) -> str:
+    """The path of a layer, without the name of the model if the run has only one model."""
+    path = run.layers[index].path
+    return printable(".".join(path[1:] if len(run.roots) == 1 and len(path) > 1 else path))
+
+
+def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Sequence[_Clause]) -> str:
+    """Each part is inside the one before, and has its share of the whole: "62% of the forward is in …, 44% in …"."""
+    texts = []
+    before = whole
+    for number, clause in enumerate(clauses):
+        if number == 0:
+            verb = "are" if measured.field == "flops" else "is"
+            texts.append(f"{_share(clause.amount, whole)} of {of} {verb} {clause.where}")
+        else:
+            share = _share(clause.amount, whole)
+            if clause.amount >= _NEARLY_ALL_OF_IT * before:
+                share = "all of it" if clause.amount == before else "nearly all of it"
+            texts.append(f"{share} {clause.where}")
+        before = clause.amount
+    if len(texts) > 2:
+        texts[-1] = f"and {texts[-1]}"
+    ranks = f"over all {len(run.metas)} ranks, " if len(run.metas) > 1 else ""
+    text = f"{ranks}{', '.join(texts)}."
+    return text[0].upper() + text[1:] + _about_waiting(run, measured, clauses[-1].amount)
+
+
+def _about_waiting(run: Run, measured: _Measured, amount: int) -> str:
+    """A sentence if the last part waited for most of its time: all threads of the process together ran for less than
+    half as long, and so they did with the time in which the main thread had no processor, as far as it is known."""
+    meta = run.meta
+    if len(run.metas) > 1 or measured.field != "cpu_ns" or meta.process_cpu_ns is None:
+        return ""
+    if 2 * (meta.process_cpu_ns + (meta.run_delay_ns or 0)) > amount:
+        return ""
+    share = _share(meta.process_cpu_ns, max(meta.wall_ns, amount))
+    return f" Most of that is waiting: the process ran on a processor for {share} of the time."
+
+
+def _share(part: float, whole: float) -> str:
+    """In whole percent: "less than 1%" in place of 0 %, "more than 99%" in place of 100 %, "all" for the whole."""
+    if part == whole:
+        return "all"
+    text = f"{part / whole:.0%}"
+    return {"0%": "less than 1%", "100%": "more than 99%"}.get(text, text)

@@ -1,0 +1,119 @@
+"""The memory report: the peak of each device, what was live then, memory over time, and a table by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchprof.analyze.columns import column_called
+from torchprof.analyze.layers.entries import keep_top, sort_entries, what_is_hidden
+from torchprof.analyze.memory.layers import MemoryUse, columns_of_phases, draw_entries, entries_of_device
+from torchprof.analyze.memory.over_time import picture
+from torchprof.analyze.memory.peak import about_peak, name_of_device
+from torchprof.analyze.notes import summed_over, warnings_below
+from torchprof.analyze.report import Part, Section, check_number, report, spaced, stacked
+from torchprof.errors import TorchprofError, suggest
+from torchprof.run.run import Run
+from torchprof.run.words import PHASES
+
+_LIVE_SHOWN = 10
+
+
+@report("memory", "live memory at the peak by layer and kind, peaks of layers, saved activations", answers="fit")
+def memory(
+    run: Run,
+    *,
+    depth: int | None = None,
+    sort_by: str | None = None,
+    top: int | None = None,
+    phase: str | None = None,
+    tablefmt: str | None = None,
+) -> Section:
+    """The peak of each device and what was live then, memory over time, and a table by layer.
+
+    For each device: the peak above the start, when and where it was reached; the memory that was live at the peak, by
+    kind and by layer, and what the model had at the start (docs/memory.md describes the kinds). With
+    ``Profile(..., with_timeline=True)`` a picture of memory over time. Then a row for each layer:
+
+    - *Allocated*, *Freed* and *Net*: in the layer and all layers below it;
+    - *Peak*: the peak inside one call above its start, layers below included, the largest over the calls; in backward,
+      inside one uninterrupted interval of the layer's work;
+    - *Activations*: the bytes of the outputs of one call; marked "first" if later calls may have had other shapes;
+    - *Saved for backward*: the bytes that one forward call, with the calls inside it, saved for backward, the mean over
+      the calls.
+
+    These columns are for forward; backward and recompute have columns of their own after them, if they occurred.
+    ``phase``: only the columns of one phase ("forward", "backward" or "recompute"). ``depth`` hides the layers below
+    that depth (0: the model alone); memory that was live at the peak counts for the layer above. ``sort_by`` orders
+    siblings by a column, largest first: its heading, or that in lower case with underscores. ``top``: the number of
+    rows of live memory (default: 10) and of layers. These are the layers with the largest self in that column (default:
+    Allocated; at ``depth`` with all layers below), shown with the layers above them. ``tablefmt``: any of tabulate's
+    formats.
+
+    Raises TorchprofError for a run without memory, an unknown phase, column or format, and a negative number.
+    """
+    check_number("depth", depth, "levels")
+    check_number("top", top, "rows")
+    phases = _phases(run, phase)
+    columns = list(columns_of_phases(phases))
+    sorting = column_called(sort_by, columns) if sort_by is not None else None
+    used = [MemoryUse.of(run, one) for one in run.memory]
+    parts: list[Part] = []
+    for at, one in enumerate(run.memory):
+        parts += about_peak(run, one, depth, _LIVE_SHOWN if top is None else top, tablefmt)
+        parts += picture(run, one)
+        if not used[at].by_layers:
+            continue
+        lines = entries_of_device(run, at, phases, used)
+        if sorting is not None:
+            sort_entries(lines, sorting)
+        hidden = []
+        if top is not None:
+            keep_top(lines, sorting or columns[0], top, depth)
+            hidden = [what_is_hidden(lines, sorting or columns[0], top, depth)]
+        heading = "Module" if len(run.memory) == 1 else f"Module, on {name_of_device(run, one)}"
+        drawn = draw_entries(heading, lines, columns, depth, tablefmt)
+        parts += [drawn.of("layers", device=one.device, rank=one.rank), *hidden]
+    if not run.memory:
+        parts.append(_why_no_peaks(run))
+    notes = [*(_about_columns(run) if any(use.by_layers for use in used) else ()), *_notes(run)]
+    return spaced([*parts, stacked(notes)])
+
+
+def _phases(run: Run, phase: str | None) -> list[str]:
+    """The phases to show. Raises TorchprofError for an unknown phase and for a run without memory."""
+    if phase is not None and phase not in PHASES:
+        raise TorchprofError(f"There is no phase {phase!r}. {suggest(str(phase), PHASES)}")
+    if "cpu_allocated" not in run.meta.requested:
+        raise TorchprofError(
+            "Memory was not recorded. Use torchprof.Profile(model, profile_memory=True), "
+            "or its trace with torch.profiler.profile(profile_memory=True)."
+        )
+    return list(run.phases()) if phase is None else [phase]
+
+
+def _why_no_peaks(run: Run) -> str:
+    if any(any(run.rows.columns[name]) for name in ("cpu_allocated", "device_allocated")):
+        return 'This run has no peaks: an older torchprof wrote it. What each layer allocated is in the "tree" report.'
+    return "No allocation was recorded."
+
+
+def _about_columns(run: Run) -> Iterator[str]:
+    """Which columns are sums, means and maxima, if the run has more than one call."""
+    over = summed_over(run)
+    if over:
+        yield (
+            f"Allocated, Freed and Net are sums over {over}. Of one call are Peak (the largest of all calls), "
+            "Activations (the first call) and Saved for backward (the mean of the calls)."
+        )
+
+
+def _notes(run: Run) -> list[Part]:
+    """The sentences below the tables, the run's warnings last."""
+    notes: list[Part] = [warnings_below(run)]
+    if any(memory.before is None for memory in run.memory):
+        notes.insert(0, "Memory from before the recording is unknown, and its frees: peaks may be lower than shown.")
+    if run.timeline is not None and len(run.metas) > 1:
+        notes.insert(0, f"Memory over time is that of rank {run.timeline.rank}: a run has one timeline.")
+    if run.memory and run.timeline is None:
+        notes.insert(0, "To see memory over time, record with_timeline=True (Profile, from_trace).")
+    return notes

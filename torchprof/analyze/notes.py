@@ -1,0 +1,130 @@
+"""The sentences below the figures of a report: warnings, and what sums over ranks or steps mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+from torchprof.analyze.caveats import about_processors
+from torchprof.analyze.report import Section, printable
+from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.run import Run
+from torchprof.run.words import BETWEEN_OPS, OUTSIDE_NAME
+
+LEGEND = {
+    "–": "unknown: not measured, or not attributed to this place",
+    "≥": "lower bound: a part of it could not be counted",
+    OUTSIDE_NAME: "work outside of all layers",
+    BETWEEN_OPS: "no operator ran: Python, other libraries, or waiting",
+}
+"""The signs in place of figures and of names, in every table. ``legend`` writes them, and so does the page."""
+
+_WARNINGS_SHOWN = 10  # if there are several ranks: a job may have a thousand, with different figures in each warning
+_BUSY = "machine_busy"
+_ABOUT_TIMES = ("no_compiled_code", "start_up", "slow_start", _BUSY)
+"""The codes of the warnings about all times of a run, or about code that was to be compiled. Views that begin with a
+headline show them directly below it."""
+
+
+def legend(text: str) -> list[str]:
+    """A line for each sign of ``LEGEND`` that is alone in a printed text, and that the text does not explain.
+
+    A dash in a range, as in "0–9", is not a sign.
+    """
+    width = max(map(len, LEGEND))
+    return [
+        f"  {sign:<{width}}  {meaning}"
+        for sign, meaning in LEGEND.items()
+        if re.search(rf"(?<!\S){re.escape(sign)}(?!\S)", text) and not re.search(rf"(?m)^{re.escape(sign)}: ", text)
+    ]
+
+
+def warnings_of(run: Run, without: Collection[str] = ()) -> list[str]:
+    """The warnings of a run as sentences: which ranks are missing, then each warning once. A warning that does not come
+    from all ranks names its ranks. ``without``: codes of warnings to leave out."""
+    ranks_of: dict[str, set[int]] = {}
+    for warning in run.warnings:
+        is_once_for_all = len(run.metas) > 1 and warning.code == _BUSY
+        if not is_once_for_all and warning.code not in without:
+            ranks_of.setdefault(str(warning), set()).update(warning.ranks)
+    warnings = []
+    for sentence, ranks in sorted(ranks_of.items(), key=lambda item: -len(item[1])):
+        of_all = len(ranks) == len(run.metas)
+        warnings.append(sentence if of_all else f"{ranks_in_words(sorted(ranks)).capitalize()}: {sentence}")
+    if len(run.metas) > 1 and len(warnings) > _WARNINGS_SHOWN:
+        hidden = len(warnings) - _WARNINGS_SHOWN
+        warnings[_WARNINGS_SHOWN:] = [
+            f"{hidden} more warnings of single ranks are hidden. run.of_rank(N) has those of rank N."
+        ]
+    return [*_about_missing_ranks(run), *warnings, *_about_busy_machines(run)]
+
+
+def warnings_below(run: Run, without: Collection[str] = ()) -> Section:
+    """The last part of a report: the warnings of a run, as in ``warnings_of``."""
+    return Section([*map(printable, warnings_of(run, without))], has_warnings=True)
+
+
+def about_times(run: Run) -> Iterator[str]:
+    """What makes all times of a run less certain than they look: a sentence each."""
+    calls = sum(map(run.rows.forward_calls, run.layers.roots))
+    if "cpu_ns" in run.meta.measured and calls == 1:
+        yield "One call was recorded: it has no spread, and if it was the first, start-up work is in its times."
+    if len(run.metas) == 1:
+        yield from (str(warning) for warning in run.warnings if warning.code in _ABOUT_TIMES)
+
+
+def other_warnings_of(run: Run) -> list[str]:
+    """The warnings that are not in ``about_times``: all of them in a run of several ranks, whose figures differ."""
+    return warnings_of(run, without=_ABOUT_TIMES if len(run.metas) == 1 else ())
+
+
+def _about_missing_ranks(run: Run) -> Iterator[str]:
+    missing = run.missing_ranks
+    if missing and len(run.metas) > 1:  # a run of one rank: not merged yet, or taken out of a merged run
+        words, size = ranks_in_words(missing).capitalize(), len(run.metas) + len(missing)
+        yield f"{words} of {size} {'is' if len(missing) == 1 else 'are'} missing in this run."
+
+
+def about_sums(run: Run) -> Iterator[str]:
+    """What the figures mean in a run of several ranks: which are sums, means and maxima over ranks."""
+    if len(run.metas) > 1:
+        ranks = ranks_in_words(meta.rank for meta in run.metas)
+        yield (
+            f"Times, calls, memory and FLOPs are sums over {ranks}. Rates are means of the ranks, peaks the maximum. "
+            'The report "ranks" compares ranks.'
+        )
+
+
+def summed_over(run: Run) -> str:
+    """What the sums of a run are over, in words: its steps, or the calls of its models if it has no steps; "" for a
+    single call."""
+    steps = max(meta.steps for meta in run.metas)
+    if steps > 1:
+        return f"{steps} steps"
+    roots = [index for index, layer in enumerate(run.layers) if len(layer.path) == 1]
+    calls = sum(map(run.rows.forward_calls, roots))
+    models = run.layers[roots[0]].name if len(roots) == 1 else "the models"
+    return f"{calls} calls of {models}" if calls > 1 else ""
+
+
+def about_flops(run: Run) -> Iterator[str]:
+    """A sentence if MACs and FLOPs in tables are sums over several calls or steps."""
+    over = summed_over(run)
+    if over and any(run.rows.columns["flops"]):
+        yield f"MACs and FLOPs are summed over {over}."
+
+
+def _about_busy_machines(run: Run) -> Iterator[str]:
+    """One sentence for all ranks: a warning for each rank, with different figures, would hide other warnings."""
+    shares = {
+        meta.rank: (meta.run_delay_ns or 0) / meta.wall_ns
+        for meta in run.metas
+        if len(run.metas) > 1 and any(about_processors(meta))
+    }
+    if shares:
+        most = max(shares, key=shares.__getitem__)
+        yield (
+            f"The machine was busy on {len(shares)} of {len(run.metas)} ranks: the main thread waited for a processor "
+            f"for up to {shares[most]:.0%} of the time (rank {most}). Times include this. Measure again on an idle "
+            "machine."
+        )

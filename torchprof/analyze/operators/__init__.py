@@ -1,0 +1,1 @@
+"""Reports on operators, kernels and the Python between them."""

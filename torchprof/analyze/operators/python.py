@@ -1,0 +1,54 @@
+"""The Python report: the time between operators, by layer, and the source lines where it is spent."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torchprof.analyze.notes import about_sums, warnings_below
+from torchprof.analyze.operators.top import parts_of, source_lines
+from torchprof.analyze.report import ReportTable, Section, check_number, phase_cell, report, stacked
+from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share, format_time
+from torchprof.run.run import Run
+from torchprof.run.words import BETWEEN_OPS
+
+
+@report("python", "the time between operators: Python and what it calls", answers="time")
+def python(run: Run, *, top: int | None = 10, lines: int | None = 3, tablefmt: str | None = None) -> Section:
+    """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
+    phase, largest first.
+
+    Below each row are the ``lines`` source lines with the most samples, and the part of the time that their samples
+    stand for. Samples need a sampling thread, which ``torchprof run`` has; without it they are unknown. Short times may
+    have no samples. ``top``: the number of layers. ``tablefmt``: any of tabulate's formats.
+
+    Raises TorchprofError for a negative number and an unknown format.
+    """
+    check_number("top", top, "layers")
+    check_number("lines", lines, "lines")
+    every = parts_of(run, "cpu_ns")
+    whole = sum(every.values())
+    parts = Counter({part.where: ns for part, ns in every.items() if part.work == BETWEEN_OPS})
+    seen = source_lines(run)
+    table = []
+    for where, ns in parts.most_common(top):
+        here = seen.get(where, Counter())
+        samples = sum(here.values())
+        table.append(
+            [
+                where.name(run),
+                phase_cell(where.phase_name),
+                format_time(ns),
+                format_share(ns / whole),
+                format_number(samples) if seen else UNKNOWN,
+            ]
+        )
+        for line, times in here.most_common(lines):
+            part = ns * times / samples
+            about = format_time(part).written(f"~{format_time(part)}")
+            table.append([ReportCell(f"  {line}", line), "", about, format_share(part / whole), format_number(times)])
+    text = ReportTable.of_cells(
+        ["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table, tablefmt
+    )
+    hidden = 0 if top is None else max(len(parts) - top, 0)
+    more = [f"Layers with less are hidden: {hidden}."] if hidden else []
+    return stacked([text, *more, *about_sums(run), warnings_below(run)])

@@ -1,0 +1,376 @@
+"""The top report: the largest parts of all recorded time, by layer, phase and operator. The first report to read."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean, median
+from typing import NamedTuple
+
+from torchprof.analyze.groups import pattern_of
+from torchprof.analyze.notes import about_sums, warnings_below
+from torchprof.analyze.operators.kernels import short_kernel_name
+from torchprof.analyze.operators.ranking import shortened
+from torchprof.analyze.records import layer_name
+from torchprof.analyze.report import (
+    Part,
+    ReportTable,
+    Section,
+    check_number,
+    phase_cell,
+    printable,
+    report,
+    spaced,
+    stacked,
+)
+from torchprof.errors import some
+from torchprof.run.cost import Cell, ReportCell, format_count, format_share, format_time
+from torchprof.run.layers import Layer
+from torchprof.run.lockstep import range_in_words
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
+from torchprof.run.words import (
+    ANY_STEP,
+    BETWEEN,
+    BETWEEN_OPS,
+    LAUNCH_NOT_RECORDED,
+    NOT_ATTRIBUTABLE,
+    OTHER_MODULE,
+    OUTSIDE,
+    PHASES,
+    Frame,
+    is_left_over,
+    is_overhead,
+    is_runtime_call,
+    phase_of,
+    torchs_range,
+)
+
+_USUAL_TYPE = "float32"
+_ALIKE = 3  # so many layers that are alike become one row
+_OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer is named in the row of the others
+_FEWEST_SAMPLES = 5  # with fewer the line with the most samples may be there by chance
+_NEARLY_ALL = 0.9
+_GAP = len(" | ")
+_LEAST_NAME = 24
+_FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")
+_LINE_NUMBER = re.compile(r":\d+ ")
+_UNKNOWN_LAUNCH = Frame("label", LAUNCH_NOT_RECORDED)
+_OWN_WORK = "(torch.compile's own work)"
+"""The name of all that torch.compile does around its graphs, such as checking guards."""
+_NO_OPERATOR = {
+    "cpu_ns": "(between ops): no operator ran: Python, other libraries, or waiting for a thread.",
+    "device_ns": "(between ops): no operator launched it.",
+}
+
+
+class Where(NamedTuple):
+    """A layer by its index (negative: no layer), a phase by its number, and the innermost label of the user's ("": no
+    label)."""
+
+    layer: int
+    phase: int
+    label: str
+
+    @property
+    def phase_name(self) -> str:
+        return phase_of(self.layer, PHASES[self.phase])
+
+    def name(self, run: Run) -> str:
+        """The name for users: the path of the layer, or the name of work of no layer, and the label."""
+        name = layer_name(run, self.layer)
+        known = torchs_range(self.label)
+        if known and self.layer == OUTSIDE:
+            return known
+        label = known or f"{self.label} (label)"
+        return printable(f"{name}, {label}" if self.label else name)
+
+
+class WorkPart(NamedTuple):
+    """One kind of work at one place: the self of an operator, a kernel whose launch was not recorded, or ``(between
+    ops)``: time without an operator."""
+
+    where: Where
+    work: str
+
+    @property
+    def may_be_below(self) -> bool:
+        """Whether it is the work of compiled kernels whose layers are unknown, and may be layers below."""
+        is_between = self.work.startswith(f"({BETWEEN}")
+        return is_between or (NOT_ATTRIBUTABLE in self.work and OTHER_MODULE not in self.work)
+
+
+@report("top", "the largest places: an operator in a layer and phase", answers="time")
+def top(run: Run, *, top: int = 8, tablefmt: str | None = None) -> Section:
+    """The largest parts of all recorded time: the self of an operator in one layer and phase, or the time there between
+    operators, which is Python and libraries that it calls.
+
+    On the CPU, 100 % is the recorded time, plus what other threads did at the same time. If a device was
+    measured, a table of its time comes first, and above it its idle time. A run without times has a table of FLOPs. The
+    type of a layer's parameters is shown if it is not float32. A source line is the one with the most samples between
+    operators of that part, with its own share of all recorded time; from fewer than five samples it is only the
+    function, if all are in one. It needs a sampling thread, which ``torchprof run`` has.
+
+    ``top``: the number of parts. ``tablefmt``: any of tabulate's formats. Raises TorchprofError for a negative number
+    and an unknown format.
+    """
+    check_number("top", top, "parts")
+    notes: list[Part] = [*about_sums(run), warnings_below(run)]
+    return spaced([*largest_parts(run, top, tablefmt), stacked(notes)])
+
+
+def largest_parts(run: Run, limit: int, tablefmt: str | None = None, width: int | None = None) -> list[Part]:
+    """The sections of the report "top", without the notes below it. ``width``: the number of characters of a line;
+    names are shortened to it, and no sentences follow: this is for the first screen."""
+    sections: list[Part] = [*about_idle_devices(run)]
+    for field, heading in measures_of(run):
+        sections.append(_table(run, field, heading, limit, tablefmt, width))
+    return sections or ["Neither times nor FLOPs were measured."]
+
+
+def title_of_parts(run: Run) -> str:
+    """The title above the largest parts."""
+    return "Where the FLOPs are" if {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured) else "Where the time goes"
+
+
+def about_idle_devices(run: Run) -> Iterator[str]:
+    """For how long each device was idle, as sentences."""
+    if "device_ns" not in run.meta.measured:
+        return
+    busy = list(_busy_devices(run))
+    if not busy:
+        yield f"Nothing ran on {run.meta.device_heading}."
+    for one, name, ns in busy:
+        if one.wall_ns:
+            idle = max(0, one.wall_ns - ns)
+            which = f"{name} of rank {one.rank}" if len(run.metas) > 1 else name
+            yield f"{which} was idle for {format_time(idle)} of {format_time(one.wall_ns)} ({idle / one.wall_ns:.1%})."
+
+
+def _busy_devices(run: Run) -> Iterator[tuple[Meta, str, int]]:
+    return ((one, name, ns) for one in run.metas for name, ns in one.busy_ns if name != "cpu")
+
+
+def measures_of(run: Run) -> Iterator[tuple[str, str]]:
+    """The measures by which parts are the largest, the first one first: the field of ``Cost`` and its heading."""
+    meta = run.meta
+    if "device_ns" in meta.measured and any(_busy_devices(run)):
+        yield "device_ns", f"{meta.device_heading} time"
+    if "cpu_ns" in meta.measured:
+        yield "cpu_ns", "CPU time"
+    elif "flops" in meta.measured:
+        yield "flops", "Counted FLOPs" if any(run.rows.columns["uncounted"]) else "FLOPs"
+
+
+class LargestPart(NamedTuple):
+    """A row of the report: ``share`` is of the whole run. ``layer``: the index of its layer, or of the first of several
+    that are alike (negative: no layer). ``kind``: the class of the layer, and types of parameters that are unusual."""
+
+    share: float
+    amount: int
+    layer: int
+    name: Cell
+    kind: str
+    phase: Cell
+    work: str
+
+
+def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str]:
+    """The largest parts of a run in one measure, and a sentence on those that are hidden."""
+    parts = parts_of(run, field)
+    whole = sum(parts.values())
+    rows = [(sum(map(parts.__getitem__, row)), row) for row in _alike_as_one(run, parts)]
+    rows.sort(key=lambda one: -one[0])
+    lines = source_lines(run)
+    found = []
+    for amount, row in rows[:limit]:
+        where, work = row[0]
+        kind = ""
+        seen = sum((lines[part.where] for part in row if part.where in lines), Counter[str]())
+        if where.layer >= 0:
+            layer = run.layers[where.layer]
+            types = [dtype for dtype, _ in layer.dtype_bytes if dtype != _USUAL_TYPE]
+            kind = ", ".join([layer.kind, *types] if layer.kind else types)
+        sampled = most_sampled(seen) if work == BETWEEN_OPS else None
+        if sampled is not None:
+            line, of_these = sampled
+            share = str(format_share(sum(parts[part] for part in row if part.where in lines) * of_these / whole))
+            work = f"{work}, {share} at {line}" if share != str(format_share(0)) else work
+        name = _name_of(run, row, parts)
+        found.append(LargestPart(amount / whole, amount, where.layer, name, kind, phase_cell(where.phase_name), work))
+    if not (hidden := rows[limit:]):
+        return found, ""
+    rest = sum(amount for amount, _ in hidden)
+    return found, f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}."
+
+
+def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None, width: int | None) -> Part:
+    found, about_hidden = largest_of(run, field, limit)
+    show = format_count if field == "flops" else format_time
+    headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
+    table = [[format_share(one.share), show(one.amount), one.name, one.kind, one.phase, one.work] for one in found]
+    if width is not None:
+        _fit(headings, table, width)
+    # A source line may follow "(between ops)".
+    about_gaps = _NO_OPERATOR[field] if any(one.work.startswith(BETWEEN_OPS) for one in found) else ""
+    drawn = ReportTable.of_cells(headings, table, tablefmt).of(f"largest_by_{field}")
+    return drawn if width is not None else stacked(filter(None, [drawn, about_gaps, about_hidden]))
+
+
+def _fit(headings: Sequence[str], table: list[list[Cell]], width: int) -> None:
+    """Shorten the names of layers and work to lines of so many characters: first "(between ops)" before a source line
+    and the folders of its file, then the middle of the longer names, then that of classes."""
+    name, kind, work = 2, 3, 5
+    if _line_width(headings, table) > width:
+        for row in table:
+            row[work] = _shown_as(row[work], _FOLDERS.sub("", str(row[work]).removeprefix(f"{BETWEEN_OPS}, ")))
+    longest = [max((len(str(row[at])) for row in table), default=0) for at in (name, work)]
+    room = sum(longest) - max(_line_width(headings, table) - width, 0)
+    for at, length, other in zip((name, work), longest, reversed(longest)):
+        _shorten(table, at, max(room - other, room // 2, _LEAST_NAME) - length)
+    _shorten(table, kind, width - _line_width(headings, table))
+
+
+def _shorten(table: list[list[Cell]], at: int, change: int) -> None:
+    """Make the longest names of a column shorter by ``-change`` characters; nothing if that is not negative."""
+    most = max((len(str(row[at])) for row in table), default=0) + change
+    for row in table if change < 0 else ():
+        row[at] = _shown_as(row[at], shortened(str(row[at]), max(most, 1)))
+
+
+def _shown_as(cell: Cell, text: str) -> Cell:
+    """A cell with another text; its data stays."""
+    if str(cell) == text:
+        return cell
+    return cell.written(text) if isinstance(cell, ReportCell) else ReportCell(text, cell)
+
+
+def _line_width(headings: Sequence[str], table: Sequence[Sequence[Cell]]) -> int:
+    return sum(max(len(str(cell)) for cell in column) for column in zip(headings, *table)) + _GAP * (len(headings) - 1)
+
+
+def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
+    """The parts of each row: the same work in at least three layers that are alike is one row."""
+    keys = run.layers.alike
+    groups: defaultdict[tuple[int, int, str, str], list[WorkPart]] = defaultdict(list)
+    for part in parts:
+        (layer, phase, label), work = part
+        groups[keys[layer] if layer >= 0 else layer, phase, label, work].append(part)
+    rows = []
+    for group in groups.values():
+        rows += [group] if len(group) >= _ALIKE else [[part] for part in group]
+    return rows
+
+
+def _name_of(run: Run, row: Sequence[WorkPart], parts: Mapping[WorkPart, int]) -> Cell:
+    """The layer of a row, or the pattern of its layers, how many they are, and which of them are slower."""
+    where = row[0].where
+    if len(row) == 1:
+        return where.name(run)
+    layers = [run.layers[part.where.layer] for part in row]
+    name = pattern_of([layer.path for layer in layers])
+    label = f", {where.label} (label)" if where.label else ""
+    text = printable(f"{name} ({len(row)} layers{_about_slower(row, layers, parts)}){label}")
+    return ReportCell(text, name, ids={"layers": [layer.name for layer in layers]})
+
+
+def _about_slower(row: Sequence[WorkPart], layers: Sequence[Layer], parts: Mapping[WorkPart, int]) -> str:
+    """How much longer the slower layers of a row take than the others, and what is different in their paths."""
+    usual = median(parts[part] for part in row)
+    slow = {layer.path: parts[part] for layer, part in zip(layers, row) if parts[part] > usual * _OUTLIER}
+    if not slow:
+        return ""
+    times = mean(slow.values()) / usual
+    differs = [at for at, steps in enumerate(zip(*(layer.path for layer in layers))) if len(set(steps)) > 1]
+    steps = [".".join(path[position] for position in differs) for path in slow]
+    verb = "takes" if len(slow) == 1 else "take"
+    return f"; {len(slow)} of {len(row)} {verb} {times:.1f} × as long: {some(steps, 3)}"
+
+
+def parts_of(run: Run, field: str) -> Counter[WorkPart]:
+    """The amount of ``cpu_ns``, ``device_ns`` or ``flops`` of each part, without parts of amount 0 and without work
+    that was launched before the recording. They are kept with the run, for the other reports: do not change them."""
+    known: dict[str, Counter[WorkPart]] = vars(run).setdefault("_parts_of_work", {})
+    if field not in known:
+        known[field] = _parts_of(run, field)
+    return known[field]
+
+
+def _parts_of(run: Run, field: str) -> Counter[WorkPart]:
+    columns = run.rows.columns
+    numbers: dict[tuple[str, str] | None, int] = {}  # of a label and the work in it; None: launched before
+    works = [None if is_left_over(frames) else (_label(frames), _work(frames)) for frames in run.rows.frames]
+    chains = [numbers.setdefault(work, len(numbers)) for work in works]
+    work_of_row = map(chains.__getitem__, columns["frames"])
+    sums: dict[tuple[int, int, int], int] = {}
+    for key, ns in zip(zip(columns["layer"], columns["phase"], work_of_row), columns[field]):
+        if ns:
+            sums[key] = sums.get(key, 0) + ns
+    of_number = [*numbers]
+    parts: Counter[WorkPart] = Counter()
+    for (layer, phase, number), ns in sums.items():
+        within = of_number[number]
+        if within is not None and ns > 0:
+            parts[WorkPart(Where(layer, phase, within[0]), within[1])] = ns
+    return parts
+
+
+def _label(frames: Sequence[Frame]) -> str:
+    # The label of a step is no place.
+    labels = [frame.name for frame in frames if frame.kind == "label" and frame.name != ANY_STEP]
+    return labels[-1] if labels else ""
+
+
+def _work(frames: Sequence[Frame]) -> str:
+    """The work of a row: its innermost operator, or ``(between ops)``; a kernel, if no operator is known to have
+    launched it. Kernels of a compiled graph that are one row of the run, such as those of several layers, are one
+    work, and so is all that torch.compile does around its graphs."""
+    launcher = frames[-2] if len(frames) > 1 and frames[-1].kind == "kernel" else None
+    if launcher is not None and (
+        launcher == _UNKNOWN_LAUNCH or (launcher.kind == "op" and is_runtime_call(launcher.name))
+    ):
+        return short_kernel_name(frames[-1].name)
+    inner = [frame for frame in frames if frame.kind != "kernel"]
+    for frame in inner:
+        if frame.kind == "kernels" or (frame is inner[-1] and frame.kind in ("region", "gc")):
+            return range_in_words(frame.kind, frame.name)
+    if inner and is_overhead(inner[-1].name):
+        return _OWN_WORK
+    return inner[-1].name if inner and inner[-1].kind == "op" else BETWEEN_OPS
+
+
+def source_lines(run: Run) -> dict[Where, Counter[str]]:
+    """The number of samples of each source line between operators, by place."""
+    found: defaultdict[Where, Counter[str]] = defaultdict(Counter)
+    columns, chains = run.rows.columns, run.rows.frames
+    is_line = [
+        bool(frames) and frames[-1].kind == "python" and all(frame.kind == "label" for frame in frames[:-1])
+        for frames in chains
+    ]
+    if not any(is_line):
+        return {}
+    for layer, phase, chain, samples in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
+        if is_line[chain]:
+            found[Where(layer, phase, _label(chains[chain]))][chains[chain][-1].name] += samples
+    return dict(found)
+
+
+def most_sampled(seen: Counter[str]) -> tuple[str, float] | None:
+    """The source line with the most samples, and its share of them. If it has fewer than five: the function, if all
+    samples are in one, else None. A function of a library is named, too, if nearly all samples of the line are in it.
+    """
+    lines: Counter[str] = Counter()
+    called: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for text, samples in seen.items():
+        line, _, function = text.partition(" → ")
+        lines[line] += samples
+        called[line][function] += samples
+    for line, times in lines.most_common(1):
+        if times >= _FEWEST_SAMPLES:
+            [(function, of_it)] = called[line].most_common(1)
+            name = f"{line} → {function}" if function and of_it >= _NEARLY_ALL * times else line
+            return name, times / sum(lines.values())
+    functions = {_LINE_NUMBER.sub(" ", line) for line in lines}
+    is_known = len(functions) == 1 and not any("<module>" in function for function in functions)
+    return (functions.pop(), 1.0) if is_known else None

@@ -1,0 +1,223 @@
+"""The collectives report: collectives by name, group and size, with bandwidth; and by layer and phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, TypeVar
+
+from torchprof.analyze.notes import about_sums, warnings_below
+from torchprof.analyze.operators.kernels import short_kernel_name
+from torchprof.analyze.report import Part, ReportTable, phase_cell, printable, report, spaced, stacked
+from torchprof.run.collectives import Collective, collective_of, shows_collective
+from torchprof.run.cost import (
+    UNKNOWN,
+    Cell,
+    ReportCell,
+    as_lower_bound,
+    format_count,
+    format_memory,
+    format_number,
+    format_share,
+    format_time,
+)
+from torchprof.run.kernels import KernelWork, kind_of_work
+from torchprof.run.rows import Row
+from torchprof.run.run import Run
+from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME, Frame, is_host_collective
+
+_Key = TypeVar("_Key")
+_UNNAMED = ("", "undefined")  # the description in torch of a group without one
+
+
+class _Source(Enum):
+    """The kind of row that a collective was recorded as."""
+
+    KERNEL = "a kernel"
+    HOST_RANGE = "the range of a backend that runs on the CPU, such as gloo"
+    LAUNCH = "the range, or the record, of a collective that launches kernels"
+
+
+class _Use(NamedTuple):
+    """A row of the run that is a collective. ``on_host``: it runs on the CPU. ``ns``: its duration, of its kernels or
+    of its range on the host; None if unknown."""
+
+    row: Row
+    collective: Collective
+    on_host: bool
+    ns: int | None
+
+
+@dataclass
+class _Sum:
+    """The sum over calls of collectives.
+
+    ``ns`` is the duration of the ``timed`` calls. ``nbytes`` sums the larger of input and output size; ``sized`` calls
+    have at least one of the two sizes, ``counted`` calls have both. With ``counted < calls``, ``nbytes`` is a lower
+    bound."""
+
+    calls: int = 0
+    timed: int = 0
+    sized: int = 0
+    counted: int = 0
+    ns: int = 0
+    nbytes: int = 0
+
+    def add(self, use: _Use) -> None:
+        calls = use.row.calls
+        self.calls += calls
+        if use.ns is not None:
+            self.timed += calls
+            self.ns += use.ns
+        known = [size for size in (use.collective.bytes_in, use.collective.bytes_out) if size is not None]
+        if known:
+            self.sized += calls
+            self.counted += calls * (len(known) == 2)
+            self.nbytes += calls * max(known)
+
+    @property
+    def bytes_text(self) -> Cell:
+        if not self.sized:
+            return UNKNOWN
+        return _bounded(format_memory(self.nbytes), self.counted < self.calls)
+
+    @property
+    def bandwidth_text(self) -> Cell:
+        if not self.ns or not self.nbytes or self.timed < self.calls:
+            return UNKNOWN
+        rate = self.nbytes * 1e9 / self.ns
+        return as_lower_bound(ReportCell(f"{format_count(rate)}B/s", rate, "bytes per second"))
+
+    def texts(self, whole_ns: int) -> list[Cell]:
+        """The cells of calls, time, average and share of a whole."""
+        if not self.timed:
+            return [format_number(self.calls), *[UNKNOWN] * 3]
+        time = _bounded(format_time(self.ns), self.timed < self.calls)
+        share = format_share(self.ns / (whole_ns or 1))
+        return [format_number(self.calls), time, format_time(self.ns / self.timed), share]
+
+
+def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
+    return as_lower_bound(cell) if is_bound else cell
+
+
+@report("collectives", "collectives between ranks: bytes, bandwidth and time, by layer", answers="waits")
+def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
+    """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
+
+    *In* and *Out* are the bytes of one call on one rank, ``–`` if unknown. A call is a kernel, or a range of a backend
+    that runs on the CPU (gloo); the time of a range is from its start to its end, on any thread. If a run has both
+    kinds, the column *On* says which. *Bandwidth* is the algorithm bandwidth of NCCL's tests, S/t, where S is the
+    larger of In and Out, as these tests define it for all-gather and reduce-scatter
+    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). It is a lower bound, because the time
+    includes waiting for the slowest rank. In the second table *Bytes* are S times the calls, and the layer is the one
+    whose work started the collective.
+
+    ``tablefmt``: any of tabulate's formats. Raises TorchprofError for an unknown one.
+    """
+    uses = list(_uses(run))
+    warnings: list[Part] = [*about_sums(run), warnings_below(run)]
+    if not uses:
+        return stacked(["This run recorded no communication between ranks.", *warnings])
+    names = {False: run.meta.device_heading, True: "CPU"}
+    wholes = {on_host: sum(use.ns or 0 for use in uses if use.on_host is on_host) for on_host in names}
+    present = [names[on_host] for on_host in sorted({use.on_host for use in uses})]
+    on, time = (["On"], "Time") if len(present) > 1 else ([], f"{present[0]} time")
+
+    def summed(key: Callable[[_Use], tuple[Cell, ...]]) -> Iterator[tuple[list[Cell], _Sum, list[Cell]]]:
+        """For each row the cells of its key, its sum, and the cells of calls and time. Equal texts are one row."""
+        cells: dict[tuple[bool, tuple[str, ...]], tuple[Cell, ...]] = {}
+
+        def texts_of(use: _Use) -> tuple[bool, tuple[str, ...]]:
+            of_use = key(use)
+            texts = use.on_host, tuple(map(str, of_use))
+            cells.setdefault(texts, of_use)
+            return texts
+
+        for texts, total in _largest_first(uses, texts_of):
+            on_host = texts[0]
+            yield [*cells[texts], *([names[on_host]] if on else [])], total, total.texts(wholes[on_host])
+
+    what = ReportTable.of_cells(
+        ["Collective", "Group", "Ranks", "Type", "In", "Out", *on, "Calls", time, "Avg", "Share", "Bandwidth"],
+        [[*of, *took, total.bandwidth_text] for of, total, took in summed(_what)],
+        tablefmt,
+    ).of("by_collective")
+    where = ReportTable.of_cells(
+        ["Module", "Phase", *on, "Bytes", "Calls", time, "Avg", "Share"],
+        [[*of, total.bytes_text, *took] for of, total, took in summed(_where)],
+        tablefmt,
+    ).of("by_layer")
+    wholes_in_words = [f"{format_time(ns)} {names[on_host]} time" for on_host, ns in wholes.items() if ns]
+    notes = [f"100 % is all communication: {', '.join(wholes_in_words)}."] if wholes_in_words else []
+    if wholes[True]:
+        notes.append(
+            "CPU time of a collective is the time from its beginning to its end, with the waiting for the slowest rank."
+        )
+    if any(use.ns is None and not use.on_host for use in uses):
+        notes.append(f"{UNKNOWN} under {time}: no kernel of it was recorded, only its range on the CPU.")
+    if any(use.ns is None and use.on_host for use in uses):
+        notes.append(f"{UNKNOWN} under {time}: the run does not say how long it took.")
+    return spaced([what, where, stacked([*notes, *warnings])])
+
+
+def _uses(run: Run) -> Iterator[_Use]:
+    """The rows of collectives, each collective once: if a rank has communication kernels, these count and the ranges
+    that launched them do not."""
+    sources = [_source(frames) for frames in run.rows.frames]
+    numbers = run.rows.columns["frames"]
+    ranks = run.rows.columns["rank"]
+    with_kernels = {rank for rank, number in zip(ranks, numbers) if sources[number] is _Source.KERNEL}
+    for at, number in enumerate(numbers):
+        source = sources[number]
+        if source is None or (source is _Source.LAUNCH and ranks[at] in with_kernels):
+            continue
+        row = run.rows[at]
+        if row.calls:  # a row without calls has only memory that an op around it allocated
+            collective = collective_of(row.frames) or Collective(short_kernel_name(row.frames[-1].name))
+            on_host = source is _Source.HOST_RANGE
+            took = {_Source.KERNEL: row.cost.device_ns, _Source.HOST_RANGE: row.cost.collective_ns or None}
+            yield _Use(row, collective, on_host, took.get(source))
+
+
+def _source(frames: Sequence[Frame]) -> _Source | None:
+    """The source of a row whose innermost frame is a collective; None for other rows, and for parts of a collective."""
+    if not frames:
+        return None
+    last = frames[-1]
+    if last.kind == "kernel":
+        is_one = shows_collective(last) or kind_of_work(last.name) is KernelWork.COMMUNICATION
+        return _Source.KERNEL if is_one else None
+    if not shows_collective(last) or any(map(shows_collective, frames[:-1])):
+        return None
+    return _Source.HOST_RANGE if is_host_collective(last.name) else _Source.LAUNCH
+
+
+def _what(use: _Use) -> tuple[Cell, ...]:
+    """The key of the first table. Groups of one description are one group, whose name differs from rank to rank."""
+    collective = use.collective
+    group = collective.group if collective.description in _UNNAMED else collective.description
+    return (
+        printable(collective.name),
+        printable(group) or UNKNOWN,
+        UNKNOWN if collective.size is None else format_number(collective.size),
+        printable(collective.dtype) or UNKNOWN,
+        *(UNKNOWN if size is None else format_memory(size) for size in (collective.bytes_in, collective.bytes_out)),
+    )
+
+
+def _where(use: _Use) -> tuple[Cell, ...]:
+    """The key of the second table: the layer, and the phase."""
+    no_layer = OUTSIDE_NAME if use.row.selected else NOT_SELECTED_NAME
+    name = use.row.layer.name if use.row.layer else no_layer
+    served = len(use.row.shared_by)
+    return (f"{name} ({served} layers below)" if served else name, phase_cell(use.row.phase))
+
+
+def _largest_first(uses: Iterable[_Use], key: Callable[[_Use], _Key]) -> list[tuple[_Key, _Sum]]:
+    """Sums by key, sorted by time, then by bytes, largest first."""
+    sums: dict[_Key, _Sum] = {}
+    for use in uses:
+        sums.setdefault(key(use), _Sum()).add(use)
+    return sorted(sums.items(), key=lambda one: (one[1].ns, one[1].nbytes), reverse=True)

@@ -1,0 +1,85 @@
+"""Sentences about a hang: where each rank was when the recording ended in the middle of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torchprof.analyze.records import layer_name
+from torchprof.analyze.report import printable
+from torchprof.run.cost import format_time
+from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey
+from torchprof.run.unfinished import Entered, Unfinished
+from torchprof.run.words import FORWARD, OUTSIDE
+
+_HANGS = 2  # a step that took this many times the longest other step is a hang
+
+
+def about_hang(run: Run) -> Iterator[str]:
+    """Where each rank was when the recording ended, if the job hangs: the last step has taken far longer than any
+    other, or ranks wait in a collective that other ranks never called."""
+    missed = {one.rank: _first_missed(run, one) for one in run.unfinished if _stays(one)}
+    if not any(_hangs(run, one) or (one.waits and missed.get(one.rank)) for one in run.unfinished):
+        return
+    places: dict[str, list[int]] = {}
+    for one in run.unfinished:
+        places.setdefault(_where(run, one), []).append(one.rank)
+    lasted = format_time(max(one.ns for one in run.unfinished))
+    where_each_is = "; ".join(
+        f"{ranks_in_words(which)} {'was' if len(which) == 1 else 'were'} {where}" for where, which in places.items()
+    )
+    yield f"A step was still running at the end of the recording, after {lasted}: {where_each_is}."
+    for called, absent in dict(filter(None, missed.values())).items():
+        yield f"{ranks_in_words(absent).capitalize()} had not called {called}, which others had."
+
+
+def _stays(one: Unfinished) -> bool:
+    """Whether the rank was in the same place for most of the step."""
+    return 2 * one.since_ns > one.ns
+
+
+def _hangs(run: Run, one: Unfinished) -> bool:
+    """Whether the step took far longer than any other, in one layer, operator or collective."""
+    steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, one.rank, "cpu", "step_ns"))
+    is_anywhere = one.layer >= 0 or one.name != ""
+    return steps is not None and one.ns > _HANGS * steps.max and _stays(one) and is_anywhere
+
+
+def _first_missed(run: Run, one: Unfinished) -> tuple[str, list[int]] | None:
+    """The first collective of a rank's last step that other ranks have not called as often, and these ranks. Ranks that
+    have not called it in any step are not expected to."""
+
+    def times(other: Unfinished, called: Entered) -> int:
+        return sum(each.times for each in other.entered if each[:3] == called[:3])
+
+    for called in one.entered:
+        peers = {
+            rank
+            for key, lockstep in run.lockstep.items()
+            if (key.layer, key.phase, key.what) == called[:3]
+            for rank in lockstep.ranks
+        }
+        absent = [other.rank for other in run.unfinished if other.rank in peers and times(other, called) < called.times]
+        if absent:
+            return _collective(run, called.layer, called.phase, called.name), absent
+    return None
+
+
+def _collective(run: Run, layer: int, phase: str, name: str) -> str:
+    return f"{printable(name)} of {name_of_layer(run, layer)} in {phase}"
+
+
+def _where(run: Run, one: Unfinished) -> str:
+    lasted = format_time(one.since_ns)
+    if one.waits:
+        return f"in {_collective(run, one.layer, one.phase, one.name)} for {lasted}"
+    if one.layer < 0 and not one.name:
+        return f"in no operator and in no layer for {lasted}"
+    inside = f"{printable(one.name)} of " if one.name else ""
+    return f"in {inside}{name_of_layer(run, one.layer)} in {one.phase} for {lasted}"
+
+
+def name_of_layer(run: Run, layer: int) -> str:
+    """The printable name of a layer by its index, or of work of no layer."""
+    return printable(layer_name(run, layer))

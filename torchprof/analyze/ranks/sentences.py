@@ -1,0 +1,159 @@
+"""Sentences about the ranks of a job: stragglers, where and how often they are slow, waiting, and missing ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torchprof.analyze.notes import warnings_of
+from torchprof.analyze.ranks.balance import Balance, balance_of
+from torchprof.analyze.ranks.hangs import about_hang, name_of_layer
+from torchprof.analyze.ranks.significance import SLOWER_BY
+from torchprof.analyze.ranks.slow import Difference, Late, Slow
+from torchprof.analyze.ranks.values import IN_NO_OP, Times
+from torchprof.analyze.report import printable
+from torchprof.run.cost import UNKNOWN, format_time
+from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.run import Run
+from torchprof.run.words import OUTSIDE
+
+_ALIKE = 0.01  # FLOPs that differ by a smaller share are the same work
+_PARTS = {
+    "step_data_ns": "loading data",
+    "step_optimizer_ns": "the optimizer",
+    "step_copy_ns": "copies between host and device",
+    "step_wait_ns": "synchronization: the CPU waits for the device",
+    "step_gc_ns": "Python's garbage collection",
+}
+_MAY_BE_CHANCE = "This may be chance: too few steps, or steps that were not kept or not matched between ranks."
+
+
+def sentences(run: Run, balance: Balance) -> Iterator[str]:
+    """The number of ranks and the missing ones; hangs; stragglers, where they are slow, and how long others wait."""
+    mesh = " × ".join(f"{printable(dim.name)} {dim.size}" for dim in run.meta.mesh)
+    yield f"{len(run.metas)} ranks{f'; mesh: {mesh}' if mesh else ''}."
+    if run.missing_ranks:
+        yield warnings_of(run)[0]
+    unit = unit_of(run)
+    yield from about_hang(run)
+    medians = [one.typical_ns for one in balance.ranks if one.typical_ns is not None]
+    is_median = len(medians) == len(balance.ranks)
+    work = medians if is_median else [one.work_ns for one in balance.ranks if one.work_ns is not None]
+    late_first = balance.late is not None and balance.late.exceeds_slow
+    if balance.late is not None and late_first:
+        yield from _about_late(run, balance.late, False, unit)
+    if balance.slow is not None:
+        yield from _about_slow(run, balance.slow, late_first, unit)
+    if balance.late is not None and not late_first:
+        yield from _about_late(run, balance.late, balance.slow is not None, unit)
+    if len(work) < len(balance.ranks):
+        which = "all ranks" if not work else "some ranks"
+        yield f"Stragglers are unknown: so is the own work of {which}."
+    elif balance.slow is None and balance.late is None:
+        least, most = format_time(min(work)), format_time(max(work))
+        over_steps = " (medians over the steps)" if is_median and any(meta.steps > 1 for meta in run.metas) else ""
+        yield f"No straggler found: own work takes {least} to {most}{unit}{over_steps}."
+    if balance.inferred:
+        yield (
+            f"The group of {balance.inferred} calls of collectives is not in the traces. All {len(run.metas)} ranks of "
+            "the job made the same calls, so the group is assumed to be all of them."
+        )
+    if any(layer.ranks for layer in run.layers):
+        yield "Some layers are only on some ranks: their work differs by design."
+
+
+def straggler(run: Run) -> str:
+    """The sentence that names the stragglers of a job; "" if none was found."""
+    balance = balance_of(run)
+    late_first = balance.late is not None and balance.late.exceeds_slow
+    if balance.late is not None and (late_first or balance.slow is None):
+        return _certain(balance.late, next(_about_late(run, balance.late, False, unit_of(run))))
+    if balance.slow is None:
+        return ""
+    return _certain(balance.slow, next(_about_slow(run, balance.slow, False, unit_of(run))))
+
+
+def _certain(found: Slow | Late, sentence: str) -> str:
+    return f"{sentence} {_MAY_BE_CHANCE}" if found.may_be_chance else sentence
+
+
+def unit_of(run: Run) -> str:
+    """The unit of times as the end of a phrase: " a step", " a cycle" or ""."""
+    if any(meta.steps for meta in run.metas):
+        return " a step"
+    return " a cycle" if any(meta.cycles > 1 for meta in run.metas) else ""
+
+
+def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str]:
+    """Sentences about ranks whose own work takes longer. ``are_more``: late ranks were named before."""
+    is_one = len(slow.ranks) == 1
+    words = ranks_in_words(slow.ranks)
+    takes = " to ".join(dict.fromkeys(str(format_time(ns)) for ns in (min(slow.work_ns), max(slow.work_ns))))
+    the_others = f"that of the others {format_time(slow.others_ns)} (median)"
+    if are_more:
+        yield f"The own work of {words} takes longer, too: {takes}{unit}, {the_others}."
+    else:
+        are = "is the straggler: its" if is_one else "are the stragglers: their"
+        yield f"{words.capitalize()} {are} own work takes {takes}{unit}, {the_others}."
+    who = "It" if is_one else "One of them"
+    findings = []
+    if slow.slowest is not None and slow.slowest.of > 1:
+        findings.append(f"the slowest in {often(slow.slowest)} {unit.removeprefix(' a ')}s")
+    is_last = slow.last is not None and 2 * slow.last.times > slow.last.of
+    if slow.last is not None and (is_last or are_more):
+        findings.append(f"the last to arrive in {often(slow.last)} collectives")
+    if findings:
+        yield f"{who} was {(' and ' if is_last else ', but ').join(findings)}."
+    if slow.may_be_chance:
+        yield _MAY_BE_CHANCE
+    if slow.others_wait_ns and not are_more:
+        least = "at least " if slow.wait_longer else ""
+        yield f"The others wait in collectives for {least}{format_time(slow.others_wait_ns)}{unit} (median)."
+    if slow.difference is not None:
+        yield _about_difference(run, slow.difference, slow.ranks, unit)
+    if slow.flops is not None:
+        who = "It" if is_one else f"Rank {slow.ranks[0]}"
+        if slow.flops >= 1 + SLOWER_BY:
+            yield f"{who} has more work: {slow.flops:.2f} times the FLOPs of the others (median)."
+        elif abs(slow.flops - 1) < _ALIKE:
+            yield f"{who} has as many FLOPs as the others (median): the same work takes longer there."
+
+
+def _about_late(run: Run, late: Late, are_more: bool, unit: str) -> Iterator[str]:
+    """Sentences about ranks that are late in collectives, though their own work is not longer as far as it is compared.
+    ``are_more``: slow ranks were named before."""
+    is_one = len(late.ranks) == 1
+    are = "is the straggler" if is_one else "are the stragglers"
+    if are_more:
+        are = "is late, too" if is_one else "are late, too"
+    waited = " to ".join(dict.fromkeys(str(format_time(ns)) for ns in (min(late.late_ns), max(late.late_ns))))
+    yield (
+        f"{ranks_in_words(late.ranks).capitalize()} {are}: in collectives the others wait "
+        f"{waited}{unit} longer than {'it' if is_one else 'they'} (median), {late.share:.0%} of a step."
+    )
+    if late.may_be_chance:
+        yield _MAY_BE_CHANCE
+    if late.difference is not None:
+        yield _about_difference(run, late.difference, late.ranks, unit)
+
+
+def _about_difference(run: Run, difference: Difference, ranks: Sequence[int], unit: str) -> str:
+    """A sentence: the layer, or the part of the step, that the ranks spend more time in."""
+    of_rank = "" if len(ranks) == 1 else f" of rank {ranks[0]}"
+    where = f"{name_of(run, difference.layer)}{f' in {difference.phase}' if difference.phase else ''}"
+    if difference.layer == IN_NO_OP:
+        where = "in no operator (Python, or waiting for data)"
+    elif difference.part is not None:
+        where = _PARTS[difference.part]
+    elif difference.layer == OUTSIDE:
+        where = "outside of all layers"
+    return f"Most of the difference{of_rank} is {where}: {format_time(difference.excess_ns)}{unit}."
+
+
+def often(times: Times | None) -> str:
+    """How often, as "3 of 4"."""
+    return UNKNOWN if times is None else f"{times.times} of {times.of}"
+
+
+def name_of(run: Run, layer: int) -> str:
+    """The printable name of a layer by its index, of work of no layer, or of time in no operator."""
+    return "(in no operator)" if layer == IN_NO_OP else name_of_layer(run, layer)

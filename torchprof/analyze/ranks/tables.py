@@ -1,0 +1,340 @@
+"""The tables of the ranks report: by rank, by layer, and by collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from torchprof.analyze.columns import Column, column_called
+from torchprof.analyze.ranks.balance import Balance
+from torchprof.analyze.ranks.sentences import name_of, often, unit_of
+from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
+from torchprof.analyze.report import ReportTable, Section, phase_cell, printable, stacked
+from torchprof.run.cost import (
+    AT_LEAST,
+    UNKNOWN,
+    Cell,
+    ReportCell,
+    as_lower_bound,
+    format_count,
+    format_memory,
+    format_number,
+    format_time,
+)
+from torchprof.run.lockstep import GroupOfRanks, Lockstep, ranks_in_words
+from torchprof.run.run import Run
+from torchprof.run.words import phase_of
+
+_MANY_RANKS = 16  # with more ranks, only the slowest and the fastest are shown
+_SLOWEST, _FASTEST = 8, 2
+_OF_FLOPS = "FLOPs max/mean"
+
+
+class _LayerColumn(NamedTuple):
+    """A column of the table of layers: its cells, and the sort key ``value`` (None: no order by this column)."""
+
+    column: Column
+    text: Callable[[OneLayer], Cell]
+    value: Callable[[OneLayer], float | None] | None = None
+
+
+class _Statistic(NamedTuple):
+    """A row of the table of ranks that has a statistic of each column over all ranks."""
+
+    name: str
+    of: Callable[[Sequence[int]], float]
+
+    def over(self, values: Sequence[int | None]) -> float | None:
+        """The statistic of these values; None if any of them is unknown."""
+        known = [value for value in values if value is not None]
+        return self.of(known) if known and len(known) == len(values) else None
+
+
+class _RankColumn(NamedTuple):
+    """A column of the table of ranks: its cell in the row of a rank, and in the row of a statistic."""
+
+    heading: str
+    text: Callable[[OneRank], Cell]
+    over_all: Callable[[_Statistic], Cell]
+
+
+def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | None) -> Section:
+    """A row for each rank, the one with the most own work first, then the minimum, median and maximum over all."""
+    columns = [*_rank_columns(run, balance)]
+    listed = sorted(balance.ranks, key=lambda one: (one.work_ns is None, -(one.work_ns or 0), one.rank))
+    hidden = 0
+    slowest = _SLOWEST if top is None else top
+    if len(listed) > (_MANY_RANKS if top is None else top + _FASTEST):
+        hidden = len(listed) - slowest - _FASTEST
+        listed = [*listed[:slowest], *listed[-_FASTEST:]]
+    statistics = (_Statistic("min", min), _Statistic("median", median), _Statistic("max", max))
+    table = [[column.text(one) for column in columns] for one in listed]
+    table += [[column.over_all(statistic) for column in columns] for statistic in statistics]
+    notes = []
+    if hidden:
+        notes.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
+    notes += _notes_of_ranks(run, balance)
+    return stacked([ReportTable.of_cells([column.heading for column in columns], table, tablefmt).of("ranks"), *notes])
+
+
+def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
+    """The columns of the table of ranks."""
+    ranks = balance.ranks
+    positions = {meta.rank: {dim.name: str(dim.position) for dim in meta.mesh} for meta in run.metas}
+    has_steps = any(meta.steps > 1 for meta in run.metas)
+
+    def texts(heading: str, text: Callable[[OneRank], Cell]) -> _RankColumn:
+        return _RankColumn(heading, text, lambda statistic: "")
+
+    def figures(
+        heading: str, value: Callable[[OneRank], int | None], text: Callable[[float | None], Cell]
+    ) -> _RankColumn:
+        values = [*map(value, ranks)]
+        return _RankColumn(heading, lambda one: text(value(one)), lambda statistic: text(statistic.over(values)))
+
+    def peaks(kind: str) -> _RankColumn:
+        return figures(f"{printable(kind).upper()} peak", lambda one: dict(one.peaks).get(kind), _bytes)
+
+    def positions_in(dim: str) -> _RankColumn:
+        return texts(printable(dim), lambda one: positions[one.rank].get(dim, UNKNOWN))
+
+    yield _RankColumn(
+        "Rank",
+        lambda one: format_number(one.rank),
+        lambda statistic: ReportCell(f"({statistic.name})", ids={"statistic": statistic.name}),
+    )
+    yield from map(positions_in, dict.fromkeys(dim.name for meta in run.metas for dim in meta.mesh))
+    yield texts("Steps", lambda one: format_number(one.steps))
+    yield figures(f"Own work{unit_of(run)}", lambda one: one.work_ns, _time)
+    if has_steps:
+        yield figures("Median", lambda one: one.typical_ns, _time)
+    yield texts("Slowest", lambda one: often(one.slowest))
+    if balance.collectives:
+        yield _waiting_column(run, ranks)
+        yield texts("Last to arrive", lambda one: often(one.last))
+    yield from map(peaks, dict.fromkeys(kind for one in ranks for kind, _ in one.peaks))
+    if any("flops" in meta.requested for meta in run.metas):
+        flops, has_more = [one.flops for one in ranks], any(one.has_more_flops for one in ranks)
+        yield _RankColumn(
+            "FLOPs",
+            lambda one: _counted(one.flops, one.has_more_flops),
+            lambda statistic: _counted(statistic.over(flops), has_more),
+        )
+
+
+def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
+    def over_all(statistic: _Statistic) -> Cell:
+        waits = statistic.over([one.waiting_ns for one in ranks])
+        # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
+        is_min = statistic.name == "min"
+        bounds = [one.waits_longer for one in ranks if not is_min or one.waiting_ns == waits]
+        return _at_least(_time(waits), all(bounds) if is_min else any(bounds))
+
+    return _RankColumn(
+        f"Waiting{unit_of(run)}", lambda one: _at_least(_time(one.waiting_ns), one.waits_longer), over_all
+    )
+
+
+def _notes_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
+    """Notes on the table of ranks: what its figures are, and which are lower bounds."""
+    if any("flops" in meta.requested for meta in run.metas):
+        has_more = any(one.has_more_flops for one in balance.ranks) or bool(run.missing_ranks)
+        yield (f"FLOPs of all ranks together: {_counted(balance.flops, has_more)}.")
+    if balance.time is not None:
+        device = run.meta.device_heading
+        where = "CPU" if balance.time == "cpu" else device
+        of = "" if unit_of(run) else " in all that was recorded"
+        yield (f"Own work is time of the {where}{of}, without communication.")
+    if any(lockstep.times for lockstep in run.lockstep.values()):
+        yield (
+            f"Slowest, How often, Last to arrive, Waiting and medians are of {Lockstep.SIZE} steps or calls: a random "
+            "sample, the same on all ranks."
+        )
+    if any(one.waiting_ns is not None and one.waits_longer for one in balance.ranks):
+        why = "a rank waited in several collectives at once, in unmatched calls"
+        yield (f"{AT_LEAST}: {why}, or for ranks that are not in this run.")
+
+
+def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
+    """The columns of the table of layers. A measure that was not requested has no column."""
+
+    def text_column(heading: str, text: Callable[[OneLayer], Cell]) -> _LayerColumn:
+        return _LayerColumn(Column(heading), text)
+
+    def column(
+        heading: str, value: Callable[[OneLayer], float | None], text: Callable[[float], Cell], measured: bool = True
+    ) -> _LayerColumn:
+        def cell(one: OneLayer) -> Cell:
+            known = value(one)
+            return UNKNOWN if known is None else text(known)
+
+        return _LayerColumn(Column(heading, measured), cell, value)
+
+    def of_work(
+        heading: str, value: Callable[[OverRanks], float | None], text: Callable[[float], Cell]
+    ) -> _LayerColumn:
+        return column(
+            heading, lambda one: None if one.work is None else value(one.work), text, balance.time is not None
+        )
+
+    def imbalance(heading: str, of: Callable[[OneLayer], OverRanks | None], fields: set[str]) -> list[_LayerColumn]:
+        def value(one: OneLayer) -> float | None:
+            found = of(one)
+            return None if found is None else found.imbalance
+
+        is_asked_for = any(fields & set(meta.requested) for meta in run.metas)
+        is_measured = all(fields & set(meta.measured) for meta in run.metas)
+        return [column(heading, value, _ratio, is_measured)] if is_asked_for else []
+
+    def of_slowest(one: OneLayer, text: Callable[[OverRanks], Cell]) -> Cell:
+        if one.work is None or one.work.imbalance is None:
+            return UNKNOWN
+        return text(one.work) if one.work.max > one.work.min else ""  # blank if all ranks are equal
+
+    found = [
+        text_column("Module", lambda one: name_of(run, one.layer)),
+        text_column("Phase", lambda one: "" if one.layer == IN_NO_OP else phase_cell(phase_of(one.layer, one.phase))),
+        of_work("Min", lambda work: work.min, format_time),
+        of_work("Median", lambda work: work.median, format_time),
+        of_work("Max", lambda work: work.max, format_time),
+        of_work("Max/mean", lambda work: work.imbalance, _ratio),
+        text_column("Slowest rank", lambda one: of_slowest(one, lambda work: format_number(work.highest))),
+        text_column("How often", lambda one: of_slowest(one, lambda _: often(one.slowest))),
+        *imbalance(_OF_FLOPS, lambda one: one.flops, {"flops"}),
+        *imbalance("Peak max/mean", lambda one: one.peak, {"cpu_allocated", "device_allocated"}),
+    ]
+    if balance.collectives:
+        waiting = column("Waiting", lambda one: None if one.waiting is None else one.waiting.sum, format_time)
+        found.append(
+            waiting._replace(text=lambda one: _waiting(one.waiting, one.wait_longer) if one.collectives else "")
+        )
+        found.append(text_column("Waits most", lambda one: _waits_most(one.waiting) if one.collectives else ""))
+    if any(layer.ranks for layer in run.layers):
+        found.append(
+            text_column("Ranks", lambda one: _some_ranks(run.layers[one.layer].ranks if one.layer >= 0 else ()))
+        )
+    return found
+
+
+def table_of_layers(
+    run: Run, balance: Balance, sort_by: str | None, depth: int | None, limit: int, tablefmt: str | None
+) -> Section:
+    """A row for each layer and phase with the own work of ranks in it; the largest excess over the mean first."""
+    columns = _layer_columns(run, balance)
+    sortable = {one.column: one.value for one in columns if one.value is not None}
+    order = None if sort_by is None else column_called(sort_by, [*sortable])
+
+    def size(one: OneLayer) -> float:
+        above_mean = None if one.work is None else one.work.above_mean
+        value = above_mean if order is None else sortable[order](one)
+        return -1 if value is None else value
+
+    def is_shown(one: OneLayer) -> bool:
+        return depth is None or one.layer < 0 or len(run.layers[one.layer].path) <= depth + 1
+
+    listed = sorted(filter(is_shown, balance.layers), key=size, reverse=True)
+    table = [[column.text(one) for column in columns] for one in listed[:limit]]
+    notes = [
+        f"Min, Median and Max are of own work{unit_of(run)} over the ranks that have the layer, all below it included."
+    ]
+    if len(listed) > limit:
+        which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
+        notes.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} largest {which}.")
+    if any(column.column.heading == _OF_FLOPS for column in columns) and any(one.more_flops for one in balance.layers):
+        notes.append("FLOPs are lower bounds: some operators have no formula.")
+    headings = [column.column.heading for column in columns]
+    return stacked([ReportTable.of_cells(headings, table, tablefmt).of("layers"), *notes])
+
+
+def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str | None) -> Section:
+    """A row for each collective of a layer; those with the longest waiting first."""
+
+    def size(one: OneCollective) -> int:
+        return -1 if one.waiting is None else one.waiting.sum
+
+    def cells(one: OneCollective) -> list[Cell]:
+        last: list[Cell] = [UNKNOWN] * 2
+        if one.last is not None and len(one.ranks) > 1:
+            last = [format_number(one.last.highest) if one.last.max else "", often(Times(one.last.max, one.of))]
+        return [
+            name_of(run, one.layer),
+            phase_cell(phase_of(one.layer, one.phase)),
+            printable(one.name),
+            *_group(one.group),
+            format_number(one.calls),
+            _waiting(one.waiting, one.wait_longer),
+            _waits_most(one.waiting),
+            *last,
+        ]
+
+    listed = sorted(balance.collectives, key=size, reverse=True)
+    headings = [
+        "Module",
+        "Phase",
+        "Collective",
+        "Group",
+        "Ranks",
+        "Calls of all",
+        f"Waiting{unit_of(run)}",
+        "Waits most",
+    ]
+    headings += ["Last to arrive", "How often"]
+    notes = ["A collective waits for the last rank to arrive. A rank may compute, or wait in another one, meanwhile."]
+    if len(listed) > limit:
+        notes.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} in which ranks wait longest.")
+    if any(one.waiting is None for one in listed):
+        notes.append(
+            f"{UNKNOWN} under Waiting: calls of different ranks could not be matched: their numbers differ, only one "
+            "rank recorded them, or their group is unknown."
+        )
+    if any(one.wait_longer for one in listed):
+        notes.append(
+            f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
+        )
+    table = [cells(one) for one in listed[:limit]]
+    return stacked([ReportTable.of_cells(headings, table, tablefmt).of("collectives"), *notes])
+
+
+def _group(group: GroupOfRanks | None) -> list[Cell]:
+    """Two cells of a group: its description or name; its ranks or their number."""
+    if group is None:
+        return [UNKNOWN] * 2
+    size = UNKNOWN if group.size is None else format_number(group.size)
+    return [printable(group.description or group.name) or UNKNOWN, printable(group.ranks) or size]
+
+
+def _some_ranks(ranks: Sequence[int]) -> str:
+    return ranks_in_words(ranks).partition(" ")[2] if ranks else "all"
+
+
+def _waiting(waiting: OverRanks | None, is_bound: bool) -> Cell:
+    return _at_least(_time(None if waiting is None else waiting.sum), is_bound)
+
+
+def _waits_most(waiting: OverRanks | None) -> Cell:
+    if waiting is None:
+        return UNKNOWN
+    return format_number(waiting.highest) if waiting.max else ""
+
+
+def _time(ns: float | None) -> Cell:
+    return UNKNOWN if ns is None else format_time(ns)
+
+
+def _bytes(nbytes: float | None) -> Cell:
+    return UNKNOWN if nbytes is None else format_memory(round(nbytes))
+
+
+def _ratio(value: float) -> ReportCell:
+    return ReportCell(f"{value:.2f}", value, "ratio")
+
+
+def _counted(count: float | None, has_more: bool) -> Cell:
+    if count is None or (has_more and not count):
+        return UNKNOWN
+    return _at_least(format_count(count), has_more)
+
+
+def _at_least(text: Cell, is_bound: bool) -> Cell:
+    return as_lower_bound(text) if is_bound and isinstance(text, ReportCell) else text

@@ -1,0 +1,308 @@
+"""The steps report: the duration of a loop's steps, where the time goes, and how layers vary over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+
+from torchprof.analyze.notes import warnings_below
+from torchprof.analyze.report import (
+    Part,
+    ReportTable,
+    Section,
+    TableRow,
+    branches,
+    check_number,
+    report,
+    spaced,
+    stacked,
+)
+from torchprof.errors import TorchprofError
+from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import (
+    BACKWARD,
+    FORWARD,
+    NOT_SELECTED,
+    NOT_SELECTED_NAME,
+    OPTIMIZER_STEP,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    PHASES,
+)
+
+_MATTERS = 0.01  # the share of the recorded time outside of steps from which on a note says so
+
+
+@report("steps", "the steps of a loop: forward, backward, optimizer, data loading", answers="time")
+def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefmt: str | None = None) -> Section:
+    """The steps of a loop in three tables.
+
+    First, the duration of a step. Second, the parts of a step: forward, backward and recompute of the layers; loading
+    data (with torch's DataLoader), the optimizer, copies between host and device, waiting for the device, garbage
+    collection, other ops such as those of the loss; and time in no op, which is Python. The means of the parts add up
+    to the mean of the step; if several threads worked at the same time, a line subtracts what would count twice.
+    Columns for devices have the time of the work that each part launched. Third, the layers, each with all layers below
+    it.
+
+    Median, P95 and IQR (interquartile range) are over all steps (over a uniform sample of 256, if there were more).
+    They are not additive.
+
+    ``depth`` hides the layers below that depth (0: the model alone). ``top``: the number of layers, those with the
+    largest self over all phases, shown with the layers above them. ``tablefmt``: any of tabulate's formats.
+
+    Without marks, a step ends with that of the optimizers; without optimizers where backward has ended; without
+    backward with the call of the model.
+
+    Raises TorchprofError if no loop was recorded, for an unknown format and for a negative number.
+    """
+    check_number("depth", depth, "levels")
+    check_number("top", top, "rows")
+    texts: list[Part] = []
+    notes: list[str] = []
+    for meta in run.metas:
+        loop = _Loop(run, meta)
+        if len(run.metas) > 1:
+            texts.append(f"Rank {meta.rank}")
+        for table in (_duration(loop), _parts(loop), _tree(loop, depth, top)):
+            texts.append(replace(table, look=tablefmt, ids={"rank": meta.rank}))
+        notes += _ends_of_steps(loop)
+        notes += _outside_of_steps(loop)
+    return spaced([*texts, stacked([*notes, warnings_below(run)])])
+
+
+@dataclass(frozen=True)
+class _Device:
+    """A device: its name in the run, and in headings. ``measured``: False if its times are unknown."""
+
+    name: str
+    heading: str
+    measured: bool = True
+
+
+class _Loop:
+    """The steps of one rank."""
+
+    def __init__(self, run: Run, meta: Meta) -> None:
+        self.run = run
+        self.meta = meta
+        whole = self.of(OUTSIDE, FORWARD, "step_ns")
+        if whole is None:
+            raise TorchprofError(
+                " ".join(
+                    [
+                        "No loop was recorded. Steps end where `prof.step()` marks it, inside the block of a Profile "
+                        "or of torch.profiler.profile; without marks where optimizers make a step, after backward, or "
+                        "after a call of the model, at least twice.",
+                        *(str(warning) for warning in run.warnings if meta.rank in warning.ranks),
+                    ]
+                )
+            )
+        self.whole = whole
+        self.phases = [phase for phase in PHASES if phase in run.phases()]
+        self.cpu = _Device("cpu", "CPU")
+        self.accelerators: list[_Device] = []
+        if meta.device is not None:
+            seen = {key.device for key in run.samples if key.measure == "step_device_ns" and key.rank == meta.rank}
+            for name in sorted(seen) or [meta.device]:
+                heading = name if len(seen) > 1 else meta.device
+                self.accelerators.append(_Device(name, heading.upper(), "device_ns" in meta.measured))
+
+    def of(self, layer: int, phase: str, measure: str, device: str = "cpu") -> Spread | None:
+        return self.run.samples.get(SampleKey(layer, phase, self.meta.rank, device, measure))
+
+    def of_layer(self, layer: int, phase: str, device: _Device) -> Spread | None:
+        return self.of(layer, phase, "step_cpu_ns" if device is self.cpu else "step_device_ns", device.name)
+
+    def worked(self, layer: int) -> bool:
+        """Whether anything was recorded of a layer in any step."""
+        devices = [self.cpu, *self.accelerators]
+        return any(self.of_layer(layer, phase, device) is not None for phase in self.phases for device in devices)
+
+
+def _distribution(spread: Spread | None) -> list[Cell]:
+    """The cells of median, 95th percentile and interquartile range; 0 for what is in no step."""
+    if spread is None:
+        return [format_time(0)] * 3
+    quartiles = spread.quantile(0.75) - spread.quantile(0.25)
+    return [format_time(spread.median), format_time(spread.quantile(0.95)), format_time(quartiles)]
+
+
+def _duration(loop: _Loop) -> ReportTable:
+    """The table of the duration of a step."""
+    whole = loop.whole
+    row = [
+        format_number(whole.count),
+        format_number(loop.meta.cycles),
+        format_time(whole.sum / whole.count),
+        *_distribution(whole),
+    ]
+    headings = ["Steps", "Cycles", "Mean", "Median", "P95", "IQR", "Min", "Max"]
+    row += [format_time(whole.min), format_time(whole.max)]
+    return ReportTable.of_cells(headings, [row]).of("duration")
+
+
+def _parts(loop: _Loop) -> ReportTable:
+    """The table of the parts of a step, on the CPU and on each device. Parts add up to the step."""
+    count = loop.whole.count
+    launched = dict.fromkeys(loop.accelerators, 0)
+    table = []
+
+    def add(name: str, spread: Spread | None, layer: int, phase: str, measure: str | None, sign: int = 1) -> None:
+        total = sign * spread.sum if spread else 0
+        row: list[Cell] = [name, format_time(total / count), format_share(total / loop.whole.sum)]
+        row += _distribution(spread) if sign > 0 else [""] * 3
+        for device in loop.accelerators:
+            on_device = loop.of(layer, phase, measure, device.name) if measure else None
+            on_it = sign * on_device.sum if on_device else 0
+            launched[device] += on_it
+            row.append(_mean(device, on_it, count) if measure else "")
+        table.append(row)
+
+    models = [(loop.run.layers.index(root), root.name) for root in loop.run.roots]
+    for layer, name in [*models, *([(NOT_SELECTED, NOT_SELECTED_NAME)] if loop.worked(NOT_SELECTED) else [])]:
+        for phase in loop.phases:
+            spread = loop.of_layer(layer, phase, loop.cpu)
+            add(f"{name}, {phase}", spread, layer, phase, "step_device_ns")
+
+    def add_outside(name: str, measure: str, on_device: bool = False, sign: int = 1) -> None:
+        spread = loop.of(OUTSIDE, FORWARD, measure)
+        add(name, spread, OUTSIDE, FORWARD, measure if on_device else None, sign)
+
+    add_outside("data loading", "step_data_ns", on_device=True)
+    add_outside("optimizer", "step_optimizer_ns", on_device=True)
+    if loop.accelerators:
+        add_outside("host-device copies", "step_copy_ns", on_device=True)
+        add_outside("waiting for the device", "step_wait_ns")
+    if loop.of(OUTSIDE, FORWARD, "step_gc_ns") is not None:
+        add_outside("garbage collection", "step_gc_ns")
+    if loop.of(OUTSIDE, FORWARD, "step_backward_ns") is not None:
+        add_outside("backward of no layer", "step_backward_ns", on_device=True)
+    add_outside("loss and other ops", "step_other_ns", on_device=True)
+    waits = any(meta.world_size > 1 for meta in loop.run.metas)
+    add_outside(f"in no op (Python{', waiting for ranks' if waits else ''})", "step_gap_ns")
+    if loop.of(OUTSIDE, FORWARD, "step_overlap_ns") is not None:
+        are_ranges = bool(loop.run.roots) and not loop.run.meta.model
+        why = "several threads, or in ranges" if are_ranges else "several threads"
+        add_outside(f"counted twice ({why})", "step_overlap_ns", on_device=are_ranges, sign=-1)
+    add_outside("Step", "step_ns")
+    table[-1][6:] = [_mean(device, total, count) for device, total in launched.items()]
+    headings = ["Part", "Mean", "Share", "Median", "P95", "IQR"]
+    headings += [f"{device.heading} mean" for device in loop.accelerators]
+    return ReportTable.of_cells(headings, table).of("parts")
+
+
+def _mean(device: _Device, total: int, count: int) -> Cell:
+    return format_time(total / count) if device.measured else UNKNOWN
+
+
+@dataclass
+class _Line:
+    """A row of the table of layers. ``path``: that of its layer, "" without one. ``own_ns`` and ``total_ns``: its self
+    and total; ``blank``: it was not selected."""
+
+    name: str
+    layer: int
+    path: str = ""
+    own_ns: int = 0
+    total_ns: int = 0
+    blank: bool = False
+    shown: bool = True
+    children: list[_Line] = field(default_factory=list)
+
+
+def _tree(loop: _Loop, depth: int | None, top: int | None) -> ReportTable:
+    """The table of layers."""
+    columns = [(phase, device) for phase in loop.phases for device in (loop.cpu, *loop.accelerators)]
+    headings = [
+        f"{'' if phase == FORWARD else phase.capitalize() + ' '}{device.heading} {figure}"
+        for phase, device in columns
+        for figure in ("median", "P95", "IQR")
+    ]
+    lines = _lines(loop)
+    if top is not None:
+        _keep_top(lines, depth, top)
+
+    def below(line: _Line, level: int) -> list[_Line]:
+        return [child for child in line.children if child.shown and (depth is None or level < depth)]
+
+    def cells(line: _Line) -> Iterator[Cell]:
+        known = loop.worked(line.layer)
+        for phase, device in columns:
+            if line.blank:
+                yield from [""] * 3
+            elif not known or not device.measured:
+                yield from [UNKNOWN] * 3
+            else:
+                yield from _distribution(loop.of_layer(line.layer, phase, device))
+
+    rows = [
+        TableRow([ReportCell(line.name, line.path) if line.path else line.name, *cells(line)], lead)
+        for lead, line in branches([line for line in lines if line.shown], below)
+    ]
+    return ReportTable(["Module", *headings], rows).of("layers")
+
+
+def _lines(loop: _Loop) -> list[_Line]:
+    """The rows of the models with all layers below them, then the rows of work of no layer."""
+    selected = None if loop.meta.paths is None else set(loop.meta.paths)
+    devices = [device for device in loop.accelerators if device.measured] or [loop.cpu]
+    lines: dict[tuple[str, ...], _Line] = {}
+    found = []
+    for number, layer in enumerate(loop.run.layers):
+        spreads = [loop.of_layer(number, phase, device) for phase in loop.phases for device in devices]
+        total = sum(spread.sum for spread in spreads if spread is not None)
+        blank = selected is not None and layer.path not in selected
+        line = lines[layer.path] = _Line(layer.path[-1], number, layer.name, total, total, blank)
+        if len(layer.path) > 1:
+            above = lines[layer.path[:-1]]
+            above.children.append(line)
+            above.own_ns -= total
+        else:
+            found.append(line)
+    for number, name in ((NOT_SELECTED, NOT_SELECTED_NAME), (OUTSIDE, OUTSIDE_NAME)):
+        if loop.worked(number):
+            found.append(_Line(name, number))
+    return found
+
+
+def _keep_top(lines: list[_Line], depth: int | None, top: int) -> None:
+    """Show only the layers with the largest self down to a depth, and the layers above them.
+
+    A layer at that depth is ranked by its total, because it stands for all hidden layers below it.
+    """
+    layers: list[tuple[_Line, _Line | None, int]] = [(line, None, 0) for line in lines if line.layer >= 0]
+    for line, _, level in layers:  # the list grows in the loop: all levels
+        if depth is None or level < depth:
+            layers += [(child, line, level + 1) for child in line.children]
+    sizes = [line.total_ns if level == depth else line.own_ns for line, _, level in layers]
+    largest = sorted(zip(sizes, layers), key=itemgetter(0), reverse=True)[:top]
+    kept = {line.layer for _, (line, _, _) in largest}
+    for line, above, _ in reversed(layers):
+        line.shown = line.layer in kept
+        if line.shown and above is not None:
+            kept.add(above.layer)
+
+
+def _ends_of_steps(loop: _Loop) -> Iterator[str]:
+    """A sentence on where steps end, if the loop did not mark it."""
+    if loop.meta.steps:
+        return
+    if any(frame.name.startswith(OPTIMIZER_STEP) for frames in loop.run.rows.frames for frame in frames):
+        where = "where the optimizer has made its step"
+    elif BACKWARD in loop.phases:
+        where = "where backward has ended"
+    else:
+        where = "with the call of the model"
+    yield f"The loop marks no steps: a step ends {where}."
+
+
+def _outside_of_steps(loop: _Loop) -> Iterator[str]:
+    """A sentence if much of the recorded time is in no step."""
+    left = loop.meta.wall_ns - loop.whole.sum
+    if left > _MATTERS * loop.meta.wall_ns:
+        share = f"{format_time(left)} ({left / loop.meta.wall_ns:.1%})"
+        yield f"{share} of the recorded time is in no step, but before or after the steps of a cycle."
