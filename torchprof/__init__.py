@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torchprof.version import __version__
 
 if TYPE_CHECKING:
+    from torchprof.analyze.columns import Column
     from torchprof.analyze.compare.budget import BudgetExceeded, assert_budget
     from torchprof.analyze.compare.comparison import compare
-    from torchprof.analyze.compare.diff import Change, Diff, Pair, Parts, Quantity
+    from torchprof.analyze.compare.diff import Change, Diff, Pair, Parts
     from torchprof.analyze.compare.noise import Noise
     from torchprof.errors import TorchprofError
     from torchprof.profile.annotate import annotate, from_profiler
@@ -49,6 +50,7 @@ __all__ = [
     "BudgetExceeded",
     "Caveat",
     "Change",
+    "Column",
     "Compilation",
     "CompiledRegion",
     "Cost",
@@ -77,7 +79,6 @@ __all__ = [
     "Parts",
     "Peak",
     "Profile",
-    "Quantity",
     "ReportCell",
     "ReportText",
     "Row",
@@ -114,6 +115,7 @@ _FILES = {
     "BudgetExceeded": "analyze.compare.budget",
     "Caveat": "run.warnings",
     "Change": "analyze.compare.diff",
+    "Column": "analyze.columns",
     "Compilation": "run.meta",
     "CompiledRegion": "run.meta",
     "Cost": "run.cost",
@@ -142,7 +144,6 @@ _FILES = {
     "Parts": "analyze.compare.diff",
     "Peak": "run.meta",
     "Profile": "profile.profile",
-    "Quantity": "analyze.compare.diff",
     "ReportCell": "run.cost",
     "ReportText": "run.outputs",
     "Row": "run.rows",

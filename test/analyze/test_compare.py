@@ -323,7 +323,7 @@ def test_differences_of_all_layers_and_outside_add_up_to_that_of_all_rows(seed: 
     counts = diff.counts if diff.unit else (1, 1)
     for quantity in diff.quantities:
         if quantity.is_self and quantity.what != "params":
-            measure = quantity.what
+            measure = quantity.measure
             sums = [
                 sum(measure.of(one.cost) for one in run.rows if in_column_of(one.phase) == quantity.phase) / count
                 for run, count in zip((before, after), counts)

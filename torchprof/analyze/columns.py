@@ -7,11 +7,12 @@ The fields of ``Cost``, and their format, are declared in ``run/cost.py``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from torchprof.analyze.figures import Figures, measured_by_all
+from torchprof.analyze.figures import BLANK, Figures, measured_by_all
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import (
+    FORMATS,
     MEASURES,
     Bound,
     Cell,
@@ -20,7 +21,6 @@ from torchprof.run.cost import (
     ReportCell,
     Unit,
     as_key,
-    format_count,
     format_number,
     format_rate,
 )
@@ -32,176 +32,114 @@ CALLS = "Number of Calls"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of figures. ``measured`` is False if it was requested but could not be measured."""
+    """A column of a table: one figure of each row, or a text.
+
+    - ``heading``: above the column.
+    - ``what``: "cost" (a ``measure``, self or total), "average" (its total per call), "rate" (FLOP/s), "calls",
+      "params", "text", or the name of a figure in ``Figures.more``, such as "peak".
+    - ``phase``; ``is_self``: of the layer without the layers below it.
+    - ``on_device``: a rate per second of device time, not CPU time; a peak of memory of a device.
+    - ``measured``: False if it was requested but could not be measured.
+    """
 
     heading: str
+    what: str = "text"
+    phase: str = FORWARD
+    measure: Measure | None = None
+    is_self: bool = False
+    on_device: bool = False
     measured: bool = True
 
     @property
     def key(self) -> str:
         """The name of this column as a sort key."""
-        return as_key(self.heading)
+        return "calls" if self.what == "calls" else as_key(self.heading)
 
     @property
     def unit(self) -> Unit:
         """The unit of its figures."""
-        return Unit.COUNT
+        if self.measure is not None:
+            return self.measure.unit
+        return Unit.BYTES if self.what in _OF_MEMORY else Unit.COUNT
 
     @property
     def fields(self) -> Set[str]:
         """The fields of ``Cost`` that the column is computed from."""
-        return frozenset()
+        if self.what == "rate":
+            return {"flops", "device_ns" if self.on_device else "cpu_ns"}
+        return {name for name, _ in self.measure.fields} if self.measure else frozenset()
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it is a time that adds up."""
+        return self.what == "cost" and self.unit is Unit.TIME
+
+    @property
+    def is_elapsed(self) -> bool:
+        """Whether it is elapsed time of a thread, which includes waiting for a processor."""
+        return self.is_time and "cpu_ns" in self.fields
 
     @property
     def ranking(self) -> Column:
         """The column that ranks layers by their self, without the layers below."""
-        return self
+        return replace(self, is_self=True) if self.what in _SELF_AND_TOTAL else self
 
     @property
     def with_below(self) -> Column:
         """The column that ranks layers with all layers below included."""
-        return self
+        return replace(self, is_self=False)
 
     def is_called(self, name: str) -> bool:
         """Whether a user's ``name`` means this column: its heading, or the heading in lower case with underscores."""
         return name in (self.heading, as_key(self.heading), self.key)
 
+    def figure(self, figures: Figures) -> Figure:
+        """The figure of a row: exact, a lower bound, unknown or blank."""
+        if self.measure is not None:
+            if self.what == "average":
+                return figures.average(self.measure, self.phase, self.measured)
+            return figures.measure(self.measure, self.phase, self.is_self, self.measured)
+        if self.what == "rate":
+            return figures.rate(self.phase, self.on_device, self.measured)
+        if self.what == "calls":
+            return figures.number_of_calls()
+        if self.what == "params":
+            return figures.parameters(self.is_self)
+        return figures.more.get((self.what, self.phase, self.is_self), BLANK)
+
     def of(self, figures: Figures) -> float:
         """The sort key: the figure of a row, 0 if it has none."""
-        raise NotImplementedError
+        figure = self.figure(figures)
+        return figure.value if figure.is_known else 0
 
     def whole(self, figures: Iterable[Figures]) -> float | None:
         """The value that is 100 %, from all rows; None if shares of this column have no meaning."""
-        return None
-
-    def figure(self, figures: Figures) -> Figure:
-        """The figure of a row: exact, a lower bound, unknown or blank."""
-        raise NotImplementedError
+        if self.what == "params":
+            return sum(row.own_params or 0 for row in figures)
+        if self.what != "cost" or self.measure is None:
+            return None
+        return sum(self.measure.of(row.cost(self.phase, is_self=True)) for row in figures if not row.left_over)
 
     def write(self, value: float) -> ReportCell:
         """A figure as text, with its unit."""
-        return format_count(value)
+        if self.what == "rate":
+            return format_rate(value)
+        if self.what == "calls" and value == int(value):
+            return format_number(int(value))
+        return FORMATS[self.unit](value)
 
     def text(self, figures: Figures, whole: float | None) -> Cell:
         """The text of a cell; with its share of ``whole`` if that is given."""
-        return self.figure(figures).text(self.write)
-
-
-@dataclass(frozen=True)
-class SelfOrTotalColumn(Column):
-    """A column of the layers' self, or of their totals."""
-
-    is_self: bool = field(default=False, kw_only=True)
-
-    @property
-    def ranking(self) -> Column:
-        return replace(self, is_self=True)
-
-    @property
-    def with_below(self) -> Column:
-        return replace(self, is_self=False)
-
-
-@dataclass(frozen=True)
-class CostColumn(SelfOrTotalColumn):
-    """One measure in one phase, self or total."""
-
-    phase: str = FORWARD
-    measure: Measure = MEASURES[0]
-
-    @property
-    def unit(self) -> Unit:
-        return self.measure.unit
-
-    @property
-    def fields(self) -> Set[str]:
-        return {name for name, _ in self.measure.fields}
-
-    def of(self, figures: Figures) -> float:
-        return self.measure.of(figures.cost(self.phase, self.is_self))
-
-    def whole(self, figures: Iterable[Figures]) -> float | None:
-        return sum(self.measure.of(row.cost(self.phase, is_self=True)) for row in figures if not row.left_over)
-
-    def figure(self, figures: Figures) -> Figure:
-        return figures.measure(self.measure, self.phase, self.is_self, self.measured)
-
-    def write(self, value: float) -> ReportCell:
-        return self.measure.text(value)
-
-    def text(self, figures: Figures, whole: float | None) -> Cell:
         figure = self.figure(figures)
-        has_share = self.unit is Unit.TIME and figure.bound is Bound.EXACT and not figures.left_over
         text = figure.text(self.write)
-        if whole and has_share and isinstance(text, ReportCell):
+        has_share = whole and self.is_time and figure.bound is Bound.EXACT and not figures.left_over
+        if has_share and whole and isinstance(text, ReportCell):
             return text.written(f"{text} ({figure.value / whole:.1%})")
         return text
 
 
-@dataclass(frozen=True)
-class RateColumn(Column):
-    """FLOP/s: per second of device time if that was measured, else of CPU time."""
-
-    phase: str = FORWARD
-    on_device: bool = False
-
-    @property
-    def fields(self) -> Set[str]:
-        return {"flops", "device_ns" if self.on_device else "cpu_ns"}
-
-    def of(self, figures: Figures) -> float:
-        return self.figure(figures).value
-
-    def figure(self, figures: Figures) -> Figure:
-        return figures.rate(self.phase, self.on_device, self.measured)
-
-    def write(self, value: float) -> ReportCell:
-        return format_rate(value)
-
-
-@dataclass(frozen=True)
-class CallsColumn(Column):
-    """The number of calls of the layer's forward, or of the operator."""
-
-    @property
-    def key(self) -> str:
-        return "calls"
-
-    def of(self, figures: Figures) -> float:
-        return figures.calls
-
-    def figure(self, figures: Figures) -> Figure:
-        return figures.number_of_calls()
-
-    def write(self, value: float) -> ReportCell:
-        return format_number(int(value))
-
-
-@dataclass(frozen=True)
-class ParamsColumn(SelfOrTotalColumn):
-    """The parameters of the layer and all below it, each counted at the first layer that holds it."""
-
-    def of(self, figures: Figures) -> float:
-        return (figures.own_params if self.is_self else figures.params) or 0
-
-    def whole(self, figures: Iterable[Figures]) -> float | None:
-        return sum(row.own_params or 0 for row in figures)
-
-    def figure(self, figures: Figures) -> Figure:
-        return figures.parameters()
-
-
-@dataclass(frozen=True)
-class PeakColumn(Column):
-    """The memory peak inside one call, on the CPU or on another device. It is not additive and not part of ``Figures``:
-    only the comparison of two runs shows it as a column."""
-
-    phase: str = FORWARD
-    on_cpu: bool = True
-
-    @property
-    def unit(self) -> Unit:
-        return Unit.BYTES
+_SELF_AND_TOTAL = ("cost", "params", "saved")
+_OF_MEMORY = ("peak", "activations", "saved")
 
 
 def catalogue(phases: Iterable[str], requested: Set[str], measured: Set[str], device: str) -> Iterator[Column]:
@@ -212,19 +150,20 @@ def catalogue(phases: Iterable[str], requested: Set[str], measured: Set[str], de
     """
     for phase in phases:
         lead = "" if phase == FORWARD else f"{phase.capitalize()} "
-        found: list[Column] = []
+        columns: list[Column] = []
         if phase == FORWARD:
-            found += [ParamsColumn("Self Params", is_self=True), ParamsColumn("Params")]
+            columns += [Column("Self Params", "params", is_self=True), Column("Params", "params")]
         for measure in MEASURES:
             heading = measure.heading.format(device=device)
-            found.append(CostColumn(f"{lead}Self {heading}", True, phase, measure, is_self=True))
-            found.append(CostColumn(f"{lead}{heading}", True, phase, measure))
+            columns.append(Column(f"{lead}Self {heading}", "cost", phase, measure, is_self=True))
+            columns.append(Column(f"{lead}{heading}", "cost", phase, measure))
         if "cpu_ns" in requested:
-            found.append(RateColumn(f"{lead}FLOP/s", True, phase, "device_ns" in requested))
-        found += [PeakColumn(f"{lead}CPU Peak", True, phase), PeakColumn(f"{lead}{device} Peak", True, phase, False)]
+            columns.append(Column(f"{lead}FLOP/s", "rate", phase, on_device="device_ns" in requested))
+        columns.append(Column(f"{lead}CPU Peak", "peak", phase))
+        columns.append(Column(f"{lead}{device} Peak", "peak", phase, on_device=True))
         if phase == FORWARD:
-            found.append(CallsColumn(CALLS))
-        for column in found:
+            columns.append(Column(CALLS, "calls"))
+        for column in columns:
             if column.fields <= requested:
                 yield as_measured(column, measured)
 
@@ -244,11 +183,11 @@ def columns_of(run: Run, show_events: bool = False) -> list[Column]:
     device = run.meta.device_heading
 
     def is_shown(column: Column) -> bool:
-        if isinstance(column, ParamsColumn):
+        if column.what == "params":
             return "flops" in requested and not column.is_self
-        if isinstance(column, CostColumn) and column.is_self:
+        if column.is_self:
             return column.unit is not Unit.COUNT and (column.phase == FORWARD or show_events)
-        return not isinstance(column, PeakColumn)
+        return column.what != "peak"
 
     return [*filter(is_shown, catalogue(run.phases(), requested, measured_by_all(run), device))]
 
@@ -296,17 +235,17 @@ def column_called(name: str, columns: Sequence[Column]) -> Column:
 
 def default_column(columns: Sequence[Column]) -> Column:
     """The column that ranks layers by default: the first time, else FLOPs."""
-    costs = [column for column in columns if isinstance(column, CostColumn) and column.phase == FORWARD]
+    costs = [column for column in columns if column.what == "cost" and column.phase == FORWARD]
     timed = [column for column in costs if column.unit is not Unit.COUNT]
     return [*timed[:1], *costs[-1:], *columns][0]
 
 
 def hot_path_column(columns: Sequence[Column], figures: Sequence[Figures], asked: Column | None) -> Column:
     """The column of totals that the hottest path follows. Raises TorchprofError if ``asked`` has no total."""
-    totals = [column for column in columns if isinstance(column, CostColumn) and not column.is_self]
+    totals = [column for column in columns if column.what == "cost" and not column.is_self]
     if asked is not None:
         for column in totals:
-            if isinstance(asked, CostColumn) and (column.phase, column.measure) == (asked.phase, asked.measure):
+            if (column.phase, column.measure) == (asked.phase, asked.measure):
                 return column
         raise TorchprofError(
             f"{asked.heading!r} has no total that a hottest path could follow. Sort by one of "

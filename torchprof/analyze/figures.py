@@ -13,16 +13,17 @@ from torchprof.run.words import FORWARD, PHASES, Frame
 
 _PREPARES = ("aten::empty", "aten::copy_", "aten::clone")
 """Prefixes of the ops with which a compiled graph prepares its inputs and results. No layer calls them."""
-_BLANK = Figure(0, Bound.BLANK)
-_UNKNOWN = Figure(0, Bound.UNKNOWN)
+BLANK = Figure(0, Bound.BLANK)
+UNKNOWN_FIGURE = Figure(0, Bound.UNKNOWN)
 
 
 @dataclass
 class Figures:
     """The figures of one row: self and total by phase (no entry: blank), calls (-1: blank) and parameters.
 
-    ``measure``, ``rate``, ``number_of_calls`` and ``parameters`` decide whether a figure is exact, a lower bound,
-    unknown or blank. Views call them and have no rules of their own.
+    ``measure``, ``average``, ``rate``, ``number_of_calls`` and ``parameters`` decide whether a figure is exact, a lower
+    bound, unknown or blank. Columns call them and have no rules of their own. ``more``: figures that do not add up, by
+    name, phase and whether they are of self (no entry: blank).
     """
 
     own: Mapping[str, Cost] = field(default_factory=dict)
@@ -36,6 +37,8 @@ class Figures:
     incomplete: Set[str] = frozenset()  # phases in which its work, or that of layers below, counts for a layer above
     incomplete_self: Set[str] = frozenset()  # phases in which that is its self
     left_over: bool = False  # launched before the recording began: not part of shares
+    is_part: bool = False  # always nested in an op whose MACs and FLOPs include its own
+    more: Mapping[tuple[str, str, bool], Figure] = field(default_factory=dict)
 
     def cost(self, phase: str, is_self: bool = False) -> Cost:
         return (self.own if is_self else self.total).get(phase, NO_COST)
@@ -47,10 +50,12 @@ class Figures:
         lower bound if a part could not be counted, or counts for a layer above.
         """
         if phase not in self.total:
-            return _BLANK
+            return BLANK
         if not measured or self.unknown:
-            return _UNKNOWN
+            return UNKNOWN_FIGURE
         cost = self.cost(phase, is_self)
+        if self.is_part and measure.unit is Unit.COUNT and not measure.of(cost):
+            return BLANK
         is_of_kernels = measure.unit is Unit.TIME or measure.lower_bound_if is not None
         lacks_kernels = is_of_kernels and phase in (self.incomplete_self if is_self else self.incomplete)
         return Figure.of_sum(measure.of(cost), not (measure.is_lower_bound(cost) or lacks_kernels))
@@ -61,28 +66,37 @@ class Figures:
             phase in self.total and not (self.unknown or phase in self.incomplete) and not self.total[phase].uncounted
         )
 
+    def average(self, measure: Measure, phase: str, measured: bool = True) -> Figure:
+        """The total of a measure per call. Unknown if the number of calls is a lower bound."""
+        calls = self.number_of_calls()
+        if calls.bound is Bound.BLANK or not calls.value:
+            return BLANK
+        total = self.measure(measure, phase, measured=measured)
+        return total._replace(value=total.value / calls.value) if calls.bound is Bound.EXACT else UNKNOWN_FIGURE
+
     def rate(self, phase: str, on_device: bool, measured: bool = True) -> Figure:
         """FLOPs per second of device or CPU time, in one phase. Unknown if FLOPs or time are, or if the time is a lower
         bound."""
         if phase not in self.total:
-            return _BLANK
+            return BLANK
         cost = self.total[phase]
         ns = cost.device_ns if on_device else cost.cpu_ns
         if not measured or self.unknown or phase in self.incomplete or ns <= 0:
-            return _UNKNOWN
+            return UNKNOWN_FIGURE
         return Figure.of_sum(cost.flops / ns * 1e9, not cost.uncounted)
 
     def number_of_calls(self) -> Figure:
         """Of a sum, a lower bound if one of its layers may have run inside a compiled region, where it has no calls."""
         if self.inlined:
             return Figure.of_sum(max(self.calls, 0), False)
-        return _BLANK if self.calls < 0 else Figure(self.calls)
+        return BLANK if self.calls < 0 else Figure(self.calls)
 
-    def parameters(self) -> Figure:
-        """The parameters of the layer and all layers below it."""
+    def parameters(self, is_self: bool = False) -> Figure:
+        """The parameters of the layer, with all layers below it or (``is_self``) without them."""
         if not self.total or not self.has_params:
-            return _BLANK
-        return _UNKNOWN if self.params is None else Figure(self.params)
+            return BLANK
+        count = self.own_params if is_self else self.params
+        return UNKNOWN_FIGURE if count is None else Figure(count)
 
 
 def measured_by_all(run: Run) -> Set[str]:

@@ -88,8 +88,8 @@ def _of_one_phase(cost: Cost) -> Figures:
 
 def _times(prefix: str, figures: Figures, phase: str, measured: Set[str]) -> Iterator[Named]:
     for name, measure in _TIMES.items():
-        value, bound = figures.measure(measure, phase, measured=measure.fields[0][0] in measured)
-        yield f"{prefix}/{name}", Figure(value / _NS_PER_MS, bound)
+        time = figures.measure(measure, phase, measured=measure.fields[0][0] in measured)
+        yield f"{prefix}/{name}", time._replace(value=time.value / _NS_PER_MS)
 
 
 def _of_steps(run: Run) -> Iterator[Named]:

@@ -64,10 +64,12 @@ Cell: TypeAlias = str | ReportCell
 
 
 class Figure(NamedTuple):
-    """A number and its ``Bound``. ``value`` has no meaning if the bound is UNKNOWN or BLANK."""
+    """A number and its ``Bound``. ``value`` has no meaning if the bound is UNKNOWN or BLANK. ``lead``: a word before
+    it, such as "first" for the figure of a first call."""
 
     value: float
     bound: Bound = Bound.EXACT
+    lead: str = ""
 
     @classmethod
     def of_sum(cls, value: float, is_complete: bool) -> Figure:
@@ -84,7 +86,9 @@ class Figure(NamedTuple):
         if not self.is_known:
             return UNKNOWN if self.bound is Bound.UNKNOWN else ""
         cell = write(self.value)
-        return as_lower_bound(cell) if self.bound is Bound.AT_LEAST else cell
+        if self.bound is Bound.AT_LEAST:
+            cell = as_lower_bound(cell)
+        return cell.written(f"{self.lead} {cell}") if self.lead else cell
 
 
 UNKNOWN = "–"
@@ -185,7 +189,7 @@ class Measure:
         return self.lower_bound_if is not None and bool(getattr(cost, self.lower_bound_if))
 
     def text(self, value: float) -> ReportCell:
-        return _FORMATS[self.unit](value)
+        return FORMATS[self.unit](value)
 
 
 def _measures() -> tuple[Measure, ...]:
@@ -259,8 +263,9 @@ def format_number(number: int) -> ReportCell:
     return ReportCell(str(number), number, "count")
 
 
-_FORMATS: dict[Unit, Callable[[float], ReportCell]] = {
+FORMATS: Mapping[Unit, Callable[[float], ReportCell]] = {
     Unit.TIME: format_time,
-    Unit.BYTES: format_memory,
+    Unit.BYTES: lambda value: format_memory(round(value)),
     Unit.COUNT: format_count,
 }
+"""The format of a value by its unit. Values may be means over calls, and so no integers."""

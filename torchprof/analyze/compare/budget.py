@@ -16,14 +16,15 @@ from typing import NamedTuple
 
 from torchprof.analyze.amounts import EXAMPLES, UNITS, parse_amount
 from torchprof.analyze.caveats import operators_without_shapes, waited_share
+from torchprof.analyze.columns import Column
 from torchprof.analyze.compare.comparison import as_run, compare
-from torchprof.analyze.compare.diff import BUSY, FORMATS, SLOWER, UNDECIDED, Change, Diff, Pair, Quantity
+from torchprof.analyze.compare.diff import BUSY, SLOWER, UNDECIDED, Change, Diff, Pair
 from torchprof.analyze.compare.layers import ADDED, REMOVED
 from torchprof.analyze.compare.noise import FEWEST
 from torchprof.analyze.figures import incomplete_phases
 from torchprof.analyze.uncounted import about_uncounted
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import Bound, Cell, Figure, Measure, Unit
+from torchprof.run.cost import FORMATS, Bound, Cell, Figure, Unit
 from torchprof.run.layers import Layer
 from torchprof.run.paths import find
 from torchprof.run.rows import Rows
@@ -164,10 +165,10 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
     quantities = [one for one in diff.quantities if one.key == limit.measure]
     if limit.measure == _PEAK:  # of the device, if there is one, in all phases
         peaks = [one for one in diff.quantities if one.what == "peak"]
-        quantities = [one for one in peaks if one.device == "device"] or peaks
+        quantities = [one for one in peaks if one.on_device] or peaks
     if not quantities:
         raise _not_measured(diff, limit)
-    if limit.pattern == OUTSIDE_NAME and not isinstance(quantities[0].what, Measure):
+    if limit.pattern == OUTSIDE_NAME and quantities[0].what != "cost":
         raise TorchprofError(
             f"{limit.text!r}: work outside of all layers has no {limit.measure}. Limit its times, net memory or FLOPs."
         )
@@ -185,7 +186,7 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
             change,
             quantity.unit,
             pair.how == ADDED,
-            isinstance(quantity.what, Measure) or quantity.what == "calls",
+            quantity.what in ("cost", "calls"),
             partial(_parts, diff, limit, pair, quantity),
             partial(_why_unknown, diff, pair, quantity),
             quantity.is_elapsed,
@@ -311,14 +312,14 @@ def _unclear(sentence: str, waited: float) -> str:
     )
 
 
-def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Quantity) -> str:
+def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Column) -> str:
     """A sentence on the layers at or below a pair that contribute most to exceeding a limit, the largest first."""
     if not pair.children or quantity.is_self:
         return ""
     if limit.share is not None:
         parts = diff.largest_parts(pair, quantity)
         texts: list[tuple[Pair, Cell]] = [
-            (one, f"+{quantity.text(change.difference or 0)}") for one, change in parts.layers
+            (one, f"+{quantity.write(change.difference or 0)}") for one, change in parts.layers
         ]
         lead = "Most of the difference" if parts.hold_most else f"The largest part{parts.ending} of the difference"
         lead += parts.beyond_noise
@@ -329,7 +330,7 @@ def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Quantity) -> str:
         figures = [(one, one.changes[own.key].figure(1)) for one in layers]
         lead = "The largest parts"
         figures = sorted((each for each in figures if each[1].is_known and each[1].value > 0), key=_by_value)
-        texts = [(one, figure._replace(value=figure.value / calls).text(quantity.text)) for one, figure in figures]
+        texts = [(one, figure._replace(value=figure.value / calls).text(quantity.write)) for one, figure in figures]
     names = [f"{'.'.join(one.path)} ({text})" for one, text in texts[:_NAMED]]
     return f" {lead}: {', '.join(names)}." if names else ""
 
@@ -349,16 +350,16 @@ def _unknown(limit: Limit, subject: _Subject, side: int, figure: Figure) -> Torc
     )
 
 
-def _why_unknown(diff: Diff, pair: Pair, quantity: Quantity, side: int) -> str:
+def _why_unknown(diff: Diff, pair: Pair, quantity: Column, side: int) -> str:
     """Why a quantity of a layer, or of the work outside all layers, is unknown before (0) or after (1)."""
-    run, layer, what = (diff.before, diff.after)[side], (pair.before, pair.after)[side], quantity.what
-    if what == "params":
+    run, layer = (diff.before, diff.after)[side], (pair.before, pair.after)[side]
+    if quantity.what == "params":
         return "It has parameters of unknown size: a lazy layer that was never called."
     reasons: list[str] = []
-    if isinstance(what, Measure):
+    if quantity.measure is not None:
         own = (OUTSIDE if pair.name == OUTSIDE_NAME else NOT_SELECTED,)
         inside = own if layer is None else _at_or_below(run, layer, quantity.is_self)
-        if what.lower_bound_if is not None:
+        if quantity.measure.lower_bound_if is not None:
             without_shapes = operators_without_shapes(warning for meta in run.metas for warning in meta.warnings)
             reasons += map(str, about_uncounted(_rows_of(run.rows, inside, quantity.phase), without_shapes))
         incomplete = incomplete_phases(run).get(() if layer is None else layer.path)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from os import PathLike, fspath
 
 from torchprof.analyze.caveats import waited_share
-from torchprof.analyze.columns import catalogue
+from torchprof.analyze.columns import Column, catalogue
 from torchprof.analyze.compare.diff import (
     BUSY,
     FASTER,
@@ -23,17 +23,15 @@ from torchprof.analyze.compare.diff import (
     Change,
     Diff,
     Pair,
-    Quantity,
     figure_of,
     for_one,
-    quantity_of,
 )
 from torchprof.analyze.compare.layers import match_layers
 from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of
 from torchprof.analyze.compare.notes import Denominator, Notes, differences_of, warnings_of_both
-from torchprof.analyze.compare.side import Side, cpu_or_device
+from torchprof.analyze.compare.side import Side
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import Bound, Figure, Measure, as_key
+from torchprof.run.cost import Bound, Figure, as_key
 from torchprof.run.file_read import load
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
@@ -109,46 +107,44 @@ class _Comparison:
             return Denominator("step", counts)
         return Denominator(None, (1, 1))
 
-    def _quantities(self) -> Iterator[Quantity]:
+    def _quantities(self) -> Iterator[Column]:
         measured = self.sides[0].measured & self.sides[1].measured
         phases = [phase for phase in PHASES if any(phase in run.phases() for run in self.runs)]
         for column in catalogue(phases, measured, measured, self.device):
-            quantity = quantity_of(column)
-            if quantity is None or (quantity.what == "params" and not all(side.knows_params for side in self.sides)):
-                continue
-            at = (quantity.phase, quantity.device)
-            if quantity.what != "peak" or all(any(key[1:] == at for key in side.peaks) for side in self.sides):
-                yield quantity
+            if column.what == "rate" or (column.what == "params" and not all(side.knows_params for side in self.sides)):
+                continue  # rates are not compared
+            place = (column.phase, column.on_device)
+            if column.what != "peak" or all(any(key[1:] == place for key in side.peaks) for side in self.sides):
+                yield column
 
     # The figures
 
-    def _figures(self, side: int, quantity: Quantity) -> list[Figure]:
+    def _figures(self, side: int, quantity: Column) -> list[Figure]:
         """One quantity of each layer, per call or step if the diff is. Measures also have figures for the work outside
         all layers, and for that of layers that were not selected."""
         figures, layers, scale = self.sides[side], self.runs[side].layers, self.scale[side]
-        what, phase = quantity.what, quantity.phase
-        if what == "params":
+        if quantity.what == "params":
             return [figure_of(layer.params if quantity.is_self else figures.params[layer.path]) for layer in layers]
-        if what == "calls":
-            return [for_one(one.number_of_calls(), scale) for one in figures.figures[: len(layers)]]
-        if isinstance(what, Measure):
-            return [for_one(one.measure(what, phase, quantity.is_self), scale) for one in figures.figures]
+        if quantity.what == "calls":
+            return [for_one(quantity.figure(row), scale) for row in figures.figures[: len(layers)]]
+        if quantity.what == "cost":
+            return [for_one(quantity.figure(row), scale) for row in figures.figures]
         # The peak of a layer that did nothing in this phase is 0, and known.
-        nothing = [None if worked else 0 for worked in figures.worked[phase]]
-        peaks = (figures.peaks.get((index, phase, quantity.device), nothing[index]) for index in range(len(layers)))
+        nothing = [None if worked else 0 for worked in figures.worked[quantity.phase]]
+        place = (quantity.phase, quantity.on_device)
+        peaks = (figures.peaks.get((index, *place), nothing[index]) for index in range(len(layers)))
         return [figure_of(peak if known else None) for peak, known in zip(peaks, figures.known)]
 
-    def _noise(self, before: int, after: int, quantity: Quantity) -> Noise | None:
+    def _noise(self, before: int, after: int, quantity: Column) -> Noise | None:
         """The test of the times of both runs: of steps if both runs have enough of them, else of calls."""
-        assert isinstance(quantity.what, Measure)
-        [(name, _)] = quantity.what.fields  # a time is one field of the costs
+        [name] = quantity.fields  # a time is one field of the costs
         leaves = not (self.sides[0].below[before] or self.sides[1].below[after])
         key = (before, after, quantity.phase, name, quantity.is_self and not leaves)
         if key not in self._noises:
             self._noises[key] = self._noise_of(before, after, quantity, name, leaves)
         return self._noises[key]
 
-    def _noise_of(self, before: int, after: int, quantity: Quantity, name: str, leaves: bool) -> Noise | None:
+    def _noise_of(self, before: int, after: int, quantity: Column, name: str, leaves: bool) -> Noise | None:
         found = []
         for side, index in enumerate((before, after)):
             figures = self.sides[side]
@@ -231,7 +227,7 @@ class _Comparison:
         for quantity in self.quantities:
             figures = [self._figures(side, quantity) for side in (0, 1)]
             for pair, before, after in everything:
-                if pair.is_layer or isinstance(quantity.what, Measure):
+                if pair.is_layer or quantity.what == "cost":
                     was = None if before is None else figures[0][before]
                     now = None if after is None else figures[1][after]
                     pair.changes[quantity.key] = _between(was, now)
@@ -252,8 +248,10 @@ class _Comparison:
             testable = min(noise.counts) >= FEWEST
             verdict = self._without_waiting(_verdict(change, noise, noise.p if testable else None, 1), noise)
             whole["step"] = change._replace(verdict=verdict, noise=noise)
-        for kind, key in (("cpu", "cpu_peak"), ("device", as_key(f"{self.device} Peak"))):
-            peaks = [[one.peak_bytes for one in run.memory if cpu_or_device(one.device) == kind] for run in self.runs]
+        for on_cpu, key in ((True, "cpu_peak"), (False, as_key(f"{self.device} Peak"))):
+            peaks = [
+                [memory.peak_bytes for memory in run.memory if (memory.device == "cpu") == on_cpu] for run in self.runs
+            ]
             if all(peaks):
                 largest = max(peaks[0]), max(peaks[1])
                 whole[key] = _exact(*largest, *largest)

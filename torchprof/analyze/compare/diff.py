@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, NamedTuple
 
-from torchprof.analyze.columns import CallsColumn, Column, CostColumn, ParamsColumn, PeakColumn
+from torchprof.analyze.columns import Column
 from torchprof.analyze.compare.noise import Noise
-from torchprof.run.cost import Bound, Figure, Measure, ReportCell, Unit, format_count, format_memory, format_time
+from torchprof.run.cost import Bound, Figure
 from torchprof.run.layers import Layer
 from torchprof.run.outputs import ReportText, output
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD
 
 # The verdicts of a change: of exact quantities, and of times.
 MORE, LESS, SAME = "more", "less", "same"
@@ -22,43 +21,6 @@ BUSY = "unclear: the machine was busy"
 """The verdict of a change of elapsed time that waiting for a processor may explain."""
 
 _NAMED = 3  # the most layers that are named as the cause of a difference
-
-FORMATS: Mapping[Unit, Callable[[float], ReportCell]] = {
-    Unit.TIME: format_time,
-    Unit.BYTES: lambda value: format_memory(round(value)),
-    Unit.COUNT: format_count,
-}
-"""The format of a quantity by unit. Values may be means over calls, and so no integers."""
-
-
-class Quantity(NamedTuple):
-    """A quantity that is compared for every layer, in one ``phase``, in this ``unit``. ``key`` and ``heading`` are
-    those of the tree's columns.
-
-    ``what``: a ``Measure`` of costs, "calls", "params" or "peak". ``device``, for a peak: "cpu", or "device" for any
-    other device. ``is_self``: of the layer without its children.
-    """
-
-    key: str
-    heading: str
-    unit: Unit
-    phase: str
-    is_self: bool
-    what: Measure | str
-    device: str = "cpu"
-
-    @property
-    def is_time(self) -> bool:
-        return self.unit is Unit.TIME
-
-    @property
-    def is_elapsed(self) -> bool:
-        """Whether it is elapsed time of a thread, which includes waiting for a processor."""
-        return isinstance(self.what, Measure) and self.what.fields[0][0] == "cpu_ns"
-
-    def text(self, value: float) -> ReportCell:
-        """A value of this quantity as text, with its unit."""
-        return FORMATS[self.unit](value)
 
 
 class Change(NamedTuple):
@@ -161,7 +123,7 @@ class Diff:
     before: Run
     after: Run
     pairs: tuple[Pair, ...]
-    quantities: tuple[Quantity, ...]
+    quantities: tuple[Column, ...]
     counted: str | None
     counts: tuple[int, int]
     whole: Mapping[str, Change]
@@ -185,14 +147,14 @@ class Diff:
         for pair in self.pairs:
             yield from pair.walk()
 
-    def quantity(self, key: str) -> Quantity | None:
+    def quantity(self, key: str) -> Column | None:
         """The quantity with that key; None if not both runs measured it."""
         return next((one for one in self.quantities if one.key == key), None)
 
-    def self_of(self, quantity: Quantity) -> Quantity:
+    def self_of(self, quantity: Column) -> Column:
         """The self quantity that goes with a total; the quantity itself if there is none."""
-        wanted = (quantity.what, quantity.phase, quantity.device, True)
-        found = (one for one in self.quantities if (one.what, one.phase, one.device, one.is_self) == wanted)
+        own = replace(quantity, heading="", is_self=True)
+        found = (one for one in self.quantities if replace(one, heading="") == own)
         return next(found, quantity)
 
     def weight(self, change: Change) -> float:
@@ -202,7 +164,7 @@ class Diff:
             return change.difference or 0
         return change.noise.shift * (self.counts[1] if self.unit is None else 1)
 
-    def contributions(self, pair: Pair, quantity: Quantity) -> list[tuple[Pair, Change]]:
+    def contributions(self, pair: Pair, quantity: Column) -> list[tuple[Pair, Change]]:
         """The layers at or below a pair whose self changed with the sign of the whole difference, the largest
         ``weight`` first. Changes within noise, and unclear ones, are left out.
 
@@ -212,7 +174,7 @@ class Diff:
         found = [each for each in self._with_its_sign(pair, quantity) if each[1].verdict not in (WITHIN_NOISE, BUSY)]
         return sorted(found, key=lambda each: -abs(self.weight(each[1])))
 
-    def largest_parts(self, pair: Pair, quantity: Quantity) -> Parts:
+    def largest_parts(self, pair: Pair, quantity: Column) -> Parts:
         """The first three ``contributions``, and whether they are most of the difference.
 
         There are none for a layer without children, and for a self quantity.
@@ -228,7 +190,7 @@ class Diff:
         beyond_noise = " beyond noise" if max(noisy, default=0) > min(named, default=0) else ""
         return Parts(layers, hold_most, "" if hold_most else beyond_noise, "s" if len(layers) > 1 else "")
 
-    def beyond_noise(self, pair: Pair, quantity: Quantity) -> list[tuple[Pair, Change]]:
+    def beyond_noise(self, pair: Pair, quantity: Column) -> list[tuple[Pair, Change]]:
         """The layers at or below a pair whose own time changed beyond noise, in any direction, the largest first."""
         own = self.self_of(quantity)
         found = [(one, one.changes[own.key]) for one in pair.walk() if own.key in one.changes]
@@ -236,7 +198,7 @@ class Diff:
             (each for each in found if each[1].verdict in (SLOWER, FASTER)), key=lambda each: -abs(self.weight(each[1]))
         )
 
-    def _with_its_sign(self, pair: Pair, quantity: Quantity) -> list[tuple[Pair, Change]]:
+    def _with_its_sign(self, pair: Pair, quantity: Column) -> list[tuple[Pair, Change]]:
         """The layers at or below a pair whose self changed with the sign of the whole difference."""
         own = self.self_of(quantity)
         whole = pair.changes[quantity.key].difference or 0
@@ -264,20 +226,6 @@ class Diff:
         Raises TorchprofError for an unknown suffix or option, OSError as ``open`` does.
         """
         output("export")(path, self, options, of="diff")
-
-
-def quantity_of(column: Column) -> Quantity | None:
-    """The quantity of a column of the catalogue; None for a rate: rates are not compared."""
-    shown = column.key, column.heading, column.unit
-    if isinstance(column, CostColumn):
-        return Quantity(*shown, column.phase, column.is_self, column.measure)
-    if isinstance(column, ParamsColumn):
-        return Quantity(*shown, FORWARD, column.is_self, "params")
-    if isinstance(column, PeakColumn):
-        return Quantity(*shown, column.phase, False, "peak", "cpu" if column.on_cpu else "device")
-    if isinstance(column, CallsColumn):
-        return Quantity(*shown, FORWARD, False, "calls")
-    return None
 
 
 def figure_of(value: float | None) -> Figure:

@@ -57,12 +57,12 @@ class Side:
             elif key.measure == "cpu_ns":
                 self._call_spreads[key.layer, key.phase].append(spread)
 
-    def _peaks(self) -> dict[tuple[int, str, str], int]:
-        """Peaks of memory above the start of a call, in bytes, by layer, phase and kind of device: the largest of all
-        calls, devices and ranks."""
-        peaks: dict[tuple[int, str, str], int] = {}
+    def _peaks(self) -> dict[tuple[int, str, bool], int]:
+        """Peaks of memory above the start of a call, in bytes, by layer, phase and whether it is that of a device: the
+        largest of all calls, devices and ranks."""
+        peaks: dict[tuple[int, str, bool], int] = {}
         for key, spread in self.run.samples.items():
-            of = (key.layer, key.phase, cpu_or_device(key.device))
+            of = (key.layer, key.phase, key.device != "cpu")
             if key.measure == "peak_bytes":
                 peaks[of] = max(spread.max, peaks.get(of, spread.max))
             elif key.measure == "kept_bytes":  # memory was recorded: without a peak it allocated nothing
@@ -122,8 +122,3 @@ class Side:
         spreads = self._call_spreads[index, phase]
         count = sum(spread.count for spread in spreads)
         return [value * count for spread in spreads for value in spread.sample]
-
-
-def cpu_or_device(device: str) -> str:
-    """The kind of device of a peak: "cpu", or "device" for any other device."""
-    return "cpu" if device == "cpu" else "device"

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from torchprof.analyze.columns import Column
 from torchprof.analyze.compare.diff import (
     BUSY,
     FASTER,
-    FORMATS,
     SAME,
     SLOWER,
     UNDECIDED,
@@ -17,12 +17,11 @@ from torchprof.analyze.compare.diff import (
     Change,
     Diff,
     Pair,
-    Quantity,
 )
 from torchprof.analyze.compare.layers import ADDED, MOVED, REMOVED, RENAMED
 from torchprof.analyze.report import ReportTable, Section, check_number, printable, report, spaced, stacked
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import UNKNOWN, Cell, ReportCell, Unit
+from torchprof.run.cost import FORMATS, UNKNOWN, Cell, ReportCell, Unit
 from torchprof.run.words import FORWARD
 
 _LARGEST = 3  # the number of layers that the headline names beyond noise
@@ -68,8 +67,8 @@ def diff_table(
 class View:
     """The content of the table: ``main`` before and after, ``others`` as differences, and the ``pairs`` in order."""
 
-    main: Quantity
-    others: tuple[Quantity, ...]
+    main: Column
+    others: tuple[Column, ...]
     pairs: tuple[Pair, ...]
     notes: tuple[str, ...]
 
@@ -106,7 +105,7 @@ def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> Vie
     main = main_of(diff, sort_by)
     by = [main]
     if sort_by is None and main.is_time:
-        by = [one for one in diff.quantities if one.is_time and not one.is_self and one.what == main.what]
+        by = [one for one in diff.quantities if one.is_time and not one.is_self and one.measure == main.measure]
     models = [pair for pair in diff.pairs if len(pair.path) == 1 and pair.is_layer]
     layers = [
         pair
@@ -123,7 +122,7 @@ def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> Vie
     return View(main, others, tuple(shown), notes)
 
 
-def _others(diff: Diff, main: Quantity) -> Iterator[Quantity]:
+def _others(diff: Diff, main: Column) -> Iterator[Column]:
     """The quantities whose differences are shown, if they changed."""
     have_peaks = {one.phase for one in diff.quantities if one.what == "peak"}
     for one in diff.quantities:
@@ -133,7 +132,7 @@ def _others(diff: Diff, main: Quantity) -> Iterator[Quantity]:
             yield one
 
 
-def main_of(diff: Diff, sort_by: str | None = None) -> Quantity:
+def main_of(diff: Diff, sort_by: str | None = None) -> Column:
     """The main quantity: the requested one, else the first of device time, CPU time and FLOPs that both runs measured.
 
     Raises TorchprofError for a quantity that is not compared.
@@ -146,7 +145,7 @@ def main_of(diff: Diff, sort_by: str | None = None) -> Quantity:
     return [*times[::-1], *counts, *totals][0]
 
 
-def _called(diff: Diff, name: str) -> Quantity:
+def _called(diff: Diff, name: str) -> Column:
     for quantity in diff.quantities:
         if name in (quantity.key, quantity.heading):
             return quantity
@@ -155,7 +154,7 @@ def _called(diff: Diff, name: str) -> Quantity:
 
 
 def _order(
-    diff: Diff, by: Sequence[Quantity], depth: int | None, *, takes_self: bool
+    diff: Diff, by: Sequence[Column], depth: int | None, *, takes_self: bool
 ) -> Callable[[Pair], tuple[bool, float]]:
     own = [diff.self_of(quantity) for quantity in by]
 
@@ -185,9 +184,7 @@ def _matters(change: Change | None) -> bool:
     return change is not None and change.difference not in (0, None)
 
 
-def _notes(
-    same: int, unknown: int, hidden: int, quantities: Sequence[Quantity], shown: Sequence[Pair]
-) -> Iterator[str]:
+def _notes(same: int, unknown: int, hidden: int, quantities: Sequence[Column], shown: Sequence[Pair]) -> Iterator[str]:
     if same:
         yield f"Not shown: {same} row{'s' if same > 1 else ''} without a change."
     if unknown:
@@ -211,13 +208,13 @@ def _notes(
         yield "? and noise unknown: too few calls or steps for a test. See docs/compare.md."
 
 
-def value_text(quantity: Quantity, change: Change, side: int) -> Cell:
+def value_text(quantity: Column, change: Change, side: int) -> Cell:
     """The value of a quantity before (``side`` 0) or after (1)."""
-    return change.figure(side).text(quantity.text)
+    return change.figure(side).text(quantity.write)
 
 
-def signed(quantity: Quantity, difference: float) -> ReportCell:
-    text = quantity.text(difference)
+def signed(quantity: Column, difference: float) -> ReportCell:
+    text = quantity.write(difference)
     return text.written(f"+{text}") if difference > 0 else text
 
 
@@ -237,7 +234,7 @@ def percent(ratio: float) -> str:
     return f"{ratio - 1:+.1%}" if ratio < 10 else f"×{ratio:.0f}"
 
 
-def _difference(pair: Pair, quantity: Quantity) -> Cell:
+def _difference(pair: Pair, quantity: Column) -> Cell:
     """The cell of a difference, with its share."""
     change = pair.changes.get(quantity.key)
     if change is None:
@@ -245,7 +242,7 @@ def _difference(pair: Pair, quantity: Quantity) -> Cell:
     if change.difference is None:
         return UNKNOWN
     if change.difference == 0:
-        return quantity.text(0).written("0")
+        return quantity.write(0).written("0")
     has_noise = quantity.is_time and pair.how not in (ADDED, REMOVED)
     mark = _NOISE_MARK.get(change.verdict, "") if has_noise else ""
     difference = signed(quantity, change.difference)
@@ -364,11 +361,11 @@ def diff_headline(diff: Diff, *, sort_by: str | None = None) -> str:
     return printable(" ".join(sentences)) or "There is nothing to compare in these runs."
 
 
-def _named(quantity: Quantity, layers: Sequence[tuple[Pair, Change]]) -> str:
+def _named(quantity: Column, layers: Sequence[tuple[Pair, Change]]) -> str:
     return ", ".join(f"{'.'.join(one.path)} ({signed(quantity, change.difference or 0)})" for one, change in layers)
 
 
-def _in_words(pair: Pair, quantity: Quantity) -> str:
+def _in_words(pair: Pair, quantity: Column) -> str:
     change = pair.changes[quantity.key]
     if pair.how in (ADDED, REMOVED):
         return f"{pair.how}, {quantity.heading} {value_text(quantity, change, int(pair.how == ADDED))}"

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from torchprof.analyze.columns import (
-    CallsColumn,
-    Column,
-    CostColumn,
-    ParamsColumn,
-    PeakColumn,
-    columns_of,
-    hot_path_column,
-)
+from torchprof.analyze.columns import Column, columns_of, hot_path_column
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.first_screen.verdict import verdict
 from torchprof.analyze.layers.entries import Entry, all_entries, entries_of
@@ -32,7 +24,7 @@ from torchprof.analyze.report import (
     spaced,
     stacked,
 )
-from torchprof.run.cost import Bound, Cell, ReportCell, Unit, Value, format_time, short_time
+from torchprof.run.cost import Bound, Cell, ReportCell, Value, format_time, short_time
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 
@@ -72,10 +64,6 @@ def overview(
     return spaced([*sections, stacked(notes)])
 
 
-class _EachColumn(Column):
-    """The column that shows what one of several equal layers took."""
-
-
 def other_notes(run: Run) -> list[str]:
     """The notes and warnings that are not in the verdict."""
     return [*about_sums(run), *map(printable, other_warnings_of(run))]
@@ -92,7 +80,7 @@ def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bo
     leads, entries = zip(*branches(short, lambda line, level: [*line.ops, *line.children]))
     names = [_with_class(entry, kinds) for entry in entries]
     cells = {column: [column.text(entry.figures, None) for entry in entries] for column in columns}
-    each = _EachColumn(f"{by.heading} of one")
+    each = Column(f"{by.heading} of one")
     if any(entry.parts for entry in entries):
         columns.append(each)
         cells[each] = [_of_each(entry, by) for entry in entries]
@@ -135,16 +123,16 @@ def _about_hidden(
 
 def _place(column: Column) -> tuple[int, bool]:
     """The order of columns: that of the catalogue, but time of the device before that of the CPU."""
-    phase = column.phase if isinstance(column, CostColumn) else None
+    phase = column.phase if column.what == "cost" else None
     group = 0 if phase == FORWARD else 1 if phase is None else 1 + PHASES.index(phase)
     return group, group != 1 and "device_ns" not in column.fields
 
 
 def _size(figures: Figures, by: Column) -> float:
     """How large a row is: all of it, in all phases."""
-    if not isinstance(by, CostColumn):  # nothing was measured
+    if by.measure is None:  # nothing was measured
         return by.of(figures)
-    return sum(by.measure.of(cost) for cost in figures.total.values())
+    return sum(map(by.measure.of, figures.total.values()))
 
 
 def _name(entry: Entry) -> str:
@@ -187,7 +175,7 @@ def _width(cells: Sequence[Cell]) -> int:
 
 def _short_heading(column: Column) -> str:
     """The heading where there is no room for all columns: "Self CPU" for "Self CPU total"."""
-    return "Calls" if isinstance(column, CallsColumn) else column.heading.replace(" total", "")
+    return "Calls" if column.what == "calls" else column.heading.replace(" total", "")
 
 
 def _short_time(cell: Cell) -> Cell:
@@ -224,16 +212,10 @@ def _rank(column: Column, by: Column) -> int:
     """Which columns tell most: the lowest number first. Those that an option asked for come before all others."""
     if column == by:
         return 0
-    if isinstance(column, _EachColumn):
-        return 4
-    if isinstance(column, CallsColumn):
-        return 5
-    if isinstance(column, (ParamsColumn, PeakColumn)):
-        return 6 if isinstance(column, ParamsColumn) and column.is_self else 1
-    if not isinstance(column, CostColumn):
-        return 7
+    if column.what != "cost":
+        return {"params": 1, "text": 4, "calls": 5}.get(column.what, 7)
     if column.is_self:
         return 6
-    if column.unit is Unit.TIME:
+    if column.is_time:
         return 2
     return 1 if column.phase == FORWARD else 3

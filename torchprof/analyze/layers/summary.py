@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.analyze.notes import warnings_below
 from torchprof.analyze.report import (
@@ -245,9 +246,10 @@ def _known(value: float | None, text: Callable[[float], Cell]) -> Cell:
 
 def _count(run: Run, figures: Figures, field: str, calls: int, varies: bool | None, phase: str = FORWARD) -> Cell:
     """The cell of MACs or FLOPs for one forward call of the model; blank for layers that were not selected."""
-    value, bound = figures.measure(_COUNTED[field], phase, measured=field in run.meta.measured and calls > 0)
-    text = Figure(value / max(calls, 1), bound).text(format_count)
-    return text.written(f"mean {text}") if varies is not False and value and isinstance(text, ReportCell) else text
+    column = Column(field, "cost", phase, _COUNTED[field], measured=field in run.meta.measured and calls > 0)
+    count = column.figure(figures)
+    mean = "mean" if varies is not False and count.value else ""
+    return Figure(count.value / max(calls, 1), count.bound, mean).text(format_count)
 
 
 def _shapes(shapes: tuple[tuple[int, ...], ...], vary: bool | None) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from torchprof.analyze.columns import Column, CostColumn, SelfOrTotalColumn
-from torchprof.analyze.figures import Figures
+from torchprof.analyze.columns import Column
+from torchprof.analyze.figures import UNKNOWN_FIGURE, Figures
 from torchprof.analyze.layers.entries import Entry
 from torchprof.analyze.report import ReportTable, TableRow, branches
 from torchprof.analyze.varying import varying_calls
-from torchprof.run.cost import UNKNOWN, Cell, Cost, Measure, Unit, format_memory
+from torchprof.run.cost import Cost, Figure, Measure, Unit
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
@@ -22,78 +22,17 @@ _NET = Measure("Net", Unit.BYTES, (*_ALLOCATED.fields, *((name, -1) for name, _ 
 _FIELDS = [name for name, _ in _NET.fields]
 
 
-@dataclass
-class MemoryFigures(Figures):
-    """The figures of a layer on one device. ``peaks``: by phase. ``returned``: the bytes of the outputs of its first
-    call; ``varies``: later calls may have returned other sizes. ``kept`` and ``own_kept``: the bytes that one forward
-    call saved for backward, with and without the layers below. None: unknown."""
-
-    peaks: dict[str, int] = field(default_factory=dict)
-    returned: int | None = None
-    varies: bool = False
-    kept: float | None = None
-    own_kept: float | None = None
-
-
-@dataclass(frozen=True)
-class CallPeakColumn(Column):
-    """The peak above the start inside one call, or inside one interval of backward; the largest of them."""
-
-    phase: str = FORWARD
-
-    def of(self, figures: Figures) -> float:
-        return figures.peaks.get(self.phase, 0) if isinstance(figures, MemoryFigures) else 0
-
-    def text(self, figures: Figures, whole: float | None) -> Cell:
-        if not isinstance(figures, MemoryFigures) or not figures.total:
-            return ""
-        if self.phase in figures.peaks:
-            return format_memory(figures.peaks[self.phase])
-        return UNKNOWN if figures.unknown or figures.total[self.phase] else ""
-
-
-@dataclass(frozen=True)
-class ActivationsColumn(Column):
-    """The bytes of the outputs of one call."""
-
-    def of(self, figures: Figures) -> float:
-        return (figures.returned or 0) if isinstance(figures, MemoryFigures) else 0
-
-    def text(self, figures: Figures, whole: float | None) -> Cell:
-        if not isinstance(figures, MemoryFigures) or not figures.total:
-            return ""
-        if figures.returned is None:
-            return UNKNOWN
-        size = format_memory(figures.returned)
-        return size.written(f"first {size}") if figures.varies else size
-
-
-@dataclass(frozen=True)
-class KeptColumn(SelfOrTotalColumn):
-    """The bytes that one forward call saved for backward, the mean over the calls."""
-
-    def of(self, figures: Figures) -> float:
-        if not isinstance(figures, MemoryFigures):
-            return 0
-        return (figures.own_kept if self.is_self else figures.kept) or 0
-
-    def text(self, figures: Figures, whole: float | None) -> Cell:
-        if not isinstance(figures, MemoryFigures) or not figures.total:
-            return ""
-        return UNKNOWN if figures.kept is None else format_memory(round(figures.kept))
-
-
 def columns_of_phases(phases: Sequence[str]) -> Iterator[Column]:
     """The columns of the table for these phases."""
     for phase in phases:
         lead = "" if phase == FORWARD else f"{phase.capitalize()} "
         for measure in (_ALLOCATED, _FREED, _NET):
             heading = f"{lead}{measure.heading.lower()}" if lead else measure.heading
-            yield CostColumn(heading, True, phase, measure)
-        yield CallPeakColumn(f"{lead}peak" if lead else "Peak", True, phase)
+            yield Column(heading, "cost", phase, measure)
+        yield Column(f"{lead}peak" if lead else "Peak", "peak", phase)
         if phase == FORWARD:
-            yield ActivationsColumn("Activations")
-            yield KeptColumn("Saved for backward")
+            yield Column("Activations", "activations")
+            yield Column("Saved for backward", "saved")
 
 
 @dataclass(frozen=True)
@@ -163,22 +102,37 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
                 range(len(used)), key=lambda at: (used[at].forward_bytes(index), run.memory[at].peak_bytes)
             )
             called = bool(node.calls or node.total)
-            lines[path].figures = MemoryFigures(
+            figures = Figures(
                 {phase: here.own.get((index, phase), Cost()) for phase in phases},
                 {phase: here.total.get((index, phase), Cost()) for phase in phases},
                 unknown=not called,
-                peaks=peaks[index],
-                returned=node.layer.output_bytes if main_device == device else None,
-                varies=varying[path] is not False,
-                kept=kept[index] / calls[index] if called and calls.get(index) else None,
-                own_kept=own_kept.get(index, 0) / calls[index] if called and calls.get(index) else None,
             )
+            returned = node.layer.output_bytes if main_device == device else None
+            kept_by = calls.get(index) if called else None
+            figures.more = {
+                **dict(_peaks(figures, peaks[index])),
+                ("activations", FORWARD, False): _known(returned, "first" if varying[path] is not False else ""),
+                ("saved", FORWARD, False): _known(kept[index] / kept_by if kept_by else None),
+                ("saved", FORWARD, True): _known(own_kept.get(index, 0) / kept_by if kept_by else None),
+            }
+            lines[path].figures = figures
     found = [line for path, line in lines.items() if len(path) == 1]
     for name, layer in ((NOT_SELECTED_NAME, NOT_SELECTED), (OUTSIDE_NAME, OUTSIDE)):
         costs = {phase: here.own.get((layer, phase), Cost()) for phase in phases}
         if any(costs.values()):
             found.append(Entry(name, Figures(costs, costs), is_layer=False))
     return found
+
+
+def _peaks(figures: Figures, peaks: Mapping[str, int]) -> Iterator[tuple[tuple[str, str, bool], Figure]]:
+    """The peaks of a layer by phase; unknown if it worked in a phase and has none there."""
+    for phase, total in figures.total.items():
+        if phase in peaks or figures.unknown or total:
+            yield ("peak", phase, False), _known(peaks.get(phase))
+
+
+def _known(value: float | None, lead: str = "") -> Figure:
+    return UNKNOWN_FIGURE if value is None else Figure(value, lead=lead)
 
 
 def draw_entries(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from torchprof.analyze.columns import CallsColumn, Column, CostColumn, column_called, columns_of
+from torchprof.analyze.columns import Column, column_called, columns_of
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.notes import about_sums, warnings_below
 from torchprof.analyze.operators.operators import Operator
@@ -20,7 +20,7 @@ from torchprof.analyze.report import (
     spaced,
     stacked,
 )
-from torchprof.run.cost import Bound, Cell, Cost, Figure, ReportCell, Unit, format_time
+from torchprof.run.cost import Cell, Cost, ReportCell, format_time
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.operators import Sums
 from torchprof.run.run import Run
@@ -47,49 +47,6 @@ class TableLine(Figures):
     """A line of the table: its figures, and its texts by heading, each of one or several lines."""
 
     texts: Mapping[str, Sequence[Cell]] = field(default_factory=dict)
-    is_part: bool = False  # always nested in an op whose MACs and FLOPs include it
-
-
-@dataclass(frozen=True)
-class TextColumn(Column):
-    """A column of names, sorted from A to Z."""
-
-
-@dataclass(frozen=True)
-class SumColumn(CostColumn):
-    """One measure, self or total, in all requested phases. MACs and FLOPs are blank in rows of nested ops."""
-
-    phase: str = SUM_OF_PHASES
-
-    def figure(self, figures: Figures) -> Figure:
-        if (
-            isinstance(figures, TableLine)
-            and figures.is_part
-            and self.measure.unit is Unit.COUNT
-            and not self.of(figures)
-        ):
-            return Figure(0, Bound.BLANK)
-        return super().figure(figures)
-
-
-@dataclass(frozen=True)
-class AverageColumn(Column):
-    """The total time of another column per call."""
-
-    total: Column = field(default_factory=lambda: Column(""))
-
-    def of(self, figures: Figures) -> float:
-        return self.total.of(figures) / figures.calls if figures.calls > 0 else 0
-
-    def figure(self, figures: Figures) -> Figure:
-        calls = figures.number_of_calls()
-        if calls.bound is Bound.BLANK or not calls.value:
-            return Figure(0, Bound.BLANK)
-        is_known = self.measured and calls.bound is Bound.EXACT
-        return Figure(self.of(figures), Bound.EXACT if is_known else Bound.UNKNOWN)
-
-    def write(self, value: float) -> ReportCell:
-        return format_time(value)
 
 
 def line_of(texts: Mapping[str, Sequence[Cell]], sums: Sums, *, left_over: bool = False) -> TableLine:
@@ -123,22 +80,17 @@ def figure_columns(run: Run) -> list[Column]:
     """The columns of a run: self, total and average of times; memory, MACs and FLOPs; calls."""
     columns: list[Column] = []
     for column in columns_of(run):
-        if isinstance(column, CostColumn) and column.phase == FORWARD:
-            columns.append(SumColumn(column.heading, column.measured, measure=column.measure, is_self=column.is_self))
-            if column.unit is Unit.TIME and not column.is_self:
+        if column.what == "cost" and column.phase == FORWARD:
+            columns.append(replace(column, phase=SUM_OF_PHASES))
+            if column.is_time and not column.is_self:
                 heading = f"{column.heading.removesuffix(' total')} avg"
-                columns.append(AverageColumn(heading, column.measured, columns[-1]))
-    return [*columns, CallsColumn(_CALLS)]
+                columns.append(replace(columns[-1], heading=heading, what="average"))
+    return [*columns, Column(_CALLS, "calls")]
 
 
 def largest_by(columns: Sequence[Column], *, of_self: bool) -> Column:
     """The column of the default order: device time, else CPU time, else the first column."""
-    times = [
-        column
-        for column in columns
-        if isinstance(column, CostColumn) and column.unit is Unit.TIME and column.measured
-        if column.is_self == of_self
-    ]
+    times = [column for column in columns if column.is_time and column.measured and column.is_self == of_self]
     return [*reversed(times), *columns][0]
 
 
@@ -147,7 +99,7 @@ def shares_of(columns: Sequence[Column], own: Cost, total: Cost) -> dict[Column,
     return {
         column: column.measure.of(own if column.is_self else total)
         for column in columns
-        if isinstance(column, CostColumn) and column.unit is Unit.TIME
+        if column.is_time and column.measure
     }
 
 
@@ -183,9 +135,9 @@ def ranked(
     Raises TorchprofError for an unknown column or format and for a negative number.
     """
     check_number("top", top, "rows")
-    every = [*map(TextColumn, texts), *columns, *map(TextColumn, more_texts)]
+    every = [*map(Column, texts), *columns, *map(Column, more_texts)]
     order = usual if sort_by is None else column_called(_our_name(sort_by, every, run), every)
-    if isinstance(order, TextColumn):
+    if order.what == "text":
         lines = sorted(lines, key=lambda line: [*map(str, line.texts[order.heading])])
     else:
         lines = sorted(lines, key=lambda line: -order.of(line))
@@ -199,14 +151,14 @@ def ranked(
 
 def _hidden(all_lines: int, shown: int, order: Column) -> str:
     """A sentence: how many rows are hidden, and which rows are shown."""
-    which = "first" if isinstance(order, TextColumn) else "largest"
+    which = "first" if order.what == "text" else "largest"
     return f"{rows_hidden(all_lines - shown, shown, which)} by {order.heading}."
 
 
 def _rows(line: TableLine, columns: Sequence[Column], wholes: Mapping[Column, float]) -> Iterable[TableRow]:
     """A line as rows of cells: several rows if a text has several lines."""
     cells = [
-        list(line.texts[column.heading]) if isinstance(column, TextColumn) else [column.text(line, wholes.get(column))]
+        list(line.texts[column.heading]) if column.what == "text" else [column.text(line, wholes.get(column))]
         for column in columns
     ]
     yield TableRow(

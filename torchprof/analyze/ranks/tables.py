@@ -169,7 +169,7 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
             known = value(one)
             return UNKNOWN if known is None else text(known)
 
-        return _LayerColumn(Column(heading, measured), cell, value)
+        return _LayerColumn(Column(heading, measured=measured), cell, value)
 
     def of_work(
         heading: str, value: Callable[[OverRanks], float | None], text: Callable[[float], Cell]

@@ -10,7 +10,6 @@ from torchprof.analyze.compare.table import changes_of_layers, diff_headline, wh
 from torchprof.analyze.report import report
 from torchprof.reports.html import page
 from torchprof.reports.page.tree import Path, Take, Tree
-from torchprof.run.cost import Measure
 from torchprof.run.words import OUTSIDE_NAME, PHASES
 
 _MOVED_AWAY = "moved away"
@@ -43,7 +42,7 @@ def diff_html(diff: Diff) -> str:
                     "unit": one.unit.value,
                     "phase": PHASES.index(one.phase),
                     "self": one.is_self,
-                    "field": one.what.fields[0][0] if isinstance(one.what, Measure) else one.what,
+                    "field": one.measure.fields[0][0] if one.measure else one.what,
                 }
                 for one in diff.quantities
             ],

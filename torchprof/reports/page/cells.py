@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from torchprof.analyze.columns import Column, CostColumn, as_measured
+from torchprof.analyze.columns import Column, as_measured
 from torchprof.analyze.figures import Figures, measured_by_all
 from torchprof.analyze.layers.entries import Entry, entries_of
 from torchprof.run.cost import FIELDS, Bound, Cost
@@ -51,7 +51,7 @@ def cells(sources: Sequence[ShownRun], layers: int, columns: Sequence[Column]) -
         for column in columns:
             own_column = as_measured(column, measured)
             numbers = [_NUMBER[Bound.UNKNOWN]] * layers + [_NO_ROW] * (len(_OF_NO_LAYER) + 1 + len(ranges))
-            if isinstance(own_column, CostColumn) and own_column.measured:
+            if own_column.what == "cost" and own_column.measured:
                 for node in exact[own_column.phase]:
                     numbers[node] = _EXACT
             of_ranges = [0.0] * len(ranges)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchprof.analyze.columns import CallsColumn, Column, CostColumn, ParamsColumn, RateColumn, columns_of
+from torchprof.analyze.columns import Column, columns_of
 from torchprof.reports.page.tree import Take
 from torchprof.run.cost import MEASURES, Measure, Unit
 from torchprof.run.words import PHASES
@@ -21,7 +21,7 @@ def columns_shown(takes: Sequence[Take]) -> list[tuple[Column, str]]:
         for column in columns_of(take.run, show_events=True):
             found.setdefault(column.heading, (column, "tree" if column.heading in in_tree else "panel"))
     for column, _ in list(found.values()):
-        if isinstance(column, CostColumn) and column.unit is Unit.COUNT:
+        if column.what == "cost" and column.unit is Unit.COUNT:
             of_self = replace(column, heading=f"{column.heading} (self)", is_self=True)
             found.setdefault(of_self.heading, (of_self, "line"))
     return list(found.values())
@@ -29,18 +29,14 @@ def columns_shown(takes: Sequence[Take]) -> list[tuple[Column, str]]:
 
 def column_data(column: Column, where: str) -> dict[str, Any]:
     """A column for the page's script. ``kind`` says how its figures are computed from rows."""
-    data: dict[str, Any] = {"heading": column.heading, "key": column.key, "where": where}
-    unit = column.unit.value
-    if isinstance(column, CostColumn):
-        data |= {"kind": "cost", "phase": PHASES.index(column.phase), "self": column.is_self, "unit": unit}
-        data |= {"fields": column.measure.fields}
-    elif isinstance(column, RateColumn):
-        data |= {"kind": "rate", "phase": PHASES.index(column.phase), "onDevice": column.on_device, "unit": unit}
-    elif isinstance(column, ParamsColumn):
-        data |= {"kind": "params", "unit": unit}
-    elif isinstance(column, CallsColumn):
-        data |= {"kind": "calls", "unit": "calls"}
-    return data
+    unit = "calls" if column.what == "calls" else column.unit.value
+    data = {"heading": column.heading, "key": column.key, "where": where, "kind": column.what}
+    phase = PHASES.index(column.phase)
+    if column.measure is not None:
+        return {**data, "phase": phase, "self": column.is_self, "unit": unit, "fields": column.measure.fields}
+    if column.what == "rate":
+        return {**data, "phase": phase, "onDevice": column.on_device, "unit": unit}
+    return {**data, "unit": unit}
 
 
 def measures_shown(takes: Sequence[Take]) -> list[Measure]:

@@ -1,0 +1,29 @@
+"""Columns: the figure of a row is exact, a lower bound, unknown or blank."""
+
+from torchprof.analyze.columns import Column
+from torchprof.analyze.figures import Figures
+from torchprof.run.cost import MEASURES, Bound, Cost, Figure
+from torchprof.run.words import FORWARD
+
+TIME = MEASURES[0]
+COST = {FORWARD: Cost(cpu_ns=12)}
+AVERAGE = Column("CPU avg", "average", measure=TIME)
+
+
+def test_an_average_is_as_certain_as_its_sum_and_its_calls() -> None:
+    assert AVERAGE.figure(Figures(COST, COST, 4)) == Figure(3)
+    some_count_for_a_layer_above = Figures(COST, COST, 4, incomplete={FORWARD})
+    assert AVERAGE.figure(some_count_for_a_layer_above) == Figure(3, Bound.AT_LEAST)
+    assert AVERAGE.figure(Figures(COST, COST, 4, inlined=True)).bound is Bound.UNKNOWN
+    assert AVERAGE.figure(Figures(COST, COST, 4, unknown=True)).bound is Bound.UNKNOWN
+    assert AVERAGE.figure(Figures(COST, COST)).bound is Bound.BLANK
+
+
+def test_a_figure_that_does_not_add_up_belongs_to_one_phase() -> None:
+    figures = Figures(COST, COST, more={("peak", FORWARD, False): Figure(2048)})
+    assert str(Column("Peak", "peak").text(figures, None)) == "2.00 KB"
+    assert Column("Backward peak", "peak", "backward").text(figures, None) == ""
+
+
+def test_a_word_comes_before_the_whole_figure() -> None:
+    assert str(Figure(2, Bound.AT_LEAST, "first").text(Column("MACs", "cost").write)) == "first ≥ 2"
