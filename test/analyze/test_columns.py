@@ -2,7 +2,8 @@
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures
-from torchprof.run.cost import MEASURES, Bound, Cost, Figure
+from torchprof.analyze.report import ReportTable, TableRow
+from torchprof.run.cost import MEASURES, Bound, Cost, Figure, ReportCell
 from torchprof.run.words import FORWARD
 
 TIME = MEASURES[0]
@@ -27,3 +28,10 @@ def test_a_figure_that_does_not_add_up_belongs_to_one_phase() -> None:
 
 def test_a_word_comes_before_the_whole_figure() -> None:
     assert str(Figure(2, Bound.AT_LEAST, "first").text(Column("MACs", "cost").write)) == "first ≥ 2"
+
+
+def test_a_figure_is_no_share_of_a_negative_sum_nor_if_it_is_unknown() -> None:
+    row = TableRow(["Net", ReportCell("-1 B", -1, "bytes"), ReportCell("3 B", 3, "bytes"), "–"])
+    table = ReportTable(["Module", "Net", "Allocated", "Freed"], [row], wholes=[None, -4, 6, 6])
+    assert table.shares(row) == [None, None, 0.5, None]
+    assert table.shares(TableRow(row.cells, is_part=False)) == [None] * 4

@@ -1,4 +1,4 @@
-// The data of the page: the JSON in its element "data", which torchprof/reports/html.py, diff/html.py and page/data.py write.
+// The data of the page: the JSON in its element "data", which torchprof/reports/html.py and page/data.py write.
 // test/reports/test_page_script.py checks what they write against these types.
 
 interface PageData {

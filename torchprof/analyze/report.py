@@ -71,11 +71,10 @@ class ReportTable:
         """The fraction that each figure of a row is of the sum of its column; None for other cells."""
         if not row.is_part or not self.wholes:
             return [None] * len(row.cells)
+        figures = [cell.value if isinstance(cell, ReportCell) else None for cell in row.cells]
         return [
-            cell.value / whole
-            if whole and isinstance(cell, ReportCell) and isinstance(cell.value, (int, float))
-            else None
-            for cell, whole in zip(row.cells, self.wholes)
+            figure / whole if isinstance(figure, (int, float)) and whole is not None and whole > 0 else None
+            for figure, whole in zip(figures, self.wholes)
         ]
 
 

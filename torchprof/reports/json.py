@@ -1,9 +1,12 @@
-"""The run itself, as JSON that ``torchprof.load`` reads. Its schema is in docs/run-file.md."""
+"""The run itself, as JSON that ``torchprof.load`` reads (docs/run-file.md), and a comparison (docs/compare.md)."""
 
 from __future__ import annotations
 
+from json import dumps
 from typing import Any
 
+from torchprof.analyze.compare.diff import Change, Diff, Pair
+from torchprof.analyze.compare.table import diff_headline
 from torchprof.analyze.report import report
 from torchprof.run.file_write import json_of_run, stripped, warning_data
 from torchprof.run.run import Run
@@ -22,3 +25,67 @@ def json(run: Run, *, strip: bool = False) -> str:
 
 def _data(warning: Caveat) -> dict[str, Any]:
     return {**warning_data(warning), "ranks": warning.ranks, "sentence": str(warning)}
+
+
+_SCHEMA = 1
+"""It grows by one whenever a reader of the old format would misread the new one."""
+_FORMAT = "torchprof-diff"
+
+
+@report("json", "the comparison as data", suffix=".json", of="diff")
+def diff_json(diff: Diff) -> str:
+    """All data of a diff, layer by layer; unknown figures are null. docs/compare.md describes the keys."""
+    layers: list[dict[str, Any]] = []
+    waiting: list[tuple[Pair, int | None]] = [(pair, None) for pair in reversed(diff.pairs)]
+    while waiting:
+        pair, parent = waiting.pop()
+        number = len(layers)
+        layers.append(
+            {
+                "path": pair.path,
+                "parent": parent,
+                "how": pair.how if pair.is_layer else None,
+                "before": None if pair.before is None else {"path": pair.before.path, "kind": pair.before.kind},
+                "after": None if pair.after is None else {"path": pair.after.path, "kind": pair.after.kind},
+                "differs": [{"what": what, "before": was, "after": now} for what, was, now in pair.differs],
+                "changes": {key: _change(change) for key, change in pair.changes.items()},
+            }
+        )
+        waiting.extend((child, number) for child in reversed(pair.children))
+    document = {
+        "format": _FORMAT,
+        "schema": _SCHEMA,
+        "headline": diff_headline(diff),
+        "counted": diff.counted,
+        "unit": diff.unit,
+        "counts": {"before": diff.counts[0], "after": diff.counts[1]},
+        "quantities": [
+            {
+                "key": one.key,
+                "heading": one.heading,
+                "unit": one.unit.value,
+                "phase": one.phase,
+                "is_self": one.is_self,
+            }
+            for one in diff.quantities
+        ],
+        "whole": {key: _change(change) for key, change in diff.whole.items()},
+        "layers": layers,
+        "notes": diff.notes,
+        "warnings": diff.warnings,
+    }
+    return dumps(document, separators=(",", ":"))
+
+
+def _change(change: Change) -> dict[str, Any]:
+    noise = change.noise
+    return {
+        "before": change.before,
+        "after": change.after,
+        "before_at_least": change.at_least[0],
+        "after_at_least": change.at_least[1],
+        "difference": change.difference,
+        "ratio": change.ratio,
+        "verdict": change.verdict,
+        "noise": None if noise is None else noise._asdict(),
+    }

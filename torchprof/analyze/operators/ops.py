@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchprof.analyze.notes import about_flops
-from torchprof.analyze.operators.op_layers import layers_using
-from torchprof.analyze.operators.operators import Operator, operators
+from torchprof.analyze.operators.operators import Operator, layers_of_operator, operators
 from torchprof.analyze.operators.ranking import (
     TableLine,
     about_wholes,
@@ -124,3 +123,47 @@ def _shape(shape: Any) -> str:
 
 def _more(number: int) -> list[str]:
     return [f"… {number} more"] if number > 0 else []
+
+
+def layers_using(
+    run: Run,
+    op: str,
+    *,
+    sort_by: str | None = None,
+    top: int | None = None,
+    phase: str | None = None,
+    tablefmt: str | None = None,
+) -> Section:
+    """A row for each layer that uses the operator ``op`` directly, not in a child layer; largest first.
+
+    *Self* is the operator's cost without operators nested in it, *total* the cost of its outermost occurrences in the
+    layer with everything nested in them. Shares are of the operator's cost in the whole run. ``op`` is a name as in the
+    report "ops", also of a label, or ``(between ops)``.
+
+    ``phase``: "forward", "backward" or "recompute"; None: their sum. ``sort_by``, ``top`` and ``tablefmt`` are as
+    in "ops"; the default order is by total time, of the device if that was measured.
+
+    Raises TorchprofError if ``op`` is not in the run, for an unknown phase, column or format, and for a negative
+    number.
+    """
+    op = {operator_name(operator): operator.name for operator in operators(run)}.get(op, op)  # by the name in the table
+    found = layers_of_operator(run, op, phase=phase)
+    everywhere = [sums for operator, sums in operators(run, phase=phase).items() if operator.name == op]
+    columns = figure_columns(run)
+    wholes = shares_of(
+        columns,
+        sum((sums.self for sums in everywhere), Cost()),
+        sum((sums.total for sums in everywhere), Cost()),
+    )
+    return ranked(
+        run,
+        ["Module"],
+        [line_of({"Module": [name]}, sums) for name, sums in found.items()],
+        columns,
+        largest_by(columns, of_self=False),
+        wholes=wholes,
+        notes=about_wholes(f"what {op} took everywhere", wholes),
+        sort_by=sort_by,
+        top=top,
+        tablefmt=tablefmt,
+    )

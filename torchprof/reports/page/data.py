@@ -6,26 +6,28 @@ The page sums the rows itself, by layer, phase, operator and rank, as all report
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from math import inf
+from operator import sub
 from typing import Any
 
+from torchprof.analyze.columns import Column, columns_of
 from torchprof.analyze.notes import about_flops, about_times, other_warnings_of
+from torchprof.analyze.operators.operators import parts_of_operators
 from torchprof.reports.page.cells import cells
-from torchprof.reports.page.columns import column_data, columns_shown, measure_data, measures_shown
 from torchprof.reports.page.layers import layer_data
 from torchprof.reports.page.over_time import calls_over_time, memory_of
 from torchprof.reports.page.ranks import common, compared_ranks, sum_of_ranks
-from torchprof.reports.page.rows import Names, differences, rows_of
-from torchprof.reports.page.tree import Take, Tree
-from torchprof.run.cost import FIELDS
+from torchprof.reports.page.tree import LEFT_OVER, Take, Tree
+from torchprof.run.cost import FIELDS, MEASURES, Measure, Unit
 from torchprof.run.memory import KINDS
 from torchprof.run.meta import Peak
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime
-from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
+from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES, Frame, is_left_over
 
 _POINTS = 24
 """The number of values that show the distribution of a layer's calls."""
@@ -222,3 +224,97 @@ def _last(peaks: Iterable[Peak]) -> list[Peak]:
     """The last measured peak of each device and type, without zeros and infinities, which a file may have."""
     drawn = [peak for peak in peaks if 0 < peak.flops_per_s < inf and 0 < peak.bytes_per_s < inf]
     return list({(peak.device, peak.dtype): peak for peak in drawn}.values())
+
+
+def columns_shown(takes: Sequence[Take]) -> list[tuple[Column, str]]:
+    """Every column of the page with its place. "tree": the tree table; "panel": only the panel of a layer; "line": only
+    the line below the icicle, which also has the self of counts."""
+    found: dict[str, tuple[Column, str]] = {}
+    for take in takes:
+        in_tree = {column.heading for column in columns_of(take.run)}
+        for column in columns_of(take.run, show_events=True):
+            found.setdefault(column.heading, (column, "tree" if column.heading in in_tree else "panel"))
+    for column, _ in list(found.values()):
+        if column.what == "cost" and column.unit is Unit.COUNT:
+            of_self = replace(column, heading=f"{column.heading} (self)", is_self=True)
+            found.setdefault(of_self.heading, (of_self, "line"))
+    return list(found.values())
+
+
+def column_data(column: Column, where: str) -> dict[str, Any]:
+    """A column for the page's script. ``kind`` says how its figures are computed from rows."""
+    unit = "calls" if column.what == "calls" else column.unit.value
+    data = {"heading": column.heading, "key": column.key, "where": where, "kind": column.what}
+    phase = PHASES.index(column.phase)
+    if column.measure is not None:
+        return {**data, "phase": phase, "self": column.is_self, "unit": unit, "fields": column.measure.fields}
+    if column.what == "rate":
+        return {**data, "phase": phase, "onDevice": column.on_device, "unit": unit}
+    return {**data, "unit": unit}
+
+
+def measures_shown(takes: Sequence[Take]) -> list[Measure]:
+    """The measures for widths. For memory these are the allocated bytes, because a width cannot be negative."""
+    measured = {name for take in takes for meta in take.run.metas for name in meta.measured}
+    return [measure for measure in MEASURES if measure.fields[0][0] in measured]
+
+
+def measure_data(measure: Measure, takes: Sequence[Take]) -> dict[str, Any]:
+    """A measure for the page's script: the field of ``Cost`` that it sums, and its heading."""
+    device = next((meta.device for take in takes for meta in take.run.metas if meta.device), None) or "device"
+    field = measure.fields[0][0]
+    heading = {"cpu_ns": "CPU time", "device_ns": "{device} time"}.get(field, measure.heading)
+    heading = heading.replace(" Mem", " memory allocated").format(device=device.upper())
+    return {"heading": heading, "field": field, "unit": measure.unit.value, "lowerBoundIf": measure.lower_bound_if}
+
+
+class Names:
+    """Indexes of frames, and of chains of frames without signatures. Each occurs once."""
+
+    def __init__(self) -> None:
+        self.frames: dict[tuple[str, str], int] = {}
+        self.chains: dict[tuple[int, ...], int] = {}
+        self.within: dict[tuple[Any, ...], int] = {}
+
+    def chain(self, frames: Sequence[Frame]) -> int:
+        key = tuple(self.frames.setdefault((kind, name), len(self.frames)) for kind, name, _ in frames)
+        return self.chains.setdefault(key, len(self.chains))
+
+    def tables(self) -> dict[str, Any]:
+        return {"frames": list(self.frames), "chains": list(self.chains), "within": list(self.within)}
+
+
+def rows_of(
+    takes: Sequence[Take], tree: Tree, names: Names, source_of: Mapping[tuple[int, int | None], int]
+) -> dict[str, array[int]]:
+    """The rows of all takes as columns, without columns of zeros. ``node`` has differences."""
+    joined: dict[str, array[int]] = {
+        name: array("q") for name in ("node", "phase", "source", "chain", "within", "calls", "parts", *FIELDS)
+    }
+    names.within.setdefault((), 0)
+    for at, take in enumerate(takes):
+        rows, nodes = take.run.rows, tree.nodes[at]
+        chains = [names.chain(frames) for frames in rows.frames]
+        within = []
+        for step in rows.within:
+            key = tuple((nodes[one.layer], PHASES.index(one.phase), names.chain(one.frames)) for one in step)
+            within.append(names.within.setdefault(key, len(names.within)))
+        columns = rows.columns
+        left_over = [*map(is_left_over, rows.frames)]
+        joined["node"].extend(
+            nodes[LEFT_OVER if left_over[chain] else layer] for layer, chain in zip(columns["layer"], columns["frames"])
+        )
+        sources = {rank: source_of.get((at, rank), at) for rank in dict.fromkeys(columns["rank"])}
+        joined["source"].extend(map(sources.__getitem__, columns["rank"]))
+        joined["chain"].extend(map(chains.__getitem__, columns["frames"]))
+        joined["within"].extend(map(within.__getitem__, columns["within"]))
+        joined["parts"].extend(parts_of_operators(rows))
+        for name in ("phase", "calls", *FIELDS):
+            joined[name].extend(columns[name])
+    joined["node"] = differences(joined["node"])
+    return {name: column for name, column in joined.items() if name in ("node", "chain") or any(column)}
+
+
+def differences(values: Sequence[int]) -> array[int]:
+    """Each value minus the one before it. Most of these are small or equal, so they are written in few bytes."""
+    return array("q", map(sub, values, chain((0,), values)))

@@ -1,1 +1,0 @@
-"""The reports of a comparison of two runs."""
