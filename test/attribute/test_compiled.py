@@ -432,16 +432,14 @@ def test_a_kernel_with_one_unknown_owner_has_no_known_owner() -> None:
 
 
 def test_weights_of_a_layer_are_the_sum_of_its_parts() -> None:
-    parts = work("a", FC2, FC1, OWN, FC1, ACT, flops=(1, 20, 300, 4_000, 0), nbytes=(5, 60, 0, 7_000, 80_000))
+    parts = work("a", FC2, FC1, OWN, FC1, ACT, flops=(1, 20, 300, 4_000, 0))
     first, fc1, act, fc2 = (layer(name) for name in ("blocks.0", "blocks.0.fc1", "blocks.0.act", "blocks.0.fc2"))
     weights = {
-        divisor: graphs_of(divisor=divisor, some=[parts]).layers_of("some", 0, FIRST)
-        for divisor in ("flops", "bytes", None)
+        divides: graphs_of(divides=divides, some=[parts]).layers_of("some", 0, FIRST) for divides in (True, False)
     }
     assert weights == {
-        "flops": ((first, 300), (fc1, 4_020), (act, 0), (fc2, 1)),
-        "bytes": ((first, 0), (fc1, 7_060), (act, 80_000), (fc2, 5)),
-        None: ((first, 0), (fc1, 0), (act, 0), (fc2, 0)),
+        True: ((first, 300), (fc1, 4_020), (act, 0), (fc2, 1)),
+        False: ((first, 0), (fc1, 0), (act, 0), (fc2, 0)),
     }
 
 
@@ -1102,14 +1100,13 @@ def test_a_kernel_of_a_function_outside_all_layers() -> None:
 # Divided kernels
 
 
-@pytest.mark.parametrize(("divisor", "shares"), [("flops", (5, 15)), ("bytes", (15, 5))])
-def test_a_kernel_of_several_layers_is_divided_on_request(divisor: str, shares: tuple[int, int]) -> None:
-    """20 ns for 100 and 300 FLOPs, or for 30 and 10 bytes. Each piece has the divisor and the other layers."""
-    walked = of_first(graphs=graphs_of(divisor=divisor))
-    said = f"divided by {divisor}: fc1 + act / cpp_fused_addmm_gelu_0"
+def test_a_kernel_of_several_layers_is_divided_on_request() -> None:
+    """20 ns for 100 and 300 FLOPs. Each piece has the other layers."""
+    walked = of_first(graphs=graphs_of(divides=True))
+    said = "divided by flops: fc1 + act / cpp_fused_addmm_gelu_0"
     own = walked.self_ns_by_way()
     found = tuple(own[f"{IN_GRAPH} > Net.blocks.0.{name} / {said}"] for name in ("fc1", "act"))
-    assert found == shares
+    assert found == (5, 15)
     assert not [way for way in own if "fused:" in way]
     assert walked["cpp_fused_addmm_gelu_0", 0].place.frames[0] == Frame("kernels", said.partition(" / ")[0])
     assert all(not row.shared_by for row in walked.run.rows)
@@ -1123,7 +1120,7 @@ def test_a_part_without_work_has_no_piece() -> None:
         label("@blocks.0", 0, 100),
         call("some", 5, 95),
         *(op(f"k_{number}", at, at + 10) for number, at in enumerate((10, 30, 50))),
-        graphs=graphs_of(divisor="flops", some=some),
+        graphs=graphs_of(divides=True, some=some),
     )
     inside = "Net.blocks.0 / CompiledFxGraph > Net.blocks.0"
     assert {way: ns for way, ns in walked.self_ns_by_way().items() if "k_" in way} == {
@@ -1133,11 +1130,9 @@ def test_a_part_without_work_has_no_piece() -> None:
     }
 
 
-@pytest.mark.parametrize("divisor", ["flops", "bytes"])
-def test_a_divided_kernel_of_a_device_is_cut_in_the_same_proportion(divisor: str) -> None:
+def test_a_divided_kernel_of_a_device_is_cut_in_the_same_proportion() -> None:
     """It is launched by the range of its name, which is divided, or by an op inside that range, or by a call of the
     runtime."""
-    share = Fraction(1, 4) if divisor == "flops" else Fraction(3, 4)
     for launcher, number in (("cpp_fused_addmm_gelu_0", 4), ("aten::fill_", 4), ("cudaLaunchKernel", -4)):
         launches = [
             one._replace(correlation=number) if one.name == launcher else one
@@ -1147,17 +1142,17 @@ def test_a_divided_kernel_of_a_device_is_cut_in_the_same_proportion(divisor: str
             label("@blocks.0", 0, 200),
             *launches,
             kernel("triton_fused", 1000, 1400, number),
-            graphs=graphs_of(divisor=divisor),
+            graphs=graphs_of(divides=True),
         )
         launched = [row for row in walked.run.rows if row.cost.device_ns]
         by_layer = {row.layer.name if row.layer else "": row.cost.device_ns for row in launched}
-        assert by_layer == {"Net.blocks.0.fc1": 400 * share, "Net.blocks.0.act": 400 * (1 - share)}
+        assert by_layer == {"Net.blocks.0.fc1": 100, "Net.blocks.0.act": 300}
         assert all(row.frames[-1] == Frame("kernel", "triton_fused") for row in launched)
 
 
 def test_events_inside_a_divided_kernel_are_divided_with_it() -> None:
     """The launching call takes nearly all of the time: no layer's share is negative."""
-    walked = of_first(graphs=graphs_of(divisor="flops"), more=[op("cuLaunchKernel", 71, 89)])
+    walked = of_first(graphs=graphs_of(divides=True), more=[op("cuLaunchKernel", 71, 89)])
     shares = {"fc1": 0, "act": 0}
     for way, ns in walked.self_ns_by_way().items():
         for name in shares:
@@ -1172,16 +1167,16 @@ def test_the_flops_of_a_divided_kernel_count_once() -> None:
     signatures = (Signature((), ()), Signature(((2, 3), (3, 4)), ("float", "float")))
     one = [work("mm", FC1, ACT, flops=(1, 1))]
     counts = {}
-    for divisor in (None, "flops"):
+    for divides in (False, True):
         walked = Ran(
             label("@blocks.0", 0, 100),
             call("one", 5, 95),
             op("aten::mm", 10, 30, signature=1),
-            graphs=graphs_of(divisor=divisor, one=one),
+            graphs=graphs_of(divides=divides, one=one),
             flops=signatures,
         )
-        counts[divisor] = sum(macs for macs, _, _ in walked.estimate.counts.values())
-    assert counts == {None: 24, "flops": 24}
+        counts[divides] = sum(macs for macs, _, _ in walked.estimate.counts.values())
+    assert counts == {False: 24, True: 24}
 
 
 # Kernels that a device replays
@@ -1221,15 +1216,15 @@ def sessions(draw: st.DrawFn) -> Forest:
 @examples(150)
 @given(
     sessions(),
-    st.sampled_from([None, "flops", "bytes", "not requested"]),
+    st.sampled_from([False, True, None]),
     st.none() | st.sets(st.sampled_from(NAMES)),
 )
 def test_the_rows_of_any_session_add_up_to_its_events(
-    session: Forest, divisor: str | None, selected: set[str] | None
+    session: Forest, divides: bool | None, selected: set[str] | None
 ) -> None:
     """With any nesting of regions, guards, graphs, layers, nodes and compilation: no time is lost or counted twice, and
     no time is negative."""
-    graphs = CompiledGraphs() if divisor == "not requested" else CompiledGraphs(ANY, MODULES, divisor)
+    graphs = CompiledGraphs() if divides is None else CompiledGraphs(ANY, MODULES, divides)
     walked = Ran(*session.events(), graphs=graphs, selected=selected)
     rows = list(walked.run.rows)
     everything = list(session.walk())

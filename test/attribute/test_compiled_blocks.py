@@ -21,7 +21,7 @@ NUMBER = {name: number for number, name in enumerate(PATHS)}
 def block_of(*spans: Span, repeated: str = "", around: int = 0, unknown: str = "", **kinds: str) -> Block | None:
     """The module of a kernel. Each layer has one parameter, whose root is the layer's name without the model.
     ``kinds``: the classes of layers, if not Linear."""
-    kernel = CompiledKernel("k", (OwnedWork(None, 0, 0),), between=frozenset(spans), repeated=roots(repeated))
+    kernel = CompiledKernel("k", (OwnedWork(None, 0),), between=frozenset(spans), repeated=roots(repeated))
     modules = {
         tuple(name.split(".")): ProfiledModule(number, kinds.get(name[4:], "Linear")) for name, number in NUMBER.items()
     }

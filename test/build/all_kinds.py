@@ -183,7 +183,7 @@ def _block(at: int, graph: str = "block", sequence: int = 7) -> list[Event]:
     ]
 
 
-def _compiled(divisor: str | None = None, *, backward_is_known: bool = True) -> Run:
+def _compiled(*, divides: bool = False, backward_is_known: bool = True) -> Run:
     backward = [
         node("CompiledFunctionBackward", 2000, 2100, 7),
         function("CompiledFunctionBackward", 2010, 2090, 7),
@@ -191,7 +191,7 @@ def _compiled(divisor: str | None = None, *, backward_is_known: bool = True) -> 
         op_event("aten::mm", 2030, 2070, signature=1),
     ]
     events = [module("@", 0, 1000), module("@blocks.0", 10, 900), *_block(20), *backward]
-    return _of_compiled(Ran(*events, graphs=graphs_of(divisor=divisor, back=BACK), flops=SIGNATURES), by_layers=True)
+    return _of_compiled(Ran(*events, graphs=graphs_of(divides=divides, back=BACK), flops=SIGNATURES), by_layers=True)
 
 
 def compiled_regions() -> Run:
@@ -205,7 +205,7 @@ def compiled_fused() -> Run:
 
 
 def compiled_divided() -> Run:
-    return _compiled("flops")
+    return _compiled(divides=True)
 
 
 def compiled_not_attributable() -> Run:

@@ -67,14 +67,10 @@ Owner = tuple[TracedModule, ...]
 
 
 class OwnedWork(NamedTuple):
-    """The work of a kernel for one owner (None: unknown): FLOPs, and bytes read and written."""
+    """The work of a kernel for one owner (None: unknown)."""
 
     owner: Owner | None
     flops: int
-    nbytes: int
-
-    def weight(self, divisor: str) -> int:
-        return self.flops if divisor == "flops" else self.nbytes
 
 
 RealPaths = dict[tuple[str, tuple[str, ...]], tuple[str, ...] | str]
@@ -140,18 +136,18 @@ class CompiledGraphs:
     """The kernels of compiled graphs, and the modules of the profiled models.
 
     ``graphs``: key of a graph → its kernels in the order of their calls, or the reason why they are unknown; None if
-    they were not looked for. ``modules``: by real path. ``divisor``: which of ``DIVISORS``
-    divides the time of a kernel among several layers; None: it is not divided. ``hiding``: the keys of graphs in which
-    some kernels have no events, so that their time is in that of the call. ``is_alone(path)``: whether the module
-    at this path is the only one of its class in the process. ``inputs``: name of the COMPILED_INPUTS range of a call →
-    the tensors that the compiled function took from modules. ``why_missing``: why the other graphs are unknown.
+    they were not looked for. ``modules``: by real path. ``divides``: whether the time of a kernel
+    is divided among several layers by their FLOPs. ``hiding``: the keys of graphs in which some kernels have no events,
+    so that their time is in that of the call. ``is_alone(path)``: whether the module at this path is the only one of
+    its class in the process. ``inputs``: name of the COMPILED_INPUTS range of a call → the tensors that the compiled
+    function took from modules. ``why_missing``: why the other graphs are unknown.
     """
 
     def __init__(
         self,
         graphs: Mapping[str, Sequence[CompiledKernel] | str] | None = None,
         modules: Mapping[tuple[str, ...], ProfiledModule] | None = None,
-        divisor: str | None = None,
+        divides: bool = False,
         is_alone: Callable[[tuple[str, ...]], bool] = lambda path: True,
         inputs: Mapping[str, Sequence[ModuleTensor]] | None = None,
         hiding: Set[str] = frozenset(),
@@ -159,7 +155,7 @@ class CompiledGraphs:
     ) -> None:
         self._is_alone = is_alone
         self.is_asked = graphs is not None
-        self.divisor = divisor
+        self.divides = divides
         known = graphs or {}
         self._graphs = {key: kernels for key, kernels in known.items() if not isinstance(kernels, str)}
         self._unknown = {key: reason for key, reason in known.items() if isinstance(reason, str)}
@@ -239,7 +235,7 @@ class CompiledGraphs:
                 if not part.owner[-1].kind:  # by a parameter
                     place = self._that_calls(place)
                 layer = self._modules[place].layer
-            weights[layer] = weights.get(layer, 0) + (part.weight(self.divisor) if self.divisor else 0)
+            weights[layer] = weights.get(layer, 0) + (part.flops if self.divides else 0)
         return tuple(sorted(weights.items())) or unknown or UNKNOWN_MODULE
 
     def block_of(self, graph: str, kernel: int, around: int, inputs: str = "") -> Block | None:

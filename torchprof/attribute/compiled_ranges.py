@@ -21,6 +21,7 @@ from torchprof.run.words import (
     BACKWARD,
     BETWEEN,
     COMPILING,
+    DIVIDED,
     GRAPH,
     GUARDS,
     NOT_ATTRIBUTABLE,
@@ -131,9 +132,9 @@ class CompiledRanges:
         numbers = tuple(number for number, _ in layers)
         if len(layers) == 1:
             return [(inner(self._for_layers(numbers, phase, around)), 1)]
-        divisor, names = self._graphs.divisor, self._common_ancestor.names(numbers)
-        if divisor is not None and any(weight for _, weight in layers):
-            described = f"divided by {divisor}: {names}"
+        names = self._common_ancestor.names(numbers)
+        if self._graphs.divides and any(weight for _, weight in layers):
+            described = f"{DIVIDED}flops: {names}"
             return [
                 (inner(self._for_layers((number,), phase, around), described), weight)
                 for number, weight in layers

@@ -14,7 +14,6 @@ from torchprof.record.compiler import Provenance
 from torchprof.record.modules import all_modules
 from torchprof.record.torch_internals import optional
 from torchprof.run.warnings import Caveat
-from torchprof.run.words import DIVISORS
 
 AUTO = "auto"
 """The value of ``device`` for what the model is on."""
@@ -131,11 +130,9 @@ def checked_provenance(compile_layers: bool | str, notes: list[Caveat]) -> Prove
     It is also None if this version of torch does not support it: then the reason is added to ``notes``. Raises
     TorchprofError for another value of ``compile_layers``.
     """
-    if compile_layers not in (False, True, *DIVISORS):
+    if compile_layers not in (False, True, "flops"):
         raise TorchprofError(
-            f"compile_layers={compile_layers!r:.80} must be True, False, "
-            f"{' or '.join(map(repr, DIVISORS))}. The last two divide the time of a kernel of several layers by these."
+            f"compile_layers={compile_layers!r:.80} must be True, False or 'flops', which divides the time of a kernel "
+            "of several layers by their FLOPs."
         )
-    if not compile_layers:
-        return None
-    return Provenance.if_supported(compile_layers if isinstance(compile_layers, str) else None, notes)
+    return Provenance.if_supported(compile_layers == "flops", notes) if compile_layers else None

@@ -66,7 +66,7 @@ class Profile:
     ``with_flops`` counts parameters, MACs and FLOPs from the input shapes of the operators (see docs/flops.md).
     ``record_shapes`` and ``with_stack`` record input shapes and source lines, for the ``ops`` report, ``key_averages``
     and ``raw``. ``compile_layers`` assigns the kernels of code that torch.compile compiles inside the block to their
-    layers; a kernel of several layers has its own row, or is divided among them by "flops" or by "bytes" (see
+    layers; a kernel of several layers has its own row, or with "flops" is divided among them by their FLOPs (see
     docs/compile.md).
 
     In a loop, ``step()`` ends a step. ``schedule`` selects the steps that are recorded: it is

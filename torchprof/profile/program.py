@@ -87,7 +87,7 @@ class Program:
         device = "cuda" if use_cuda else None
         missing = missing_device(device) if device else None
         notes = [missing] if missing else []
-        self._provenance = Provenance.if_supported(None, notes) if compile_layers else None
+        self._provenance = Provenance.if_supported(False, notes) if compile_layers else None
         asked = Options(
             device=device,
             profile_memory=profile_memory,

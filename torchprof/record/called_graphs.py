@@ -93,7 +93,7 @@ class CalledGraphs:
         return CompiledGraphs(
             {**known.kernels, **Provenance.known},
             plan.modules,
-            None if provenance is None else provenance.divisor,
+            provenance is not None and provenance.divides,
             plan.is_alone,
             self._calls.given(plan.holders_of),
             known.hiding,

@@ -112,17 +112,17 @@ class Provenance:
     """The kernels of all graphs that were compiled while any ``Provenance`` was on, or the reason why they are unknown.
     The key is in the name of the range around a graph."""
 
-    def __init__(self, divisor: str | None = None) -> None:
-        """``divisor``: see ``CompiledGraphs``."""
+    def __init__(self, divides: bool = False) -> None:
+        """``divides``: see ``CompiledGraphs``."""
         self._inductor = _Inductor()
-        self.divisor = divisor
+        self.divides = divides
         self._undo = ExitStack()
 
     @classmethod
-    def if_supported(cls, divisor: str | None, notes: list[Caveat]) -> Provenance | None:
+    def if_supported(cls, divides: bool, notes: list[Caveat]) -> Provenance | None:
         """A new object; None if this torch lacks the private API, and then the reason is added to ``notes``."""
         try:
-            return cls(divisor)
+            return cls(divides)
         except CompilerUnknown as missing:
             notes.append(missing.warning)
             return None

@@ -17,7 +17,6 @@ from torchprof.record.graph_nodes import (
     is_view,
     keeps_gradient,
     largest_numel_of,
-    nbytes_of,
     only_copies,
     op_name,
     owner_of,
@@ -66,7 +65,6 @@ class _Work(NamedTuple):
     recomputes: bool
     flops: int | None
     elements: int
-    nbytes: int
 
 
 class Graph:
@@ -158,7 +156,6 @@ class Graph:
                 self._is_recomputed(node),
                 flops_of(node),
                 largest_numel_of(node),
-                nbytes_of(node),
             )
             for node in [node for node in working if node.all_input_nodes] or working
         ]
@@ -187,7 +184,7 @@ class Graph:
         return tuple(
             CompiledKernel(
                 name,
-                tuple(self._parts(works, made_for)) or (OwnedWork(None, 0, 0),),
+                tuple(self._parts(works, made_for)) or (OwnedWork(None, 0),),
                 self._is_backward and bool(works) and all(work.recomputes for work in works),
                 tuple(work.node for work in works if not self._prepares(work, made_for)),
             )
@@ -198,7 +195,7 @@ class Graph:
         for work in works:
             flops = work.elements if work.flops is None or self._prepares(work, made_for) else work.flops
             for owner in work.owners:
-                yield OwnedWork(self._from_self(owner), flops // len(work.owners), work.nbytes // len(work.owners))
+                yield OwnedWork(self._from_self(owner), flops // len(work.owners))
 
     def _prepares(self, work: _Work, made_for: Set[str]) -> bool:
         """Whether a kernel only prepares the inputs of a library op: that does not cost the FLOPs of the op."""

@@ -101,13 +101,9 @@ def flops_of(node: Any) -> int | None:
 
 def largest_numel_of(node: Any) -> int:
     """The number of elements of the largest tensor among a node's inputs and outputs."""
-    elements = [size for one in (node, *node.all_input_nodes) for size, _ in _sizes(one.meta.get("val"))]
-    return max(elements, default=0)
-
-
-def nbytes_of(node: Any) -> int:
-    """The bytes of all inputs and outputs of a node, each counted once."""
-    return sum(size for one in (node, *node.all_input_nodes) for _, size in _sizes(one.meta.get("val")))
+    return max(
+        (numel for tensor in (node, *node.all_input_nodes) for numel in _numels(tensor.meta.get("val"))), default=0
+    )
 
 
 def owner_of(node: Any) -> Owner | None:
@@ -129,10 +125,10 @@ def restores_random_state(node: Any) -> bool:
     return "run_with_rng_state" in str(node.target)
 
 
-def _sizes(value: Any) -> list[tuple[int, int]]:
-    """(elements, bytes) of each tensor in the value of a node."""
+def _numels(value: Any) -> list[int]:
+    """The number of elements of each tensor in the value of a node."""
     return [
-        (prod(_shape(one)), prod(_shape(one)) * one.dtype.itemsize)
+        prod(_shape(one))
         for one in (value if isinstance(value, (tuple, list)) else [value])
         if hasattr(one, "dtype") and hasattr(one, "shape")
     ]

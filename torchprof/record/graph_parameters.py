@@ -178,11 +178,11 @@ def _kernels(graph: _Graph, spans: GraphSpans, roots: Mapping[str, str], why_unk
         if kernel.name and kernel.has_event:
             op = flow.node_of.get(at)
             names = frozenset() if op is None else flow.works_for(op)
-            parts = [OwnedWork((TracedModule(roots[name], (), ""),), 0, 0) for name in sorted(names)]
+            parts = [OwnedWork((TracedModule(roots[name], (), ""),), 0) for name in sorted(names)]
             between = frozenset() if names else spans.of_kernel(at)
             yield CompiledKernel(
                 plain_kernel_name(kernel.name),
-                tuple(parts) or (OwnedWork(None, 0, 0),),
+                tuple(parts) or (OwnedWork(None, 0),),
                 op is not None and flow.is_recomputed(op),
                 why_unknown=why_unknown,
                 repeated=repeated,

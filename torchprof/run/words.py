@@ -37,8 +37,8 @@ IN_CPP = "C++ wrapper"
 
 REPLAY = "CUDA graph replay"
 
-DIVISORS = ("flops", "bytes")
-"""In proportion to what the time of a kernel of several layers can be divided among them."""
+DIVIDED = "divided by "
+"""How the row of a kernel begins whose time is divided among several layers."""
 
 _OVERHEAD = re.compile(
     rf"{GUARDS}|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue"
