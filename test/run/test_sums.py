@@ -218,25 +218,3 @@ def test_operators_are_in_the_order_of_first_use() -> None:
         ("Net", "a"): ["b", "a", BETWEEN_OPS],
         ("Net",): ["c", "b"],
     }
-
-
-def test_optimizer_steps_have_the_time_of_torchs_ranges() -> None:
-    model = nn.Linear(4, 2)
-    optimizers = [torch.optim.SGD(model.parameters()), torch.optim.Adam(model.parameters())]
-    with Profile(model) as prof:
-        for _ in range(3):
-            model(torch.rand(3, 4)).sum().backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-    ranges = [
-        event for event in prof.key_averages() if event.key in ("Optimizer.step#SGD.step", "Optimizer.step#Adam.step")
-    ]
-    assert [event.count for event in ranges] == [3, 3]
-    assert prof.run.optimizer_steps.cpu_ns == pytest.approx(
-        1e3 * sum(event.cpu_time_total for event in ranges), rel=0.01
-    )
-
-
-def test_without_an_optimizer_there_are_no_optimizer_steps() -> None:
-    assert run_of([row(0, op("a"))]).optimizer_steps == Cost()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -26,9 +26,7 @@ from torchprof.run.words import (
     NOT_SELECTED,
     OUTSIDE,
     PHASES,
-    Frame,
     is_left_over,
-    is_optimizer_step,
     number_of_phase,
 )
 
@@ -239,17 +237,8 @@ class Run:
 
         It is not in any sum of a layer or of ``no_layer``: all layers' self + ``no_layer`` + this = Σ over all rows.
         """
-        return self._cost_in(is_left_over)
-
-    @cached_property
-    def optimizer_steps(self) -> Cost:
-        """The cost of everything that ran inside ``torch.optim.Optimizer.step``."""
-        return self._cost_in(is_optimizer_step)
-
-    def _cost_in(self, is_wanted: Callable[[Sequence[Frame]], bool]) -> Cost:
-        """The sum over all rows with frames for which ``is_wanted`` is true."""
         rows, columns = self.rows, self.rows.columns
-        wanted = [*map(is_wanted, rows.frames)]
+        wanted = [*map(is_left_over, rows.frames)]
         taken = [at for at, chain in enumerate(columns["frames"]) if wanted[chain]] if any(wanted) else ()
         return Cost(*(sum(columns[name][at] for at in taken) for name in FIELDS))
 

@@ -163,11 +163,6 @@ def torchs_range(name: str) -> str:
     return ""
 
 
-def is_optimizer_step(frames: Sequence[Frame]) -> bool:
-    """Whether a row with these frames is the work of an optimizer's step."""
-    return bool(frames) and frames[0].name.startswith(OPTIMIZER_STEP)
-
-
 ANY_STEP = "ProfilerStep*"
 """The name here of the ranges of all profiler steps, as in torch's own tables."""
 _COLLECTIVE = re.compile(r"(nccl|gloo|mpi|ucc|xccl|hccl|rccl):\w+( \d+(->|<-)\d+)?")

@@ -14,7 +14,6 @@ Nothing else counts. docs/coming-from-deepspeed.md says where torchprof's own co
 from __future__ import annotations
 
 from torchprof.integrations.deepspeed.model_profile import get_model_profile
-from torchprof.integrations.deepspeed.profile_methods import add_profile_methods
 from torchprof.integrations.deepspeed.settings import StepProfiler, from_config
 from torchprof.integrations.deepspeed.strings import (
     duration_to_string,
@@ -26,7 +25,6 @@ from torchprof.integrations.deepspeed.strings import (
 
 __all__ = [
     "StepProfiler",
-    "add_profile_methods",
     "duration_to_string",
     "flops_to_string",
     "from_config",

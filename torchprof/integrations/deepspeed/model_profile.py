@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchprof import TorchprofError
+from torchprof import Profile, TorchprofError
 from torchprof.integrations.deepspeed.arguments import check_model, check_whole, checked_ignored_types, is_whole
-from torchprof.integrations.deepspeed.profile_methods import ProfileMethods
+from torchprof.integrations.deepspeed.page import Page
+from torchprof.integrations.deepspeed.recorded import Recorded
 from torchprof.integrations.deepspeed.strings import params_to_string
 from torchprof.integrations.modules import modules_of, parameters_of
 
@@ -43,9 +44,8 @@ def get_model_profile(
     check_whole("depth", depth, -1)
     check_whole("top_num", top_num, 1)
     check_whole("warm_up", warm_up, 0)
-    checked_ignored_types(ignore_modules)
+    ignored = checked_ignored_types(ignore_modules)
     inputs = _inputs_from(input_constructor, input_res) if input_constructor is not None else _ones(model, input_res)
-    methods = ProfileMethods(model)
     # A frozen ScriptModule has no attribute ``training``.
     modes = [(module, module.training) for module in modules_of(model) if hasattr(module, "training")]
     try:
@@ -55,18 +55,16 @@ def get_model_profile(
             args, kwargs = inputs()
             model(*args, **kwargs)
         args, kwargs = inputs()
-        methods.start_profile(ignore_modules)
-        model(*args, **kwargs)
-        methods.stop_profile()
+        with Profile(model, with_flops=True) as profile:
+            model(*args, **kwargs)
     finally:
-        methods.abandon()
         for module, mode in modes:
             module.training = mode
-    page, params = methods.page(), methods.get_total_params()
+    page = Page(model, Recorded(profile, ignored))
     page.show(depth, top_num, tree=print_profile, top=print_aggregated_profile)
     if as_strings:
-        return page.total.macs_text(precision=2), params_to_string(params)
-    return page.total.known_macs, params
+        return page.total.macs_text(precision=2), params_to_string(page.params)
+    return page.total.known_macs, page.params
 
 
 _Inputs = Callable[[], "tuple[tuple[Any, ...], Mapping[str, Any]]"]

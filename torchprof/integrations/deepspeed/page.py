@@ -37,7 +37,7 @@ class Page:
         self._recorded = recorded
         self.totals = recorded.totals()
         self.total = recorded.total()
-        self._params = known_sum(parameter_sizes(model).values())
+        self.params = known_sum(parameter_sizes(model).values())
 
     def _figures(self, path: tuple[str, ...]) -> LayerSums:
         """The figures of the module at a path; all 0 if the module was added after the recording."""
@@ -54,7 +54,7 @@ class Page:
         return ", ".join(
             (
                 params_to_string(params),
-                f"{share_text(params, self._params, 3)} Params",
+                f"{share_text(params, self.params, 3)} Params",
                 figures.macs_text(3),
                 f"{share_text(macs, self.total.known_macs, 3)} MACs",
                 duration_to_string(seconds, precision=3),
@@ -121,11 +121,9 @@ class Page:
 
     def notes(self) -> str:
         """One line about the difference between this count and torchprof's own, and the run's warnings."""
-        bound = "at least " if self._recorded.is_lower_bound else ""
-        macs, flops = (
-            number_to_string(number if self.total.calls else None)
-            for number in (self._recorded.macs, self._recorded.flops)
-        )
+        count = self._recorded.by_torchprof
+        bound = "at least " if count.uncounted else ""
+        macs, flops = (number_to_string(number if self.total.calls else None) for number in (count.macs, count.flops))
         difference = (
             "Multiply-adds by this tool's convention: products of convolution (plus its bias), linear and recurrent "
             "layers, one for each input element of pooling, relu-like functions and softmax, two of batch norm, 0 for "

@@ -43,33 +43,21 @@ class LayerSums:
 
 
 class Recorded:
-    """The figures of all profiles of a model, added up."""
+    """The figures of a profile that has ended.
 
-    def __init__(self) -> None:
+    The self work of modules of an ``ignored`` type does not count; the work of their children does.
+    """
+
+    def __init__(self, profile: Profile, ignored: frozenset[type] = frozenset()) -> None:
         self.own: dict[tuple[str, ...], LayerSums] = {}  # by the path of the layer, without child layers
-        # The path of a module, with wrappers → the path of its layer.
-        self.layer_of: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self.macs = 0  # torchprof's own count
-        self.flops = 0
-        self.is_lower_bound = False
-        self.device: str | None = None
-        self.warnings: dict[str, None] = {}
-        self._was_called = False
-
-    def add(self, profile: Profile, ignored: frozenset[type]) -> None:
-        """Add a profile that has ended.
-
-        The self work of modules of an ``ignored`` type does not count; the work of their children does.
-        """
         run = profile.run
-        layer_of = _layers_of(profile.traces, run.layers)
-        self.layer_of.update(layer_of)
+        # The path of a module, with wrappers → the path of its layer.
+        self.layer_of = layer_of = _layers_of(profile.traces, run.layers)
         # The last one stays: of a wrapper's layer the inner module.
         modules = {layer_of[trace.path]: trace.module for trace in profile.traces}
         left_out = {layer_of[trace.path] for trace in profile.traces if type(trace.module) in ignored}
         counted, uncounted = count(run, RULES), uncounted_calls(run)
-        if "device_ns" in run.meta.measured:
-            self.device = run.meta.device
+        self.device = run.meta.device if "device_ns" in run.meta.measured else None
         tree = run.tree("forward")
         for node in tree.walk():
             path = node.layer.path
@@ -79,17 +67,8 @@ class Recorded:
                 own.macs += sum(macs_of(name, work, modules[path]) for name, work in counted.get(path, {}).items())
                 own.ns += node.self.device_ns if self.device else node.self.cpu_ns
                 own.uncounted += uncounted[path]
-        self.macs += tree.total.macs
-        self.flops += tree.total.flops
-        self.is_lower_bound |= tree.total.uncounted > 0
-        # A session without a call, as between two questions, has nothing to say about one with calls.
-        if any(node.calls for node in tree.walk()):
-            if not self._was_called:
-                self.warnings.clear()
-            self._was_called = True
-        elif self._was_called:
-            return
-        self.warnings.update(dict.fromkeys(map(str, run.warnings)))
+        self.by_torchprof = tree.total
+        self.warnings = [*map(str, run.warnings)]
 
     def total(self) -> LayerSums:
         """The sum over all layers."""

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchprof import TorchprofError
+from torchprof import Profile, TorchprofError
 from torchprof.integrations.deepspeed.arguments import check_model, choose, is_number, is_path, is_whole
-from torchprof.integrations.deepspeed.profile_methods import ProfileMethods
+from torchprof.integrations.deepspeed.page import Page
+from torchprof.integrations.deepspeed.recorded import Recorded
 
 
 class _Setting(NamedTuple):
@@ -84,9 +85,10 @@ def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler
     """Make a profiler for one step of any training loop from a DeepSpeed configuration: a dict or a JSON file's path.
 
     With the section ``flops_profiler`` (``enabled``, ``profile_step``, ``module_depth``, ``top_modules``, ``detailed``,
-    ``output_file``, ``recompute_fwd_factor``) the page of ``torchprof.integrations.flops_profiler`` is printed. With
-    the older keys ``pytorch_profiler``, ``profile_step``, ``profile_depth`` and ``profile_top_num`` the page of this
-    package is printed. DeepSpeed's other keys are ignored; without any of these keys, nothing is profiled. Use it as::
+    ``output_file``; ``recompute_fwd_factor`` has no effect) the page of ``torchprof.integrations.flops_profiler`` is
+    printed. With the older keys ``pytorch_profiler``, ``profile_step``, ``profile_depth`` and ``profile_top_num`` the
+    page of this package is printed. DeepSpeed's other keys are ignored; without any of these keys, nothing is profiled.
+    Use it as::
 
         profiler = from_config("ds_config.json")
         for batch in loader:
@@ -119,21 +121,16 @@ def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler
 
 @contextmanager
 def _early_step(model: nn.Module, settings: Mapping[str, Any]) -> Iterator[None]:
-    methods = ProfileMethods(model)
-    methods.start_profile()
-    try:
+    with Profile(model, with_flops=True) as profile:
         yield
-        methods.stop_profile()
-    finally:
-        methods.abandon()
-    methods.page().show(settings["profile_depth"], settings["profile_top_num"])
+    Page(model, Recorded(profile)).show(settings["profile_depth"], settings["profile_top_num"])
 
 
 @contextmanager
 def _recent_step(model: nn.Module, settings: Mapping[str, Any]) -> Iterator[None]:
     from torchprof.integrations.flops_profiler import FlopsProfiler
 
-    profiler = FlopsProfiler(model, recompute_fwd_factor=settings["recompute_fwd_factor"])
+    profiler = FlopsProfiler(model)
     profiler.start_profile()
     try:
         yield

@@ -58,7 +58,7 @@ def _text(
     if value is None:
         return UNKNOWN_TEXT
     if not is_number(value):
-        raise TorchprofError(f"{value!r} is not a number: give the number that get_total_flops() and the like return.")
+        raise TorchprofError(f"{value!r} is not a number: give one that get_model_profile(as_strings=False) returns.")
     known = {**choices, **(more or {})}
     if units is None:
         units = next((unit for unit, size in choices.items() if abs(value) >= size), list(choices)[-1])

@@ -54,7 +54,7 @@ class LayerFigures:
 
 
 class Measured:
-    """The figures of a run by flops-profiler's convention: of each layer by path (``of``), of backward and optimizer.
+    """The figures of a run by flops-profiler's convention: of each layer by path (``of``).
 
     Times are CPU times; if a device was recorded, they are the times of its kernels.
     """
@@ -73,10 +73,6 @@ class Measured:
         self.unknown = self._add_work()
         self.whole = self.of[self.root]
         self.functionals_ns = sum(self.ns(counted) for counted in self.whole.functionals.values())
-        after = [node for phase in ("backward", "recompute") for node in run.tree(phase).walk()]
-        self.backward_ns = sum(getattr(node.self, self.time) for node in after)
-        self.backward_flops = sum(node.self.flops for node in after if not self._is_ignored(node.layer.path))
-        self.step_ns = getattr(run.optimizer_steps, self.time)
         own = run.tree("forward").total
         own_flops = own.flops or (None if own.uncounted else 0)
         self.own_flops = at_least(number_text(own_flops), own.uncounted > 0)  # torchprof's own count

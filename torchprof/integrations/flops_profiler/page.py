@@ -1,8 +1,8 @@
-"""The page that flops-profiler prints: the part by depth, the part by module, and what is around them."""
+"""The page that flops-profiler prints: the part by depth, the part by module, and how figures were counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -19,10 +19,15 @@ from torchprof.integrations.flops_profiler.strings import (
     rate_text,
 )
 
+_CONVENTION = (
+    "Flops are counted as flops-profiler counts them: 2 for each multiply-accumulate, the bias of convolutions, and a "
+    "number for each element in norms, activations, softmax and pooling."
+)
 
-def page_text(summary: Iterable[str], measured: Measured, module_depth: int, top_modules: int, detailed: bool) -> str:
-    """The whole page: the summary, the part by depth and, if ``detailed``, the part by module."""
-    lines = list(summary)
+
+def page_text(measured: Measured, step: int, module_depth: int, top_modules: int, detailed: bool) -> str:
+    """The whole page: the part by depth, if ``detailed`` the part by module, and how the figures were counted."""
+    lines = ["", "-------------------------- Flops Profiler --------------------------", f"Profile at step {step}"]
     lines += ["", "----------------------------- Aggregated Profile per Device -----------------------------"]
     lines += lines_by_depth(measured, module_depth, top_modules)
     if detailed:
@@ -39,8 +44,19 @@ def page_text(summary: Iterable[str], measured: Measured, module_depth: int, top
             "",
             *lines_by_module(measured),
         ]
+    lines += ["", *_sentences(measured)]
     lines.append("------------------------------------------------------------------------------")
     return "\n".join(lines)
+
+
+def _sentences(measured: Measured) -> Iterator[str]:
+    """How the figures were counted, what they do not include, and the run's warnings."""
+    yield f"{_CONVENTION} By torchprof's own convention, which counts all elementwise work, fwd: {measured.own_flops}."
+    if measured.outside:
+        yield f"Outside of the model's forward (code around it, a loss), not among these figures: {measured.outside}."
+    for name, calls in measured.unknown.items():
+        yield f"Not counted: {name} ({calls} call{'s' if calls > 1 else ''} on tensors whose shapes are not known)."
+    yield from map(str, measured.run.warnings)
 
 
 def lines_by_depth(measured: Measured, module_depth: int, top_modules: int) -> Iterator[str]:
@@ -62,7 +78,9 @@ def lines_by_depth(measured: Measured, module_depth: int, top_modules: int) -> I
         for label, total, written in columns:
             sums = {kind: total(paths) for kind, paths in level.items()}
             largest = sorted(sums, key=lambda kind: sums[kind] or 0, reverse=True)[:top_modules]
-            yield f"    {label:<11} - { {kind: written(sums[kind]) for kind in largest} }"
+            unsure = {kind for kind in largest if any(measured.of[path].is_lower_bound for path in level[kind])}
+            bounded = unsure if label in ("flops", "MACs") else ()
+            yield f"    {label:<11} - { {kind: at_least(written(sums[kind]), kind in bounded) for kind in largest} }"
 
 
 def lines_by_module(measured: Measured) -> Iterator[str]:

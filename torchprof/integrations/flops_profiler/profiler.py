@@ -15,32 +15,20 @@ from torchprof.encoding import encodable
 from torchprof.integrations.flops_profiler.measured import Measured, is_one_of
 from torchprof.integrations.flops_profiler.page import lines_by_depth, page_text
 from torchprof.integrations.flops_profiler.strings import at_least, duration_text, macs_text, number_text, params_text
-from torchprof.integrations.flops_profiler.summary import summary_lines
 
 
 class FlopsProfiler:
     """Profile a model between ``start_profile`` and ``stop_profile``, and print the results as flops-profiler does.
-
-    ``ds_engine``: a DeepSpeed engine; its sizes and timers go into the summary. ``recompute_fwd_factor``: the share of
-    the forward that backward recomputes (activation checkpointing). It is used if the engine timed backward and the
-    profile does not include it.
 
     Figures can be read and printed from ``stop_profile`` to ``end_profile``; at other times that raises TorchprofError.
     torchprof allows one profile at a time in a process: if the code after ``start_profile`` may raise, put
     ``end_profile`` into a ``finally``.
     """
 
-    def __init__(self, model: nn.Module, ds_engine: Any = None, recompute_fwd_factor: float = 0.0) -> None:
+    def __init__(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
             raise torchprof.TorchprofError(f"FlopsProfiler needs a torch.nn.Module, not {model!r:.80}.")
-        if not isinstance(recompute_fwd_factor, (int, float)) or recompute_fwd_factor < 0:
-            raise torchprof.TorchprofError(
-                "recompute_fwd_factor is the share of the forward that backward does again, 0 or more, not "
-                f"{recompute_fwd_factor!r}."
-            )
         self.model = model
-        self.ds_engine = ds_engine
-        self.recompute_fwd_factor = recompute_fwd_factor
         self.started = False
         self._ignored: tuple[Any, ...] = ()
         self._block: torchprof.Profile | None = None
@@ -115,15 +103,14 @@ class FlopsProfiler:
         detailed: bool = True,
         output_file: str | PathLike[str] | None = None,
     ) -> None:
-        """Print the summary, the aggregated profile and, with ``detailed``, the profile of each module.
+        """Print the aggregated profile and, with ``detailed``, the profile of each module; then how they were counted.
 
         ``module_depth``: the last depth of the aggregated profile; -1 for all. ``output_file``: write to this file
         instead of stdout. Raises TorchprofError for a file that cannot be written.
         """
         measured = self._measured()
         check_page(module_depth, top_modules, output_file)
-        summary = summary_lines(measured, profile_step, self.ds_engine, self.recompute_fwd_factor)
-        text = page_text(summary, measured, module_depth, top_modules, detailed)
+        text = page_text(measured, profile_step, module_depth, top_modules, detailed)
         if not output_file:
             print(encodable(text, sys.stdout))
             return
