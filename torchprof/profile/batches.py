@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchprof.errors import TorchprofError
-from torchprof.record.reference import arguments_of
+from torchprof.record.modules import arguments_of
 from torchprof.record.torch_internals import needed
 
 _pytree = needed("torch.utils._pytree")

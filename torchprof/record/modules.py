@@ -1,9 +1,9 @@
-"""The modules of a model, by path."""
+"""The modules of a model, by path; the arguments they are called with."""
 
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -140,3 +140,18 @@ def checked_models(model: Any) -> list[nn.Module]:
                     "or use DistributedDataParallel."
                 )
     return models
+
+
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call: ``inputs`` is a tensor, a tuple or list of arguments, or a dict of keyword arguments.
+    Raises TorchprofError for anything else."""
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if type(inputs) in (tuple, list):  # a subclass (PackedSequence) is a single argument
+        return tuple(inputs), {}
+    raise TorchprofError(
+        "inputs must be a tensor, a tuple of arguments, or a dict of keyword arguments, not "
+        f"{type(inputs).__name__}. Give (x,) for any other x."
+    )

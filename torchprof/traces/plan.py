@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchprof.attribute.aligned_calls import UNALIGNED
-from torchprof.attribute.alignment import Reference, align
 from torchprof.attribute.collectives import layers_by_fqn
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.errors import TorchprofError, some
@@ -18,6 +16,8 @@ from torchprof.run.layers import Layer
 from torchprof.run.sentences import MODULES_OF_CALL_STACKS
 from torchprof.run.warnings import caveat
 from torchprof.run.words import OUTSIDE
+from torchprof.traces.aligned_calls import UNALIGNED
+from torchprof.traces.alignment import Reference, align
 from torchprof.traces.events import TraceEvents
 from torchprof.traces.layers import layers_of_labels, layers_of_modules, layers_of_ranges, path_of
 from torchprof.traces.matching import match_modules

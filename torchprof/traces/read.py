@@ -159,7 +159,8 @@ def _main_parts(model: nn.Module | Sequence[nn.Module]) -> Iterator[tuple[str, n
 def _references(models: Mapping[str, nn.Module], inputs: Any, kwargs: Mapping[str, Any]) -> References:
     """For each model, by its name in labels, the orders that the operators of its forward may have; the message if one
     does not run."""
-    from torchprof.record.reference import arguments_of, references_of
+    from torchprof.record.modules import arguments_of
+    from torchprof.traces.reference import references_of
 
     arguments, named = (None, {}) if inputs is None else arguments_of(inputs)
     try:

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from torchprof.attribute.aligned_calls import AlignedCalls, AlignedForward, ReferenceOp
 from torchprof.attribute.events import Event
-from torchprof.attribute.traced_ops import ComputedAgain, RangeAround, TracedOp, TracedOps, traced_ops
 from torchprof.errors import TorchprofError
 from torchprof.run.words import Signature
+from torchprof.traces.aligned_calls import AlignedCalls, AlignedForward, ReferenceOp
+from torchprof.traces.traced_ops import ComputedAgain, RangeAround, TracedOp, TracedOps, traced_ops
 
 
 class Reference(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torchprof.attribute.event_names import STOPPED
 from torchprof.attribute.events import PREFIX, Event, Kind
-from torchprof.attribute.traced_ops import ComputedAgain, OpsOfThread, TracedOp
+from torchprof.traces.traced_ops import ComputedAgain, OpsOfThread, TracedOp
 
 UNALIGNED = PREFIX + "!unaligned"
 """The label around an operator inside a forward whose layer is not known."""

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchprof.attribute.aligned_calls import LayerCall, ReferenceOp
-from torchprof.attribute.alignment import Reference
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.errors import TorchprofError
 from torchprof.record.labels import Labels, label_of
@@ -20,6 +18,8 @@ from torchprof.record.modules import wrapped_step
 from torchprof.record.plan import Plan
 from torchprof.record.session import Session, refuse_if_profiled
 from torchprof.record.torch_internals import needed
+from torchprof.traces.aligned_calls import LayerCall, ReferenceOp
+from torchprof.traces.alignment import Reference
 
 _pytree = needed("torch.utils._pytree")
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
@@ -38,21 +38,6 @@ class _Mode(NamedTuple):
 
 
 _MODES = (_Mode(True, True), _Mode(False, False), _Mode(False, True))
-
-
-def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call: ``inputs`` is a tensor, a tuple or list of arguments, or a dict of keyword arguments.
-    Raises TorchprofError for anything else."""
-    if isinstance(inputs, torch.Tensor):
-        return (inputs,), {}
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    if type(inputs) in (tuple, list):  # a subclass (PackedSequence) is a single argument
-        return tuple(inputs), {}
-    raise TorchprofError(
-        "inputs must be a tensor, a tuple of arguments, or a dict of keyword arguments, not "
-        f"{type(inputs).__name__}. Give (x,) for any other x."
-    )
 
 
 def references_of(
