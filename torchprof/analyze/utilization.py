@@ -6,11 +6,17 @@ from collections import Counter
 
 from torchprof.analyze.figures import measured_by_all
 from torchprof.run.cost import Cost, Figure
+from torchprof.run.dtypes import DTYPES
 from torchprof.run.meta import Meta, Peak
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, PHASES
 
-_DTYPES = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
+_DTYPES = {
+    recorded: dtype.name
+    for dtype in DTYPES
+    if dtype.name in ("float32", "float64", "float16", "bfloat16")
+    for recorded in dtype.recorded
+}
 
 
 def mfu(run: Run) -> Figure | None:

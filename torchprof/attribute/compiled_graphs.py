@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from torchprof.attribute.kernel_names import kernels_of
+from torchprof.run.torch_names import PRODUCTS, without_aten
 from torchprof.run.words import (
     AMBIGUOUS_MODULE,
     COMPILED_BEFORE,
@@ -45,7 +46,7 @@ _CONTAINERS = frozenset({"ParameterList", "ParameterDict", "NonDynamicallyQuanti
 _NEVER_CALLED = frozenset({"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"})
 _LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
 """Modules that call no products: if their parameter is in one, another module uses it, as for tied weights."""
-_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"})
+_PRODUCTS = without_aten(PRODUCTS)
 _PREFIX = re.compile(r"graph_\d+_")
 
 

@@ -13,6 +13,7 @@ from torchprof.cli.models import SPECS
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import format_of, options_of
 from torchprof.run.cost import Unit
+from torchprof.run.dtypes import DTYPES
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -74,12 +75,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGrou
     return model
 
 
-_DTYPES = {
-    "float32": ("fp32", "float"),
-    "float16": ("fp16", "half"),
-    "bfloat16": ("bf16",),
-    "float64": ("fp64", "double"),
-}
+_DTYPES = {dtype.name: dtype.others for dtype in DTYPES if dtype.others}
 """The dtypes of ``--dtype``, with other names."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
@@ -14,7 +13,7 @@ from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.purposes import PURPOSES, purpose_of
+from torchprof.run.purposes import PURPOSES, WITHIN_DEVICES, purpose_of
 from torchprof.run.samples import SampleKey, Spread, spreads_at
 from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, ZERO_GRAD
 
@@ -25,8 +24,6 @@ DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, BACKWARD_NS, OTHER_NS, GAP_NS, O
 
 _IN_RANGES = (COPY_NS, WAIT_NS)
 """The parts that also count inside layers that are only ranges of a trace: such a range may be around anything."""
-
-_WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
 
 _LOOP_END = Place(-1, OUTSIDE, FORWARD, None, (), None, None, 0)
 """The place of a mark that was not recorded. No other place is this object."""
@@ -209,7 +206,7 @@ class Steps:
             if event.device not in sums:
                 sums[event.device] = array("q", bytes(8 * self.count))
             sums[event.device][at] += ns
-        if event.correlation in copies and _WITHIN_DEVICES.fullmatch(event.name):
+        if event.correlation in copies and WITHIN_DEVICES.fullmatch(event.name):
             step, copying, took = copies.pop(event.correlation)
             self._outside[step][COPY_NS] -= took
             if copying.layer == OUTSIDE:

@@ -7,11 +7,12 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
-from torchprof.run.collectives import shows_collective
+from torchprof.attribute.collectives import RECORDS_COLLECTIVE
+from torchprof.run.collectives import C10D_OPS, shows_collective
 from torchprof.run.kernels import KernelWork, kind_of_work
-from torchprof.run.words import Frame, is_collective
+from torchprof.run.words import FSDP_RANGE, Frame, is_collective
 
-_COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "record_param_comms", "FSDP::")
+_COMMUNICATION = (C10D_OPS, "_c10d_functional::", "_c10d_functional_autograd::", RECORDS_COLLECTIVE, FSDP_RANGE)
 """Prefixes of the ops and ranges that exchange data between ranks, wait for it, or prepare it."""
 POINT_TO_POINT = ("send", "recv", "coalesced")
 """Prefixes of operations between two ranks, which do different things in it."""

@@ -7,31 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.rows import Rows
 from torchprof.run.sentences import WITHOUT_SHAPES
+from torchprof.run.torch_names import ON_PARAMETERS
 from torchprof.run.warnings import Caveat, caveat
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, is_left_over
 
 _CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # a jump up to this share of the time, or up to this time, is no warning
 _CALLS_MATTER = 0.01  # the share of the recorded time in calls that bypass a layer: from this on it is a warning
 _LABELS_MATTER = 0.02  # warn if labels take more than this share of the recorded time
-
-_OPS_ON_PARAMETERS = frozenset(
-    {
-        "aten::_native_multi_head_attention",
-        "aten::_transformer_encoder_layer_fwd",
-        "aten::batch_norm",
-        "aten::bilinear",
-        "aten::convolution",
-        "aten::embedding",
-        "aten::group_norm",
-        "aten::gru",
-        "aten::layer_norm",
-        "aten::linear",
-        "aten::lstm",
-        "aten::prelu",
-        "aten::rms_norm",
-    }
-)
-"""Operators that take parameters. A layer that calls one of them itself takes the parameters of a child, or its own."""
 
 
 def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[Caveat]:
@@ -80,7 +62,7 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
     if not idle:
         return
     params = tree.roll_up([layer.params != 0 for layer in layers])
-    with_ops = _layers_with(_OPS_ON_PARAMETERS, rows)
+    with_ops = _layers_with(ON_PARAMETERS, rows)
     tied = {(layers[index].kind, layers[index].settings) for index in called if layers[index].tied}
 
     def matters(index: int) -> bool:

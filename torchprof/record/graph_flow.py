@@ -11,13 +11,11 @@ from collections.abc import Iterable, Mapping, Set
 from torchprof.measure.flops.graph_text import GraphOp, GraphTensor, GraphText
 from torchprof.record.graph_nodes import plain_kernel_name
 from torchprof.record.graph_source import TANGENTS, GraphSource, SourceKernel
+from torchprof.run.torch_names import PRODUCTS_AND_SUMS, VIEWS, aten
 
-_NAMES_OF_VIEWS = "alias as_strided expand permute reshape select slice split squeeze t transpose unsqueeze view"
-_VIEWS = frozenset(f"aten::{name}" for name in _NAMES_OF_VIEWS.split())
-_KEEP_GRADIENTS = _VIEWS | {"aten::_to_copy", "aten::add", "aten::clone", "aten::copy", "aten::mul", "aten::neg"}
+_KEEP_GRADIENTS = VIEWS | aten("_to_copy add clone copy mul neg")
 _KEEP_GRADIENTS |= {"prims::convert_element_type", "prims::inductor_force_stride_order"}
 """Operators after which the gradient of a parameter is still one: in another type or layout, in a sum, scaled."""
-_PRODUCTS_AND_SUMS = frozenset({"aten::addmm", "aten::baddbmm", "aten::addmv"})
 _SAME_KERNELS = {"bias_addmm": "addmm"}
 """Kernels of Inductor's with another name than their operator (``torch/_inductor/kernel/mm.py``)."""
 
@@ -62,7 +60,7 @@ class GraphFlow:
             op = ops.get(name)
             first = op.given[0] if op is not None and op.given else ""
             first = base_of.get(first, first)
-            if op is not None and op.name in _VIEWS:
+            if op is not None and op.name in VIEWS:
                 base_of[name] = first
                 views[first].add(name)
             if not reads.isdisjoint(self.of_gradients):
@@ -70,7 +68,7 @@ class GraphFlow:
                 if op is not None and op.name.endswith("_"):  # in place: all that shows this memory changes
                     self.of_gradients |= {first, *views[first]}
             if name in self.calls:  # a product may add its first argument: the sum of two gradients
-                added = first if op is not None and op.name in _PRODUCTS_AND_SUMS else ""
+                added = first if op is not None and op.name in PRODUCTS_AND_SUMS else ""
                 self._results[name] = self._results.get(added, frozenset()) | {name}
                 continue
             if all(read in self.made_of for read in reads) and name not in self.made_of:
@@ -149,7 +147,7 @@ def _inputs_of(text: GraphText) -> Mapping[str, Set[str]]:
     found: dict[str, Set[str]] = {}
     for name, reads in text.reads.items():
         found[name] = _union(shown.get(read, frozenset()) for read in reads)
-        if name in ops and ops[name].name in _VIEWS:
+        if name in ops and ops[name].name in VIEWS:
             shown[name] = found[name]
     return found
 

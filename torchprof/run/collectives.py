@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from torchprof.run.dtypes import DTYPES
 from torchprof.run.words import Frame, Signature
 
 COLLECTIVE_ARGS = (
@@ -30,38 +31,8 @@ _MARK = "collective"
 _NO_TENSORS = ("", "Scalar", "ScalarList")  # torch's type names for inputs that are not tensors
 _NO_COLLECTIVES = ("wait", "init")  # recorded like collectives: waiting for one, making a group
 
-_ELEMENT_BYTES = {
-    **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8", "Bits8"), 1),
-    **dict.fromkeys(("Float8_e5m2", "Float8_e4m3fn", "Float8_e5m2fnuz", "Float8_e4m3fnuz", "Float8_e8m0fnu"), 1),
-    **dict.fromkeys(("Short", "Half", "BFloat16", "UInt16", "Bits16"), 2),
-    **dict.fromkeys(("Int", "Float", "ComplexHalf", "UInt32", "QInt32"), 4),
-    **dict.fromkeys(("Long", "Double", "ComplexFloat", "UInt64"), 8),
-    "ComplexDouble": 16,
-}
-"""By the type names of ``c10::toString`` (``c10/core/ScalarType.h``), without types that pack several elements into a
-byte."""
-
-_SPELLED_IN_C = {
-    "unsigned char": "Byte",
-    "signed char": "Char",
-    "bool": "Bool",
-    "short": "Short",
-    "short int": "Short",
-    "int": "Int",
-    "long": "Long",
-    "long int": "Long",
-    "float": "Float",
-    "double": "Double",
-    "complex<c10::Half>": "ComplexHalf",
-    "complex<float>": "ComplexFloat",
-    "complex<double>": "ComplexDouble",
-    "unsigned short": "UInt16",
-    "short unsigned int": "UInt16",
-    "unsigned int": "UInt32",
-    "unsigned long": "UInt64",
-    "long unsigned int": "UInt64",
-}
-"""The spelling of types in the recorded inputs of an op. All other types have the same name there, after ``c10::``."""
+_ELEMENT_BYTES = {dtype.scalar_type: dtype.nbytes for dtype in DTYPES}
+_SCALAR_TYPES = {recorded: dtype.scalar_type for dtype in DTYPES for recorded in dtype.recorded}
 
 _NCCL_KERNEL = re.compile(r"nccl(?:Dev)?(?:Kernel_)?(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce)(?![a-z])")
 """Names of kernels of NCCL and RCCL that run only one collective ("ncclDevKernel_AllReduce_Sum_f32_…",
@@ -203,8 +174,8 @@ def _of_range(frame: Frame) -> Collective:
         return Collective(name)
     (dtype,) = dtypes
     elements = sum(prod(shape) for shape, _ in tensors)
-    dtype = dtype.removeprefix("c10::")
-    return Collective(name, _SPELLED_IN_C.get(dtype, dtype), elements, elements if name in _OUTPUT_AS_LARGE else None)
+    dtype = _SCALAR_TYPES.get(dtype, dtype.removeprefix("c10::"))
+    return Collective(name, dtype, elements, elements if name in _OUTPUT_AS_LARGE else None)
 
 
 def _is_known(shape: Any) -> bool:

@@ -19,9 +19,13 @@ DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OF_NO_LAYER, OTHER_WORK, NO_OP = PURPOSES 
 )
 """``OF_NO_LAYER`` is backward. ``NO_OP``: no operator ran there, and no range of torch was open."""
 
-_WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")
-_COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")
-_BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
+WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")
+"""The runtime's calls in which the CPU waits for a device."""
+COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")
+"""The runtime's calls that copy."""
+BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
+WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
+"""The copies on the timeline of a device."""
 
 
 def purpose_of(phase: str, frames: Sequence[Frame]) -> str:
@@ -31,9 +35,9 @@ def purpose_of(phase: str, frames: Sequence[Frame]) -> str:
     labels = [frame.name for frame in frames if frame.kind == "label"]
     if len(labels) < len(frames):
         kind, name, _ = frames[-1]
-        if _WAITING.fullmatch(name):
+        if WAITING.fullmatch(name):
             return WAIT
-        if (_BETWEEN_HOST_AND_DEVICE if kind == "kernel" else _COPYING).fullmatch(name):
+        if (BETWEEN_HOST_AND_DEVICE if kind == "kernel" else COPYING).fullmatch(name):
             return COPY
     if phase == BACKWARD:
         return OF_NO_LAYER

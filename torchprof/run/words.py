@@ -151,6 +151,8 @@ OPTIMIZER_RANGE = "Optimizer."
 OPTIMIZER_STEP = "Optimizer.step#"
 """Prefix of the ranges around optimizer steps; the class name and ``.step`` follow."""
 ZERO_GRAD = "Optimizer.zero_grad#"
+FSDP_RANGE = "FSDP::"
+"""Prefix of the ranges that FSDP puts around its work. They name their layers: ``FSDP::pre_forward (layers.0)``."""
 
 
 def torchs_range(name: str) -> str:

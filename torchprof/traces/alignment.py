@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from torchprof.attribute.events import Event
 from torchprof.errors import TorchprofError
+from torchprof.run.torch_names import INSIDE_LAYERS, OF_LAYERS, aten
 from torchprof.run.words import Signature
 from torchprof.traces.aligned_calls import AlignedCalls, AlignedForward, ReferenceOp
 from torchprof.traces.traced_ops import ComputedAgain, RangeAround, TracedOp, TracedOps, traced_ops
@@ -38,34 +39,8 @@ class Alignment(NamedTuple):
     unknown_ns: Counter[str]
 
 
-_CLASSES = {
-    name: kind
-    for kind, names in {
-        "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution "
-        "_convolution _convolution_mode cudnn_convolution miopen_convolution mkldnn_convolution thnn_conv2d",
-        "product": "linear addmm mm matmul bmm baddbmm einsum bilinear",
-        "batch norm": "batch_norm _batch_norm_impl_index native_batch_norm cudnn_batch_norm sync_batch_norm",
-        "instance norm": "instance_norm",
-        "layer norm": "layer_norm native_layer_norm",
-        "group norm": "group_norm native_group_norm",
-        "rms norm": "rms_norm",
-        "embedding": "embedding embedding_bag _embedding_bag",
-        "attention": "scaled_dot_product_attention _native_multi_head_attention _scaled_dot_product_flash_attention "
-        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention "
-        "_scaled_dot_product_cudnn_attention",
-        "encoder layer": "_transformer_encoder_layer_fwd",
-        "recurrent": "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
-        "max pool": "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices adaptive_max_pool2d",
-        "average pool": "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d",
-        "relu": "relu clamp_min",
-        "gelu": "gelu",
-        "silu": "silu",
-        "hardswish": "hardswish",
-        "softmax": "softmax _softmax log_softmax",
-    }.items()
-    for name in names.split()
-}
-"""The operators that make a model what it is, by their names without ``aten::`` and the ``_`` of in-place ones. Those
+_CLASSES = {name: kind for table in (OF_LAYERS, INSIDE_LAYERS) for kind, names in table.items() for name in names}
+"""The operators that make a model what it is, by their names without the ``_`` of in-place ones. Those
 of one class may replace each other in another version of torch."""
 
 _PARAMETERS = {
@@ -78,16 +53,13 @@ _PARAMETERS = {
 
 
 _OF_ATTENTION = frozenset(
-    f"aten::{name}"
-    for name, kind in _CLASSES.items()
-    if kind in ("attention", "softmax") or name in ("matmul", "bmm", "baddbmm", "einsum")
+    {name for name, kind in _CLASSES.items() if kind in ("attention", "softmax")} | aten("matmul bmm baddbmm einsum")
 )
 """The operators that one way to compute attention has, and another has not."""
 
 
 def _class_of(name: str) -> str | None:
-    bare = name.removeprefix("aten::").removesuffix("_")
-    return _CLASSES.get(bare)
+    return _CLASSES.get(name.removesuffix("_"))
 
 
 def align(

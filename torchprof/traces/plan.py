@@ -14,6 +14,7 @@ from torchprof.errors import TorchprofError, some
 from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer
 from torchprof.run.sentences import MODULES_OF_CALL_STACKS
+from torchprof.run.torch_names import OF_LAYERS
 from torchprof.run.warnings import caveat
 from torchprof.run.words import OUTSIDE
 from torchprof.traces.aligned_calls import UNALIGNED
@@ -171,26 +172,8 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
 
 
 _KINDS_OF_LAYERS = {
-    f"aten::{name}{in_place}": kind
-    for kind, names in {
-        "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
-        "linear": "linear",
-        "embedding": "embedding embedding_bag",
-        "attention": "scaled_dot_product_attention",
-        "recurrent": "lstm gru rnn_tanh rnn_relu",
-        "batch norm": "batch_norm",
-        "layer norm": "layer_norm",
-        "group norm": "group_norm",
-        "RMS norm": "rms_norm",
-        "max pool": "max_pool1d max_pool2d max_pool3d",
-        "ReLU": "relu",
-        "GELU": "gelu",
-        "SiLU": "silu",
-    }.items()
-    for name in names.split()
-    for in_place in ("", "_")
+    f"{name}{in_place}": kind for kind, names in OF_LAYERS.items() for name in names for in_place in ("", "_")
 }
-"""The operators that only layers call, and never each other."""
 
 
 def _kinds_of_layers(events: TraceEvents) -> tuple[tuple[str, int], ...]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchprof.attribute.events import Event, Kind
-from torchprof.run.words import OPTIMIZER_STEP, is_runtime_call
+from torchprof.run.words import FSDP_RANGE, OPTIMIZER_STEP, is_runtime_call
 
-_NO_FORWARD = (OPTIMIZER_STEP, "FSDP::")
+_NO_FORWARD = (OPTIMIZER_STEP, FSDP_RANGE)
 """The beginnings of the names of ranges that contain nothing of a forward. FSDP's hooks name their layers."""
 
 

@@ -12,28 +12,26 @@ from typing import NamedTuple
 from torchprof.analyze.advice import Advice, Gain, Merged, merged, rule, together
 from torchprof.analyze.advice.constants import constants
 from torchprof.analyze.advice.evidence import Evidence, Holds, Took, inside, no_frames, shape_of_input
-from torchprof.analyze.advice.operators import ELEMENTWISE, ELEMENTWISE_NODES, node_of, outermost_op
+from torchprof.analyze.advice.operators import ELEMENTWISE_NODES, node_of, outermost_op
 from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
+from torchprof.run.torch_names import BATCH_NORMS, BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, RECOMPUTE, Frame
 
-_PRODUCTS_OF_PYTHON = "linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention"
-_SEPARATE = frozenset(f"aten::{name}" for name in _PRODUCTS_OF_PYTHON.split())
+_SEPARATE = aten("linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention")
 _MANY = 5
 _FEW_NS = 10_000
 _A_LOOP = 100
 
-_FACTORS = {"aten::bmm": (0, 1), "aten::baddbmm": (1, 2)}  # the positions of the two matrices among the inputs
-_PRODUCTS = inside(*_FACTORS)
-_SOFTMAX = inside("aten::softmax", "aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data")
+_PRODUCTS = inside(*BATCHED_PRODUCTS)
+_SOFTMAX = inside(*SOFTMAX_OPS, "aten::_safe_softmax", "aten::_softmax_backward_data")
 _MATH = inside("aten::_scaled_dot_product_attention_math")
 _HAS_ITS_OWN = inside("aten::scaled_dot_product_attention", "aten::_native_multi_head_attention")
 _SHORT = 256
 _FUSED_ATTENTION = 7 / 8
 
 _FEATURES = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
-_BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 _SUBSTANTIAL = 0.1
 
 _Shape = tuple[int, ...]
@@ -425,7 +423,7 @@ def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> di
     for at in evidence.rows(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
         for frame in chains[columns["frames"][at]]:
             if _PRODUCTS([frame]):
-                left, right = (shape_of_input(frame, one) for one in _FACTORS[frame.name])
+                left, right = (shape_of_input(frame, one) for one in FACTORS[frame.name])
                 if not left or not right:
                     continue
                 products[columns["layer"][at]].add((left, right))
@@ -460,7 +458,7 @@ def _has_bias(layer: Layer) -> bool:
 def _normalises(norm: Layer, conv: Layer) -> bool:
     """Whether a layer is a batch norm in train mode that may take a convolution's output."""
     return (
-        norm.kind in _BATCH_NORMS
+        norm.kind in BATCH_NORMS
         and norm.training is True
         and bool(conv.output_shapes)
         and norm.input_shapes[:1] == conv.output_shapes[:1]

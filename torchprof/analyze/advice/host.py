@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +9,10 @@ from dataclasses import dataclass, field
 from torchprof.analyze.advice import Advice, Gain, Merged, merged, rule
 from torchprof.analyze.advice.evidence import Evidence, is_collection
 from torchprof.run.cost import format_time
+from torchprof.run.purposes import BETWEEN_HOST_AND_DEVICE, COPYING, WAITING
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import FORWARD, LOADING, OPTIMIZER_RANGE, OUTSIDE, Frame
 
-_RUNTIME = re.compile(r"(cuda|hip|musa)Memcpy\w*|(cuda|hip|xpu|musa)\w*Synchronize")
-"""The calls of a device's runtime in which the CPU copies or waits, as in ``torchprof.measure.steps``."""
-_BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
 _PAGEABLE = "Memcpy HtoD (Pageable"
 _VALUES = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero"})
 """The ops that give Python a value of a tensor, or make a tensor whose size depends on values. All other ops that wait
@@ -230,7 +227,10 @@ def inside_loading(frames: Sequence[Frame]) -> Sequence[Frame]:
 
 
 def _is_runtime(frames: Sequence[Frame]) -> bool:
-    return bool(frames) and frames[-1].kind == "op" and _RUNTIME.fullmatch(frames[-1].name) is not None
+    """Whether it is a call of the device's runtime in which the CPU copies or waits."""
+    if not frames or frames[-1].kind != "op":
+        return False
+    return any(calls.fullmatch(frames[-1].name) is not None for calls in (COPYING, WAITING))
 
 
 def _reads_a_value(frames: Sequence[Frame]) -> bool:
@@ -268,7 +268,7 @@ def _copies_by_surroundings(evidence: Evidence, beginning: str = "") -> dict[_Su
         if not frames or frames[-1].kind != "kernel" or _reads_a_value(frames):
             return False
         name = frames[-1].name
-        return name.startswith(beginning) and _BETWEEN_HOST_AND_DEVICE.fullmatch(name) is not None
+        return name.startswith(beginning) and BETWEEN_HOST_AND_DEVICE.fullmatch(name) is not None
 
     for at in evidence.rows(is_copy):
         way = columns["layer"][at], columns["phase"][at], rows.frames[columns["frames"][at]][:-1]
@@ -284,7 +284,7 @@ def _waits(evidence: Evidence) -> dict[int, _Transfers]:
     copying = _copies_by_surroundings(evidence)
     for at in evidence.rows(_is_runtime if evidence.device != "cpu" else lambda _: False):
         layer, frames = columns["layer"][at], rows.frames[columns["frames"][at]]
-        is_wait = frames[-1].name.endswith("Synchronize")
+        is_wait = WAITING.fullmatch(frames[-1].name) is not None
         if _reads_a_value(frames):
             if layer == OUTSIDE and frames[0].kind == "label" and frames[0].name.startswith(OPTIMIZER_RANGE):
                 continue

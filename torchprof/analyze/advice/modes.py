@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.evidence import Evidence, always, inside, no_frames
 from torchprof.analyze.advice.host import forward_calls
-from torchprof.analyze.advice.precision import CONVOLUTIONS, FACTORS
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer
+from torchprof.run.torch_names import BATCH_NORMS, CONVOLUTIONS, FACTORS
 from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP
 
-_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 _DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
 _RARELY = 0.9
 _THREADS = 4
@@ -197,6 +196,6 @@ def _trains(evidence: Evidence) -> bool:
 
 
 def _depends_on_mode(layer: Layer) -> bool:
-    if layer.kind in _NORMS:
+    if layer.kind in BATCH_NORMS:
         return "track_running_stats=False" not in layer.settings
     return layer.kind in _DROPOUTS and not layer.settings.startswith(("p=0,", "p=0.0,"))

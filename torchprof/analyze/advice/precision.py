@@ -8,34 +8,16 @@ from collections.abc import Iterator, Sequence
 
 from torchprof.analyze.advice import WORTH, Advice, Gain, merged, rule, together
 from torchprof.analyze.advice.evidence import Evidence, always, shape_of_input
-from torchprof.analyze.advice.operators import ELEMENTWISE
 from torchprof.run.cost import format_memory, format_time
+from torchprof.run.dtypes import recorded_as
+from torchprof.run.torch_names import CONVOLUTIONS, ELEMENTWISE, FACTORS
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame, Signature
 
-_DOUBLE = frozenset({"double", "c10::complex<double>"})
-_SINGLE = frozenset({"float"})
-_HALF = frozenset({"c10::Half", "c10::BFloat16"})
-_FLOATS = _DOUBLE | _SINGLE | _HALF | {"c10::complex<float>", "c10::complex<c10::Half>"}
+_DOUBLE = recorded_as("float64", "complex128")
+_SINGLE = recorded_as("float32")
+_HALF = recorded_as("float16", "bfloat16")
+_FLOATS = _DOUBLE | _SINGLE | _HALF | recorded_as("complex64", "complex32")
 _FLOATING = ("float", "bfloat", "complex")  # prefixes of torch's floating-point dtypes
-FACTORS = {  # the positions of the two matrices of a product among the inputs
-    "aten::mm": (0, 1),
-    "aten::bmm": (0, 1),
-    "aten::addmm": (1, 2),
-    "aten::_addmm_activation": (1, 2),
-    "aten::baddbmm": (1, 2),
-}
-CONVOLUTIONS = frozenset(
-    {
-        "aten::convolution",
-        "aten::_convolution",
-        "aten::convolution_overrideable",
-        "aten::cudnn_convolution",
-        "aten::cudnn_convolution_relu",
-        "aten::cudnn_convolution_add_relu",
-        "aten::cudnn_convolution_transpose",
-        "aten::convolution_backward",
-    }
-)
 _FLOAT32_KERNEL = re.compile(r"sgemm|scudnn|simt|f32f32_f32f32")
 _TF32_KERNEL = re.compile(r"tf32|s1688")
 _HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Half")

@@ -11,14 +11,14 @@ from torchprof.analyze.advice.evidence import Evidence, is_collection
 from torchprof.analyze.advice.host import beyond_median_ns, forward_calls, idle_ns
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
-from torchprof.run.words import FORWARD, OUTSIDE, PHASES, Frame
+from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE, PHASES, Frame
 
 HOOK = " (hook)"
 """What follows the name of a function that is a hook of modules, in a sampled line."""
 _SHARE = 0.05
 _GAP_NS = 30_000
 _TO_NUMPY = "aten::resolve_neg"
-_WAITS_FOR_RANKS = ("DistributedDataParallel.", "FullyShardedDataParallel.", "FSDP::")
+_WAITS_FOR_RANKS = ("DistributedDataParallel.", "FullyShardedDataParallel.", FSDP_RANGE)
 """Prefixes of torch's own labels of distributed wrappers, which may wait for other ranks."""
 _TORCHS_LAYERS = """
 AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveLogSoftmaxWithLoss AdaptiveMaxPool1d AdaptiveMaxPool2d

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from torchprof.analyze.advice import Advice, judge, share_of
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.findings import findings_table, place
-from torchprof.analyze.advice.precision import CONVOLUTIONS, FACTORS
 from torchprof.analyze.compiled.report import compiled_in_short
 from torchprof.analyze.first_screen.headline import headline
 from torchprof.analyze.notes import about_times
@@ -22,6 +21,7 @@ from torchprof.run.cost import format_count, format_memory, short_time
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.torch_names import CONVOLUTIONS, FACTORS
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 FIRST_SHARE = 0.03

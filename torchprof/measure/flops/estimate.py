@@ -12,7 +12,6 @@ from torchprof.attribute.nesting import OpenRanges
 from torchprof.attribute.op_groups import OpGroup, OpTree
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
-from torchprof.measure.flops.formulas.attention import FORWARD_ATTENTION
 from torchprof.measure.flops.free_ops import does_no_arithmetic
 from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls, divided
 from torchprof.measure.flops.group_counts import GroupCounts
@@ -26,34 +25,22 @@ from torchprof.measure.flops.torch_registry import (
     registered_work,
 )
 from torchprof.run.kernels import KernelWork, kind_of_work
+from torchprof.run.torch_names import FORWARD_ATTENTION, VIEWS, aten
 from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, Signature
 from torchprof.run.words import is_generated as is_kernel_of_compile
 
-
-def _atens(*names: str) -> frozenset[str]:
-    """The names in a profile of torch's own ops; ``names`` are separated by spaces."""
-    return frozenset(f"aten::{name}" for name in " ".join(names).split())
-
-
-_DENSE_SHAPE = _atens("_indices _nnz _values indices values crow_indices ccol_indices sparse_dim")
+_DENSE_SHAPE = aten("_indices _nnz _values indices values crow_indices ccol_indices sparse_dim")
 """Only ops on sparse tensors call these. Their recorded shapes are dense ones, which do not determine the work."""
-_PADDING = _atens("matmul bmm _native_multi_head_attention _transformer_encoder_layer_fwd", *FORWARD_ATTENTION)
+_PADDING = FORWARD_ATTENTION | aten("matmul bmm _native_multi_head_attention _transformer_encoder_layer_fwd")
 """Ops that pad nested tensors, which have no shape. The shapes of the ops inside are larger than the data."""
 _AROUND_OTHER_CODE = (
-    *_atens("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"),
+    *aten("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"),
     "detach",
 )
 """Prefixes of ops that prepare work of code without ops: memory for a kernel; conversion to NumPy and back."""
-_VIEWS = _atens(
-    """
-    _reshape_alias _unsafe_view alias as_strided chunk expand expand_as flatten movedim narrow permute reshape select
-    slice split squeeze swapaxes t transpose unbind unflatten unsqueeze view view_as
-    """
-)
-"""Ops that only return a view of a tensor."""
 _PYTHON_BACKWARD = "Backward"
 """Suffix of the backward node of a user's Function. The names of torch's own nodes end in a number."""
-_HANDS_ON = _atens("_trilinear _embedding_bag_backward embedding_renorm_ linalg_matrix_exp")
+_HANDS_ON = aten("_trilinear _embedding_bag_backward embedding_renorm_ linalg_matrix_exp")
 """Ops with their own kernel that calls other ops for all its work."""
 _MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute", "_NoopSaveInputs")
 """Ranges that call no op if there is nothing to do. Example: a ``DTensor`` that is already distributed as requested.
@@ -308,7 +295,7 @@ class Estimate:
                     around.is_opaque = around.work.macs > 0
                     around.work = None
                     around.found = []
-        kind = "prepares" if name.startswith(_AROUND_OTHER_CODE) else "views" if name in _VIEWS else "works"
+        kind = "prepares" if name.startswith(_AROUND_OTHER_CODE) else "views" if name in VIEWS else "works"
         for around in stack:
             setattr(around, kind, True)
 

@@ -19,27 +19,13 @@ from torchprof.measure.flops.formulas import formula_of, work_of
 from torchprof.measure.flops.free_ops import does_no_arithmetic
 from torchprof.measure.flops.operation import Operation, Unknown, Work
 from torchprof.measure.flops.torch_registry import operator_of, registered_formula, registered_work
+from torchprof.run.dtypes import DTYPES
 from torchprof.run.words import Signature
 
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[^\]]*)\]")
 _NUMBER = re.compile(r"Sym\((?P<value>.*)\)")
-_DTYPES = {
-    "f64": "double",
-    "f32": "float",
-    "f16": "c10::Half",
-    "bf16": "c10::BFloat16",
-    "c128": "c10::complex<double>",
-    "c64": "c10::complex<float>",
-    "i64": "long int",
-    "i32": "int",
-    "i16": "short int",
-    "i8": "signed char",
-    "u8": "unsigned char",
-    "b8": "bool",
-    "f8e4m3fn": "c10::Float8_e4m3fn",
-    "f8e5m2": "c10::Float8_e5m2",
-}
-"""torch's short names of types (``torch.utils._dtype_abbrs``), as its profiler spells them."""
+_DTYPES = {dtype.short: dtype.recorded[0] for dtype in DTYPES}
+"""The types in the text, as torch's profiler spells them."""
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

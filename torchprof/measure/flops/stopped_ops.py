@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchprof.measure.flops.formulas.attention import FORWARD_ATTENTION
+from torchprof.run.torch_names import FORWARD_ATTENTION, aten
 
 _OPS = """
 exp expm1 sqrt rsqrt reciprocal sigmoid tanh tan relu relu_ log_sigmoid_forward _softmax _log_softmax logsumexp
@@ -11,7 +11,7 @@ kthvalue native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm 
 _embedding_bag mkldnn_rnn_layer _cudnn_rnn miopen_rnn nll_loss_forward max_pool2d_with_indices
 max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d
 """
-_SAVES_RESULTS = frozenset(f"aten::{name}" for name in " ".join((_OPS, *FORWARD_ATTENTION)).split())
+_SAVES_RESULTS = FORWARD_ATTENTION | aten(_OPS)
 """Ops that save a part of their result for backward. When it is saved, they have been executed (derivatives.yaml)."""
 
 

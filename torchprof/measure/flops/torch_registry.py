@@ -16,28 +16,14 @@ from torch.utils import _python_dispatch
 from torch.utils.flop_counter import flop_registry
 
 from torchprof.measure.flops.operation import Work
+from torchprof.run.dtypes import DTYPES
 from torchprof.run.words import Signature
 
 _TORCHS_OWN = "torch.utils.flop_counter"
 _outside_of_modes: Callable[[], AbstractContextManager[Any]] = getattr(
     _python_dispatch, "_disable_current_modes", nullcontext
 )
-_DTYPES = {
-    "float": torch.float32,
-    "double": torch.float64,
-    "c10::Half": torch.float16,
-    "c10::BFloat16": torch.bfloat16,
-    "c10::complex<float>": torch.complex64,
-    "c10::complex<double>": torch.complex128,
-    "long int": torch.int64,
-    "long": torch.int64,
-    "int": torch.int32,
-    "short int": torch.int16,
-    "short": torch.int16,
-    "signed char": torch.int8,
-    "unsigned char": torch.uint8,
-    "bool": torch.bool,
-}
+_DTYPES = {recorded: dtype.name for dtype in DTYPES for recorded in dtype.recorded}
 
 
 def registered_formula(name: str) -> Callable[..., Any] | None:
@@ -139,7 +125,7 @@ def _arguments(schema: Any, signature: Signature) -> tuple[list[Any], dict[str, 
         if dtype == "TensorList":
             value = [torch.empty(each, device="meta") for each in shape]
         elif dtype not in ("", "Scalar", "ScalarList"):
-            value = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
+            value = torch.empty(shape, dtype=getattr(torch, _DTYPES[dtype]), device="meta")
         if is_tensor != (isinstance(value, torch.Tensor) or dtype == "TensorList") and value is not None:
             raise ValueError
         if value is None and argument.has_default_value():

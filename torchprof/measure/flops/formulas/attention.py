@@ -7,6 +7,7 @@ from math import prod
 from torchprof.measure.flops.formulas.elementwise import SOFTMAX
 from torchprof.measure.flops.formulas.normalization import NORM
 from torchprof.measure.flops.operation import Operation, Shape, Unknown, bare, broadcast, counts
+from torchprof.run.torch_names import FORWARD_ATTENTION, without_aten
 
 
 def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
@@ -21,19 +22,7 @@ def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
     return scores * query[-1], scores * value[-1], scores
 
 
-FORWARD_ATTENTION = (
-    "scaled_dot_product_attention",
-    "_scaled_dot_product_attention_math",
-    "_scaled_dot_product_attention_math_for_mps",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_fused_attention_overrideable",
-)
-
-
-@counts(*FORWARD_ATTENTION)
+@counts(*without_aten(FORWARD_ATTENTION))
 def _forward_attention(op: Operation) -> tuple[int, int]:
     of_scores, of_values, scores = _attention(op.shape(0), op.shape(1), op.shape(2))
     return of_scores + of_values, (SOFTMAX + 1) * scores
