@@ -117,7 +117,7 @@ def recorded(quick: bool) -> str:
 
     import torchprof
     from benchmarks.subjects import subjects
-    from torchprof.run.file_write import json_of_run
+    from torchprof.run.file import json_of_run
     from torchprof.run.lockstep import EXCHANGES, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
     from torchprof.run.samples import SampleKey
     from torchprof.run.words import FORWARD, OUTSIDE

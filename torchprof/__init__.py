@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torchprof.record.modules import Trace
     from torchprof.record.peak import peak
     from torchprof.run.cost import Bound, Cost, Figure, Measure, ReportCell, Unit
-    from torchprof.run.file_read import load
+    from torchprof.run.file import load
     from torchprof.run.layers import Layer, Layers
     from torchprof.run.lockstep import GroupOfRanks, Lockstep, LockstepKey
     from torchprof.run.memory import Held, Memory
@@ -166,7 +166,7 @@ _FILES = {
     "flops": "profile.flops",
     "from_profiler": "profile.annotate",
     "from_trace": "traces.read",
-    "load": "run.file_read",
+    "load": "run.file",
     "merge": "run.merge",
     "peak": "record.peak",
     "tensorboard_trace_handler": "profile.tensorboard",

@@ -161,7 +161,7 @@ def test_an_error_while_saving_keeps_the_old_file(name: str, tmp_path: Path, mon
         yield "{"
         raise MemoryError
 
-    monkeypatch.setattr("torchprof.run.file_write._pieces", pieces)
+    monkeypatch.setattr("torchprof.run.file._pieces", pieces)
     for path in (tmp_path / name, tmp_path / f"new-{name}"):
         with pytest.raises(MemoryError):
             run.save(path)

@@ -24,8 +24,7 @@ import torch
 from torchprof.errors import TorchprofError, some
 from torchprof.profile.sigterm import DelayedSigterm
 from torchprof.record.torch_internals import needed
-from torchprof.run.file_read import run_of
-from torchprof.run.file_write import json_of_run
+from torchprof.run.file import json_of_run, run_of
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.run import Run

@@ -8,7 +8,7 @@ from typing import Any
 from torchprof.analyze.compare.diff import Change, Diff, Pair
 from torchprof.analyze.compare.table import diff_headline
 from torchprof.analyze.report import report
-from torchprof.run.file_write import json_of_run, stripped, warning_data
+from torchprof.run.file import json_of_run, stripped
 from torchprof.run.run import Run
 from torchprof.run.warnings import Caveat
 
@@ -24,7 +24,7 @@ def json(run: Run, *, strip: bool = False) -> str:
 
 
 def _data(warning: Caveat) -> dict[str, Any]:
-    return {**warning_data(warning), "ranks": warning.ranks, "sentence": str(warning)}
+    return {**warning.to_json(), "ranks": warning.ranks, "sentence": str(warning)}
 
 
 _SCHEMA = 1

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import add
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from torchprof.run.checked_json import demand, read_as
 from torchprof.run.words import NO_LAYERS, OUTSIDE
+
+_COUNTED = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes", "grad_calls", "updated_params")
+"""Counts of a layer: kept in the merged layer if equal on all ranks, else None."""
+_IF_ANY = ("compiled", "tied", "recursive")
+"""True of a merged layer if true on any rank."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,42 @@ class Layer:
         """The path as a dotted string."""
         return ".".join(self.path)
 
+    def __add__(self, cycle: Layer) -> Layer:
+        """The layer as in a later cycle, with the shapes, output size and mode of its first call in any cycle."""
+        if cycle == self:
+            return self
+        cycle = replace(cycle, recursive=self.recursive or cycle.recursive)
+        if not self.input_shapes and not self.output_shapes:
+            return cycle
+        return replace(
+            cycle,
+            input_shapes=self.input_shapes,
+            output_shapes=self.output_shapes,
+            same_shapes=self._same_shapes(cycle) if cycle.input_shapes or cycle.output_shapes else self.same_shapes,
+            output_bytes=self.output_bytes,
+            training=self.training,
+            # Of all cycles so far.
+            grad_calls=self.grad_calls if cycle.grad_calls is None else cycle.grad_calls,
+            updated_params=self.updated_params if cycle.updated_params is None else cycle.updated_params,
+        )
+
+    def merged(self, other: Layer) -> Layer:
+        """The layer of two ranks: as on this one, which is lower, with what differs left out."""
+        if self == other:
+            return self
+        changes: dict[str, Any] = {name: getattr(self, name) or getattr(other, name) for name in _IF_ANY}
+        changes.update((name, None) for name in _COUNTED if getattr(self, name) != getattr(other, name))
+        changes["same_shapes"] = self._same_shapes(other)
+        if self.dtype_bytes != other.dtype_bytes:
+            changes["dtype_bytes"] = ()
+        return replace(self, **changes)
+
+    def _same_shapes(self, other: Layer) -> bool | None:
+        """``same_shapes`` over the calls of both; None if it is unknown for either."""
+        if self.same_shapes is None or other.same_shapes is None:
+            return None
+        return self.same_shapes and other.same_shapes and self.input_shapes == other.input_shapes
+
 
 _Value = TypeVar("_Value")
 _Key = TypeVar("_Key", bound=Hashable)
@@ -85,6 +127,24 @@ class Layers(tuple[Layer, ...]):
     def of(cls, layers: Iterable[Layer]) -> Layers:
         """Make ``Layers`` of any layers; ``Layers`` are returned unchanged."""
         return layers if isinstance(layers, cls) else cls(layers)
+
+    @classmethod
+    def from_json(cls, stored: Any) -> Layers:
+        """The layers of a file. Raises as described in ``checked_json``."""
+        layers = cls(read_as(tuple[Layer, ...], stored))
+        known: set[tuple[str, ...]] = set()
+        for layer in layers:
+            demand(bool(layer.path) and layer.path not in known, f"the path {layer.path}")
+            demand(len(layer.path) == 1 or layer.path[:-1] in known, f"the layer above {layer.name}")
+            known.add(layer.path)
+        return layers
+
+    def added(self, cycle: Layers) -> Layers:
+        """The layers of both cycles, matched by path. Those that only the later one has are at the end."""
+        later = cycle.index_of
+        known = (layer + cycle[later[layer.path]] if layer.path in later else layer for layer in self)
+        layers = Layers((*known, *(layer for layer in cycle if layer.path not in self.index_of)))
+        return self if layers == self else layers  # it has computed its tree
 
     @cached_property
     def index_of(self) -> dict[tuple[str, ...], int]:
@@ -156,3 +216,82 @@ class Layers(tuple[Layer, ...]):
                 key = at, phase
                 totals[key] = plus(totals[key], value) if key in totals else value
         return totals
+
+
+class MergingLayers:
+    """The layers of the ranks so far, matched by path and numbered in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], _Known] = {}
+
+    def add(self, layers: Layers, everyone: Sequence[int]) -> list[int]:
+        """Add the layers of a run with the ranks ``everyone``, which ascend. Returns the number of each."""
+        for place, layer in enumerate(layers):
+            ranks = layer.ranks or everyone
+            if layer.ranks:
+                layer = replace(layer, ranks=())
+            known = self._known.get(layer.path)
+            if known is None:
+                self._known[layer.path] = _Known(len(self._known), layer, ranks, place)
+            else:
+                known.add(layer, ranks, place)
+        return [self._known[layer.path].number for layer in layers]
+
+    def merged(self, everyone: tuple[int, ...]) -> tuple[list[int], Layers]:
+        """For each number the index among the merged layers; and these. ``everyone``: all ranks."""
+        ordered = _depth_first(self._known)
+        of_ranks: dict[tuple[int, ...], tuple[int, ...]] = {everyone: ()}
+        indices = [0] * len(ordered)
+        layers = []
+        for index, known in enumerate(ordered):
+            ranks = tuple(sorted(known.ranks))
+            layers.append(replace(known.layer, ranks=of_ranks.setdefault(ranks, ranks)))
+            indices[known.number] = index
+        return indices, Layers(layers)
+
+
+class _Known:
+    """A layer of the merged run so far, as on ``rank``, the lowest rank that has it. ``place``: its index among the
+    layers of that rank. ``ranks``: all ranks that have it."""
+
+    __slots__ = ("layer", "number", "place", "rank", "ranks")
+
+    def __init__(self, number: int, layer: Layer, ranks: Sequence[int], place: int) -> None:
+        self.number = number
+        self.layer = layer
+        self.rank = ranks[0]
+        self.place = place
+        self.ranks = [*ranks]
+
+    def add(self, layer: Layer, ranks: Sequence[int], place: int) -> None:
+        """Add the same layer of other ranks, which ascend."""
+        if ranks[0] < self.rank:
+            self.layer, self.rank, self.place = layer.merged(self.layer), ranks[0], place
+        else:
+            self.layer = self.layer.merged(layer)
+        self.ranks += ranks
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """The sort key among its siblings.
+
+        Numbers come first and in their order, because a pipeline spreads numbered layers over ranks. Then come names:
+        those of the lowest rank first, in its order.
+        """
+        name = self.layer.path[-1]
+        return (int(name) if name.isdecimal() else float("inf"), self.rank, self.place)
+
+
+def _depth_first(layers: Mapping[tuple[str, ...], _Known]) -> list[_Known]:
+    """All layers, parents before children, without recursion: models are deeper than Python's limit."""
+    below: dict[tuple[str, ...], list[_Known]] = {}
+    for path, known in layers.items():
+        below.setdefault(path[:-1], []).append(known)
+    for siblings in below.values():
+        siblings.sort(key=lambda known: known.order, reverse=True)
+    ordered = []
+    waiting = below.get((), [])
+    while waiting:
+        ordered.append(waiting.pop())
+        waiting.extend(below.get(ordered[-1].layer.path, ()))
+    return ordered

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
-from typing import NamedTuple
+from itertools import compress, groupby
+from operator import ge, le
+from statistics import median_low
+from typing import Any, NamedTuple
 
+from torchprof.run.checked_json import demand, demand_layer, fields_of, read_as
+from torchprof.run.part import RunPart
 from torchprof.run.samples import of_smallest_hash, scrambled
-from torchprof.run.words import COMPILING, RANGES
+from torchprof.run.words import COMPILING, FORWARD, OUTSIDE, RANGES
 
 WORK = "work"
 GAP = "gap"
@@ -147,6 +151,22 @@ class Lockstep:
         return replace(alone, medians=self.medians[at : at + 1])
 
     @property
+    def is_valid(self) -> bool:
+        """Whether all parts have the right lengths."""
+        ranks, counts, kept = self.ranks, self.counts, len(self.last_ns)
+        return (
+            len(ranks) == len(counts) == len(self.ns) == len(self.beside_ns) > 0
+            and list(ranks) == sorted(set(ranks))
+            and (self.is_paired or not (self.last_ns or self.times or self.kept_ns or self.values))
+            and kept == len(self.last_rank)
+            and set(self.last_rank) <= {*ranks, NO_LAST_RANK}
+            and list(self.times) == sorted(set(self.times))
+            and all(0 <= at < min(counts) for at in self.times)
+            and all(len(each) in (0, len(ranks)) for each in (self.kept_ns, self.medians, self.values))
+            and all(len(values) == kept for values in self.values)
+        )
+
+    @property
     def is_paired(self) -> bool:
         """Whether the single times of the ranks can be matched with each other."""
         return len(set(self.counts)) == 1 and len(self.last_ns) == len(self.times or range(self.counts[0]))
@@ -189,6 +209,147 @@ def _kept_of_both(count: int, before: tuple[int, ...], more: int, after: tuple[i
     share, rest = divmod(size * more, whole)
     share += scrambled(salt) % whole < rest
     return of_smallest_hash(earlier, size - share, salt) + of_smallest_hash(later, share, salt)
+
+
+_Together = Mapping[LockstepKey, Lockstep]
+_IF_ANY = ("times", "kept_ns", "medians", "values")
+"""The fields of ``Lockstep`` that a file does not have if they are empty."""
+
+
+class LockstepPart(RunPart[_Together]):
+    """The lockstep as a part of a run."""
+
+    def of_ranks(self, value: _Together, ranks: Collection[int]) -> dict[int, _Together]:
+        found: dict[int, dict[LockstepKey, Lockstep]] = {rank: {} for rank in ranks}
+        for key, lockstep in value.items():
+            for at, rank in enumerate(lockstep.ranks):
+                if rank in found:
+                    found[rank][key] = lockstep.of_one(at)
+        return {**found}
+
+    def renumbered(self, value: _Together, to: Sequence[int]) -> _Together:
+        return {key._replace(layer=to[key.layer]): lockstep for key, lockstep in value.items()}
+
+    def added(self, before: _Together, cycle: _Together) -> _Together:
+        """What one side did not record took 0 in each of its steps."""
+        sums = {}
+        for key in dict.fromkeys((*before, *cycle)):
+            earlier = before.get(key) or _zero_in_each_step(key, before)
+            later = cycle.get(key) or _zero_in_each_step(key, cycle)
+            sums[key] = earlier + later if earlier and later else earlier or later
+        return {key: lockstep for key, lockstep in sums.items() if lockstep is not None}
+
+    def merge(self, so_far: Any, value: _Together) -> Any:
+        so_far = {} if so_far is None else so_far
+        for key, lockstep in value.items():
+            if key in so_far:
+                so_far[key].add(lockstep)
+            else:
+                so_far[key] = _Merging(key, lockstep)
+        return so_far
+
+    def merged(self, so_far: Any) -> _Together:
+        tuples: dict[Any, Any] = {}
+        return {key: merging.lockstep(tuples) for key, merging in so_far.items()}
+
+    def to_json(self, value: _Together) -> Any:
+        for key, lockstep in value.items():
+            fields = fields_of(lockstep)
+            yield {**key._asdict(), **{name: fields[name] for name in fields if fields[name] or name not in _IF_ANY}}
+
+    def from_json(self, stored: Any, layers: int, ranks: Set[int]) -> _Together:
+        found = {}
+        for entry in stored:
+            key = read_as(LockstepKey, [entry.pop(name) for name in LockstepKey._fields])
+            found[key] = read_as(Lockstep, entry)
+            demand_layer(key, layers)
+            demand(found[key].is_valid and ranks >= {*found[key].ranks}, f"the ranks of lockstep {tuple(key)}")
+        return found
+
+
+def _zero_in_each_step(key: LockstepKey, cycles: _Together) -> Lockstep | None:
+    """0 for each step of these cycles.
+
+    None for collectives (they are counted by calls, not by steps), and if the steps or the groups are unknown.
+    """
+    steps = cycles.get(LockstepKey(OUTSIDE, FORWARD, "cpu", STEP))  # the device has the same steps
+    if steps is None or key.is_collective or key.group == NOT_RECORDED:
+        return None
+    return replace(steps, ns=(0,), beside_ns=(0,), last_ns=(0,) * len(steps.last_ns), medians=())
+
+
+class _Merging:
+    """The lockstep of some ranks so far: a list with one entry per rank for each figure, None if not all ranks have
+    it."""
+
+    __slots__ = ("counts", "figures", "first", "is_paired", "key", "last_ns", "last_rank", "ranks", "times")
+
+    def __init__(self, key: LockstepKey, first: Lockstep) -> None:
+        self.key = key
+        self.first = first
+        self.ranks = [*first.ranks]
+        self.counts = [*first.counts]
+        self.times = first.times
+        self.figures = self._figures(first)
+        self.is_paired = first.is_paired
+        self.last_ns = [*first.last_ns]
+        self.last_rank = [*first.last_rank]
+
+    def add(self, other: Lockstep) -> None:
+        self.is_paired &= other.is_paired and self.counts[0] == other.counts[0] and self.times == other.times
+        if self.is_paired:
+            # in a collective the last rank has the shortest time, else the longest
+            is_later = le if self.key.is_collective else ge
+            later = map(is_later, other.last_ns, self.last_ns)
+            for at in compress(range(len(self.last_ns)), later):  # few times, if there are many ranks
+                is_equal = other.last_ns[at] == self.last_ns[at]
+                self.last_ns[at] = other.last_ns[at]
+                self.last_rank[at] = NO_LAST_RANK if is_equal else other.last_rank[at]
+        self.ranks += other.ranks
+        self.counts += other.counts
+        self.figures = [
+            None if mine is None or its is None else mine + its for mine, its in zip(self.figures, self._figures(other))
+        ]
+
+    def _figures(self, one: Lockstep) -> list[list[Any] | None]:
+        """For each rank: ``ns``, ``beside_ns``, ``kept_ns``, the median of the kept times, and the kept times."""
+        kept, medians, values = one.kept_ns, one.medians, one.values
+        if len(one.ranks) == 1 and one.last_ns:  # the times of this rank
+            values = (one.last_ns,)
+            kept = (sum(one.last_ns),)
+            medians = (median_low(one.last_ns),)
+        return [
+            [*one.ns],
+            [*one.beside_ns],
+            [*kept] if kept and one.times else None,
+            [*medians] if medians and not self.key.is_collective else None,
+            [*values] if values and self.key.keeps_values else None,
+        ]
+
+    def lockstep(self, known: dict[Any, Any]) -> Lockstep:
+        """The ``Lockstep`` of all ranks. ``known`` has the tuples made so far: equal tuples are one object."""
+        if len(self.ranks) == 1:
+            return self.first
+        order = sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
+
+        def sorted_by_rank(values: Sequence[Any] | None) -> tuple[Any, ...]:
+            found = () if values is None else tuple(values[at] for at in order)
+            return known.setdefault(found, found)  # type: ignore[no-any-return]
+
+        ns, beside_ns, kept_ns, medians, values = map(sorted_by_rank, self.figures)
+        is_paired = self.is_paired
+        return Lockstep(
+            sorted_by_rank(self.ranks),
+            sorted_by_rank(self.counts),
+            ns,
+            beside_ns,
+            tuple(self.last_ns) if is_paired else (),
+            tuple(self.last_rank) if is_paired else (),
+            known.setdefault(self.times, self.times) if is_paired else (),
+            kept_ns if is_paired else (),
+            medians,
+            values if is_paired else (),
+        )
 
 
 def range_in_words(kind: str, name: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from torchprof.run.checked_json import demand, demand_layer
+
 
 class Held(NamedTuple):
     """Memory that was live at a peak: ``nbytes`` in ``blocks``, allocated for a layer (by its index, negative for none)
@@ -41,6 +43,14 @@ class Memory:
     before: tuple[tuple[str, int], ...] | None = None
     allocator: tuple[tuple[str, int, int], ...] = ()
 
+    def __add__(self, cycle: Memory) -> Memory:
+        """The higher peak of two cycles of a device, with what was live at it."""
+        return cycle if cycle.peak_bytes > self.peak_bytes else self
+
     def renumbered(self, to: Sequence[int]) -> Memory:
-        """The same with other indices of layers. ``to``: by index; negative ones keep theirs: they are not layers."""
         return replace(self, held=tuple(storage._replace(layer=to[storage.layer]) for storage in self.held))
+
+    def check(self, layers: int) -> None:
+        for storage in self.held:
+            demand_layer(storage, layers)
+            demand(storage.kind in (*KINDS, "unknown"), f"{storage.kind!r} instead of a kind of memory")

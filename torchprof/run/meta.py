@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from torchprof.run.warnings import Caveat
+from torchprof.run.checked_json import demand, fields_of, read_as
+from torchprof.run.warnings import Caveat, StoredWarnings
 
 
 class Peak(NamedTuple):
@@ -133,3 +135,58 @@ class Meta:
     def device_heading(self) -> str:
         """The kind of device as headings and messages name it: "CUDA"; "DEVICE" for a run of the CPU alone."""
         return (self.device or "device").upper()
+
+    def __add__(self, cycle: Meta) -> Meta:
+        """The recording of both cycles of a rank. It has no stored warnings: those of one cycle need not hold for both.
+
+        The later cycle also knows the compilations of the earlier one, as before it.
+        """
+        busy = dict(self.busy_ns)
+        for device, ns in cycle.busy_ns:
+            busy[device] = busy.get(device, 0) + ns
+        compilations = {(one.name, one.phase, one.began_ns): one for one in self.compilations}
+        for one in cycle.compilations:
+            step = None if one.step is None else self.steps + one.step
+            compilations.setdefault((one.name, one.phase, one.began_ns), one._replace(step=step))
+        return replace(
+            cycle,
+            wall_ns=self.wall_ns + cycle.wall_ns,
+            process_cpu_ns=_sum_of_known(self.process_cpu_ns, cycle.process_cpu_ns),
+            run_delay_ns=_sum_of_known(self.run_delay_ns, cycle.run_delay_ns),
+            cycles=self.cycles + cycle.cycles,
+            steps=self.steps + cycle.steps,
+            warnings=(),
+            busy_ns=tuple(sorted(busy.items())),
+            regions=_unambiguous(self.regions + cycle.regions),
+            compilations=tuple(sorted(compilations.values(), key=lambda one: one.began_ns)),
+        )
+
+    def stripped(self) -> Meta:
+        """The same without the names of files, machines and jobs."""
+        regions = tuple(region._replace(file="") for region in self.regions)
+        compilations = tuple(compilation._replace(file="") for compilation in self.compilations)
+        return replace(self, machine="", script="", job="", regions=regions, compilations=compilations)
+
+    def to_json(self, warnings: StoredWarnings) -> dict[str, Any]:
+        return {**fields_of(self), "warnings": [*map(warnings.number_of, self.warnings)]}
+
+    @classmethod
+    def from_json(cls, stored: Any, warnings: Sequence[Caveat]) -> Meta:
+        """Ranks with equal ``warnings``, to which they refer by number, share the objects."""
+        numbers = read_as(tuple[int, ...], stored.pop("warnings", []))
+        demand(all(0 <= number < len(warnings) for number in numbers), f"the warnings of a rank: {numbers!r:.80}")
+        meta: Meta = read_as(cls, stored)
+        return replace(meta, warnings=tuple(warnings[number] for number in numbers))
+
+
+def _sum_of_known(before: int | None, cycle: int | None) -> int | None:
+    return None if before is None or cycle is None else before + cycle
+
+
+def _unambiguous(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...]:
+    """Each region once. A name that stands for two different regions (torch.compile was reset) is left out: it is
+    ambiguous."""
+    of_name: dict[str, set[CompiledRegion]] = {}
+    for region in regions:
+        of_name.setdefault(region.name, set()).add(region)
+    return tuple(region for same in of_name.values() if len(same) == 1 for region in same)

@@ -1,4 +1,4 @@
-"""The functions of ``reports`` and ``analyze`` that methods of ``Run`` call, by name; and the text that they return.
+"""The functions that methods of ``Run`` call by name, most of ``reports`` and ``analyze``; and the text of a report.
 
 They are imported when they are first called, so ``run`` imports none of the packages that read it.
 """
@@ -23,6 +23,7 @@ _FILES = {
     "all_warnings": "torchprof.analyze.caveats",
     "text_of": "torchprof.reports.text",
     "show_page": "torchprof.reports.notebook",
+    "write": "torchprof.run.file",
 }
 
 

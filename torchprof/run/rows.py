@@ -8,11 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, product
+from operator import add
 from typing import Any, NamedTuple
 
+from torchprof.run.checked_json import demand, demand_layer, read_as, read_columns, read_list
 from torchprof.run.collectives import shows_collective
 from torchprof.run.cost import FIELDS, Cost
-from torchprof.run.layers import Layer
+from torchprof.run.layers import Layer, Layers
 from torchprof.run.words import FORWARD, NOT_SELECTED, PHASES, Frame, Signature, is_left_over, phase_of
 
 
@@ -170,7 +172,9 @@ class Rows(Sequence[Row]):
     within: tuple[tuple[Around, ...], ...] = field(repr=False, default=((),))
     shared: tuple[tuple[int, ...], ...] = field(repr=False, default=((),))
 
-    COLUMNS = ("layer", "phase", "shared", "within", "frames", "device", "rank", "calls", *FIELDS)
+    KEYS = ("layer", "phase", "shared", "within", "frames", "device", "rank")
+    VALUES = ("calls", *FIELDS)
+    COLUMNS = (*KEYS, *VALUES)
 
     def __len__(self) -> int:
         return len(self.columns["layer"])
@@ -198,7 +202,7 @@ class Rows(Sequence[Row]):
         return (self[index] for index in range(len(self)))
 
     def renumbered(self, to: Sequence[int], layers: tuple[Layer, ...]) -> Rows:
-        """The same with other layers. ``to``: see ``Memory.renumbered``."""
+        """The same with other layers. ``to``: see ``Part.renumbered``."""
         return replace(
             self,
             layers=layers,
@@ -213,12 +217,98 @@ class Rows(Sequence[Row]):
         for rank, start, stop in stretches_of(self.columns["rank"]):
             if rank in places:
                 places[rank].append((start, stop))
-        tables = {"shared": self.shared, "within": self.within, "frames": self.frames, "device": self.devices}
         for rank in ranks:
             columns = {name: array("q") for name in self.COLUMNS}
             for (name, column), (start, stop) in product(columns.items(), places[rank]):
                 column.extend(self.columns[name][start:stop])
-            yield compacted(self.layers, columns, tables)
+            yield compacted(self.layers, columns, self._tables)
+
+    @property
+    def _tables(self) -> dict[str, tuple[Any, ...]]:
+        """The tables, by the columns that have their numbers."""
+        return {"shared": self.shared, "within": self.within, "frames": self.frames, "device": self.devices}
+
+    def added(self, cycle: Rows) -> Rows:
+        """The sum of the rows of two cycles, on the same layers: rows with equal keys become one row."""
+        if self._has_keys_of(cycle):  # as in most loops: each step does the same
+            columns = dict(self.columns)
+            for name in self.VALUES:
+                if any(cycle.columns[name]):
+                    columns[name] = array("q", map(add, columns[name], cycle.columns[name]))
+            return replace(self, columns=columns)
+        lines: dict[tuple[int, ...], Sequence[int]] = {}
+        chains = Chains()
+        within: dict[tuple[Around, ...], int] = {}
+        shared: dict[tuple[int, ...], int] = {}
+        devices: dict[str, int] = {}
+        for rows in (self, cycle):
+            frames_here = [*map(chains.number_of, rows.frames)]
+            within_here = [
+                within.setdefault(tuple(map(chains.around, surroundings)), len(within)) for surroundings in rows.within
+            ]
+            shared_here = [shared.setdefault(by, len(shared)) for by in rows.shared]
+            devices_here = [devices.setdefault(device, len(devices)) for device in rows.devices]
+            columns_here = (rows.columns[name] for name in self.COLUMNS)
+            for layer, phase, by, around, chain, device, rank, *values in zip(*columns_here):
+                tables = shared_here[by], within_here[around], frames_here[chain], devices_here[device]
+                key = (layer, phase, *tables, rank)
+                line = lines.get(key)
+                lines[key] = values if line is None else [*map(add, line, values)]
+        return rows_of_lines(self.layers, lines, chains.all, devices, within, shared)
+
+    def _has_keys_of(self, other: Rows) -> bool:
+        """Whether both have rows with the same keys in the same order."""
+        same_numbers = all(self.columns[name] == other.columns[name] for name in self.KEYS)
+        return same_numbers and self._tables == other._tables
+
+    def to_json(self) -> Iterator[tuple[str, Any]]:
+        """The keys of the file for the rows and their tables, and the values. Frames have the number of their
+        signature, from 1 on; 0 for no signature."""
+        signatures: dict[Signature | None, int] = {None: 0}
+
+        def chain(frames: Sequence[Frame]) -> list[tuple[str, str, int]]:
+            return [(kind, name, signatures.setdefault(signature, len(signatures))) for kind, name, signature in frames]
+
+        yield "frames", map(chain, self.frames)
+        yield "within", ([[*around[:2], chain(around.frames)] for around in step] for step in self.within)
+        yield "shared", self.shared
+        yield "signatures", [*signatures][1:]
+        yield "devices", self.devices
+        yield "rows", self.columns
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], layers: Layers) -> Rows:
+        """The rows of a file. Raises as described in ``checked_json``."""
+        signatures = [None, *read_as(tuple[Signature, ...], document["signatures"])]
+
+        def chain(stored: Any) -> tuple[Frame, ...]:
+            frames = []
+            for kind, name, signature in map(read_list, read_list(stored)):
+                demand(0 <= read_as(int, signature) < len(signatures), f"the signature of {name!r:.80}")
+                frames.append(Frame(read_as(str, kind), read_as(str, name), signatures[signature]))
+            return tuple(frames)
+
+        frames = tuple(map(chain, document["frames"]))
+        within = tuple(
+            tuple(Around(read_as(int, layer), read_as(str, phase), chain(frames)) for layer, phase, frames in step)
+            for step in document["within"]
+        )
+        shared = read_as(tuple[tuple[int, ...], ...], document["shared"])
+        devices = read_as(tuple[str, ...], document["devices"])
+        limits = {
+            "layer": (NOT_SELECTED, len(layers)),
+            "phase": (0, len(PHASES)),
+            "shared": (0, len(shared)),
+            "within": (0, len(within)),
+            "frames": (0, len(frames)),
+            "device": (0, len(devices)),
+            "calls": (0, 2**63),
+        }
+        columns = read_columns(document["rows"], cls.COLUMNS, limits, "rows")
+        demand(all(0 <= layer < len(layers) for by in shared for layer in by), "a layer in 'shared'")
+        for around in (around for step in within for around in step):
+            demand_layer(around, len(layers))
+        return cls(layers, frames, devices, columns, within, shared)
 
     def forward_calls(self, layer: int) -> int:
         """How often the forward of a layer was called."""
@@ -252,3 +342,46 @@ class Rows(Sequence[Row]):
         found = dict(zip(numbers, zip(map(Cost, *fields), calls)))
         found.pop(_LEFT_OVER, None)
         return found
+
+
+class _Table:
+    """Entries that rows refer to by number, each once. ``first`` are the entries that come first, if there are any."""
+
+    def __init__(self, *first: Any) -> None:
+        self.numbers: dict[Any, int] = {entry: number for number, entry in enumerate(first)}
+        self._last: tuple[Sequence[Any], list[int]] = ((), [])
+
+    def numbers_of(self, entries: Sequence[Any]) -> list[int]:
+        """The number of each entry. Two ranks have the same entries as a rule: comparing them is faster than
+        hashing."""
+        if entries != self._last[0]:
+            self._last = entries, [self.numbers.setdefault(entry, len(self.numbers)) for entry in entries]
+        return self._last[1]
+
+
+class MergingRows:
+    """The rows of the ranks so far, on the same layers."""
+
+    def __init__(self) -> None:
+        self._tables = {"shared": _Table(()), "within": _Table(()), "frames": _Table(()), "device": _Table()}
+        self._columns = {name: array("q") for name in Rows.COLUMNS}
+
+    def add(self, rows: Rows) -> None:
+        columns = dict(rows.columns)
+        for name, entries in rows._tables.items():
+            numbers = self._tables[name].numbers_of(entries)
+            if numbers != [*range(len(numbers))]:
+                columns[name] = array("q", map(numbers.__getitem__, columns[name]))
+        for name, column in self._columns.items():
+            column.extend(columns[name])
+
+    def merged(self) -> Rows:
+        """The rows in the order of ranks."""
+        stretches = stretches_of(self._columns["rank"])
+        in_order = sorted(stretches, key=lambda stretch: stretch[0])
+        for name in Rows.COLUMNS if in_order != stretches else ():
+            column, unordered = array("q"), self._columns[name]
+            for _, start, stop in in_order:
+                column.extend(unordered[start:stop])
+            self._columns[name] = column  # column by column, so at most one exists twice
+        return compacted((), self._columns, {name: [*table.numbers] for name, table in self._tables.items()})

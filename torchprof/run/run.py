@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import FIELDS, NO_COST, Cost
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.lockstep import Lockstep, LockstepKey, ranks_in_words
+from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart, ranks_in_words
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.outputs import ReportText, output
+from torchprof.run.part import PerDevice, PerRank, RunPart
 from torchprof.run.rows import Rows
-from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.timeline import DeviceTime, Timeline
+from torchprof.run.samples import SampleKey, SamplesPart, Spread
+from torchprof.run.timeline import DeviceTime, Timeline, TimelinePart
 from torchprof.run.unfinished import Unfinished
 from torchprof.run.warnings import Caveat
 from torchprof.run.words import (
@@ -128,29 +129,12 @@ class Run:
         if len(self.metas) == 1:
             yield self
             return
-        samples: dict[int, dict[SampleKey, Spread]] = {rank: {} for rank in ranks}
-        for sample, spread in self.samples.items():
-            if sample.rank in samples:
-                samples[sample.rank][sample] = spread
-        lockstep: dict[int, dict[LockstepKey, Lockstep]] = {rank: {} for rank in ranks}
-        for key, together in self.lockstep.items():
-            for at, rank in enumerate(together.ranks):
-                if rank in lockstep:
-                    lockstep[rank][key] = together.of_one(at)
+        parts = {name: part.of_ranks(getattr(self, name), ranks) for name, part in RUN_PARTS.items()}
         for rank, rows in zip(ranks, self.rows.of_ranks(ranks)):
-            part = replace(
-                self,
-                metas=tuple(meta for meta in self.metas if meta.rank == rank),
-                rows=rows,
-                samples=samples[rank],
-                memory=tuple(memory for memory in self.memory if memory.rank == rank),
-                timeline=self.timeline if self.timeline is not None and self.timeline.rank == rank else None,
-                device_times=tuple(time for time in self.device_times if time.rank == rank),
-                lockstep=lockstep[rank],
-                unfinished=tuple(where for where in self.unfinished if where.rank == rank),
-            )
+            metas = tuple(meta for meta in self.metas if meta.rank == rank)
+            run = Run(metas, self.layers, rows, **{name: of_rank[rank] for name, of_rank in parts.items()})
             its_layers = (layer for layer in self.layers if not layer.ranks or rank in layer.ranks)
-            yield part.on_layers(replace(layer, ranks=()) if layer.ranks else layer for layer in its_layers)
+            yield run.on_layers(replace(layer, ranks=()) if layer.ranks else layer for layer in its_layers)
 
     def on_layers(self, layers: Iterable[Layer]) -> Run:
         """The same run with other layers, matched by path. Work of a layer that has no match becomes work of no
@@ -168,11 +152,7 @@ class Run:
             self,
             layers=layers,
             rows=self.rows.renumbered(to, layers),
-            samples={key._replace(layer=to[key.layer]): spread for key, spread in self.samples.items()},
-            memory=tuple(memory.renumbered(to) for memory in self.memory),
-            timeline=None if self.timeline is None else self.timeline.renumbered(to),
-            lockstep={key._replace(layer=to[key.layer]): lockstep for key, lockstep in self.lockstep.items()},
-            unfinished=tuple(where.renumbered(to) for where in self.unfinished),
+            **{name: part.renumbered(getattr(self, name), to) for name, part in RUN_PARTS.items()},
         )
 
     @property
@@ -318,9 +298,18 @@ class Run:
         ``strip=True`` leaves out the names of files, machines and jobs. Raises TorchprofError if there is no such
         folder, OSError like ``open``.
         """
-        from torchprof.run.file_write import write
+        output("write")(self, path, strip=strip)
 
-        write(self, path, strip=strip)
+
+RUN_PARTS: dict[str, RunPart[Any]] = {
+    "samples": SamplesPart(),
+    "memory": PerDevice(Memory),
+    "timeline": TimelinePart(),
+    "device_times": PerDevice(DeviceTime),
+    "lockstep": LockstepPart(),
+    "unfinished": PerRank(Unfinished),
+}
+"""The parts of a run by their names in ``Run`` and in the file, where they have this order."""
 
 
 def _sum_if_known(one: int | None, other: int | None) -> int | None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from operator import add, le
+from typing import Any, NamedTuple
+
+from torchprof.run.checked_json import demand, fields_of, read_as, read_columns
+from torchprof.run.memory import KINDS
+from torchprof.run.part import RunPart
+from torchprof.run.words import NOT_SELECTED, PHASES
 
 
 class StreamTime(NamedTuple):
@@ -60,6 +66,25 @@ class DeviceTime:
         """How long it copied without computing or communicating."""
         return self.busy_ns - self.compute_ns - self.exposed_ns
 
+    def __add__(self, cycle: DeviceTime) -> DeviceTime:
+        """The times of two cycles."""
+        streams = {stream.stream: stream for stream in self.streams}
+        for stream in cycle.streams:
+            known = streams.get(stream.stream, (0,) * len(stream))
+            streams[stream.stream] = StreamTime(stream.stream, *map(add, known[1:], stream[1:]))
+        names = [name for name in fields_of(self) if name.endswith("_ns")]
+        sums = {name: getattr(self, name) + getattr(cycle, name) for name in names}
+        return replace(self, **sums, streams=tuple(streams[number] for number in sorted(streams)))
+
+    def renumbered(self, to: Sequence[int]) -> DeviceTime:
+        return self
+
+    def check(self, layers: int) -> None:
+        """No part is longer than the whole, and none is negative."""
+        parts = (self.idle_ns, self.compute_ns - self.overlap_ns, self.overlap_ns, self.exposed_ns, self.copy_alone_ns)
+        least = min(*parts, self.copy_ns - self.copy_alone_ns, *(min(stream[1:]) for stream in self.streams))
+        demand(least >= 0, f"the times of {self.device}")
+
 
 class Lane(NamedTuple):
     """One line of the timeline, in which spans are nested and never cross.
@@ -101,8 +126,21 @@ class Spans:
         return len(self.columns["start_ns"])
 
     def renumbered(self, to: Sequence[int]) -> Spans:
-        """See ``Memory.renumbered``."""
         return replace(self, columns={**self.columns, "layer": array("q", map(to.__getitem__, self.columns["layer"]))})
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {"lanes": self.lanes, "names": self.names, "steps": self.steps, "dropped": self.dropped}
+        return {**fields, **self.columns}
+
+    @classmethod
+    def from_json(cls, stored: Any, layers: int) -> Spans:
+        lanes = read_as(tuple[Lane, ...], stored["lanes"])
+        names, steps = read_as(tuple[str, ...], stored["names"]), read_as(tuple[int, ...], stored["steps"])
+        limits = {"lane": (0, len(lanes)), "name": (-1, len(names)), **_limits(layers)}
+        columns = read_columns(stored, cls.COLUMNS, limits, "spans")
+        demand(all(map(le, columns["start_ns"], columns["end_ns"])), "a span that ends before it begins")
+        demand(all(map(le, steps, steps[1:])), "a step that ends before it begins")
+        return cls(lanes, names, columns, steps, read_as(int, stored["dropped"]))
 
 
 @dataclass(frozen=True)
@@ -132,6 +170,42 @@ class Timeline:
         return len(self.columns["time_ns"])
 
     def renumbered(self, to: Sequence[int]) -> Timeline:
-        """See ``Memory.renumbered``."""
         columns = {**self.columns, "layer": array("q", map(to.__getitem__, self.columns["layer"]))}
         return replace(self, columns=columns, spans=None if self.spans is None else self.spans.renumbered(to))
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {"devices": self.devices, "dropped": self.dropped, "rank": self.rank}
+        return {**fields, **self.columns, "spans": None if self.spans is None else self.spans.to_json()}
+
+    @classmethod
+    def from_json(cls, stored: Any, layers: int) -> Timeline:
+        devices = read_as(tuple[str, ...], stored["devices"])
+        limits = {"device": (0, len(devices)), "kind": (-1, len(KINDS)), **_limits(layers)}
+        columns = read_columns(stored, cls.COLUMNS, limits, "timeline")
+        spans = None if stored["spans"] is None else Spans.from_json(stored["spans"], layers)
+        return cls(devices, columns, read_as(int, stored["dropped"]), spans, read_as(int, stored["rank"]))
+
+
+def _limits(layers: int) -> dict[str, tuple[int, int]]:
+    return {"layer": (NOT_SELECTED, layers), "phase": (0, len(PHASES))}
+
+
+class TimelinePart(RunPart[Timeline | None]):
+    """The timeline as a part of a run: of the last cycle, and of the lowest rank that has one."""
+
+    def of_ranks(self, value: Timeline | None, ranks: Collection[int]) -> dict[int, Timeline | None]:
+        return {rank: value if value is not None and value.rank == rank else None for rank in ranks}
+
+    def renumbered(self, value: Timeline | None, to: Sequence[int]) -> Timeline | None:
+        return None if value is None else value.renumbered(to)
+
+    def merge(self, so_far: Any, value: Timeline | None) -> Any:
+        return value if so_far is None or (value is not None and value.rank < so_far.rank) else so_far
+
+    def to_json(self, value: Timeline | None) -> Any:
+        return None if value is None else value.to_json()
+
+    def from_json(self, stored: Any, layers: int, ranks: Set[int]) -> Timeline | None:
+        timeline = None if stored is None else Timeline.from_json(stored, layers)
+        demand(timeline is None or timeline.rank in ranks, "no metadata of the rank of the timeline")
+        return timeline

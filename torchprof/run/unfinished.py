@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from torchprof.run.checked_json import demand_layer
+
 
 class Entered(NamedTuple):
     """How often (``times``) a layer (by its index, negative for none) called the collective ``name`` in a phase."""
@@ -36,6 +38,10 @@ class Unfinished:
     entered: tuple[Entered, ...] = ()
 
     def renumbered(self, to: Sequence[int]) -> Unfinished:
-        """See ``Memory.renumbered``."""
         entered = tuple(call._replace(layer=to[call.layer]) for call in self.entered)
         return replace(self, layer=to[self.layer], entered=entered)
+
+    def check(self, layers: int) -> None:
+        demand_layer(self, layers)
+        for call in self.entered:
+            demand_layer(call, layers)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchprof.errors import some
-from torchprof.run.sentences import SENTENCES, Fact
+from torchprof.run.checked_json import demand, read_as, read_list
+from torchprof.run.layers import Layers
+from torchprof.run.sentences import SENTENCES, WITHOUT_SHAPES, Fact
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,28 @@ class Caveat:
             about = "; ".join([*([some(list(self.layers))] if self.layers else []), *facts])
             return f"{self.code}: {about}" if about else self.code
 
+    def to_json(self) -> dict[str, Any]:
+        """``added`` is left out if it is empty: only sums of runs have it."""
+        fields = {"code": self.code, "layers": self.layers, "facts": self.facts}
+        return {**fields, "added": self.added} if self.added else fields
+
+    @classmethod
+    def from_json(cls, stored: Any, names: Sequence[str]) -> Caveat:
+        """A warning of a file, with any code: a newer torchprof may have more codes. ``names``: of all layers."""
+        demand(isinstance(stored, dict), f"{stored!r:.80} instead of a warning")
+        demand({"code"} <= {*stored} <= {"code", "layers", "facts", "added"}, f"the parts of a warning: {stored!r:.80}")
+        facts = stored.get("facts", {})
+        demand(isinstance(facts, dict), f"{facts!r:.80} instead of the facts of a warning")
+        added = read_as(tuple[tuple[tuple[int, ...], int], ...], stored.get("added", []))
+        for numbers, of in added:
+            is_valid = numbers and [*numbers] == sorted({*numbers}) and numbers[0] >= 1 and numbers[-1] <= of
+            demand(is_valid, f"the runs {added!r:.80}")
+        layers = [_name_of_layer(layer, names) for layer in read_list(stored.get("layers", []))]
+        if stored["code"] == WITHOUT_SHAPES:  # analyze.caveats computes with these
+            read_as(tuple[str, ...], facts.get("names", []))
+        facts = {name: read_as(Any, fact) for name, fact in facts.items()}
+        return cls(read_as(str, stored["code"]), read_as(tuple[str, ...], layers), facts, added)
+
 
 def caveat(code: str, layers: Sequence[str] = (), **facts: Fact) -> Caveat:
     """A caveat with these facts."""
@@ -54,6 +79,31 @@ def sharing_key(warning: Caveat) -> tuple[Any, ...]:
     Stricter than ``==``, for which 1, 1.0 and True are equal.
     """
     return warning.code, warning.layers, repr([*warning.facts.items()]), warning.added, warning.ranks
+
+
+class StoredWarnings:
+    """The distinct warnings of all ranks, as a file has them: metadata refers to them by number, from 0 on."""
+
+    def __init__(self) -> None:
+        self._numbered: dict[tuple[Any, ...], tuple[int, Caveat]] = {}
+
+    def number_of(self, warning: Caveat) -> int:
+        return self._numbered.setdefault(sharing_key(warning), (len(self._numbered), warning))[0]
+
+    def to_json(self, layers: Layers) -> Iterator[dict[str, Any]]:
+        """The warnings, with the index of each layer in place of its name: every rank may have a list of thousands,
+        each different. The name stays if no layer has it, or two have."""
+        names = Counter(layer.name for layer in layers)
+        index_of = {layer.name: index for index, layer in enumerate(layers) if names[layer.name] == 1}
+        for _, warning in self._numbered.values():
+            yield {**warning.to_json(), "layers": [index_of.get(name, name) for name in warning.layers]}
+
+
+def _name_of_layer(stored: Any, names: Sequence[str]) -> Any:
+    if type(stored) is not int:
+        return stored
+    demand(0 <= stored < len(names), f"the layer {stored} of a warning")
+    return names[stored]
 
 
 def _of_the_runs_added(added: tuple[Sequence[int], int]) -> str:

@@ -32,7 +32,7 @@ from torchprof.analyze.compare.notes import Denominator, Notes, differences_of, 
 from torchprof.analyze.compare.side import Side
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Bound, Figure, as_key
-from torchprof.run.file_read import load
+from torchprof.run.file import load
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 

@@ -1,0 +1,178 @@
+"""Writes and reads the file of a run, and checks what it reads. The format is in docs/run-file.md."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import astuple, replace
+from itertools import chain
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torchprof.errors import TorchprofError
+from torchprof.run.checked_json import demand, fields_of, read_list
+from torchprof.run.cost import Cost
+from torchprof.run.layers import Layers
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Rows, rows_of_lines
+from torchprof.run.run import RUN_PARTS, Run
+from torchprof.run.warnings import Caveat, StoredWarnings
+from torchprof.run.words import FORWARD, OUTSIDE, PHASES
+
+SCHEMA = 3
+"""The version of the format. It increases when an older reader would misread a newer file."""
+
+_FORMAT = "torchprof-run"
+_WITH_IDLE_TIME = 3  # the first schema whose rows have the time in which nothing ran
+_START = 256  # bytes: the format is named in the first of them
+
+_json = json.JSONEncoder(separators=(",", ":"), default=array.tolist).encode
+
+
+def json_of_run(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | None = None) -> str:
+    """The text of the file of a run. ``strip`` leaves out the names of files, machines and jobs.
+
+    ``computed``: more keys, for other programs. ``load`` ignores them: their values follow from the run.
+    """
+    return "".join(_pieces(run, strip, computed or {}))
+
+
+def stripped(run: Run) -> Run:
+    """The run without the names of files, machines and jobs."""
+    return replace(run, metas=tuple(meta.stripped() for meta in run.metas))
+
+
+def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
+    """Save a run as ``Run.save`` describes. The old contents of the file stay until the new ones are complete."""
+    path = Path(os.path.realpath(path))  # write to the target of a link
+    if not path.parent.is_dir():
+        raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
+    is_plain = path.is_file() or not path.exists()  # not a pipe or terminal
+    written = path.with_name(f".{path.name}.{os.getpid()}.part") if is_plain else path
+    try:
+        with written.open("wb") as plain_file, ExitStack() as stack:
+            file: Any = plain_file
+            if path.suffix == ".gz":
+                file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=plain_file, mtime=0))
+            for piece in _pieces(run, strip, {}):
+                file.write(piece.encode())
+        if is_plain:
+            written.replace(path)
+    except BaseException:
+        if is_plain:
+            written.unlink(missing_ok=True)
+        raise
+
+
+def _pieces(run: Run, strip: bool, computed: Mapping[str, Any]) -> Iterator[str]:
+    """The text of a run's file in pieces: for a thousand ranks it is too large for memory."""
+    before = "{"
+    for name, value in chain(_content(run, strip), computed.items()):
+        yield f"{before}{_json(name)}:"
+        before = ","
+        if isinstance(value, Iterator):
+            yield "["
+            for number, entry in enumerate(value):
+                yield f"{',' if number else ''}{_json(entry)}"
+            yield "]"
+        elif isinstance(value, Mapping):
+            for number, (key, entry) in enumerate(value.items()):
+                yield f"{',' if number else '{'}{_json(key)}:{_json(entry)}"
+            yield "}"
+        else:
+            yield _json(value)
+    yield "}"
+
+
+def _content(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
+    """The keys of the file and their values. A list that may be very long is an iterator."""
+    warnings = StoredWarnings()
+    named = "" if strip else "; the names of the machine, the script and the job"
+    yield "format", _FORMAT
+    yield "schema", SCHEMA
+    yield "holds", f"layer paths, operator and kernel names, shapes, costs; no tensor data{named}"
+    yield "metas", (meta.to_json(warnings) for meta in (stripped(run) if strip else run).metas)
+    yield "stored_warnings", warnings.to_json(run.layers)
+    yield "layers", map(fields_of, run.layers)
+    yield from run.rows.to_json()
+    for name, part in RUN_PARTS.items():
+        yield name, part.to_json(getattr(run, name))
+
+
+def is_run_file(path: str | PathLike[str]) -> bool:
+    """Whether a file is a saved run, by its first bytes. Raises OSError like ``open``."""
+    with Path(path).open("rb") as file:
+        is_zipped = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        try:
+            start = (gzip.GzipFile(fileobj=file) if is_zipped else file).read(_START)
+        except (OSError, EOFError, zlib.error):  # damaged: reading the file reports it
+            return False
+    return re.match(rb'(?:\xef\xbb\xbf)?\s*{\s*"format"\s*:\s*"torchprof-run"', start) is not None
+
+
+def load(path: str | PathLike[str]) -> Run:
+    """Read a run that ``Run.save`` wrote. Does not import torch.
+
+    Raises OSError if the file cannot be read; TorchprofError if it is not a run file, is damaged, or was written by a
+    newer torchprof.
+    """
+    return run_of(Path(path).read_bytes(), str(path))
+
+
+def run_of(data: bytes, path: str) -> Run:
+    """The run in the bytes of a file; ``path`` is its name in error messages. Raises TorchprofError like ``load``."""
+    try:
+        document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
+        raise TorchprofError(f"{path} is not a saved run: it does not read as JSON ({error}).") from error
+    if not isinstance(document, dict) or document.get("format") != _FORMAT:
+        if isinstance(document, dict) and "traceEvents" in document:
+            raise TorchprofError(
+                f"{path} is a trace, not a saved run: torchprof.from_trace(path) reads it, and "
+                "`python -m torchprof show FILE -o run.json` makes a saved run of it."
+            )
+        raise TorchprofError(f"{path} is JSON, but not a saved run: write one with `prof.run.save(path)`.")
+    schema = document.get("schema")
+    if type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise TorchprofError(
+            f"{path} has schema {schema}; this torchprof reads up to {SCHEMA}. Read it with a newer torchprof."
+        )
+    try:
+        run = _run(document)
+        return run if schema >= _WITH_IDLE_TIME else _with_idle_time(run)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        raise TorchprofError(f"{path} is a damaged run file: {type(error).__name__} {error}.") from error
+
+
+def _run(document: dict[str, Any]) -> Run:
+    """The run of a file. Raises as described in ``checked_json`` if the file contradicts itself."""
+    layers = Layers.from_json(document["layers"])
+    names = [layer.name for layer in layers]
+    warnings = [Caveat.from_json(stored, names) for stored in read_list(document["stored_warnings"])]
+    metas = tuple(Meta.from_json(stored, warnings) for stored in read_list(document["metas"]))
+    ranks = {meta.rank for meta in metas}
+    demand(bool(ranks), "no metadata")
+    rows = Rows.from_json(document, layers)
+    named = {*rows.columns["rank"]}.union(*(layer.ranks for layer in layers))
+    demand(named <= ranks, f"no metadata of some of the ranks {named!r:.80}")
+    parts = {name: part.from_json(document[name], len(layers), ranks) for name, part in RUN_PARTS.items()}
+    return Run(metas, layers, rows, **parts)
+
+
+def _with_idle_time(run: Run) -> Run:
+    """The run of an older file, with the time in which nothing ran in the row outside all layers."""
+    idle = {meta.rank: meta.wall_ns - busy for meta in run.metas for device, busy in meta.busy_ns if device == "cpu"}
+    lines: dict[tuple[int, ...], tuple[int, ...]] = {
+        (OUTSIDE, PHASES.index(FORWARD), 0, 0, 0, 0, rank): (0, *astuple(Cost(cpu_ns=ns)))
+        for rank, ns in idle.items()
+        if ns > 0
+    }
+    return replace(run, rows=run.rows.added(rows_of_lines(run.layers, lines, [()], ["cpu"], [()], [()])))
