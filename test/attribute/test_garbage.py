@@ -105,7 +105,11 @@ def test_the_duration_of_calls_is_without_collections() -> None:
 def test_a_step_has_a_part_for_collections() -> None:
     steps = Steps(LAYERS)
     folded(steps)
-    of = {key.measure: one.sum for key, one in steps.result().items() if key.layer == OUTSIDE and key.device == "cpu"}
+    of = {
+        key.measure: one.sum
+        for key, one in steps.result()["samples"].items()
+        if key.layer == OUTSIDE and key.device == "cpu"
+    }
     assert of["step_gc_ns"] == 390  # with the operator of a finalizer
     assert "step_other_ns" not in of
     assert of["step_gap_ns"] == 2000 - 900 - 50 - 300
@@ -118,7 +122,7 @@ def test_a_collection_is_own_work_of_the_rank_while_a_collective_runs() -> None:
     events = [step(0), label(NET, 0, 100), exchange("gloo:all_reduce", 10, 90), garbage(20, 50), step(100)]
     for _ in locksteps.observe(walk_of(attribution, events)):
         pass
-    found = locksteps.result()
+    found = locksteps.result()["lockstep"]
     assert found[LockstepKey(OUTSIDE, FORWARD, "cpu", WORK)].ns == (30,)
     assert found[LockstepKey(0, FORWARD, "cpu", WORK)].ns == (20,)
     assert found[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].ns == (50,)
@@ -133,7 +137,7 @@ def test_a_rank_waits_after_a_collection_too() -> None:
     events += [garbage(30, 40), op("aten::add", 2 * late, 2 * late + 10), step(3 * late)]
     for _ in locksteps.observe(walk_of(attribution, events)):
         pass
-    own = locksteps.result()[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].ns[0]
+    own = locksteps.result()["lockstep"][LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].ns[0]
     assert own == 3 * late - 10 - (late - 40)  # the op that requests it is no own work either
 
 

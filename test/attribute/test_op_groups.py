@@ -83,7 +83,7 @@ def result_of(columns: EventColumns, paths: Paths, selected: set[int] | None) ->
         (row.layer, row.selected, row.phase, row.within, row.frames, row.device): (row.calls, row.cost) for row in rows
     }
     assert len(values) == len(rows)
-    observed = steps.result(), memory.result(), spans.result(), lockstep.result(), lockstep.unfinished(None)
+    observed = steps.result(), memory.result(), spans.result(), lockstep.result()
     each = [*each_event(Attribution(sites, paths, selected).attribute(columns))]
     events = [item.event for item in each]
     assert [event.start_ns for event in events] == sorted(event.start_ns for event in events)

@@ -80,7 +80,7 @@ def run_of_events(
         stream_of(attribution, events),
         attribution.places.all,
         layers,
-        recorded_ns=(lambda: meta["wall_ns"]) if "wall_ns" in meta else None,
+        recorded_ns=meta.get("wall_ns", 0),
     )
     about = Meta((layers[0].path[0],), **{"busy_ns": tuple(sorted(busy.items())), **meta})
     return Run((about,), tuple(layers), rows, samples)

@@ -62,7 +62,7 @@ def watched(ran: Iterable[Ran], rank: int = 0) -> tuple[tuple[DeviceTime, ...], 
     device_times = DeviceTimes(rank)
     found = device_times.observe(walk_of(attribution, map(event_of, ran)))
     _, _, busy = fold(found, attribution.places.all, layers, rank)
-    return device_times.result(), {device: ns for device, ns in busy.items() if device != "cpu"}
+    return device_times.result()["device_times"], {device: ns for device, ns in busy.items() if device != "cpu"}
 
 
 STEP = (
@@ -116,7 +116,7 @@ def test_without_work_on_a_device_there_are_none() -> None:
     attribution = Attribution({}, [("Net",)])
     device_times = DeviceTimes()
     list(device_times.observe(walk_of(attribution, [Event(Kind.OP, "aten::mm", 0, 10, 1)])))
-    assert device_times.result() == ()
+    assert device_times.result() == {"device_times": ()}
 
 
 NAMES = {GEMM: "compute", REDUCE: "communication", COPY: "copy"}
@@ -254,7 +254,7 @@ def recorded(stream_of_reduce: int = 20) -> Run:
     events = events_of(sorted(raws, key=lambda raw: raw.start_ns()))
     rows, samples, busy = fold(device_times.observe(walk_of(attribution, events)), attribution.places.all, layers)
     meta = Meta(("Model",), wall_ns=6500, busy_ns=tuple(busy.items()), **CUDA)
-    return Run((meta,), layers, rows, samples, device_times=device_times.result())
+    return Run((meta,), layers, rows, samples, **device_times.result())
 
 
 @MARKED

@@ -52,7 +52,7 @@ def found_in(
     locksteps = Locksteps(LAYERS, 3, signatures, group, from_first_mark)
     for _ in locksteps.observe(walk_of(attribution, events)):
         pass
-    return locksteps.result()
+    return locksteps.result()["lockstep"]
 
 
 def work(found: dict[LockstepKey, Lockstep], device: str = "cpu") -> dict[tuple[int, str, str], tuple[int, ...]]:
@@ -257,10 +257,10 @@ def test_a_function_of_the_user_may_wait() -> None:
 
 def unfinished(*events: Event, ended: int | None = None) -> Unfinished:
     attribution = Attribution(SITES, PATHS)
-    locksteps = Locksteps(LAYERS, 3, (), GROUP)
+    locksteps = Locksteps(LAYERS, 3, (), GROUP, ended_ns=None if ended is None else ended * MS)
     for _ in locksteps.observe(walk_of(attribution, in_ms(*events))):
         pass
-    (found,) = locksteps.unfinished(None if ended is None else ended * MS)
+    (found,) = locksteps.result()["unfinished"]
     return found
 
 
@@ -450,7 +450,7 @@ def rank_that_loads(rank: int, steps: int = 8, ranks: int = 4) -> Run:
     rows, samples, _ = fold(found, attribution.places.all, LAYERS, rank)
     samples[SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns")] = Spread.of([(at, 75 * MS) for at in range(steps)])
     meta = Meta(("Net",), rank, ranks, device="cuda", measured=("cpu_ns", "device_ns"), steps=steps)
-    return Run((meta,), LAYERS, rows, samples, lockstep=locksteps.result())
+    return Run((meta,), LAYERS, rows, samples, lockstep=locksteps.result()["lockstep"])
 
 
 def test_a_rank_that_loads_data_for_longer_is_the_straggler_on_devices_too() -> None:

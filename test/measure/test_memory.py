@@ -837,9 +837,8 @@ def walked(
     add_frees(columns, start, CLOCK_NS)
     attributed = list(allocations.observe(walk_of(attribution, columns)))
     assert start is not NOT_MEASURED or len(attributed) == len(in_order)
-    memory, samples, timeline = allocations.result()
-    assert timeline is not None
-    return {one.device: one for one in memory}, samples, timeline
+    result = allocations.result()
+    return {one.device: one for one in result["memory"]}, result["samples"], result["timeline"]
 
 
 Block = tuple[str, int]

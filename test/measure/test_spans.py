@@ -133,7 +133,7 @@ def attributed_of(
     watcher = OpenSpans([Layer(path, "Module") for path in paths], selected, start_ns=0)
     attributed = list(walk_of(attribution, events))
     assert list(watcher.observe(attributed)) == attributed
-    return attributed, watcher.result()
+    return attributed, watcher.result()["timeline"].spans
 
 
 def walked(*events: Event, selected: set[int] | None = None) -> Spans:
@@ -168,7 +168,7 @@ def test_a_wrapper_and_the_wrapped_module_are_one_span() -> None:
     calls = [("wrapper", 10, 50), ("wrapped", 12, 48), ("a", 20, 30), ("wrapped", 60, 70)]
     events = [label(*each) for each in calls]
     list(watcher.observe(walk_of(Attribution(sites, PATHS), events)))
-    assert of_phase(watcher.result(), FORWARD) == [(10, 50, NET), (20, 30, A), (60, 70, NET)]
+    assert of_phase(watcher.result()["timeline"].spans, FORWARD) == [(10, 50, NET), (20, 30, A), (60, 70, NET)]
 
 
 def test_times_are_after_the_first_mark() -> None:
@@ -177,7 +177,7 @@ def test_times_are_after_the_first_mark() -> None:
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], start_ns=900)
     attribution = Attribution({"label 0": Site((0,))}, PATHS)
     list(watcher.observe(walk_of(attribution, events[1:])))
-    assert of_phase(watcher.result(), FORWARD) == [(110, 150, NET)]
+    assert of_phase(watcher.result()["timeline"].spans, FORWARD) == [(110, 150, NET)]
 
 
 @pytest.mark.parametrize("thread", [MAIN, ENGINE])
@@ -369,7 +369,7 @@ def test_steps_last_from_mark_to_mark() -> None:
     assert attributed_of(events)[1].steps == (0, 30, 50)
     watcher = OpenSpans([Layer(path, "Module") for path in PATHS], from_first_mark=False)
     list(watcher.observe(walk_of(Attribution({"label 0": Site((0,))}, PATHS), events)))
-    assert watcher.result().steps == (30, 50)
+    assert watcher.result()["timeline"].spans.steps == (30, 50)
 
 
 def test_spans_over_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

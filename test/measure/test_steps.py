@@ -80,7 +80,7 @@ def count(
     add_engine_calls(columns)
     attributed = watched.observe(walk_of(attribution, columns))
     rows, _, _ = fold(attributed, attribution.places.all, layers)
-    samples = watched.result()
+    samples = watched.result().get("samples", {})
     order = [Spread.of([(start, 0)]).hashes[0] for start in sorted(marks)[:-1]]
     meta = Meta(("Net",), steps=watched.count, wall_ns=sum(marks[-1:]) - sum(marks[:1]))
     return Counted(samples, order, Run((meta,), layers, rows, samples))
@@ -784,5 +784,5 @@ def test_work_of_another_thread_that_goes_on_beyond_the_end_of_a_pass_is_of_two_
     watched = Steps(LAYERS, loop_ends=ends)
     for _ in watched.observe(Attribution(SITES, PATHS).attribute(EventColumns.of(events), ends)):
         pass
-    other = [spread for key, spread in watched.result().items() if key.measure == "step_other_ns"]
+    other = [spread for key, spread in watched.result()["samples"].items() if key.measure == "step_other_ns"]
     assert [spread.sample for spread in other] == [(3, 4)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchprof.attribute.collectives import CollectiveOwners
 from torchprof.attribute.compiled_graphs import CompiledGraphs
@@ -15,8 +14,7 @@ from torchprof.attribute.engine_calls import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import add_steps
 from torchprof.attribute.events import Detail, Event, Kind
-from torchprof.attribute.op_groups import OpGroup
-from torchprof.attribute.places import Attributed, Place
+from torchprof.attribute.places import Place
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.devices import DeviceTimes
 from torchprof.measure.fold import fold
@@ -40,13 +38,11 @@ from torchprof.measure.warnings import (
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOT_RECORDED
-from torchprof.run.memory import Memory
 from torchprof.run.meta import Compilation, CompiledRegion, Meta
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.timeline import Timeline
 from torchprof.run.warnings import Caveat, caveat
 from torchprof.run.words import FORWARD, OUTSIDE, Signature
 
@@ -82,52 +78,31 @@ def attribution_of(
     return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, owners, graphs)
 
 
-class _Observers:
-    """The observers of one recording. None for measures that were not requested or that cannot be measured."""
+def _observers(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Iterator[Observer]:
+    """The observers of one recording, for the measures that were requested and that can be measured."""
+    source, layers, rank = recording.source, recording.layers, recording.origin.rank
+    if options.profile_memory:
+        start, end = recording.start, recording.end
+        before = None if start is NOT_MEASURED else start.sizes
+        allocators = allocators_between(start, end)
+        yield Allocations(layers, rank, end.addresses, source.start_ns, before, options.with_timeline, allocators)
+    ends = () if recording.has_steps or source.torchs_steps else source.loop.ends
+    if recording.has_steps or source.torchs_steps or len(ends) >= _LOOP:
+        yield Steps(layers, rank, recording.from_first_mark, ends)
+    if options.with_timeline:
+        yield OpenSpans(layers, plan.selected, source.start_ns, recording.from_first_mark, rank)
+    if source.device:
+        yield DeviceTimes(rank)
+    if recording.origin.world_size > 1 and options.timed:
+        ended_ns = None if source.start_ns is None else source.start_ns + source.wall_ns
+        yield Locksteps(layers, rank, source.signatures, recording.group, recording.from_first_mark, ended_ns)
 
-    def __init__(self, recording: RecordedCycle, plan: LayerPlan, options: Options) -> None:
-        source, layers, origin = recording.source, recording.layers, recording.origin
-        rank, from_first_mark = origin.rank, recording.from_first_mark
-        self.flops: Estimate | None = None
-        self.memory: Allocations | None = None
-        self.steps: Steps | None = None
-        self.timeline: OpenSpans | None = None
-        self.devices: DeviceTimes | None = None
-        self.lockstep: Locksteps | None = None
-        if options.with_flops:
-            from torchprof.measure.flops.estimate import Estimate
-            from torchprof.measure.flops.graph_calls import GraphCalls
 
-            self.flops = Estimate(source.signatures, GraphCalls(recording.called, recording.graphs))
-        if options.profile_memory:
-            start = recording.start
-            before = None if start is NOT_MEASURED else start.sizes
-            addresses = recording.end.addresses
-            self.memory = Allocations(layers, rank, addresses, source.start_ns, before, options.with_timeline)
-        ends = () if recording.has_steps or source.torchs_steps else source.loop.ends
-        if recording.has_steps or source.torchs_steps or len(ends) >= _LOOP:
-            self.steps = Steps(layers, rank, from_first_mark, ends)
-        if options.with_timeline:
-            self.timeline = OpenSpans(layers, plan.selected, source.start_ns, from_first_mark)
-        if source.device:
-            self.devices = DeviceTimes(rank)
-        if origin.world_size > 1 and options.timed:
-            self.lockstep = Locksteps(layers, rank, source.signatures, recording.group, from_first_mark)
+def _flops_of(recording: RecordedCycle) -> Estimate:
+    from torchprof.measure.flops.estimate import Estimate
+    from torchprof.measure.flops.graph_calls import GraphCalls
 
-    def observe(self, stream: Iterator[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on through all observers."""
-        observers: tuple[Observer[object] | None, ...] = (
-            self.flops,
-            self.memory,
-            self.steps,
-            self.timeline,
-            self.devices,
-            self.lockstep,
-        )
-        for observer in observers:
-            if observer is not None:
-                stream = observer.observe(stream)
-        return stream
+    return Estimate(recording.source.signatures, GraphCalls(recording.called, recording.graphs))
 
 
 @paused_gc()
@@ -139,25 +114,32 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
     called_from = source.called_from if options.with_stack else None
     attribution = attribution_of(plan, source.signatures, called_from, is_one_group, recording.graphs)
     places = attribution.places.all
-    observers = _Observers(recording, plan, options)
+    flops = _flops_of(recording) if options.with_flops else None
+    observers = [*_observers(recording, plan, options)]
+    stream = attribution.attribute(columns, source.loop.ends)
+    if flops:
+        stream = flops.observe(stream)
+    for observer in observers:
+        stream = observer.observe(stream)
     rows, samples, busy = fold(
-        observers.observe(attribution.attribute(columns, source.loop.ends)),
+        stream,
         places,
         layers,
         origin.rank,
-        counts=observers.flops.result() if observers.flops else None,
-        group_counts=observers.flops.group_counts if observers.flops else None,
+        counts=flops.counts if flops else None,
+        group_counts=flops.group_counts if flops else None,
         signatures=source.signatures,
         timed=options.timed,
-        recorded_ns=(lambda: source.wall_ns) if options.on_cpu else None,
+        recorded_ns=source.wall_ns if options.on_cpu else 0,
     )
     attribution.places.close()
     if not options.on_cpu:
         busy.pop("cpu", None)
-    memory, timeline = _memory_and_timeline(observers, recording, samples)
-    if observers.steps is not None:
-        samples.update(observers.steps.result())
-    samples.update(_without_gradients(recording, plan))
+    parts: dict[str, Any] = {"samples": samples}
+    for observer in observers:
+        for name, value in observer.result().items():
+            parts[name] = parts[name] | value if name in parts else value
+    parts["samples"].update(_without_gradients(recording, plan))
     _note_observations(recording, attribution)
 
     regions = [place for place in places if place.frame is not None and place.frame.kind == "region"]
@@ -169,16 +151,12 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
     meta = replace(
         _meta(recording, plan, options),
         model=tuple(layer.kind for layer in layers if len(layer.path) == 1 and layer.kind),
-        steps=observers.steps.marked if observers.steps else 0,
+        steps=parts.pop("steps", 0),
         busy_ns=tuple(sorted(busy.items())),
         regions=(ran := _regions_that_ran(recording, regions)),
         compilations=_compilations_of(recording, ran),
     )
-    times = observers.devices.result() if observers.devices else ()
-    ended = None if source.start_ns is None else source.start_ns + source.wall_ns
-    unfinished = observers.lockstep.unfinished(ended) if observers.lockstep else ()
-    lockstep = observers.lockstep.result() if observers.lockstep else {}
-    return Run((meta,), Layers.of(layers), rows, samples, memory, timeline, times, lockstep, unfinished)
+    return Run((meta,), Layers.of(layers), rows, **parts)
 
 
 def _columns_of(recording: RecordedCycle) -> EventColumns:
@@ -195,23 +173,6 @@ def _columns_of(recording: RecordedCycle) -> EventColumns:
         _add_samples(columns, samples, recording.began_ns)
     add_engine_calls(columns)
     return columns
-
-
-def _memory_and_timeline(
-    observers: _Observers, recording: RecordedCycle, samples: dict[SampleKey, Spread]
-) -> tuple[tuple[Memory, ...], Timeline | None]:
-    """Memory by device, and the timeline of memory and spans. Adds the samples of memory to ``samples``."""
-    memory: tuple[Memory, ...] = ()
-    timeline: Timeline | None = None
-    if observers.memory is not None:
-        memory, of_memory, timeline = observers.memory.result()
-        allocators = allocators_between(recording.start, recording.end)
-        memory = tuple(replace(one, allocator=allocators.get(one.device, ())) for one in memory)
-        samples.update(of_memory)
-    if observers.timeline is not None:
-        empty = Timeline((), {name: array("q") for name in Timeline.COLUMNS}, rank=recording.origin.rank)
-        timeline = replace(empty if timeline is None else timeline, spans=observers.timeline.result())
-    return memory, timeline
 
 
 def _without_gradients(recording: RecordedCycle, plan: LayerPlan) -> Iterator[tuple[SampleKey, Spread]]:

@@ -88,9 +88,9 @@ class DeviceTimes:
         for one in times:
             one.add(work, start, end)
 
-    def result(self) -> tuple[DeviceTime, ...]:
+    def result(self) -> dict[str, tuple[DeviceTime, ...]]:
         """The times of each device that ran any work."""
-        return tuple(
+        times = (
             DeviceTime(
                 device,
                 self._rank,
@@ -105,3 +105,4 @@ class DeviceTimes:
             )
             for device, whole in sorted(self._devices.items(), key=itemgetter(0))
         )
+        return {"device_times": tuple(times)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from operator import add
 
@@ -43,13 +43,13 @@ def fold(
     group_counts: Mapping[tuple[Place, OpTree], Mapping[int, tuple[int, int, int]]] | None = None,
     signatures: Sequence[Signature] = (),
     timed: bool = True,
-    recorded_ns: Callable[[], int] | None = None,
+    recorded_ns: int = 0,
 ) -> tuple[Rows, dict[SampleKey, Spread], dict[str, int]]:
     """Sum events: rows; samples with the durations of calls; and the busy time of each device.
 
     Self time: each event adds its time to its place and subtracts it from the place around it. The CPU is busy while
     any recorded thread is inside any op or range. Without ``timed``, all times are 0 and there are no samples.
-    ``recorded_ns``: gives the recorded time after the last event. What the CPU was not busy for is outside all layers.
+    ``recorded_ns``: the recorded time. What the CPU was not busy for is outside all layers.
 
     ``places``: the list that the attribution fills while ``attributed`` is read; the first is outside all layers.
     ``counts`` may fill meanwhile, too: index of a place → MACs, FLOPs, and the number of calls and kernels without a
@@ -135,8 +135,8 @@ def fold(
         cpu_ns[place.index] += ns if timed else 0
     if not timed:
         groups = {alike: [times, *[0] * len(ns)] for alike, (times, *ns) in groups.items()}
-    if timed and recorded_ns is not None:
-        cpu_ns[0] += max(recorded_ns() - covered, 0)
+    if timed:
+        cpu_ns[0] += max(recorded_ns - covered, 0)
     _add_counts(other, counts or {}, places)
     for alike, of_group in (group_counts or {}).items():
         for path, of_path in of_group.items():

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
+from typing import Any
 
 from torchprof.attribute.event_names import is_engine
 from torchprof.attribute.events import Event, Kind
@@ -165,9 +166,12 @@ class Locksteps:
         signatures: Sequence[Signature],
         group: GroupOfRanks | None,
         from_first_mark: bool = True,
+        ended_ns: int | None = None,
     ) -> None:
         """``group``: the group of the collectives that do not name one, as on the CPU; None if there are several,
-        ``NOT_RECORDED`` if no group is known. ``from_first_mark``: whether the session begins with a step."""
+        ``NOT_RECORDED`` if no group is known. ``from_first_mark``: whether the session begins with a step.
+        ``ended_ns``: when the recording ended, None for the end of the last event."""
+        self._ended_ns = ended_ns
         self._layers = Layers.of(layers)
         self._rank = rank
         self._signatures = signatures
@@ -356,8 +360,11 @@ class Locksteps:
     def _signature_of(self, place: Place) -> Signature | None:
         return self._signatures[place.signature] if place.signature else None
 
-    def result(self) -> dict[LockstepKey, Lockstep]:
-        """Own work, with one value for each step (0 if a layer did nothing in it); and collectives."""
+    def result(self) -> dict[str, Any]:
+        """Own work, with one value for each step (0 if a layer did nothing in it), and collectives; and the state of
+        the rank when the recording ended."""
+        since = self._marks[-1] if self._marks else None
+        unfinished = self._last.unfinished(self._rank, self._threads, self._main, since, self._ended_ns)
         if len(self._marks) < 2:  # no step: the whole recording is one
             self._end_step(max(map(_open_until, self._threads.values()), default=0))
         count = len(self._steps)
@@ -395,10 +402,4 @@ class Locksteps:
                 continue
             lockstep = Lockstep.of(self._rank, [ns for ns, *_ in times], sum(overlap for _, overlap, _ in times))
             found[key] = lockstep if key.group is not None else replace(lockstep, last_ns=(), last_rank=())
-        return found
-
-    def unfinished(self, ended: int | None = None) -> tuple[Unfinished, ...]:
-        """The state of the rank when the recording ended. ``ended``: that time, None for the end of the last event.
-        Call it before ``result``."""
-        since = self._marks[-1] if self._marks else None
-        return self._last.unfinished(self._rank, self._threads, self._main, since, ended)
+        return {"lockstep": found, "unfinished": unfinished}

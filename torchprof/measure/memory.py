@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
+from typing import Any
 
 from torchprof.attribute.events import Kind
 from torchprof.attribute.nesting import OpenRanges
@@ -121,11 +122,14 @@ class Allocations:
         start_ns: int | None = None,
         before: Mapping[str, tuple[tuple[str, int], ...]] | None = None,
         with_timeline: bool = False,
+        allocators: Mapping[str, tuple[tuple[str, int, int], ...]] | None = None,
     ) -> None:
         """``parameters``: (device, address) of the model's parameters and buffers at the end. ``start_ns``: when the
         recording began, used if no mark was recorded. ``before``: by device, (kind, bytes) of the model's live memory
-        at the start; None if it was not measured. ``with_timeline``: whether every event is kept.
+        at the start; None if it was not measured. ``with_timeline``: whether every event is kept. ``allocators``: by
+        device, ``Memory.allocator``.
         """
+        self._allocators = allocators or {}
         self._rank = rank
         self._before = before
         self._with_timeline = with_timeline
@@ -347,7 +351,7 @@ class Allocations:
 
     # Results
 
-    def result(self) -> tuple[tuple[Memory, ...], dict[SampleKey, Spread], Timeline | None]:
+    def result(self) -> dict[str, Any]:
         """The peak of each device with the live memory at that time; peaks and saved bytes of calls; the timeline, if
         requested.
 
@@ -368,7 +372,8 @@ class Allocations:
             key = SampleKey(place.layer, place.phase, self._rank, device, "device_peak_bytes")
             samples[key] = Spread.of([(self._times[at], peak)])
         samples.update(self._kept(ends))
-        return memory, samples, self._timeline(kinds) if self._with_timeline else None
+        timeline = {"timeline": self._timeline(kinds)} if self._with_timeline else {}
+        return {"memory": memory, "samples": samples, **timeline}
 
     def _kinds(self, ends: Sequence[float]) -> list[str]:
         """The kind of each block."""
@@ -391,8 +396,9 @@ class Allocations:
         return at >= 0 and time < self._passes[at].end_ns
 
     def _memory(self, device: str, before: tuple[tuple[str, int], ...] | None, kinds: Sequence[str]) -> Memory:
+        allocator = self._allocators.get(device, ())
         if device not in self._peaks:
-            return Memory(device, self._rank, before=before)
+            return Memory(device, self._rank, before=before, allocator=allocator)
         peak, at, _ = self._peaks[device]
         held: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
         rest = peak
@@ -406,7 +412,7 @@ class Allocations:
         if rest:
             held[OUTSIDE, FORWARD, "unknown"][0] = rest
         largest = sorted((Held(*key, *value) for key, value in held.items()), key=lambda one: (-one.nbytes, one))
-        return Memory(device, self._rank, peak, self._times[at] - self._zero, tuple(largest), before)
+        return Memory(device, self._rank, peak, self._times[at] - self._zero, tuple(largest), before, allocator)
 
     @property
     def _zero(self) -> int:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
 
-Result_co = TypeVar("Result_co", covariant=True)
 
+class Observer(Protocol):
+    """One walk over the attributed events of one session: for memory, steps, timeline, devices or lockstep.
 
-class Observer(Protocol[Result_co]):
-    """One walk over the attributed events of one session: for memory, steps, FLOPs, timeline, devices or lockstep.
-
-    ``observe`` passes every event on, unchanged and in order, and reads it. ``result`` is valid after the last event.
-    ``assemble`` lists the observers of a run.
+    ``observe`` passes every event on, unchanged and in order, and reads it. ``assemble`` lists the observers of a run.
     """
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]: ...
 
-    def result(self) -> Result_co: ...
+    def result(self) -> Mapping[str, Any]:
+        """Fields of ``Run`` (and ``steps`` of ``Meta``), after the last event. If several observers have a field, ``|``
+        joins what they have."""

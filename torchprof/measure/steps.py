@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import add
+from typing import Any
 
 from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.op_groups import OpGroup
@@ -56,11 +57,6 @@ class Steps:
         # Whether the layers are only ranges of a trace without a model. Such a range may be around any work.
         self._are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
         self._parts = _Parts(self._are_ranges)
-
-    @property
-    def marked(self) -> int:
-        """The number of steps that ended with a mark."""
-        return 0 if self._loop_ends else self.count
 
     @property
     def count(self) -> int:
@@ -214,12 +210,13 @@ class Steps:
             else:
                 self._outside[step][OVERLAP_NS] -= took
 
-    def result(self) -> dict[SampleKey, Spread]:
-        """The samples: one value for each step, 0 if a layer did nothing in it."""
+    def result(self) -> dict[str, Any]:
+        """The samples, with one value for each step, 0 if a layer did nothing in it; and how many steps ended with a
+        mark."""
         starts = self._starts[: self.count]
         if not starts:
             return {}
-        samples = {}
+        samples: dict[SampleKey, Spread] = {}
         spread_of = spreads_at(starts)
 
         def spread(layer: int, phase: str, device: str, measure: str, values: Sequence[int]) -> None:
@@ -243,7 +240,7 @@ class Steps:
                 spread(OUTSIDE, FORWARD, "cpu", measure, values)
         for measure, sums in sorted(self._device_outside.items()):
             device_spreads(OUTSIDE, FORWARD, measure, sums)
-        return samples
+        return {"samples": samples, "steps": 0 if self._loop_ends else self.count}
 
 
 def _both(one: _Sums, other: _Sums) -> _Sums:

@@ -12,7 +12,7 @@ from torchprof.attribute.nesting import OpenRanges
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.timeline import Lane, Spans
+from torchprof.run.timeline import Lane, Spans, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, GARBAGE_COLLECTION, PHASES
 
 _NONE = -1
@@ -55,6 +55,7 @@ class OpenSpans:
         selected: Set[int] | None = None,
         start_ns: int | None = None,
         from_first_mark: bool = True,
+        rank: int = 0,
     ) -> None:
         """``selected``: the layers that have spans, None for all. ``start_ns``: when the recording began, used if no
         mark was recorded. ``from_first_mark``: whether it began with a step, and not in the middle of a step."""
@@ -64,6 +65,7 @@ class OpenSpans:
         self._start_ns: int | None = None
         self._marks: list[int] = []
         self._from_first_mark = from_first_mark
+        self._rank = rank
         self._open: OpenRanges[_Open] = OpenRanges()
         self._in_backward = False  # whether any stretch is open
         self._lanes: list[Lane] = []
@@ -184,8 +186,8 @@ class OpenSpans:
             column.append(value)
         return row
 
-    def result(self) -> Spans:
-        """All spans, with times in ns since the start of the session."""
+    def result(self) -> dict[str, Timeline]:
+        """A timeline of the spans alone, with times in ns since the start of the session."""
         starts = self._columns["start_ns"]
         known = [start for start in (self._start_ns, self._recording_start_ns, *starts[:1]) if start is not None]
         zero = known[0] if known else 0
@@ -197,4 +199,5 @@ class OpenSpans:
         steps = tuple(mark - zero for mark in marks) if len(marks) > 1 else ()
         streams = Counter(device for device, _ in self._of_stream)
         lanes = tuple(lane if streams[lane.device] > 1 else lane._replace(stream=None) for lane in self._lanes)
-        return Spans(lanes, tuple(self._names), columns, steps, self._dropped)
+        spans = Spans(lanes, tuple(self._names), columns, steps, self._dropped)
+        return {"timeline": Timeline.of_spans(spans, self._rank)}

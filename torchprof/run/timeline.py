@@ -166,6 +166,15 @@ class Timeline:
     COLUMNS = ("time_ns", "nbytes", "device", "layer", "phase", "kind")
     LIMIT = 1_000_000
 
+    @classmethod
+    def of_spans(cls, spans: Spans, rank: int) -> Timeline:
+        """A timeline without allocations."""
+        return cls((), {name: array("q") for name in cls.COLUMNS}, 0, spans, rank)
+
+    def __or__(self, other: Timeline) -> Timeline:
+        """The allocations of this timeline with the spans of the other."""
+        return replace(self, spans=other.spans)
+
     def __len__(self) -> int:
         return len(self.columns["time_ns"])
 

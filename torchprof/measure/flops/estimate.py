@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import CALL
@@ -248,10 +248,6 @@ class Estimate:
         if last and last[-1].end_ns <= start and saves_before(last[-1].name):
             last.pop()
         self._open.at(thread, start)  # all others are closed: the next mark must not find them
-
-    def result(self) -> Mapping[int, Count]:
-        """Index of a place → its work and uncounted calls. It fills while events are observed."""
-        return self.counts
 
     def _count_kernels(self) -> None:
         """Count the kernels that are part of no op with known work, except copies, sets and collectives."""
