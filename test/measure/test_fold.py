@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ import torchprof
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
+from torchprof.measure.recording import Observations
 from torchprof.run.collectives import collective_of
 from torchprof.run.cost import Cost
 from torchprof.run.cycles import add_cycle
@@ -28,6 +30,7 @@ from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
+from torchprof.run.warnings import caveat
 from torchprof.run.words import BACKWARD, FORWARD, LAUNCH_NOT_RECORDED, OTHER, OUTSIDE, RECOMPUTE, Frame, Signature
 
 LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear"), Layer(("Net", "b"), "Linear"))
@@ -323,6 +326,27 @@ def rows_of(run: Run) -> dict[Any, tuple[int, Cost]]:
 def test_the_first_cycle_is_the_run() -> None:
     cycle = run_of(ran("Net", 0, 10))
     assert add_cycle(None, cycle) is cycle
+
+
+def test_the_layers_of_cycles_are_matched_by_path() -> None:
+    """The second cycle has them in another order, one more and one less. Its time of a and b counts for a and b."""
+    first = run_of(ran("Net", 0, 10), ran("Net.a", 2, 5))
+    other = [Layer(("Net",), "Net"), Layer(("Net", "c"), "ReLU"), Layer(("Net", "a"), "Linear")]
+    second = run_of(ran("Net", 20, 30), ran("Net.a", 21, 25)).on_layers(other)
+    both = add_cycle(first, second)
+    assert both.layers == (*LAYERS, other[1])
+    calls = {row.layer.name: (row.calls, row.cost.cpu_ns) for row in both.rows if row.layer is not None}
+    assert calls == {"Net": (2, 7 + 6), "Net.a": (2, 3 + 4)}
+
+
+def test_the_observations_of_cycles_are_added_and_equal_notes_are_kept_once() -> None:
+    """Layer 0 of the second cycle is layer 1 of the sum. -1 stands for no layer in all cycles."""
+    early, late = caveat("calls_not_recorded", ["Net"], calls=1), caveat("calls_not_recorded", ["Net"], calls=2)
+    seen = Observations()
+    seen.add(Observations(Counter({(-1, 0): 5}), {0, 1}, notes=[early, late]))
+    seen.add(Observations(Counter({(-1, 0): 7, (0, 1): 2}), {0}, notes=[late, early]), [1, 0])
+    assert seen.callers == {(-1, 0): 5, (-1, 1): 7, (1, 0): 2}
+    assert (seen.callable_layers, seen.notes) == ({0, 1}, [early, late])
 
 
 def test_equal_rows_of_two_cycles_are_added() -> None:

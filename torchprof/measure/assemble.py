@@ -140,7 +140,7 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
         for name, value in observer.result().items():
             parts[name] = parts[name] | value if name in parts else value
     parts["samples"].update(_without_gradients(recording, plan))
-    _note_observations(recording, attribution)
+    _note_observations(recording, plan, attribution)
 
     regions = [place for place in places if place.frame is not None and place.frame.kind == "region"]
     called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls}
@@ -186,8 +186,9 @@ def _without_gradients(recording: RecordedCycle, plan: LayerPlan) -> Iterator[tu
         yield SampleKey(layer, FORWARD, recording.origin.rank, "cpu", "no_grad_ns"), Spread.of(of_layer)
 
 
-def _note_observations(recording: RecordedCycle, attribution: Attribution) -> None:
+def _note_observations(recording: RecordedCycle, plan: LayerPlan, attribution: Attribution) -> None:
     observations = recording.observations
+    observations.callable_layers = plan.callable_layers
     observations.callers.update(attribution.callers)
     observations.labels += attribution.labels
     if recording.origin.world_size > 1:
@@ -289,7 +290,7 @@ def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, str, int]],
     )
 
 
-def with_warnings(run: Run, plan: LayerPlan, observations: Observations) -> Run:
+def with_warnings(run: Run, observations: Observations) -> Run:
     """Add to a run the warnings that do not follow from it, and mark its recursive layers."""
     paths = [layer.path for layer in run.layers]
     recursive = {
@@ -300,31 +301,24 @@ def with_warnings(run: Run, plan: LayerPlan, observations: Observations) -> Run:
     if recursive:
         layers = Layers(replace(layer, recursive=index in recursive) for index, layer in enumerate(run.layers))
         run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
-    return replace(run, metas=(replace(run.meta, warnings=tuple(_warnings(run, plan, observations))),))
+    return replace(run, metas=(replace(run.meta, warnings=tuple(_warnings(run, observations))),))
 
 
-def _warnings(run: Run, plan: LayerPlan, observations: Observations) -> Iterator[Caveat]:
+def _warnings(run: Run, observations: Observations) -> Iterator[Caveat]:
     yield from observations.notes
     yield from about_modules(observations.added, observations.removed)
     yield from about_exchanges(observations.unmatched, observations.uncertain)
-    chosen = plan.selected
-    layer_of = {
-        label: site.layers[0]
-        for label, site in plan.sites.items()
-        if chosen is None or not chosen.isdisjoint(site.layers)
-    }
-    unobserved = {layer_of[label]: calls for label, calls in observations.unobserved.items() if label in layer_of}
-    unlabelled = [layer_of[label] for label in observations.unlabelled if label in layer_of]
-    yield from about_labels(run.layers, unobserved, sorted(unlabelled))
+    yield from about_labels(run.layers, observations.unobserved, sorted(observations.unlabelled))
     if observations.nothing:
         yield observations.nothing
         return
     called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if layer >= 0 and calls}
     inlined = {index for index, layer in enumerate(run.layers) if layer.compiled}
-    silent = plan.callable_layers - called - set(unobserved) - inlined
+    silent = observations.callable_layers - called - {*observations.unobserved} - inlined
     yield from about_uncalled(run.rows, run.layers, called, silent)
     yield from about_exported(run.layers, called)
-    yield from about_callers(run.layers, plan.callable_layers, called, observations.callers, run.meta.wall_ns)
+    callers = observations.callers
+    yield from about_callers(run.layers, observations.callable_layers, called, callers, run.meta.wall_ns)
     yield from about_shapes(run.rows, _has_formula)
     if observations.label_ns is not None:
         yield from about_cost(observations.labels, observations.label_ns, own_ns_of_layers(run.rows), run.meta.wall_ns)

@@ -17,7 +17,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import Compilation, CompiledRegion, Meta
 from torchprof.run.warnings import Caveat
-from torchprof.run.words import Signature
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, Signature
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,10 @@ class Observations:
     """Facts of one or more cycles from which warnings are made, and which are not in the run itself."""
 
     callers: Counter[tuple[int, int]] = field(default_factory=Counter)  # ns of calls by (calling, called layer)
+    callable_layers: Set[int] = frozenset()  # as in the plan
     labels: int = 0
-    unobserved: Counter[str] = field(default_factory=Counter)  # calls by label
-    unlabelled: set[str] = field(default_factory=set)
+    unobserved: Counter[int] = field(default_factory=Counter)  # calls by layer
+    unlabelled: set[int] = field(default_factory=set)
     added: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     label_ns: float | None = None
@@ -62,11 +63,15 @@ class Observations:
     unmatched: int = 0  # collectives without a known caller
     uncertain: int = 0  # buckets of gradients whose layers are unknown
 
-    def add(self, cycle: Observations) -> None:
-        """Add the observations of one more cycle."""
-        self.callers.update(cycle.callers)
+    def add(self, cycle: Observations, number: Sequence[int] | None = None) -> None:
+        """Add the observations of one more cycle, equal notes once. ``number``: for each of its layers the index in the
+        sum; None if it is the same."""
+        to = None if number is None else [*number, NOT_SELECTED, OUTSIDE]
+        for (outer, inner), ns in cycle.callers.items():
+            self.callers[(to[outer], to[inner]) if to else (outer, inner)] += ns
+        self.callable_layers |= {to[layer] if to else layer for layer in cycle.callable_layers}
         self.labels += cycle.labels
-        self.notes += cycle.notes
+        self.notes = [*dict.fromkeys((*self.notes, *cycle.notes))]
         self.unmatched += cycle.unmatched
         self.uncertain += cycle.uncertain
 

@@ -90,4 +90,4 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     origin, regions = this_process(job), compiled_regions()
     cycle = RecordedCycle(recording, columns, plan.layers(), origin, seen, end=end, group=job.group, regions=regions)
     run = assemble(cycle, plan, asked)
-    return with_warnings(run, plan, seen)
+    return with_warnings(run, seen)

@@ -274,11 +274,19 @@ class Cycles:
 
     def note(self, labels: Labels) -> None:
         """Note the calls that were not recorded, and the modules that were added or removed."""
-        self.seen.unobserved = labels.unobserved.copy()
-        self.seen.unlabelled = set(labels.unlabelled)
-        self.seen.added, self.seen.removed = self.setup.plan.changes()
+        plan = self.setup.plan
+        unobserved, unlabelled = labels.unobserved.copy(), {*labels.unlabelled}  # other threads may add calls
+        self.seen.unobserved, self.seen.unlabelled = Counter(), set()
+        for label in plan.sites.keys() & {*unobserved, *unlabelled}:
+            layers = plan.sites[label].layers
+            if plan.selected is None or not plan.selected.isdisjoint(layers):
+                if label in unobserved:
+                    self.seen.unobserved[layers[0]] += unobserved[label]
+                if label in unlabelled:
+                    self.seen.unlabelled.add(layers[0])
+        self.seen.added, self.seen.removed = plan.changes()
 
-    def with_its_warnings(self, cycle: Run, unobserved_before: Counter[str]) -> Run:
+    def with_its_warnings(self, cycle: Run, unobserved_before: Counter[int]) -> Run:
         """The run of the last cycle with its own warnings. ``unobserved_before``: the unrecorded calls before it."""
         assert self.last is not None
         seen = self.last.seen
@@ -286,7 +294,7 @@ class Cycles:
         seen.unobserved = self.seen.unobserved - unobserved_before
         seen.unlabelled = self.seen.unlabelled
         seen.added, seen.removed = self.seen.added, self.seen.removed
-        return with_warnings(cycle, self.setup.plan, seen)
+        return with_warnings(cycle, seen)
 
     def result(self, layers: tuple[Layer, ...], why_nothing: Caveat) -> Run:
         """The sum of the cycles, with its warnings; or the run of a single cycle, if it was stopped and not ended.
@@ -302,7 +310,7 @@ class Cycles:
             run = cycle.read(layers, seen)
         elif self._is_lost:
             seen.notes.append(_LOST)
-        return with_warnings(run, self.setup.plan, seen)
+        return with_warnings(run, seen)
 
 
 def _lines(sampler: Sampler) -> Iterator[tuple[int, str, int]]:

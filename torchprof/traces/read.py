@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from os import PathLike
@@ -19,7 +19,6 @@ from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.recording import Observations, Options, RecordedCycle
 from torchprof.run.cycles import add_cycle
 from torchprof.run.file import is_run_file
-from torchprof.run.layers import Layer
 from torchprof.run.merge import merge
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.run import Run
@@ -30,7 +29,7 @@ from torchprof.traces.events import TraceEvents
 from torchprof.traces.file import TraceFile
 from torchprof.traces.header import meta_of_header, process_groups
 from torchprof.traces.parallel import read_in_processes
-from torchprof.traces.plan import ModelPlan, References, TracePlan, plan_trace
+from torchprof.traces.plan import ModelPlan, References, plan_trace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -200,7 +199,6 @@ class _FileRun:
 
     path: Path
     run: Run
-    planned: TracePlan
     seen: Observations
     start_ns: int
     process: tuple[str, tuple[str, ...]]
@@ -264,7 +262,7 @@ def _read(
         from_first_mark=events.from_first_mark,
     )
     run = assemble(recording, planned, options)
-    return _FileRun(path, run, planned, seen, events.first_ns, (run.meta.machine, table.processes))
+    return _FileRun(path, run, seen, events.first_ns, (run.meta.machine, table.processes))
 
 
 def _read_or_error(path: Path, *, in_folders: frozenset[Path], **options: Any) -> _FileRun | TorchprofError:
@@ -358,26 +356,12 @@ def _combined(runs: Iterable[_FileRun]) -> Run:
     return merge(map(_sum_of_cycles, by_rank.values()))
 
 
-def _sum_of_cycles(cycles: Sequence[_FileRun]) -> Run:
+def _sum_of_cycles(cycles: Iterable[_FileRun]) -> Run:
     """The run of the cycles of one process, with the warnings of all cycles."""
-    layers: dict[tuple[str, ...], Layer] = {}
-    for one in cycles:
-        for layer in one.run.layers:
-            layers.setdefault(layer.path, layer)
-    number = {path: index for index, path in enumerate(layers)}
     run: Run | None = None
     seen = Observations()
-    callable_layers: set[int] = set()
-    for one in cycles:
-        moved = {index: number[layer.path] for index, layer in enumerate(one.run.layers)}
-        run = add_cycle(run, one.run.on_layers(layers.values()))
-        seen.notes += [note for note in one.seen.notes if note not in seen.notes]
-        for (outer, inner), ns in one.seen.callers.items():
-            seen.callers[moved.get(outer, outer), moved.get(inner, inner)] += ns
-        seen.labels += one.seen.labels
-        seen.unmatched += one.seen.unmatched
-        seen.uncertain += one.seen.uncertain
-        callable_layers |= {moved[layer] for layer in one.planned.callable_layers}
+    for cycle in cycles:
+        run = add_cycle(run, cycle.run)
+        seen.add(cycle.seen, [run.layers.index_of[layer.path] for layer in cycle.run.layers])
     assert run is not None
-    planned = replace(cycles[0].planned, sites={}, layer_paths=list(number), callable_layers=callable_layers)
-    return with_warnings(run, planned, seen)
+    return with_warnings(run, seen)
