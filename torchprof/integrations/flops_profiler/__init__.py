@@ -1,7 +1,7 @@
 """flops-profiler as a drop-in: its functions, its convention of counting, its page.
 
-``get_model_profile`` and ``FlopsProfiler`` have the arguments of flops-profiler 0.1.2 and of DeepSpeed's flops profiler,
-without its engine, and print the same profiles with the same labels, without its summary.
+``get_model_profile`` and ``FlopsProfiler`` have the arguments of flops-profiler 0.1.2 and of DeepSpeed's flops
+profiler, without its engine, and print the same profiles with the same labels, without its summary.
 docs/coming-from-flops-profiler.md says which figures differ, and why.
 """
 
