@@ -55,17 +55,26 @@ def constants(evidence: Evidence) -> dict[int, int]:
         for number, took in evidence.took(_MAKES, phases=(FORWARD,)).items()
         if number >= 0 and layers[layers.lineage(number)[0]].same_shapes and 2 <= calls(number) <= took.calls
     }
+    if not times:
+        return times
     nodes: defaultdict[int, set[str]] = defaultdict(set)
-    rows, columns = evidence.run.rows, evidence.run.rows.columns
-    for at in evidence.rows(lambda frames: node_of(frames) is not None, phases=(BACKWARD,)):
-        nodes[columns["layer"][at]].add(node_of(rows.frames[columns["frames"][at]]) or "")
+    columns = evidence.run.rows.columns
+    for frames, rows in evidence.rows_of_chains(_is_node, phases=(BACKWARD,)):
+        node = node_of(frames) or ""
+        for row in rows:
+            nodes[columns["layer"][row]].add(node)
     time = columns["cpu_ns" if evidence.device == "cpu" else "device_ns"]
-    for at in evidence.rows(_may_be_constant, phases=(FORWARD,)):
-        number = columns["layer"][at]
-        name = outermost_op(rows.frames[columns["frames"][at]]) or ""
-        if number in times and number in nodes and name.removeprefix("aten::") not in nodes[number]:
-            times[number] += time[at]
+    for frames, rows in evidence.rows_of_chains(_may_be_constant, phases=(FORWARD,)):
+        name = (outermost_op(frames) or "").removeprefix("aten::")
+        for row in rows:
+            number = columns["layer"][row]
+            if number in times and number in nodes and name not in nodes[number]:
+                times[number] += time[row]
     return {number: ns for number, ns in times.items() if not nodes[number] & _OF_PARAMETERS}
+
+
+def _is_node(frames: Sequence[Frame]) -> bool:
+    return node_of(frames) is not None
 
 
 def _may_be_constant(frames: Sequence[Frame]) -> bool:

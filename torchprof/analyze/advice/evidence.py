@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cached_property
 from operator import add
 from typing import NamedTuple
 
@@ -174,12 +175,24 @@ class Evidence:
         """The chains of frames that match and have rows: their numbers, and whether the frames without the innermost do
         not match."""
         if holds not in self._matches:  # many rules ask for the same
+            chains: Iterable[int] = range(len(self.run.rows.frames))
+            if isinstance(holds, Inside):  # most rules ask for operators that few runs have
+                chains = sorted({chain for name in holds.names for chain in self._chains_of_op.get(name, ())})
             self._matches[holds] = tuple(
                 (chain, not frames or not holds(frames[:-1]))
-                for chain, (frames, rows) in enumerate(zip(self.run.rows.frames, self._rows_of_chain))
-                if rows and holds(frames)
+                for chain, frames in ((chain, self.run.rows.frames[chain]) for chain in chains)
+                if self._rows_of_chain[chain] and holds(frames)
             )
         return self._matches[holds]
+
+    @cached_property
+    def _chains_of_op(self) -> dict[str, list[int]]:
+        """By the name of an operator: the chains of frames that it is in."""
+        chains: dict[str, list[int]] = {}
+        for chain, frames in enumerate(self.run.rows.frames):
+            for name in {frame.name for frame in frames if frame.kind == "op"}:
+                chains.setdefault(name, []).append(chain)
+        return chains
 
     @cached_property
     def _matches(self) -> dict[Holds, tuple[tuple[int, bool], ...]]:
@@ -267,11 +280,19 @@ def no_frames(frames: Sequence[Frame]) -> bool:
     return not frames
 
 
-@cache
-def inside(*names: str) -> Holds:
+@dataclass(frozen=True)
+class Inside:
     """A predicate: an op of one of these names is among the frames."""
-    wanted = frozenset(names)
-    return lambda frames: any(frame.kind == "op" and frame.name in wanted for frame in frames)
+
+    names: frozenset[str]
+
+    def __call__(self, frames: Sequence[Frame]) -> bool:
+        return any(frame.kind == "op" and frame.name in self.names for frame in frames)
+
+
+def inside(*names: str) -> Inside:
+    """The predicate for ops of these names."""
+    return Inside(frozenset(names))
 
 
 def has_no_launch(frames: Sequence[Frame]) -> bool:

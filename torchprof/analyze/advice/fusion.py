@@ -262,12 +262,16 @@ def _without_bias(
     return group.advice(f"{said} {why}", remedy, "bias_before_batch_norm")
 
 
+def _is_separate(frames: Sequence[Frame]) -> bool:
+    return outermost_op(frames) in _SEPARATE
+
+
 def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, Took]:
     """The layers that call at least ``number`` of the matching ops in each forward call, on average, in addition to one
     for each layer, product and convolution that they call: its activation or residual. Compiled layers are left out,
     and layers of unknown class: a range of a trace may hold a whole model."""
     calls = _forward_calls(evidence)
-    products = evidence.took(lambda frames: outermost_op(frames) in _SEPARATE, phases=(FORWARD, RECOMPUTE))
+    products = evidence.took(_is_separate, phases=(FORWARD, RECOMPUTE))
     return {
         layer: took
         for layer, took in evidence.took(holds, phases=(FORWARD, RECOMPUTE)).items()
