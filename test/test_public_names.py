@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import torchprof
+from torchprof import types
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -27,6 +28,8 @@ CLASSES = {
 } | {"Trace": "torchprof.record.modules"}
 """The classes of all our files, by name; a name stands in one file (test_packages)."""
 NOT_FOR_USERS = {"Callback", "ProfileCallback"}
+PUBLIC = {name: getattr(torchprof, name) for name in torchprof.__all__ if name not in ("__version__", "types")}
+PUBLIC |= {name: getattr(types, name) for name in types.__all__}
 
 
 def words(annotation: Any) -> set[str]:
@@ -68,9 +71,9 @@ def reachable_from(value: Any) -> set[str]:
 
 def test_every_class_of_a_public_annotation_is_public() -> None:
     missing = {}
-    for name in torchprof.__all__:
-        ours = reachable_from(getattr(torchprof, name)) & CLASSES.keys() - NOT_FOR_USERS
-        missing |= {one: f"from {name}" for one in ours if one not in torchprof.__all__ and not one.startswith("_")}
+    for name, value in PUBLIC.items():
+        ours = reachable_from(value) & CLASSES.keys() - NOT_FOR_USERS
+        missing |= {one: f"from {name}" for one in ours if one not in PUBLIC and not one.startswith("_")}
     assert missing == {}
 
 
@@ -78,32 +81,38 @@ def test_the_walk_finds_what_it_should() -> None:
     """It follows returns, attributes, properties and bases."""
     assert "Diff" in reachable_from(torchprof.compare)
     assert {"Meta", "Layers", "Spread", "Caveat", "Node", "Op", "Cost"} <= reachable_from(torchprof.Run)
-    assert "Held" in reachable_from(torchprof.Memory)
-    assert "Layer" in reachable_from(torchprof.Layers)
-    assert "Row" in reachable_from(torchprof.Rows)
-    assert "Noise" in reachable_from(torchprof.Change)
+    assert "Held" in reachable_from(types.Memory)
+    assert "Layer" in reachable_from(types.Layers)
+    assert "Row" in reachable_from(types.Rows)
+    assert "Noise" in reachable_from(types.Change)
 
 
 def test_the_page_has_an_entry_for_every_name_and_no_other() -> None:
-    entries = re.findall(r"^::: torchprof\.(\w+)$", PAGE, re.MULTILINE)
-    assert sorted(entries) == sorted({*torchprof.__all__} - {"__version__"})
+    entries = re.findall(r"^::: torchprof\.((?:types\.)?\w+)$", PAGE, re.MULTILINE)
+    at_the_top = {*torchprof.__all__} - {"__version__", "types"}
+    assert sorted(entries) == sorted(at_the_top | {f"types.{name}" for name in types.__all__})
 
 
-@pytest.mark.parametrize("name", torchprof.__all__)
+def test_at_the_top_is_what_one_calls_and_the_values_that_one_passes_on() -> None:
+    classes = {name for name in torchprof.__all__ if isinstance(getattr(torchprof, name), type)}
+    assert classes == {"BudgetExceeded", "Diff", "Profile", "Run", "TorchprofError"}
+    assert all(isinstance(getattr(types, name), type) for name in types.__all__)
+    assert not {*torchprof.__all__} & {*types.__all__}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_a_name_is_that_of_its_file_and_is_described(name: str) -> None:
-    value = getattr(torchprof, name)
-    if name == "__version__":
-        return
-    assert name in dir(torchprof)
+    value = PUBLIC[name]
+    assert name in dir(types if name in types.__all__ else torchprof)
     text = inspect.getdoc(value) or ""
     assert text and not text.startswith(f"{name}("), "the docstring that dataclasses and NamedTuples get by themselves"
     if name in CLASSES:
         assert value is getattr(import_module(CLASSES[name]), name)
 
 
-@pytest.mark.parametrize("name", [name for name in torchprof.__all__ if name in CLASSES])
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name in CLASSES])
 def test_attributes_are_described(name: str) -> None:
-    cls = getattr(torchprof, name)
+    cls = PUBLIC[name]
     text = inspect.getdoc(cls) or ""
     attributes = [one for one in vars(cls).get("__annotations__", {}) if re.match("[a-z]", one)]
     assert [one for one in attributes if not re.search(rf"\b{one}\b", text)] == []
@@ -112,15 +121,19 @@ def test_attributes_are_described(name: str) -> None:
 def test_names_of_saved_runs_import_no_torch() -> None:
     needs_torch = {"BenchmarkResult", "Latency", "Machine", "Profile", "Trace", "annotate", "benchmark", "flops"}
     needs_torch |= {"from_profiler", "peak", "tensorboard_trace_handler"}
-    names = sorted({*torchprof.__all__} - needs_torch)
-    code = f"import sys, torchprof\nfor name in {names}: getattr(torchprof, name)\nassert 'torch' not in sys.modules"
+    code = "import sys, torchprof\nassert 'torchprof.types' not in sys.modules\n"
+    for module in (torchprof, types):
+        names = sorted({*module.__all__} - needs_torch)
+        code += f"for name in {names}: getattr({module.__name__}, name)\n"
+    code += "assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_python_suggests_a_near_name() -> None:
-    code = "import torchprof\ntorchprof.Profil"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stderr.endswith(
-        "AttributeError: module 'torchprof' has no attribute 'Profil'. Did you mean: 'Profile'?\n"
-    )
+    for module, wrong, meant in (("torchprof", "Profil", "Profile"), ("torchprof.types", "Layrs", "Layers")):
+        code = f"import torchprof\n{module}.{wrong}"
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.stderr.endswith(
+            f"AttributeError: module '{module}' has no attribute '{wrong}'. Did you mean: '{meant}'?\n"
+        )

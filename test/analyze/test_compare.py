@@ -1085,8 +1085,8 @@ def test_a_layer_that_moved_away_is_part_of_the_difference_only() -> None:
     )
     flops = diff.quantity("flops")
     assert flops is not None and figures(diff, "Net.x", "flops")[2] == -100
-    parts = diff.largest_parts(pair_of(diff, "Net.x"), flops)
-    assert [one.name for one, _ in parts.layers] == ["a"] and not parts.hold_most
+    parts, hold_most, _ = diff.largest_parts(pair_of(diff, "Net.x"), flops)
+    assert [one.name for one, _ in parts] == ["a"] and not hold_most
 
 
 def test_peaks_do_not_add_up_so_none_holds_most_of_them() -> None:

@@ -317,12 +317,10 @@ def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Column) -> str:
     if not pair.children or quantity.is_self:
         return ""
     if limit.share is not None:
-        parts = diff.largest_parts(pair, quantity)
-        texts: list[tuple[Pair, Cell]] = [
-            (one, f"+{quantity.write(change.difference or 0)}") for one, change in parts.layers
-        ]
-        lead = "Most of the difference" if parts.hold_most else f"The largest part{parts.ending} of the difference"
-        lead += parts.beyond_noise
+        parts, hold_most, beyond_noise = diff.largest_parts(pair, quantity)
+        texts: list[tuple[Pair, Cell]] = [(one, f"+{quantity.write(change.difference or 0)}") for one, change in parts]
+        lead = "Most" if hold_most else "The largest part" + "s" * (len(parts) > 1)
+        lead += f" of the difference{beyond_noise}"
     else:
         own = diff.self_of(quantity)
         calls = diff.counts[1] if diff.unit is None and own.is_self and quantity.what != "params" else 1

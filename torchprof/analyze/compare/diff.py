@@ -92,20 +92,6 @@ class Pair:
             waiting.extend(reversed(pair.children))
 
 
-class Parts(NamedTuple):
-    """The layers whose self changes contribute most to a difference, the largest first.
-
-    ``hold_most``: together they are more than half of the difference, and more than half of all self changes with its
-    sign, those within noise included. ``beyond_noise``: " beyond noise" if a self change that is within noise is larger
-    than one of these, else "". ``ending``: the plural ending of "part".
-    """
-
-    layers: list[tuple[Pair, Change]]
-    hold_most: bool
-    beyond_noise: str
-    ending: str
-
-
 @dataclass(frozen=True, repr=False)
 class Diff:
     """Two runs compared, ``before`` and ``after``. Made by ``torchprof.compare``; the reports of a diff read it.
@@ -174,10 +160,12 @@ class Diff:
         found = [each for each in self._with_its_sign(pair, quantity) if each[1].verdict not in (WITHIN_NOISE, BUSY)]
         return sorted(found, key=lambda each: -abs(self.weight(each[1])))
 
-    def largest_parts(self, pair: Pair, quantity: Column) -> Parts:
-        """The first three ``contributions``, and whether they are most of the difference.
+    def largest_parts(self, pair: Pair, quantity: Column) -> tuple[list[tuple[Pair, Change]], bool, str]:
+        """The first three ``contributions``; whether they hold most of the difference; " beyond noise" or "".
 
-        There are none for a layer without children, and for a self quantity.
+        There are none for a layer without children, and for a self quantity. They hold most if they are more than half
+        of the difference, and more than half of all self changes with its sign, those within noise included. If not,
+        the text is " beyond noise" if a self change that is within noise is larger than one of these.
         """
         layers = self.contributions(pair, quantity)[:_NAMED] if pair.children and not quantity.is_self else []
         named = [abs(change.difference or 0) for _, change in layers]
@@ -188,7 +176,7 @@ class Diff:
         # Quantities without a self, such as peaks, do not add up to the whole.
         hold_most = self.self_of(quantity).is_self and 2 * sum(named) > whole
         beyond_noise = " beyond noise" if max(noisy, default=0) > min(named, default=0) else ""
-        return Parts(layers, hold_most, "" if hold_most else beyond_noise, "s" if len(layers) > 1 else "")
+        return layers, hold_most, "" if hold_most else beyond_noise
 
     def beyond_noise(self, pair: Pair, quantity: Column) -> list[tuple[Pair, Change]]:
         """The layers at or below a pair whose own time changed beyond noise, in any direction, the largest first."""

@@ -349,12 +349,12 @@ def diff_headline(diff: Diff, *, sort_by: str | None = None) -> str:
     for pair in [pair for pair in diff.pairs if pair.is_layer] or diff.pairs:
         if main.key in pair.changes:
             sentences.append(f"{'.'.join(pair.path)}: {_in_words(pair, main)}{per}.")
-            parts = diff.largest_parts(pair, main)
+            parts, hold_most, beyond_noise = diff.largest_parts(pair, main)
             beyond = diff.beyond_noise(pair, main) if pair.children else []
-            if parts.layers and pair.changes[main.key].verdict not in (SAME, WITHIN_NOISE):
-                lead = "Most of it in" if parts.hold_most else f"The largest part{parts.ending}{parts.beyond_noise}:"
-                sentences.append(f"{lead} {_named(main, parts.layers)}.")
-                known = [one for one, _ in parts.layers]
+            if parts and pair.changes[main.key].verdict not in (SAME, WITHIN_NOISE):
+                lead = "Most of it in" if hold_most else f"The largest part{'s' * (len(parts) > 1)}{beyond_noise}:"
+                sentences.append(f"{lead} {_named(main, parts)}.")
+                known = [one for one, _ in parts]
                 beyond = [(one, change) for one, change in beyond if not any(one is each for each in known)]
             if beyond:
                 sentences.append(f"Beyond noise: {_named(main, beyond[:_LARGEST])}.")
