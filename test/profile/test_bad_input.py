@@ -650,3 +650,20 @@ def test_a_truncated_file_raises(saved, tmp_path) -> None:
     for length in range(0, len(packed) - 1, 37):
         file.write_bytes(packed[:length])
         refused(lambda: load(file), "given.json")
+
+
+def test_options_that_torchprof_1_4_0_did_not_have_cannot_be_set(model: nn.Module) -> None:
+    prof = Profile(model, with_flops=True)
+    for name, value in Profile.__init__.__kwdefaults__.items():
+        with pytest.raises(TorchprofError, match=rf"{name}.*write Profile\(model, {name}="):
+            setattr(prof, name, value)
+    assert prof.with_flops
+    prof.paths, prof.use_cuda, prof.profile_memory, prof.enabled = ["head"], False, True, False
+    with prof:
+        model(torch.rand(2, 3))
+    assert not prof.entered
+    prof.enabled = True
+    with prof:
+        model(torch.rand(2, 3))
+    assert [trace.path for trace in prof.traces if trace.leaf] and "cpu_allocated" in prof.run.meta.measured
+    assert {row.layer.name for row in prof.run.rows if row.layer} == {"Net.head"}

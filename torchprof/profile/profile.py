@@ -80,7 +80,8 @@ class Profile:
     function's first call.
 
     Afterwards, ``run`` is the result, ``display()`` the table, ``raw()`` and ``key_averages()`` torch's own lists.
-    A Profile is used once. Raises TorchprofError (a RuntimeError) on entry for a path that matches nothing, while
+    A Profile is used once. Options can be read; those after ``paths`` cannot be set afterwards. Raises TorchprofError
+    (a RuntimeError) on entry for a path that matches nothing, while
     another profiler is active, and on a second entry.
     """
 
@@ -137,6 +138,12 @@ class Profile:
         self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], (), self._labels)
         self._guard = Guard()
         self._provenance: Provenance | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Raises TorchprofError for options; those of torchprof 1.4.0 can be set before the block."""
+        if name in (Profile.__init__.__kwdefaults__ or ()) and name in vars(self):
+            raise TorchprofError(f"The option {name!r} of a Profile cannot be changed: write Profile(model, {name}=…).")
+        super().__setattr__(name, value)
 
     # The block
 
