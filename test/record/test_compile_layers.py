@@ -40,11 +40,11 @@ import torchprof
 from torchprof.attribute.compiled_graphs import TracedModule
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
-from torchprof.record import compiler, compiler_graph
-from torchprof.record.called_graphs import CalledGraphs
-from torchprof.record.compiler import Provenance, _noting_calls
-from torchprof.record.dynamo_sources import Taken, step_of
-from torchprof.record.noted_calls import NotedCalls
+from torchprof.record.compiled import inductor, traced_graph
+from torchprof.record.compiled.called_graphs import CalledGraphs
+from torchprof.record.compiled.dynamo_sources import Taken, step_of
+from torchprof.record.compiled.inductor import Provenance, _noting_calls
+from torchprof.record.compiled.noted_calls import NotedCalls
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.words import (
@@ -1455,7 +1455,7 @@ def test_what_goes_wrong_in_reading_a_graph_is_not_the_users(monkeypatch: pytest
     def fails(*args: Any, **kwargs: Any) -> None:
         raise LookupError("planted")
 
-    where = compiler if hasattr(compiler, name) else compiler_graph
+    where = inductor if hasattr(inductor, name) else traced_graph
     monkeypatch.setattr(where, name, fails)
     found = recorded(Small, train)
     assert {layers for _, _, layers in kernels_of(found.run)} == {UNKNOWN}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torchprof
 from torchprof.errors import TorchprofError
-from torchprof.record.compiled_code import StackWarning, awaiting_compilation, has_code, is_under_compile
+from torchprof.record.compiled.dynamo_code import StackWarning, awaiting_compilation, has_code, is_under_compile
 
 
 @pytest.fixture(autouse=True)

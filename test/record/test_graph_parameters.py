@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 
 from examples.models import MLP, Bert, LeNet5
 from torchprof import Profile, Run
-from torchprof.measure.flops.graph_text import read_graph
-from torchprof.record.graph_flow import GraphFlow
-from torchprof.record.graph_parameters import GraphParameters
-from torchprof.record.graph_source import read_source
-from torchprof.record.noted_calls import NotedCalls
+from torchprof.record.compiled.dynamo_sources import Taken
+from torchprof.record.compiled.graph_flow import GraphFlow
+from torchprof.record.compiled.graph_parameters import GraphParameters
+from torchprof.record.compiled.kept_graph import KeptGraph
+from torchprof.record.compiled.noted_calls import NotedCalls
 from torchprof.run.words import (
     BACKWARD,
     BETWEEN,
@@ -393,7 +393,7 @@ def test_calls_from_cpp_have_no_events() -> None:
     assert known.number_of("key", Graph(), inputs, calls) is None  # it has tangents: a backward
     Graph.inductor_post_grad_graph_str = "def forward(self, arg0_1, arg1_1): pass"
     assert known.number_of("other", Graph(), inputs, calls) == 0
-    assert known.known("unknown").kernels == {"key": IN_CPP, "other": IN_CPP}
+    assert known.known("unknown")[0] == {"key": IN_CPP, "other": IN_CPP}
 
 
 def test_a_parameter_of_two_layers_is_of_neither() -> None:
@@ -481,11 +481,14 @@ def call(args):
 """
 
 
+TAKEN = (Taken(0, "first", ()), Taken(1, "second", ()))  # primals_1 and primals_2
+
+
 def matches(text: str = "", source: str = "") -> list[tuple[set[str], bool] | None]:
     """For each product, the parameters that it reads, and whether it takes gradients; None if it is unknown."""
-    parsed = read_source(SOURCE.format(branch=source))
-    flow = GraphFlow(parsed, read_graph(TEXT.format(branch=text)), {"primals_1", "primals_2"})
-    nodes = [flow.node_of.get(at) for at, one in enumerate(parsed.kernels) if one.is_library]
+    graph = KeptGraph(SOURCE.format(branch=source), TEXT.format(branch=text), TAKEN)
+    flow = GraphFlow(graph)
+    nodes = [flow.node_of.get(at) for at, one in enumerate(graph.source.kernels) if one.is_library]
     return [node and (set(flow.reads(node)), node.node in flow.of_gradients) for node in nodes]
 
 
@@ -505,7 +508,7 @@ def test_products_side_by_side_are_told_apart_by_the_numbers_of_their_buffers() 
     later = as_second.format(
         branch="extern_kernels.mm(buf2, primals_3, out=buf4)\n    extern_kernels.mm(buf2, buf1, out=buf3)"
     )
-    flow = GraphFlow(read_source(later), read_graph(TEXT.format(branch=text)), {"primals_1", "primals_2"})
+    flow = GraphFlow(KeptGraph(later, TEXT.format(branch=text), TAKEN))
     assert [set(flow.reads(flow.node_of[at])) for at in (1, 2, 3, 4)] == [{"primals_1"}, set(), {"primals_2"}, set()]
 
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from examples.models import MLP, Bert, LeNet5, TinyTransformer
 from torchprof.attribute.compiled_graphs import CompiledKernel, Span
-from torchprof.measure.flops.graph_text import read_graph
-from torchprof.record.compiler import Provenance
-from torchprof.record.graph_parameters import GraphParameters, _called, _saves_for
+from torchprof.record.compiled.graph_parameters import GraphParameters, _saves_for
+from torchprof.record.compiled.inductor import Provenance
+from torchprof.record.compiled.kept_graph import KeptGraph
 
 pytestmark = pytest.mark.compiler
 output_code: Any = pytest.importorskip("torch._inductor.output_code")
@@ -68,7 +68,7 @@ def noted(model: nn.Module, known: GraphParameters, calls: list[Called]) -> Iter
 
     def call(graph: Any, inputs: Sequence[Any]) -> Any:
         key = graph._fx_graph_cache_key
-        known._called.setdefault(key, _called(graph, inputs))
+        known._called.setdefault(key, KeptGraph.of(graph, inputs))
         roots = {f"input {at}": name_of[id(one)] for at, one in enumerate(inputs) if id(one) in name_of}
         calls.append(Called(key, roots))
         return original(graph, inputs)
@@ -82,7 +82,7 @@ def noted(model: nn.Module, known: GraphParameters, calls: list[Called]) -> Iter
 
 def parameters_in(calls: Sequence[Called], known: GraphParameters) -> dict[str, dict[str, str]]:
     """By key, the parameters of the roots of a graph: for a backward, those of its only forward."""
-    texts = {key: read_graph(one.text) for key, one in known._called.items() if one is not None}
+    texts = {key: one.text for key, one in known._called.items() if one is not None}
     found = {}
     for key, text in texts.items():
         is_backward = any(name.startswith("tangents_") for name in text.inputs)
@@ -126,7 +126,7 @@ def test_a_call_is_of_the_parameter_that_it_reads_or_whose_gradient_it_makes(
     monkeypatch.undo()
     gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
     values = {name: one.detach().to(torch.bfloat16) for name, one in model.named_parameters() if cast and one.dim() > 1}
-    kernels, roots = known.known("unknown").kernels, parameters_in(calls, known)
+    kernels, roots = known.known("unknown")[0], parameters_in(calls, known)
     right = 0
     for key, of_graph in roots.items():
         of_library = [one for one in kernels.get(key, ()) if isinstance(one, CompiledKernel) and one.name in LIBRARY]
@@ -185,7 +185,7 @@ def test_what_lies_between_layers_ran_in_the_module_around_them(name: str) -> No
         provenance.off()
     roots = parameters_in(calls, known)
     checked = 0
-    for key, ours in known.known("unknown").kernels.items():
+    for key, ours in known.known("unknown")[0].items():
         theirs = Provenance.known[key]
         if key not in roots or isinstance(theirs, str) or isinstance(ours, str):
             continue

@@ -14,7 +14,7 @@ from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOT_MEASURED
 from torchprof.measure.recording import Observations, Options, RecordedCycle
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
-from torchprof.record.compiled_code import compiled_regions
+from torchprof.record.compiled.dynamo_code import compiled_regions
 from torchprof.record.custom_ops import CustomOps
 from torchprof.record.environment import this_process
 from torchprof.record.job import this_job

@@ -10,7 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerAction
 
 from torchprof.errors import TorchprofError, suggest
-from torchprof.record.compiler import Provenance
+from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.modules import all_modules
 from torchprof.record.torch_internals import optional
 from torchprof.run.warnings import Caveat

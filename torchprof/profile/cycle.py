@@ -20,10 +20,10 @@ from torchprof.measure.live_memory import NOT_MEASURED
 from torchprof.measure.recording import CompiledForward, Observations, Options, RecordedCycle
 from torchprof.measure.warnings import about_clock
 from torchprof.profile.event_lists import event_lists_by_path
-from torchprof.record.called_graphs import CalledGraphs
-from torchprof.record.compilations import compilations
-from torchprof.record.compiled_code import StackWarning, compiled_regions, forwards_under_compile
-from torchprof.record.compiler import Provenance
+from torchprof.record.compiled.called_graphs import CalledGraphs
+from torchprof.record.compiled.compilations import compilations
+from torchprof.record.compiled.dynamo_code import StackWarning, compiled_regions, forwards_under_compile
+from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.environment import this_process
 from torchprof.record.job import Job, this_job
 from torchprof.record.labels import Labels

@@ -29,7 +29,7 @@ from torchprof.profile.decorator import decorated
 from torchprof.profile.gather import gather
 from torchprof.profile.scheduled import ScheduledCycles
 from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, uninterrupted
-from torchprof.record.compiler import Provenance
+from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.event_lists import empty_event_list
 from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models, walk_modules

@@ -19,7 +19,7 @@ from torchprof.errors import TorchprofError
 from torchprof.measure.recording import Options
 from torchprof.profile.cycle import Cycles, Setup
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
-from torchprof.record.compiler import Provenance
+from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.forwards import backward_task
 from torchprof.record.labels import Labels
 from torchprof.record.outermost_calls import OutermostCalls

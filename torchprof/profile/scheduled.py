@@ -10,7 +10,7 @@ from torch.profiler import ProfilerAction
 from torchprof.measure.warnings import about_buckets
 from torchprof.profile.cycle import Cycles, Setup
 from torchprof.profile.sigterm import DelayedSignals
-from torchprof.record.compiled_code import about_left_out_stacks, awaiting_compilation
+from torchprof.record.compiled.dynamo_code import about_left_out_stacks, awaiting_compilation
 from torchprof.record.labels import Labels
 from torchprof.record.session import is_profiled, refuse_if_profiled
 from torchprof.run.run import Run

@@ -21,7 +21,7 @@ from torch import nn
 
 from torchprof.attribute.event_names import RAISED, STOPPED
 from torchprof.attribute.events import HOOKS, PREFIX
-from torchprof.record.compiled_code import has_code, unwrapped
+from torchprof.record.compiled.dynamo_code import has_code, unwrapped
 from torchprof.record.engine_ranges import EngineRanges
 from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
 from torchprof.record.garbage_collection import CollectionRanges

@@ -14,9 +14,9 @@ import torch
 from torchprof.attribute.compiled_graphs import CompiledGraphs, ProfiledModule
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.recording import CalledGraph
-from torchprof.record.compiler import Provenance
-from torchprof.record.graph_parameters import GraphParameters
-from torchprof.record.noted_calls import NotedCalls
+from torchprof.record.compiled.graph_parameters import GraphParameters
+from torchprof.record.compiled.inductor import Provenance
+from torchprof.record.compiled.noted_calls import NotedCalls
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import optional
 from torchprof.run.words import COMPILED_BEFORE, LAYERS_NOT_RECORDED
@@ -89,14 +89,14 @@ class CalledGraphs:
         if provenance is None and not self.knows_layers:
             return None
         why_unknown = LAYERS_NOT_RECORDED if provenance is None else COMPILED_BEFORE
-        known = self._parameters.known(why_unknown)
+        kernels, hiding = self._parameters.known(why_unknown)
         return CompiledGraphs(
-            {**known.kernels, **Provenance.known},
+            {**kernels, **Provenance.known},
             plan.modules,
             provenance is not None and provenance.divides,
             plan.is_alone,
             self._calls.given(plan.holders_of),
-            known.hiding,
+            hiding,
             why_unknown,
         )
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from torchprof.attribute.compiled_graphs import ModuleTensor
 from torchprof.attribute.events import COMPILED_INPUTS
-from torchprof.record.dynamo_sources import Taken
+from torchprof.record.compiled.dynamo_sources import Taken
 
 
 class NotedCalls:

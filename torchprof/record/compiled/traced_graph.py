@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torchprof.attribute.compiled_graphs import CompiledKernel, OwnedWork, Owner
-from torchprof.record.dynamo_sources import called_module, root_of
-from torchprof.record.graph_nodes import (
+from torchprof.record.compiled.dynamo_sources import called_module, root_of
+from torchprof.record.compiled.fx_nodes import (
     flops_of,
     is_op_of_kernel,
     is_saved_for_backward,
@@ -24,7 +24,7 @@ from torchprof.record.graph_nodes import (
     restores_random_state,
     sums_gradients,
 )
-from torchprof.record.graph_source import TANGENTS
+from torchprof.record.compiled.graph_source import TANGENTS
 from torchprof.run.words import GRAPH_NOT_READ, NESTED_GRAPHS
 
 
@@ -33,7 +33,7 @@ class _Node(NamedTuple):
 
     ``users``: without the graph's output. ``is_given``: it is an input of the graph. ``sequence``: the sequence number
     of autograd, which an op and its backward share. ``gradient_of``: the output of the forward graph whose gradient the
-    node is. ``sums_gradients``, ``only_copies``, ``restores_random_state`` and ``keeps_gradient``: see ``graph_nodes``.
+    node is. ``sums_gradients``, ``only_copies``, ``restores_random_state`` and ``keeps_gradient``: see ``fx_nodes``.
     ``is_product``: there is a formula for its FLOPs.
     """
 
@@ -67,13 +67,13 @@ class _Work(NamedTuple):
     elements: int
 
 
-class Graph:
+class TracedGraph:
     """A graph that is being compiled, as it was before Inductor's own passes, and the kernels made from it so far.
 
     ``forward``: the graph whose backward this graph is, None if unknown.
     """
 
-    def __init__(self, forward: Graph | None = None, is_backward: bool = False) -> None:
+    def __init__(self, forward: TracedGraph | None = None, is_backward: bool = False) -> None:
         self._is_backward = is_backward
         self.why_unknown = ""  # why its kernels are unknown: it could not be read, or it has nested graphs
         self._forward = forward if forward is not None and not forward.why_unknown else None

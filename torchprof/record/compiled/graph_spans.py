@@ -11,8 +11,8 @@ from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import Span
-from torchprof.record.graph_flow import GraphFlow
-from torchprof.record.graph_source import GraphSource
+from torchprof.record.compiled.graph_flow import GraphFlow
+from torchprof.record.compiled.kept_graph import KeptGraph
 
 _Names = frozenset[str]
 _NONE: _Names = frozenset()
@@ -36,9 +36,10 @@ class GraphSpans:
     ``forward``: the spans of the graph whose backward this is.
     """
 
-    def __init__(self, source: GraphSource, flow: GraphFlow, forward: GraphSpans | None = None) -> None:
-        self._source = source
-        self.flow = flow
+    def __init__(self, graph: KeptGraph, forward: GraphSpans | None = None) -> None:
+        self.source = graph.source
+        self.flow: GraphFlow = GraphFlow(graph, None if forward is None else forward.flow)
+        flow = self.flow
         every = {name: self._parameters_of(name) for name in flow.text.reads}
         self._own = {name: parameters for name, parameters in every.items() if parameters}
         number_of = {name: number for number, name in enumerate(flow.text.reads)}
@@ -79,15 +80,15 @@ class GraphSpans:
     def _written(self) -> Mapping[str, str]:
         """The nodes of buffers, as far as they are arguments or results of library calls, or outputs of the graph. Of
         an input that a kernel may write to, it is what is written."""
-        found = {name: name for name in self._source.inputs}
+        found = {name: name for name in self.source.inputs}
         copies = [op.given for op in self.flow.text.ops if op.name == "aten::copy_" and len(op.given) > 1]
         found.update((given[0], given[1]) for given in copies)
         for at, op in self.flow.node_of.items():
-            kernel = self._source.kernels[at]
+            kernel = self.source.kernels[at]
             found.update(dict.fromkeys(kernel.writes, op.node) if kernel.number is not None else {})
             if len(kernel.given) == len(op.given):
                 found.update((name, node) for name, node in zip(kernel.given, op.given) if name not in found)
-        returned = zip(self._source.returned, self.flow.text.outputs)
+        returned = zip(self.source.returned, self.flow.text.outputs)
         found.update((name, node) for name, (node, _) in returned if name and node and name not in found)
         return found
 
@@ -96,7 +97,7 @@ class GraphSpans:
         parameters stand for their roots. If it is unknown which values are in a buffer, those count that are computed
         from it.
         """
-        kernel = self._source.kernels[number]
+        kernel = self.source.kernels[number]
         op = self.flow.node_of.get(number)
         nodes = {op.node} if op is not None else self._computed(number)
         if not kernel.name or not nodes:
@@ -111,7 +112,7 @@ class GraphSpans:
     def _computed(self, number: int) -> Set[str]:
         """The nodes that a generated kernel computes, perhaps with some of the generated kernels around it; none if it
         is unknown what is in a buffer."""
-        kernels = self._source.kernels
+        kernels = self.source.kernels
         results, unknown = self._nodes_written(kernels[number].writes)
         read: set[str] = set()
         for later in kernels[number + 1 :] if unknown else ():

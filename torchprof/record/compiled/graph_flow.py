@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 
 from torchprof.measure.flops.graph_text import GraphOp, GraphTensor, GraphText
-from torchprof.record.graph_nodes import plain_kernel_name
-from torchprof.record.graph_source import TANGENTS, GraphSource, SourceKernel
+from torchprof.record.compiled.fx_nodes import plain_kernel_name
+from torchprof.record.compiled.graph_source import TANGENTS, GraphSource, SourceKernel
+from torchprof.record.compiled.kept_graph import KeptGraph
 from torchprof.run.torch_names import PRODUCTS_AND_SUMS, VIEWS, aten
 
 _KEEP_GRADIENTS = VIEWS | aten("_to_copy add clone copy mul neg")
@@ -27,11 +28,10 @@ class GraphFlow:
     the flow of the graph whose backward this is; its results have the same names here.
     """
 
-    def __init__(
-        self, source: GraphSource, text: GraphText, parameters: Set[str], forward: GraphFlow | None = None
-    ) -> None:
-        self.text = text
-        self.node_of = _nodes_of(source, text)
+    def __init__(self, graph: KeptGraph, forward: GraphFlow | None = None) -> None:
+        self.text = text = graph.text
+        self.node_of = _nodes_of(graph.source, text)
+        parameters = graph.roots if forward is None else ()
         self.made_of: dict[str, frozenset[str]] = {name: frozenset([name]) for name in parameters}
         for name, value in text.inputs.items():
             if not isinstance(value, GraphTensor):

@@ -18,9 +18,9 @@ from uuid import uuid4
 from torchprof.attribute.compiled_graphs import CompiledKernel
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
-from torchprof.record.compiler_graph import Graph
-from torchprof.record.dynamo_sources import Taken, taken_by
-from torchprof.record.noted_calls import NotedCalls
+from torchprof.record.compiled.dynamo_sources import Taken, taken_by
+from torchprof.record.compiled.noted_calls import NotedCalls
+from torchprof.record.compiled.traced_graph import TracedGraph
 from torchprof.record.session import is_observed, record
 from torchprof.run.warnings import Caveat, caveat
 
@@ -148,14 +148,14 @@ class _StandIns:
 
     def __init__(self, inductor: _Inductor) -> None:
         self._inductor = inductor
-        self._forwards: dict[Any, Graph] = {}  # by the ID that torch gives to a graph and its backward
+        self._forwards: dict[Any, TracedGraph] = {}  # by the ID that torch gives to a graph and its backward
         self._state = local()
 
     def forget_graphs(self) -> None:
         self._forwards.clear()
 
     @property
-    def _graph(self) -> Graph | None:
+    def _graph(self) -> TracedGraph | None:
         return getattr(self._state, "graph", None)
 
     def compile_function(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -182,7 +182,7 @@ class _StandIns:
     def compile_graph(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         """Read a graph, compile it, and keep its kernels under a key that the range around it shows."""
         number, is_backward = kwargs.get("graph_id"), kwargs.get("is_backward", False)
-        graph = Graph(self._forwards.get(number) if is_backward else None, is_backward)
+        graph = TracedGraph(self._forwards.get(number) if is_backward else None, is_backward)
         with graph.reading():
             graph.read(module.graph)
         if number is not None and not is_backward:

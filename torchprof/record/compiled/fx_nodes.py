@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from torchprof.attribute.compiled_graphs import Owner
-from torchprof.record.dynamo_sources import step_of
+from torchprof.record.compiled.dynamo_sources import step_of
 
 _GRADIENT_SUM = "Gradient addition node"
 """The stack trace that torch gives a node that sums gradients (``torch/fx/traceback.py``)."""

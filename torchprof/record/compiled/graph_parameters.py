@@ -1,0 +1,127 @@
+"""The parameters that the kernels of a compiled graph work for, without knowledge of how it was compiled.
+
+A graph of Inductor keeps its source and the text of its nodes, and it is called with the parameters themselves. A call
+of a library that reads a parameter, or that computes the gradient of one, is work for the module that has it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Any
+
+from torchprof.attribute.compiled_graphs import CompiledKernel, OwnedWork, Span, TracedModule
+from torchprof.measure.flops.graph_text import GraphTensor, GraphText
+from torchprof.record.compiled.fx_nodes import plain_kernel_name
+from torchprof.record.compiled.graph_source import TANGENTS
+from torchprof.record.compiled.graph_spans import GraphSpans
+from torchprof.record.compiled.kept_graph import KeptGraph
+from torchprof.record.compiled.noted_calls import NotedCalls
+from torchprof.run.words import IN_CPP
+
+_IN_CPP = "aoti_torch_"
+"""What the source of a graph contains that was made with ``torch._inductor.config.cpp_wrapper``."""
+_Kernels = dict[str, "tuple[CompiledKernel, ...] | str"]
+
+
+class GraphParameters:
+    """The graphs that were called, and with which parameters.
+
+    A call only notes the parameters: the graphs are read when their kernels are asked for. The backward of a graph gets
+    the number of its forward's call from the events: both have the same sequence number.
+    """
+
+    def __init__(self) -> None:
+        self._called: dict[str, KeptGraph | None] = {}  # by key; None: it does not keep its source and text
+
+    def number_of(self, key: str, graph: Any, inputs: Sequence[Any], calls: NotedCalls) -> int | None:
+        """The number of a call; None if the graph takes no parameters, or is a backward."""
+        if key not in self._called:
+            self._called[key] = KeptGraph.of(graph, inputs)
+        known = self._called[key]
+        if known is None or not known.taken:
+            return None
+        try:
+            return calls.number_of(known.taken, [*inputs, *known.frozen_tensors(graph)] if known.frozen else inputs)
+        except (IndexError, TypeError):  # not the inputs of the first call
+            return None
+
+    def __bool__(self) -> bool:
+        return any(one is not None and one.taken for one in self._called.values())
+
+    def known(self, why_unknown: str) -> tuple[_Kernels, set[str]]:
+        """The kernels of all graphs that were called, by key; the reason if they are unknown. And the keys of graphs in
+        which some kernels have no events, see ``CompiledGraphs``. ``why_unknown``: why modules are unknown."""
+        graphs = {key: graph for key, graph in self._called.items() if graph is not None and graph.is_readable}
+        kernels: _Kernels = {key: IN_CPP for key, graph in self._called.items() if graph and _IN_CPP in graph.code}
+        hiding: set[str] = set()
+        forwards = {key: GraphSpans(graph) for key, graph in graphs.items() if not graph.source.is_backward}
+        for key, graph in graphs.items():
+            if any(one.name and not one.has_event for one in graph.source.kernels):
+                hiding.add(key)
+            if not graph.source.is_backward:
+                if graph.roots:
+                    kernels[key] = tuple(_kernels(forwards[key], graph.roots, why_unknown))
+                continue
+            fitting = {
+                tuple(_kernels(GraphSpans(graph, forward), graphs[other].roots, why_unknown))
+                for other, forward in forwards.items()
+                if graphs[other].roots and _saves_for(graphs[other].text, graph.text)
+            }
+            if len(fitting) == 1:
+                kernels[key] = fitting.pop()
+        return kernels, hiding
+
+
+def _saves_for(forward: GraphText, backward: GraphText) -> bool:
+    """Whether a backward takes what a forward returns last, by name, type and sizes, and returns gradients of its
+    inputs, by type and sizes."""
+    saved = [(name, value) for name, value in backward.inputs.items() if not name.startswith(TANGENTS)]
+    saved.sort(key=lambda one: not isinstance(one[1], GraphTensor))  # a forward returns numbers last
+    returned = forward.outputs[len(forward.outputs) - len(saved) :]
+    if [name for name, _ in saved] != [name for name, _ in returned] or len(backward.outputs) != len(forward.inputs):
+        return False
+    pairs = [(value, other) for (_, value), (_, other) in zip(saved, returned)]
+    pairs += [(value, other) for (name, value), other in zip(backward.outputs, forward.inputs.values()) if name]
+    return all(_may_be_equal(one, other) for one, other in pairs)
+
+
+def _may_be_equal(one: GraphTensor | ast.expr | None, other: GraphTensor | ast.expr | None) -> bool:
+    """Whether two values of graphs have the same type and sizes, as far as these are numbers."""
+    if not isinstance(one, GraphTensor) or not isinstance(other, GraphTensor):
+        return isinstance(one, GraphTensor) is isinstance(other, GraphTensor)
+    if (one.dtype, len(one.sizes)) != (other.dtype, len(other.sizes)):
+        return False
+    sizes = [(ours, theirs) for ours, theirs in zip(one.sizes, other.sizes)]
+    return all(
+        ours.value == theirs.value
+        for ours, theirs in sizes
+        if isinstance(ours, ast.Constant) and isinstance(theirs, ast.Constant)
+    )
+
+
+def _kernels(spans: GraphSpans, roots: Mapping[str, str], why_unknown: str) -> Iterator[CompiledKernel]:
+    """The kernels of a graph that have events. A call of a library has the parameters that it works for as owners; of
+    any other kernel it is known which layers work before and after it. ``roots``: of the parameters."""
+    flow = spans.flow
+    repeated = _roots(spans.repeated, roots)
+    for at, kernel in enumerate(spans.source.kernels):
+        if kernel.name and kernel.has_event:
+            op = flow.node_of.get(at)
+            names = frozenset() if op is None else flow.works_for(op)
+            parts = [OwnedWork((TracedModule(roots[name], (), ""),), 0) for name in sorted(names)]
+            between = frozenset() if names else spans.of_kernel(at)
+            yield CompiledKernel(
+                plain_kernel_name(kernel.name),
+                tuple(parts) or (OwnedWork(None, 0),),
+                op is not None and flow.is_recomputed(op),
+                why_unknown=why_unknown,
+                repeated=repeated,
+                between=frozenset(
+                    Span(_roots(before, roots), _roots(after, roots), is_own) for before, after, is_own in between
+                ),
+            )
+
+
+def _roots(names: Set[str], roots: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(roots[name] for name in names)
