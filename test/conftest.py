@@ -23,12 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _frozen() -> Iterator[None]:
-    """On entry, Profile searches all objects for profilers in warm-up. Exclude those of pytest and torch."""
+def _frozen() -> None:
+    """On entry, Profile searches all objects for profilers in warm-up. Exclude those of pytest and torch.
+
+    They stay frozen: else each module would have the garbage collector search all of them again, for half a second."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,7 @@
 """Which package may import which: the rule in CONTRIBUTING.md."""
 
 import ast
+import functools
 import inspect
 import pickle
 import re
@@ -61,14 +62,22 @@ def imports_of(file: Path) -> Iterator[str]:
 
 
 FILES = {name_of(file): file for file in sorted(ROOT.rglob("*.py"))}
-IMPORTS = {name: set(imports_of(file)) for name, file in FILES.items()}
-OURS = {name: {one for one in found if one in FILES and one != name} for name, found in IMPORTS.items()}
+
+
+@functools.cache  # not when the file is imported: every process that runs tests imports it
+def imports() -> dict[str, set[str]]:
+    return {name: set(imports_of(file)) for name, file in FILES.items()}
+
+
+@functools.cache
+def ours() -> dict[str, set[str]]:
+    return {name: {one for one in found if one in FILES and one != name} for name, found in imports().items()}
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_a_package_imports_only_what_its_row_allows(package: str) -> None:
     allowed = {package, *MAY_IMPORT[package].split(), *WITHOUT_IMPORTS}
-    found = {(name, one) for name in FILES if package_of(name) == package for one in OURS[name]}
+    found = {(name, one) for name in FILES if package_of(name) == package for one in ours()[name]}
     # ``from torchprof.run.run import Run`` imports that file, and of its packages only what they hold themselves.
     assert not [(name, one) for name, one in found if package_of(one) not in allowed and one != "torchprof"]
     if "torchprof" not in allowed:
@@ -77,12 +86,12 @@ def test_a_package_imports_only_what_its_row_allows(package: str) -> None:
 
 def test_every_package_has_a_row() -> None:
     assert {package_of(name) for name in FILES} == {*MAY_IMPORT, *WITHOUT_IMPORTS, "torchprof", "types", "__main__"}
-    assert not {one for name in (*WITHOUT_IMPORTS, "types") for one in OURS[f"torchprof.{name}"]}
+    assert not {one for name in (*WITHOUT_IMPORTS, "types") for one in ours()[f"torchprof.{name}"]}
 
 
 def test_there_are_no_circular_imports() -> None:
     try:
-        TopologicalSorter(OURS).prepare()
+        TopologicalSorter(ours()).prepare()
     except CycleError as circle:
         pytest.fail(" → ".join(circle.args[1]))
 
@@ -119,7 +128,7 @@ def test_no_file_is_too_long() -> None:
 
 
 def test_only_some_packages_import_torch() -> None:
-    knowing = {name for name, found in IMPORTS.items() if any(one.split(".")[0] == "torch" for one in found)}
+    knowing = {name for name, found in imports().items() if any(one.split(".")[0] == "torch" for one in found)}
     others = {name for name in knowing if package_of(name) not in IMPORT_TORCH}
     # These import torch only when it is needed: for FLOP formulas of users, and for the model of a trace.
     assert others == {
@@ -130,7 +139,7 @@ def test_only_some_packages_import_torch() -> None:
 
 
 def test_only_two_files_import_torchs_profiler() -> None:
-    touching = {name for name, found in IMPORTS.items() if "torch.autograd.profiler" in found}
+    touching = {name for name, found in imports().items() if "torch.autograd.profiler" in found}
     assert touching == {"torchprof.record.recording", "torchprof.record.session"}
 
 

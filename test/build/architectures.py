@@ -150,7 +150,7 @@ def vgg() -> nn.Module:
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(96, 7), nn.Softmax(-1))
 
 
-def resnet() -> nn.Module:
+def resnet(blocks: int = 2) -> nn.Module:
     def block(inside: int, outside: int, stride: int) -> nn.Module:
         body = nn.Sequential(
             conv_norm(inside, outside, stride=stride, act=nn.ReLU()),
@@ -160,7 +160,7 @@ def resnet() -> nn.Module:
         return Residual(body, shortcut, nn.ReLU())
 
     stem = nn.Sequential(conv_norm(3, 4, 7, stride=2, act=nn.ReLU()), nn.MaxPool2d(3, 2, 1))
-    return nn.Sequential(stem, block(4, 4, 1), block(4, 8, 2), head(8))
+    return nn.Sequential(stem, *[block(4, 4, 1), block(4, 8, 2)][-blocks:], head(8))
 
 
 def bottlenecks(groups: int) -> nn.Module:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from build.architectures import ARCHITECTURES
+from build.architectures import ARCHITECTURES, resnet
+from build.inductor import kernels_that_do_nothing
 from build.libraries import RELEASE
 from torch import Tensor, nn
 
@@ -23,9 +26,10 @@ if "inductor_post_grad_graph_str" not in getattr(output_code.CompiledFxGraph, "_
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh(request: pytest.FixtureRequest) -> Iterator[None]:
     torch._dynamo.reset()
-    yield
+    with nullcontext() if request.node.get_closest_marker("real_kernels") else kernels_that_do_nothing():
+        yield
     torch._dynamo.reset()
 
 
@@ -52,7 +56,7 @@ MODELS: dict[str, tuple[Any, list[Tensor]]] = {
     "MLP": (lambda: MLP(16, 64), [torch.rand(4, 16)] * 2),
     "LeNet-5": (LeNet5, [torch.rand(2, 1, 32, 32)]),
     "BERT": (lambda: Bert(50, 16, 2, 2, 32).eval(), [torch.randint(0, 50, (2, 8))]),
-    "ResNet": (ARCHITECTURES["ResNet"].make, [*ARCHITECTURES["ResNet"].inputs()]),
+    "ResNet": (partial(resnet, blocks=1), [*ARCHITECTURES["ResNet"].inputs()]),
 }
 
 
@@ -109,6 +113,7 @@ def test_library_calls_keep_their_rows_and_fused_kernels_are_at_the_region() -> 
 
 
 @pytest.mark.skipif(RELEASE < (2, 13), reason="torch before 2.13 does not tell what this needs")
+@pytest.mark.real_kernels
 @pytest.mark.parametrize("name", MODELS)
 def test_kernels_at_their_layers_have_the_work_of_their_nodes(name: str) -> None:
     """All work of a graph is in its kernels, and each layer has the products of its own forward and backward."""
@@ -154,6 +159,7 @@ def test_inference_counts_too() -> None:
     assert (total.macs, total.uncounted) == (2 * 4 * 16 * 64, 0)
 
 
+@pytest.mark.real_kernels
 def test_nothing_is_compiled_again_and_torch_is_restored() -> None:
     model, x = MLP(16, 64), torch.rand(4, 16)
     compiled = compiled_before(model, [x])

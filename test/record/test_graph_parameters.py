@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from build.architectures import ARCHITECTURES
+from build.architectures import ARCHITECTURES, resnet
+from build.inductor import kernels_that_do_nothing
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -41,9 +44,10 @@ if "inductor_post_grad_graph_str" not in getattr(output_code.CompiledFxGraph, "_
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh(request: pytest.FixtureRequest) -> Iterator[None]:
     torch._dynamo.reset()
-    yield
+    with nullcontext() if request.node.get_closest_marker("real_kernels") else kernels_that_do_nothing():
+        yield
     torch._dynamo.reset()
 
 
@@ -81,7 +85,7 @@ def is_exact(run: Run, name: str) -> bool:
 MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "MLP": (lambda: MLP(16, 64), torch.rand(4, 16)),
     "LeNet-5": (LeNet5, torch.rand(2, 1, 32, 32)),
-    "ResNet": (ARCHITECTURES["ResNet"].make, ARCHITECTURES["ResNet"].inputs()[0]),
+    "ResNet": (partial(resnet, blocks=1), ARCHITECTURES["ResNet"].inputs()[0]),
 }
 
 
@@ -149,7 +153,9 @@ def test_a_recording_leaves_the_method_of_graphs_as_it_was() -> None:
     assert output_code.CompiledFxGraph.__call__ is before and products(run, FORWARD)
 
 
-@pytest.mark.parametrize("name", ["tied words", "Siamese", "GPT", "Perceiver", "recommender"])
+@pytest.mark.parametrize(
+    "name", ["tied words", "Siamese", "GPT", "Perceiver", pytest.param("recommender", marks=pytest.mark.real_kernels)]
+)
 def test_no_layer_has_products_of_another(name: str) -> None:
     architecture = ARCHITECTURES[name]
     inputs = architecture.inputs()
@@ -199,6 +205,7 @@ def test_what_is_between_two_calls_of_a_module_is_not_in_it() -> None:
     assert products(run, FORWARD)["Net"] == 2 * 8**3
 
 
+@pytest.mark.real_kernels
 def test_what_is_computed_again_does_not_tell_where_gradients_are() -> None:
     """In the text of the backward, ``first`` is computed again after gradients that are computed outside of it."""
 
