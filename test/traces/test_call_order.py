@@ -7,7 +7,7 @@ import torch
 from build.models import Mlp
 from torch import Tensor, nn
 
-from torchprof.traces.call_order import call_order
+from torchprof.traces.model import call_order
 
 
 class Methods(nn.Module):

@@ -19,9 +19,9 @@ from torchprof.attribute.events import Site
 from torchprof.errors import TorchprofError
 from torchprof.record.modules import walk_modules
 from torchprof.run.layers import Layer
-from torchprof.traces.call_order import call_order
 from torchprof.traces.layers import Hierarchy, ModuleCall
 from torchprof.traces.matching import match_modules
+from torchprof.traces.model import call_order
 from torchprof.traces.module_trees import ModelModule, refuse_another_model
 
 

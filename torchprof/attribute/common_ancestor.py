@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from itertools import takewhile
 
 from torchprof.attribute.places import Place, Places
-from torchprof.run.words import NOT_SELECTED, OUTSIDE
+from torchprof.run.paths import common_prefix
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, OUTSIDE_NAME
 
 
 class CommonAncestor:
@@ -36,18 +36,14 @@ class CommonAncestor:
         """The paths of the layers, relative to their nearest common ancestor, or to the layer they are ``below``. A
         negative layer is outside all. ``most``: how many are named, None for all."""
         common = self._path(layers if below is None else (*layers, below)) if min(layers) >= 0 else ()
-        paths = [self._paths[layer] if layer >= 0 else ("(outside)",) for layer in layers]
+        paths = [self._paths[layer] if layer >= 0 else (OUTSIDE_NAME,) for layer in layers]
         named = paths if most is None or len(paths) <= most + 1 else paths[:most]
         more = [f"{len(paths) - len(named)} more"] if len(named) < len(paths) else []
         return " + ".join([*(".".join(path[len(common) :]) or "itself" for path in named), *more])
 
     def _path(self, layers: Iterable[int]) -> tuple[str, ...]:
         """The path of the nearest common ancestor; ``()`` if the layers are in different models."""
-        first, *others = (self._paths[layer] for layer in layers)
-        steps = len(first)
-        for other in others:
-            steps = min(steps, len(other), *(at for at, pair in enumerate(zip(first, other)) if pair[0] != pair[1]))
-        return first[:steps]
+        return common_prefix(self._paths[layer] for layer in layers)
 
 
 def nearest(paths: Sequence[tuple[str, ...]], layers: Sequence[int], caller: int) -> int:
@@ -55,9 +51,4 @@ def nearest(paths: Sequence[tuple[str, ...]], layers: Sequence[int], caller: int
     first layer if none has any, or if it has no caller (negative)."""
     if caller < 0:
         return layers[0]
-
-    def shared(layer: int) -> int:
-        pairs = zip(paths[layer], paths[caller])
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-    return max(layers, key=shared)
+    return max(layers, key=lambda layer: len(common_prefix((paths[layer], paths[caller]))))

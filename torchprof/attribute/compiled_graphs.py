@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from torchprof.attribute.kernel_names import kernels_of
+from torchprof.run.paths import common_prefix
 from torchprof.run.torch_names import PRODUCTS, without_aten
 from torchprof.run.words import (
     AMBIGUOUS_MODULE,
@@ -273,9 +274,7 @@ class CompiledGraphs:
                 return None
         if not neighbors:
             return None
-        path = blocks[0]
-        for other in blocks[1:]:
-            path = _shared(path, other)
+        path = common_prefix(blocks)
         is_own = all(span.is_own for span in kernel.between)
         while path and path != top:
             module = self._modules.get(path)
@@ -393,12 +392,6 @@ def _above(rest: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...]:
     return path[:start] if start > 0 and path[start:] == rest else ()
 
 
-def _shared(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    """The steps that two paths begin with alike."""
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other))
-    return tuple(step for step, _ in pairs)
-
-
 def _are_all_in(path: tuple[str, ...], places: RealPaths, repeated: Set[str]) -> bool:
     """Whether all parameters in a module are used several times: it may be called several times."""
     if not repeated or len(path) == 1:
@@ -409,7 +402,7 @@ def _are_all_in(path: tuple[str, ...], places: RealPaths, repeated: Set[str]) ->
 
 def _around(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     """The module around two modules; around one if they are the same."""
-    return one[:-1] if one == other and len(one) > 1 else _shared(one, other)
+    return one[:-1] if one == other and len(one) > 1 else common_prefix((one, other))
 
 
 def _unwrapped(path: tuple[str, ...]) -> tuple[str, ...]:

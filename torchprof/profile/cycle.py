@@ -19,12 +19,12 @@ from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOT_MEASURED
 from torchprof.measure.recording import CompiledForward, Observations, Options, RecordedCycle
 from torchprof.measure.warnings import about_clock
-from torchprof.profile.event_lists import event_lists_by_path
 from torchprof.record.compiled.called_graphs import CalledGraphs
 from torchprof.record.compiled.compilations import compilations
 from torchprof.record.compiled.dynamo_code import StackWarning, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.environment import this_process
+from torchprof.record.event_lists import event_lists_by_path
 from torchprof.record.job import Job, this_job
 from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now

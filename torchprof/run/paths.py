@@ -1,11 +1,14 @@
-"""Finds modules by the paths that users write. Imports only the standard library."""
+"""Paths of modules: those that users write, and what several have in common. Imports only the standard library."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import Any, TypeVar
 
 from torchprof.errors import TorchprofError, suggest
+
+_Step = TypeVar("_Step")
 
 
 def find(path: Any, known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
@@ -37,3 +40,11 @@ def matching(steps: Sequence[str], known: Sequence[tuple[tuple[str, ...], ...]],
         if len(name) - without == len(steps)
         and all(wanted in ("*", step) for wanted, step in zip(steps, name[without:]))
     }
+
+
+def common_prefix(paths: Iterable[tuple[_Step, ...]]) -> tuple[_Step, ...]:
+    """The steps that all paths begin with."""
+    prefix, *others = paths
+    for other in others:
+        prefix = tuple(step for step, _ in takewhile(lambda pair: pair[0] == pair[1], zip(prefix, other)))
+    return prefix

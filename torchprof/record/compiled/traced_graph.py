@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from torchprof.record.compiled.fx_nodes import (
     sums_gradients,
 )
 from torchprof.record.compiled.graph_source import TANGENTS
+from torchprof.run.paths import common_prefix
 from torchprof.run.words import GRAPH_NOT_READ, NESTED_GRAPHS
 
 
@@ -253,17 +253,15 @@ class TracedGraph:
                 elif node.owner is None:
                     return None
                 else:
-                    common = node.owner if common is None else _common(common, node.owner)
+                    common = node.owner if common is None else common_prefix((common, node.owner))
         return common
 
     def _of_all_uses(self, name: str) -> Owner | None:
         """The innermost module that contains all uses of the tensor whose gradients a node adds; None if unknown."""
         summed = self._summed_tensor(name)
         owners = [] if summed is None or self._forward is None else self._forward._users(summed)
-        common = owners[0] if owners else None
-        for owner in owners[1:]:
-            common = None if common is None or owner is None else _common(common, owner)
-        return common
+        known = [owner for owner in owners if owner is not None]
+        return common_prefix(known) if known and len(known) == len(owners) else None
 
     def _summed_tensor(self, name: str) -> str | None:
         """The tensor of the forward graph whose gradients a node adds; None if unknown.
@@ -338,8 +336,3 @@ class TracedGraph:
                 return str(replaced[-1].name)
             sources = replaced[-1].from_node if replaced else ()
         return None
-
-
-def _common(one: Owner, other: Owner) -> Owner:
-    """The modules that two owners begin with alike."""
-    return tuple(ours for ours, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
