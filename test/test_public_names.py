@@ -80,7 +80,7 @@ def test_every_class_of_a_public_annotation_is_public() -> None:
 def test_the_walk_finds_what_it_should() -> None:
     """It follows returns, attributes, properties and bases."""
     assert "Diff" in reachable_from(torchprof.compare)
-    assert {"Meta", "Layers", "Spread", "Caveat", "Node", "Op", "Cost"} <= reachable_from(torchprof.Run)
+    assert {"Meta", "Layers", "Spread", "RunWarning", "Node", "Op", "Cost"} <= reachable_from(torchprof.Run)
     assert "Held" in reachable_from(types.Memory)
     assert "Layer" in reachable_from(types.Layers)
     assert "Row" in reachable_from(types.Rows)

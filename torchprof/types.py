@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torchprof.run.samples import SampleKey, Spread
     from torchprof.run.timeline import DeviceTime, Lane, Spans, StreamTime, Timeline
     from torchprof.run.unfinished import Entered, Unfinished
-    from torchprof.run.warnings import Caveat
+    from torchprof.run.warnings import RunWarning
     from torchprof.run.words import Frame, Signature
 
 
@@ -33,7 +33,6 @@ __all__ = [
     "Around",
     "BenchmarkResult",
     "Bound",
-    "Caveat",
     "Change",
     "Column",
     "Compilation",
@@ -65,6 +64,7 @@ __all__ = [
     "ReportText",
     "Row",
     "Rows",
+    "RunWarning",
     "SampleKey",
     "Signature",
     "Spans",
@@ -80,7 +80,7 @@ _FILES = {
     "Around": "run.rows",
     "BenchmarkResult": "profile.latency",
     "Bound": "run.cost",
-    "Caveat": "run.warnings",
+    "RunWarning": "run.warnings",
     "Change": "analyze.compare.diff",
     "Column": "analyze.columns",
     "Compilation": "run.meta",

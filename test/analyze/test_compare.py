@@ -21,7 +21,7 @@ from build.pairs import BACKWARD, COUNTED, FC, FORWARD, MEMORY, calls, layer, ma
 from build.phases import in_column_of
 from build.places import DATA
 from build.processes import run_fresh
-from build.warnings import caveats
+from build.warnings import run_warnings
 from torch import nn
 
 import torchprof
@@ -1029,7 +1029,10 @@ def test_different_conditions_are_notes() -> None:
 
 
 def test_the_warnings_of_the_runs_are_in_the_diff() -> None:
-    before, after = run_of([row(0)], warnings=caveats("one", "both")), run_of([row(0)], warnings=caveats("both", "two"))
+    before, after = (
+        run_of([row(0)], warnings=run_warnings("one", "both")),
+        run_of([row(0)], warnings=run_warnings("both", "two")),
+    )
     assert torchprof.compare(before, after).warnings == ("Before: one", "Both runs: both", "After: two")
 
 
@@ -1219,7 +1222,9 @@ HOSTILE = (
 def hostile(ns: int) -> Run:
     layers = [layer("Net"), *(Layer(("Net", name), f"K{name}", 1, settings=f"s{name}{ns}") for name in HOSTILE)]
     rows = [row(at, cpu_ns=ns + at) for at in range(len(layers))]
-    return made(layers, [*rows, row(OUTSIDE, label("x|y"), cpu_ns=ns)], warnings=caveats(f"doubt {HOSTILE[0]}\n|{ns}"))
+    return made(
+        layers, [*rows, row(OUTSIDE, label("x|y"), cpu_ns=ns)], warnings=run_warnings(f"doubt {HOSTILE[0]}\n|{ns}")
+    )
 
 
 def test_hostile_names_stay_text() -> None:

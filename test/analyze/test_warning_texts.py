@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 from build.hand_made import op, row, run_of
-from build.warnings import caveats
+from build.warnings import run_warnings
 
-from torchprof.analyze.caveats import about_processors, about_start
 from torchprof.analyze.notes import about_flops, about_sums, warnings_of
+from torchprof.analyze.warnings import about_processors, about_start
 from torchprof.errors import some
 from torchprof.measure.assemble import own_ns_of_layers
 from torchprof.measure.warnings import about_callers, about_cost, about_labels, about_modules, about_uncalled
@@ -17,7 +17,7 @@ from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.warnings import caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES
 
 NET, A, B = (Layer(path, "Module", 9) for path in [("Net",), ("Net", "a"), ("Net", "b")])
@@ -53,7 +53,7 @@ def test_ranks_in_words(ranks: list[int], words: str) -> None:
 def of_ranks(warnings: Sequence[Sequence[str]], ranks: Sequence[int] | None = None, size: int = 1) -> Run:
     run = run_of([row(0, cpu_ns=1)])
     numbers = range(len(warnings)) if ranks is None else ranks
-    metas = tuple(Meta(("Net",), rank, size, warnings=caveats(*said)) for rank, said in zip(numbers, warnings))
+    metas = tuple(Meta(("Net",), rank, size, warnings=run_warnings(*said)) for rank, said in zip(numbers, warnings))
     return replace(run, metas=metas)
 
 
@@ -111,7 +111,7 @@ def test_a_run_without_faults_has_no_warnings() -> None:
 
 def test_a_layer_that_was_never_called_has_a_warning() -> None:
     (warning,) = about_uncalled(NO_ROWS, LAYERS, {0, 1}, {2})
-    assert warning == caveat("never_called", ["Net.b"])
+    assert warning == RunWarning.of("never_called", ["Net.b"])
 
 
 def test_a_layer_whose_children_are_called_is_not_reported_as_never_called() -> None:
@@ -151,7 +151,7 @@ def test_a_layer_may_use_the_parameters_of_a_child_without_calling_it(where: int
 def test_a_layer_not_called_by_its_parent_has_a_warning(caller: tuple[int, int], name: str) -> None:
     callers = {(0, 1): 50, caller: 10, (NOT_SELECTED, 1): 20}
     (warning,) = about_callers(LAYERS, ALL, ALL, callers, 1000)
-    assert warning == caveat("called_by_others", ["Net.b"], callers=(name,))
+    assert warning == RunWarning.of("called_by_others", ["Net.b"], callers=(name,))
     assert list(about_callers(LAYERS, ALL, ALL, callers, 1001)) == [], "less than 1 % of the recorded time"
 
 
@@ -161,7 +161,7 @@ def test_calls_that_bypass_a_layer_without_calls_have_no_warning() -> None:
     deep = [NET, Layer(("Net", "base"), "Wrapper"), Layer(("Net", "base", "model"), "Inner")]
     assert list(about_callers(deep, ALL, {0, 2}, {(OUTSIDE, 0): 100, (0, 2): 99}, 100)) == []
     (warning,) = about_callers(deep, ALL, {0, 1, 2}, {(OUTSIDE, 0): 100, (1, 2): 50, (0, 2): 40}, 100)
-    assert warning == caveat("called_by_others", ["Net.base.model"], callers=("Net",))
+    assert warning == RunWarning.of("called_by_others", ["Net.base.model"], callers=("Net",))
 
 
 def test_children_of_a_container_without_a_forward_have_no_warning() -> None:
@@ -253,7 +253,7 @@ def test_busy_machines_of_many_ranks_have_one_warning() -> None:
     for rank in range(16):
         meta = Meta(("Net",), rank=rank, wall_ns=100_000_000, run_delay_ns=(rank + 1) * 1_000_000)
         metas.append(meta)
-    metas[12] = replace(metas[12], warnings=caveats("Something else."))
+    metas[12] = replace(metas[12], warnings=run_warnings("Something else."))
     run = replace(run_of([row(0, calls=1)]), metas=tuple(metas))
     other, busy = warnings_of(run)
     assert other == "Rank 12: Something else."

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
-from build.warnings import caveats
+from build.warnings import run_warnings
 from hypothesis import strategies as st
 
 from torchprof.run.cost import Cost
@@ -20,7 +20,7 @@ from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Lane, Spans, Timeline
 from torchprof.run.unfinished import Entered, Unfinished
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, PHASES, Frame
 
 MUL, ADD, MINE = Frame("op", "mul"), Frame("op", "add"), Frame("label", "mine")
@@ -147,7 +147,9 @@ def runs_of(draw: st.DrawFn, rank: int) -> Run:
     )
     held = st.lists(st.builds(Held, where, st.just(FORWARD), st.just("inputs"), SMALL, SMALL), max_size=2).map(tuple)
     devices = st.lists(st.sampled_from(["cpu", "cuda:0"]), unique=True)
-    warnings = st.lists(st.sampled_from([*caveats("One."), Caveat("x", ("Net",)), Caveat("x", facts={"n": (1,)})]))
+    warnings = st.lists(
+        st.sampled_from([*run_warnings("One."), RunWarning("x", ("Net",)), RunWarning("x", facts={"n": (1,)})])
+    )
     run = run_of(
         rank,
         *draw(st.lists(one, max_size=8)),

@@ -17,7 +17,7 @@ from torchprof.run.rows import Around, Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
-from torchprof.run.warnings import caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import (
     BACKWARD,
     FORWARD,
@@ -30,8 +30,15 @@ from torchprof.run.words import (
 
 WARNINGS = [
     (),
-    (caveat("of_a_newer_torchprof", ["Net.“quoted”", "naïve"], count=3, ratio=0.1, names=("a", ("b", 2)), is_so=True),),
-    (caveat("never_called", ["Net.a"]), replace(caveat("clock_set", jump_ns=-9, wall_ns=10), added=(((1, 3), 3),))),
+    (
+        RunWarning.of(
+            "of_a_newer_torchprof", ["Net.“quoted”", "naïve"], count=3, ratio=0.1, names=("a", ("b", 2)), is_so=True
+        ),
+    ),
+    (
+        RunWarning.of("never_called", ["Net.a"]),
+        replace(RunWarning.of("clock_set", jump_ns=-9, wall_ns=10), added=(((1, 3), 3),)),
+    ),
 ]
 """Stored warnings: of any code, of layers and without, with facts of every kind, and of a sum of runs."""
 

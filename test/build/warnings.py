@@ -1,12 +1,12 @@
 """Warnings of hand-made runs, and the sentences of all that a run has."""
 
 from torchprof.run.run import Run
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import RunWarning
 
 
-def caveats(*sentences: str) -> tuple[Caveat, ...]:
+def run_warnings(*sentences: str) -> tuple[RunWarning, ...]:
     """Warnings whose sentences are these: a code that has no sentence of its own is shown as it is."""
-    return tuple(map(Caveat, sentences))
+    return tuple(map(RunWarning, sentences))
 
 
 def sentences(run: Run) -> tuple[str, ...]:

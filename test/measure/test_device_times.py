@@ -16,7 +16,7 @@ from build.hand_made import row, run_of
 from build.places import TRACES
 from build.raw_events import MARKED, MODEL, events_of, small_step
 from build.raw_events import kernel as raw_kernel
-from build.warnings import caveats
+from build.warnings import run_warnings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -369,7 +369,7 @@ def reported(*times: DeviceTime, **meta: Any) -> Run:
 
 
 def test_the_report() -> None:
-    assert reported(OF_STEP, warnings=caveats("Beware.")).report("device").splitlines() == [
+    assert reported(OF_STEP, warnings=run_warnings("Beware.")).report("device").splitlines() == [
         "cuda:0",
         "",
         "Stream | Kernels | Busy    | Of span | Computing | Communication | Copying",

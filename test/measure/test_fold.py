@@ -30,7 +30,7 @@ from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
-from torchprof.run.warnings import caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD, LAUNCH_NOT_RECORDED, OTHER, OUTSIDE, RECOMPUTE, Frame, Signature
 
 LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear"), Layer(("Net", "b"), "Linear"))
@@ -339,14 +339,17 @@ def test_the_layers_of_cycles_are_matched_by_path() -> None:
     assert calls == {"Net": (2, 7 + 6), "Net.a": (2, 3 + 4)}
 
 
-def test_the_observations_of_cycles_are_added_and_equal_notes_are_kept_once() -> None:
+def test_the_observations_of_cycles_are_added_and_equal_warnings_are_kept_once() -> None:
     """Layer 0 of the second cycle is layer 1 of the sum. -1 stands for no layer in all cycles."""
-    early, late = caveat("calls_not_recorded", ["Net"], calls=1), caveat("calls_not_recorded", ["Net"], calls=2)
+    early, late = (
+        RunWarning.of("calls_not_recorded", ["Net"], calls=1),
+        RunWarning.of("calls_not_recorded", ["Net"], calls=2),
+    )
     seen = Observations()
-    seen.add(Observations(Counter({(-1, 0): 5}), {0, 1}, notes=[early, late]))
-    seen.add(Observations(Counter({(-1, 0): 7, (0, 1): 2}), {0}, notes=[late, early]), [1, 0])
+    seen.add(Observations(Counter({(-1, 0): 5}), {0, 1}, warnings=[early, late]))
+    seen.add(Observations(Counter({(-1, 0): 7, (0, 1): 2}), {0}, warnings=[late, early]), [1, 0])
     assert seen.callers == {(-1, 0): 5, (-1, 1): 7, (1, 0): 2}
-    assert (seen.callable_layers, seen.notes) == ({0, 1}, [early, late])
+    assert (seen.callable_layers, seen.warnings) == ({0, 1}, [early, late])
 
 
 def test_equal_rows_of_two_cycles_are_added() -> None:

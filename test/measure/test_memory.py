@@ -24,7 +24,7 @@ from build.examples import examples
 from build.libraries import usable_transformers
 from build.models import Checkpointed, Mlp, Raises
 from build.texts import format_memory
-from build.warnings import caveats
+from build.warnings import run_warnings
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -1209,7 +1209,7 @@ def step_of_a_run(**options: Any) -> Run:
         model=("Net",),
         device="cuda",
         requested=("cpu_ns", "cpu_allocated", "cpu_freed", "device_allocated", "device_freed"),
-        warnings=caveats("A doubt."),
+        warnings=run_warnings("A doubt."),
         **options,
     )
     rows = Rows(layers, ((),), devices, columns)

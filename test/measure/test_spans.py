@@ -29,7 +29,7 @@ from build.hand_made import row, run_of
 from build.models import Checkpointed, Holder, Mlp, Raises, Recursive, Several, Tied
 from build.places import ROOT
 from build.texts import format_time
-from build.warnings import caveats
+from build.warnings import run_warnings
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -1016,7 +1016,7 @@ def hostile(names: tuple[str, ...], lanes: Sequence[Lane] = (Lane("cpu", 1),)) -
     columns = {name: array("q", (one[at] for one in values)) for at, name in enumerate(Spans.COLUMNS)}
     spans = Spans(tuple(lanes), names, columns, (), 3)
     steps = {name: array("q") for name in Timeline.COLUMNS}
-    return replace(run_of([row(0)], warnings=caveats("Careful.")), timeline=Timeline((), steps, 5, spans))
+    return replace(run_of([row(0)], warnings=run_warnings("Careful.")), timeline=Timeline((), steps, 5, spans))
 
 
 HOSTILE = ("<script>alert(1)</script>", 'a "b"\n', "line\nbreak", "\x1b[31mred", "\ud800", "a;b|c", "模", "\u2028")

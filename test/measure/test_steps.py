@@ -17,7 +17,7 @@ from build.events import ENGINE, MAIN, kernel, label, node, op, step, user_label
 from build.examples import examples
 from build.hand_made import row, run_of
 from build.models import Checkpointed, Mlp
-from build.warnings import caveats
+from build.warnings import run_warnings
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -653,7 +653,7 @@ def made_by_hand() -> Run:
     ]
     found = count([event for event in in_us if event.kind is not Kind.KERNEL], kernels=in_us[len(events) :]).run
     measured = ("cpu_ns", "device_ns")
-    meta = replace(found.meta, device="cuda", requested=measured, measured=measured, warnings=caveats("A doubt."))
+    meta = replace(found.meta, device="cuda", requested=measured, measured=measured, warnings=run_warnings("A doubt."))
     return replace(found, metas=(meta,))
 
 

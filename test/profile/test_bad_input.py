@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from build.snapshots import snapshot
-from build.warnings import caveats
+from build.warnings import run_warnings
 from torch import nn
 
 import torchprof
@@ -354,7 +354,7 @@ def saved() -> dict[str, Any]:
         paths=(("Net", "a"),),
         busy_ns=(("cuda:0", 3),),
         peaks=(Peak("cpu", "float32", 2, 1e9, 1e9),),
-        warnings=caveats("Doubt."),
+        warnings=run_warnings("Doubt."),
         versions=(("torch", "2.13.0"),),
         flags=(("use_cuda", True),),
     )

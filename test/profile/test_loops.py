@@ -34,7 +34,7 @@ from torchprof.attribute.places import Place
 from torchprof.record.labels import label_of
 from torchprof.record.session import refuse_if_profiled
 from torchprof.run.samples import SampleKey
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD
 
 NONE, WARMUP, RECORD, SAVE = (
@@ -849,12 +849,12 @@ def test_the_run_of_a_cycle_has_no_warnings_of_another_cycle(monkeypatch: pytest
     """The run of all cycles has the warnings of each cycle."""
     ended: list[str] = []
 
-    def about_clock(*_: int) -> list[Caveat]:
+    def about_clock(*_: int) -> list[RunWarning]:
         ended.append(f"The clock of cycle {len(ended) + 1}.")
-        return [Caveat(ended[-1])]
+        return [RunWarning(ended[-1])]
 
     monkeypatch.setattr("torchprof.profile.cycle.about_clock", about_clock)
-    monkeypatch.setattr("torchprof.profile.profile.missing_device", lambda _: Caveat("No such device."))
+    monkeypatch.setattr("torchprof.profile.profile.missing_device", lambda _: RunWarning("No such device."))
     model, x = Mlp(), torch.rand(2, 4)
     shown: list[list[str]] = []
 

@@ -14,9 +14,9 @@ from build.compiled import call, region
 from build.events import MAIN, function, label, node, op, run_of_events
 
 import torchprof
-from torchprof.analyze.caveats import about_compiled
 from torchprof.analyze.compiled.regions import compiled_in
 from torchprof.analyze.figures import incomplete_phases
+from torchprof.analyze.warnings import about_compiled
 from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, OwnedWork, ProfiledModule, TracedModule
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.errors import TorchprofError

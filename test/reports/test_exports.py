@@ -22,7 +22,7 @@ from build.hand_made import FORWARD, cells, kernel, label, op, row, run_of
 from build.models import Checkpointed, Mlp
 from build.phases import in_column_of
 from build.places import ROOT
-from build.warnings import caveats, sentences
+from build.warnings import run_warnings, sentences
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -566,7 +566,7 @@ def test_markdown_has_the_facts_and_the_warnings(real: Run) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_is_text_in_markdown(name: str) -> None:
-    run = run_of([row(1, op(name), cpu_ns=1)], warnings=caveats(f"Never called: {name}."), device=name)
+    run = run_of([row(1, op(name), cpu_ns=1)], warnings=run_warnings(f"Never called: {name}."), device=name)
     layers = (Layer(("Net",), name), Layer(("Net", name), name))
     columns = {**run.rows.columns}
     run = replace(run, layers=layers, rows=replace(run.rows, layers=layers, columns=columns))

@@ -18,7 +18,7 @@ from build.colors import luminance
 from build.hand_made import label, names, op, row, run_of
 from build.places import ROOT
 from build.processes import killed_after
-from build.warnings import caveats
+from build.warnings import run_warnings
 from tabulate import tabulate_formats
 
 import torchprof
@@ -190,7 +190,7 @@ def test_every_color_is_readable_on_light_and_dark_backgrounds(share: float) -> 
 
 
 def test_escape_sequences_in_names_are_written_out() -> None:
-    run = run_of([*LINES, row(3, op("evil\x1b[2J"), cpu_ns=1)], warnings=caveats("Never called: x\x1b[31m\ny."))
+    run = run_of([*LINES, row(3, op("evil\x1b[2J"), cpu_ns=1)], warnings=run_warnings("Never called: x\x1b[31m\ny."))
     layers = tuple(
         replace(layer, path=tuple(step.replace("b", "b\x1b[31m\r") for step in layer.path)) for layer in run.layers
     )

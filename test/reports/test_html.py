@@ -30,7 +30,7 @@ from build.hand_made_ranks import everybody, run_of_ranks
 from build.models import Checkpointed, DoublesInside, Holder, Mlp, Recursive, Tied
 from build.page import READ_TABLE, button, choice, data_in
 from build.texts import format_count, format_memory, format_time
-from build.warnings import caveats
+from build.warnings import run_warnings
 from torch import Tensor, nn
 
 import torchprof
@@ -54,7 +54,7 @@ from torchprof.run.meta import Meta, Peak
 from torchprof.run.rows import Around, Rows
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, StreamTime, Timeline
-from torchprof.run.warnings import caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import (
     BACKWARD,
     FORWARD,
@@ -308,7 +308,7 @@ def of_ranks() -> Run:
             continue
         for name, column in run.rows.columns.items():
             columns[name].append(3 if name == "rank" else column[at] * (3 if name == "cpu_ns" else 1))
-    metas = (run.meta, replace(run.meta, rank=3, warnings=caveats("The second rank warns.")))
+    metas = (run.meta, replace(run.meta, rank=3, warnings=run_warnings("The second rank warns.")))
     samples = {
         SampleKey(1, FORWARD, rank, "cpu", "cpu_ns"): Spread.of([(at, 1000 * at * (rank + 1)) for at in range(1, 6)])
         for rank in (0, 3)
@@ -840,8 +840,8 @@ def test_headings_are_the_five_questions_in_their_order(look: Callable[..., Page
 def test_what_makes_times_uncertain_stands_below_the_headline_and_not_among_the_warnings(
     look: Callable[..., Page],
 ) -> None:
-    busy = caveat("machine_busy", delay_ns=5 * 10**8, wall_ns=10**9)
-    run = run_of([row(0, calls=2, cpu_ns=10)], warnings=(busy, *caveats("Another warning.")))
+    busy = RunWarning.of("machine_busy", delay_ns=5 * 10**8, wall_ns=10**9)
+    run = run_of([row(0, calls=2, cpu_ns=10)], warnings=(busy, *run_warnings("Another warning.")))
     page = look(run)
     assert page.locator("header > .warning").all_inner_texts() == [str(busy)]
     assert page.locator(".warnings li").all_inner_texts() == ["Another warning."]
@@ -1703,7 +1703,7 @@ def hostile_run() -> Run:
         "device": "cuda",
         "requested": every,
         "measured": every,
-        "warnings": caveats(*HOSTILE),
+        "warnings": run_warnings(*HOSTILE),
         "environment": pairs,
     }
     run = run_of(rows, machine=HOSTILE[0], script=HOSTILE[1], versions=pairs, **meta)
@@ -1874,7 +1874,9 @@ def everything() -> Run:
         SampleKey(layer, FORWARD, 0, "cpu", "cpu_ns"): Spread.of([(at, 100 * at) for at in range(1, 8)])
         for layer in range(4)
     }
-    metas = (replace(run.meta, warnings=caveats("A warning."), environment=(("CPU", "a processor of a long name"),)),)
+    metas = (
+        replace(run.meta, warnings=run_warnings("A warning."), environment=(("CPU", "a processor of a long name"),)),
+    )
     measured = replace(run, metas=metas, samples=samples, device_times=(DEVICE,))
     return with_memory(measured, steps, Memory("cpu", peak_bytes=900, peak_ns=50, held=held))
 

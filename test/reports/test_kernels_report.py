@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from build.hand_made import cells, headings, kernel, label, op, row, run_of
 from build.raw_events import MARKED, attributed, small_step
-from build.warnings import caveats
+from build.warnings import run_warnings
 from tabulate import tabulate_formats
 
 from torchprof import TorchprofError
@@ -30,7 +30,7 @@ STEP = [
 
 def test_the_table() -> None:
     """A row for each kernel, op, layer and phase; shares of all 10 us; idle time."""
-    run = run_of(STEP, wall_ns=40_000, busy_ns=(("cuda:0", 8_000),), warnings=caveats("Beware."), **CUDA)
+    run = run_of(STEP, wall_ns=40_000, busy_ns=(("cuda:0", 8_000),), warnings=run_warnings("Beware."), **CUDA)
     assert run.report("kernels").splitlines() == [
         "cuda:0 was busy for 8.000us of 40.000us, idle for 32.000us (80.0%).",
         "",

@@ -17,7 +17,7 @@ import torch
 from build.browser import chromium, open_tab  # noqa: F401
 from build.colors import luminance
 from build.hand_made import cells, headings, label, op, row, run_of
-from build.warnings import caveats
+from build.warnings import run_warnings
 from torch import nn
 
 from torchprof import Profile, TorchprofError, compare
@@ -78,7 +78,7 @@ def runs() -> Iterator[Run]:
         row(3, op("aten::y"), phase=BACKWARD, cpu_ns=77, cpu_allocated=2_048),
     ]
     texts = ("One warning.", "Another, of x < y.")
-    yield run_of(more, requested=fields, measured=fields[:1] + fields[2:], device="cuda", warnings=caveats(*texts))
+    yield run_of(more, requested=fields, measured=fields[:1] + fields[2:], device="cuda", warnings=run_warnings(*texts))
 
 
 @pytest.mark.parametrize("run", [*runs()], ids=["plain", "rich"])
@@ -103,7 +103,7 @@ def test_the_length_of_a_bar_is_the_share_of_the_column() -> None:
 
 
 def test_the_html_runs_and_loads_nothing() -> None:
-    shown = read(run_of(LINES, warnings=caveats("x")))
+    shown = read(run_of(LINES, warnings=run_warnings("x")))
     known = {"div", "style", "table", "thead", "tbody", "tr", "th", "td", "i", "p"}
     assert {tag for tag, _ in shown.tags} == known
     assert {name for _, attributes in shown.tags for name in attributes} <= {"class", "style", "title"}
@@ -114,7 +114,10 @@ def test_the_html_runs_and_loads_nothing() -> None:
 def test_hostile_names_stay_text() -> None:
     evil = "<script>alert(1)</script>&amp;\"'\n\x1b[31m\udc80"
     run = run_of(
-        [*LINES, row(1, label(evil), cpu_ns=5)], warnings=caveats(evil), requested=("cpu_ns", "device_ns"), device=evil
+        [*LINES, row(1, label(evil), cpu_ns=5)],
+        warnings=run_warnings(evil),
+        requested=("cpu_ns", "device_ns"),
+        device=evil,
     )
     layers = tuple(replace(one, path=tuple(step.replace("b", evil) for step in one.path)) for one in run.layers)
     run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))

@@ -21,7 +21,7 @@ from build.models import Checkpointed, DoublesInside, Mlp, PackedLstm, Recursive
 from build.phases import in_column_of
 from build.places import ROOT
 from build.torchs_list import torchs_list
-from build.warnings import caveats
+from build.warnings import run_warnings
 from tabulate import tabulate_formats
 from torch import nn
 from torch.profiler import record_function
@@ -700,7 +700,7 @@ def test_long_names_are_cut_in_the_middle() -> None:
 
 
 def test_warnings_are_below_the_tables() -> None:
-    run = run_of(STEP, warnings=caveats("Beware."))
+    run = run_of(STEP, warnings=run_warnings("Beware."))
     for table in (run.report("ops"), run.report("ops", op="aten::add")):
         assert table.endswith("\nBeware.")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from build.hand_made_ranks import NOWHERE, everybody, lockstep, run_of_ranks
 from build.jobs import PAIR, even, experts, fed_slowly, planted
-from build.warnings import caveats
+from build.warnings import run_warnings
 
 import torchprof
 from torchprof import Run, TorchprofError
@@ -434,7 +434,7 @@ def test_without_collectives_there_is_no_table_of_them() -> None:
 
 
 def test_warnings_of_several_ranks_are_shown_once() -> None:
-    run = of_work(10, 20, warnings=caveats("A warning."), world_size=3)
+    run = of_work(10, 20, warnings=run_warnings("A warning."), world_size=3)
     assert run.report("ranks").endswith("\n\nA warning.")
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from build import hand_made
 from build.hand_made import headings
-from build.warnings import caveats, sentences
+from build.warnings import run_warnings, sentences
 from tabulate import tabulate_formats
 from torch import nn
 
@@ -407,7 +407,7 @@ def test_figures_that_were_requested_and_not_measured_are_unknown_and_never_zero
         device="cuda",
         requested=ALL,
         measured=("cpu_ns", *CPU_MEMORY),
-        warnings=caveats("No CUDA here."),
+        warnings=run_warnings("No CUDA here."),
     )
     table = run.report("tree")
     assert cells(table, "Net")[:9] == ["1.000us", "1.000us", "–", "–", "2 B", "2 B", "–", "–", "1"]
@@ -416,7 +416,7 @@ def test_figures_that_were_requested_and_not_measured_are_unknown_and_never_zero
 
 
 def test_warnings_are_below_the_table() -> None:
-    table = run_of(["Net"], [row(0, cpu_ns=1)], warnings=caveats("One thing.", "Another.")).report("tree")
+    table = run_of(["Net"], [row(0, cpu_ns=1)], warnings=run_warnings("One thing.", "Another.")).report("tree")
     assert table.split("\n")[-3:] == ["", "One thing.", "Another."]
     assert not run_of(["Net"], [row(0, cpu_ns=1)]).report("tree").endswith("\n")
 
@@ -781,7 +781,7 @@ def test_other_devices_give_cpu_figures_with_one_warning(device) -> None:
 def test_a_saved_run_prints_the_same(tmp_path) -> None:
     from torchprof import load
 
-    run = run_of(["Net", "Net.a"], EVENT_LINES, warnings=caveats("Doubt."))
+    run = run_of(["Net", "Net.a"], EVENT_LINES, warnings=run_warnings("Doubt."))
     run.save(tmp_path / "run.json")
     assert load(tmp_path / "run.json") == run
     for options in ({}, {"show_events": True}, {"percent": True}, {"top": 1}):

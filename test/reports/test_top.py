@@ -10,7 +10,7 @@ import pytest
 from build import hand_made
 from build.events import run_of_events
 from build.hand_made import op, row
-from build.warnings import caveats
+from build.warnings import run_warnings
 
 from torchprof import Run, TorchprofError
 from torchprof.analyze.operators.top import Where, most_sampled, parts_of, source_lines
@@ -151,7 +151,7 @@ def test_all_parts_and_none(run: Run) -> None:
 
 
 def test_warnings_are_below_the_parts(run: Run) -> None:
-    warned = replace(run, metas=(replace(run.meta, warnings=caveats("One thing.", "Another.")),))
+    warned = replace(run, metas=(replace(run.meta, warnings=run_warnings("One thing.", "Another.")),))
     assert warned.report("top").endswith("\n\nOne thing.\nAnother.")
 
 

@@ -26,7 +26,7 @@ import torchprof
 from torchprof import Run, compare
 from torchprof.analyze.records import records_of as records
 from torchprof.run.cost import AT_LEAST, UNKNOWN, format_count, format_memory, format_time
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FORWARD, PHASES
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def test_the_json_has_every_warning_of_the_run_as_data(run: Run, tmp_path: Path)
     shown = json.loads(run.report("json"))["warnings"]
     assert [one["sentence"] for one in shown] == [str(warning) for warning in run.warnings]
     again = [
-        Caveat(one["code"], tuple(one["layers"]), one["facts"], frozen(one.get("added", [])), tuple(one["ranks"]))
+        RunWarning(one["code"], tuple(one["layers"]), one["facts"], frozen(one.get("added", [])), tuple(one["ranks"]))
         for one in frozen(shown)
     ]
     assert again == [*run.warnings]

@@ -13,7 +13,7 @@ import torch
 from build.collectives import ALL_REDUCE, NCCL, kernel
 from build.hand_made import cells, headings, label, op, row, run_of
 from build.places import TRACES
-from build.warnings import caveats
+from build.warnings import run_warnings
 
 from torchprof import Run, TorchprofError, load
 from torchprof.run.collectives import (
@@ -208,7 +208,7 @@ ROWS = [
 
 def test_the_report_has_bytes_and_bandwidth_of_collectives() -> None:
     """8192 bytes four times in 32.768 us are 1 GB/s, 16000 twice in 4 us are 8 GB/s; 40 us are all communication."""
-    assert run_of(ROWS, warnings=caveats("Beware."), **CUDA).report("collectives").splitlines() == [
+    assert run_of(ROWS, warnings=run_warnings("Beware."), **CUDA).report("collectives").splitlines() == [
         "Collective     | Group      | Ranks | Type     | In      | Out      | Calls | CUDA time | Avg     | Share | "
         "Bandwidth",
         "---------------|------------|-------|----------|---------|----------|-------|-----------|---------|-------|-"
@@ -305,7 +305,7 @@ def test_groups_with_the_same_description_share_a_line() -> None:
 
 
 def test_a_run_without_communication_says_so() -> None:
-    run = run_of([row(1, op("aten::mm"), kernel(name="gemm"), device_ns=9)], warnings=caveats("Beware."), **CUDA)
+    run = run_of([row(1, op("aten::mm"), kernel(name="gemm"), device_ns=9)], warnings=run_warnings("Beware."), **CUDA)
     assert run.report("collectives") == "This run recorded no communication between ranks.\nBeware."
 
 

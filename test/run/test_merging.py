@@ -13,7 +13,7 @@ import pytest
 from build.examples import examples
 from build.merging import ADD, MINE, MUL, NET, calls, jobs, layer, line, run_of, timeline
 from build.places import ROOT
-from build.warnings import caveats, sentences
+from build.warnings import run_warnings, sentences
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -268,8 +268,8 @@ def test_runs_of_one_rank_are_added_up_with_add_cycles() -> None:
     """Of a model that had no ``b`` at first."""
     early = run_of(0, line(1, MUL, cpu_ns=3), line(0, cpu_ns=1), layers=["Net", "Net.a"])
     late = run_of(0, line(2, MUL, cpu_ns=10), line(1, MUL, cpu_ns=4), layers=["Net", "Net.b", "Net.a"])
-    early = replace(early, metas=(replace(early.meta, wall_ns=5, warnings=caveats("Early.")),))
-    late = replace(late, metas=(replace(late.meta, wall_ns=6, warnings=caveats("Late.")),))
+    early = replace(early, metas=(replace(early.meta, wall_ns=5, warnings=run_warnings("Early.")),))
+    late = replace(late, metas=(replace(late.meta, wall_ns=6, warnings=run_warnings("Late.")),))
     other = run_of(1, line(1, MUL, cpu_ns=100))
     merged = torchprof.merge([early, other, late], add_cycles=True)
     assert (merged.meta.cycles, merged.meta.wall_ns) == (2, 11)
@@ -287,7 +287,7 @@ def test_warnings_are_computed_from_the_sum_of_cycles() -> None:
     def recorded(wall_ns: int, *others: str) -> Run:
         run = run_of(0, line(1, MUL, calls=2, uncounted=2), layers=["Net", "Net.a"])
         meta = replace(run.meta, wall_ns=wall_ns, run_delay_ns=wall_ns // 2, measured=("cpu_ns", "flops"))
-        run = replace(run, metas=(replace(meta, warnings=caveats(*others)),))
+        run = replace(run, metas=(replace(meta, warnings=run_warnings(*others)),))
         assert sum("(2 calls, in Net.a)" in text or "The machine was busy" in text for text in sentences(run)) == 2
         return run
 

@@ -12,7 +12,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.sentences import SENTENCES
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import COMPILED_BEFORE
 
 NAMES = ("Net.one", "Net.two")
@@ -90,11 +90,11 @@ SHOWN = {
     "never_called": "Never called: Net.one, Net.two. ",
     "graph_breaks": '2 graph breaks of torch.compile: net.py:3, net.py:8. The report "compiled" shows the reasons.',
 }
-ALL = [caveat(code, NAMES, **FACTS.get(code, {})) for code in SENTENCES]
+ALL = [RunWarning.of(code, NAMES, **FACTS.get(code, {})) for code in SENTENCES]
 
 
 @pytest.mark.parametrize("warning", ALL, ids=lambda warning: warning.code)
-def test_each_code_has_a_sentence_with_its_facts(warning: Caveat) -> None:
+def test_each_code_has_a_sentence_with_its_facts(warning: RunWarning) -> None:
     said = str(warning)
     assert said != warning.code and not said.startswith(f"{warning.code}:")
     assert said.endswith((".", "?")) and "{" not in said.replace("{0}", "")
@@ -112,7 +112,7 @@ def test_warnings_do_not_change_by_saving_and_loading(tmp_path: Path) -> None:
     assert str(summed).startswith("Runs 1, 3 of the 3 added: Run 2 of the 2 added: Added or replaced ")
 
 
-def run_of_rank(rank: int, *warnings: Caveat) -> Run:
+def run_of_rank(rank: int, *warnings: RunWarning) -> Run:
     return run_of([row(0, cpu_ns=1, rank=rank)], rank=rank, warnings=warnings)
 
 
@@ -120,8 +120,8 @@ def test_a_warning_of_many_ranks_is_stored_once(tmp_path: Path) -> None:
     """Each rank of a mixture of experts has the same idle experts: their names are in the file once, not per rank."""
     ranks, experts = 128, 2_000
 
-    def never_called() -> Caveat:  # made anew for each rank, as when each run comes from a file of its own
-        return caveat("never_called", [f"Net.layers.0.experts.{number}" for number in range(experts)])
+    def never_called() -> RunWarning:  # made anew for each rank, as when each run comes from a file of its own
+        return RunWarning.of("never_called", [f"Net.layers.0.experts.{number}" for number in range(experts)])
 
     def bytes_of(run: Run) -> int:
         run.save(tmp_path / "run.json")
@@ -146,7 +146,9 @@ def test_lists_of_layers_that_differ_by_rank_are_stored_as_numbers(tmp_path: Pat
     layers = [Layer(tuple(path.split(".")), "Expert") for path in paths]
     idle = [[path for number, path in enumerate(paths) if number % ranks != rank] for rank in range(ranks)]
     runs = [
-        run_of([row(0, cpu_ns=1, rank=rank)], layers=layers, rank=rank, warnings=(caveat("never_called", names),))
+        run_of(
+            [row(0, cpu_ns=1, rank=rank)], layers=layers, rank=rank, warnings=(RunWarning.of("never_called", names),)
+        )
         for rank, names in enumerate(idle)
     ]
     merged = torchprof.merge(runs)
@@ -159,13 +161,13 @@ def test_lists_of_layers_that_differ_by_rank_are_stored_as_numbers(tmp_path: Pat
 
 
 def test_a_warning_about_no_layer_of_the_run_keeps_its_name(tmp_path: Path) -> None:
-    run = run_of_rank(0, caveat("never_called", ["Net.a", "Other.gone", "7"]))
+    run = run_of_rank(0, RunWarning.of("never_called", ["Net.a", "Other.gone", "7"]))
     run.save(tmp_path / "run.json")
     assert torchprof.load(tmp_path / "run.json").meta.warnings == run.meta.warnings
 
 
 def test_each_rank_keeps_its_warnings_in_its_order(tmp_path: Path) -> None:
-    one, other = caveat("one", ["Net.a"]), caveat("other", share=0.5)
+    one, other = RunWarning.of("one", ["Net.a"]), RunWarning.of("other", share=0.5)
     runs = [run_of_rank(0, one, other), run_of_rank(1), run_of_rank(2, other, one, other), run_of_rank(3, one)]
     merged = torchprof.merge(runs)
     merged.save(tmp_path / "run.json")
@@ -175,7 +177,7 @@ def test_each_rank_keeps_its_warnings_in_its_order(tmp_path: Path) -> None:
 
 def test_facts_that_are_equal_but_not_alike_are_stored_as_they_are(tmp_path: Path) -> None:
     """1, 1.0 and True are equal in Python; their sentences differ."""
-    runs = [run_of_rank(rank, caveat("x", count=count)) for rank, count in enumerate((1, True, 1.0, 1))]
+    runs = [run_of_rank(rank, RunWarning.of("x", count=count)) for rank, count in enumerate((1, True, 1.0, 1))]
     expected = ["x: count=1", "x: count=True", "x: count=1.0", "x: count=1"]
     merged = torchprof.merge(runs)
     merged.save(tmp_path / "run.json")
@@ -186,7 +188,7 @@ def test_facts_that_are_equal_but_not_alike_are_stored_as_they_are(tmp_path: Pat
 @pytest.mark.parametrize("bad", ["[1]", "[-1]", '["0"]', "0"])
 def test_a_file_with_an_invalid_number_of_a_warning_is_damaged(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "run.json"
-    run_of([row(0, cpu_ns=1)], warnings=(caveat("x"),)).save(path)
+    run_of([row(0, cpu_ns=1)], warnings=(RunWarning.of("x"),)).save(path)
     assert path.read_text().count('"warnings":[0]') == 1
     path.write_text(path.read_text().replace('"warnings":[0]', f'"warnings":{bad}'))
     with pytest.raises(TorchprofError, match="damaged run file"):
@@ -194,8 +196,8 @@ def test_a_file_with_an_invalid_number_of_a_warning_is_damaged(tmp_path: Path, b
 
 
 def test_a_code_of_a_newer_torchprof_is_shown_with_its_facts() -> None:
-    assert str(caveat("too_hot", ["Net.a"], degrees=95)) == "too_hot: Net.a; degrees=95"
-    assert str(caveat("never_called", ["Net.a"], why="asleep")) == "never_called: Net.a; why='asleep'"
+    assert str(RunWarning.of("too_hot", ["Net.a"], degrees=95)) == "too_hot: Net.a; degrees=95"
+    assert str(RunWarning.of("never_called", ["Net.a"], why="asleep")) == "never_called: Net.a; why='asleep'"
 
 
 def test_warnings_that_follow_from_a_run_are_not_stored() -> None:
@@ -223,7 +225,7 @@ def test_a_busy_machine_matters_only_if_times_were_measured() -> None:
 )
 def test_a_file_with_an_invalid_warning_is_damaged(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "run.json"
-    run_of([row(0, cpu_ns=1)], warnings=(caveat("x"),)).save(path)
+    run_of([row(0, cpu_ns=1)], warnings=(RunWarning.of("x"),)).save(path)
     good = '{"code":"x","layers":[],"facts":{}}'
     assert good in path.read_text()
     path.write_text(path.read_text().replace(good, bad))
@@ -232,5 +234,5 @@ def test_a_file_with_an_invalid_warning_is_damaged(tmp_path: Path, bad: str) -> 
 
 
 def test_a_code_without_its_facts_is_shown_without_a_sentence() -> None:
-    assert str(caveat("slow_start")) == "slow_start"
-    assert str(caveat("calls_not_recorded", calls=2)) == "calls_not_recorded: calls=2"
+    assert str(RunWarning.of("slow_start")) == "slow_start"
+    assert str(RunWarning.of("calls_not_recorded", calls=2)) == "calls_not_recorded: calls=2"

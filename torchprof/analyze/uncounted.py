@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torchprof.run.rows import Rows
 from torchprof.run.sentences import WITHOUT_SHAPES
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import (
     GRAPH,
     LAUNCH_NOT_RECORDED,
@@ -38,12 +38,12 @@ class _UncountedWork:
     def count(self) -> int:
         return sum(self.calls.values())
 
-    def caveat(self, code: str) -> Caveat:
+    def warning(self, code: str) -> RunWarning:
         names = tuple(name for name, _ in self.calls.most_common())
-        return caveat(code, list(self.layers), names=names, count=self.count)
+        return RunWarning.of(code, list(self.layers), names=names, count=self.count)
 
 
-def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[Caveat]:
+def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[RunWarning]:
     """A warning for each operator without a formula, most calls first, and one for each other reason why work is not
     counted.
 
@@ -65,13 +65,13 @@ def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[Caveat]:
     most_first = sorted(found.items(), key=lambda item: -item[1].count)
     operators = [work for (reason, _), work in most_first if reason == _OPERATOR]
     for work in operators[:_OPERATORS]:
-        yield work.caveat(_OPERATOR)
+        yield work.warning(_OPERATOR)
     if len(operators) > _OPERATORS:
         rest = operators[_OPERATORS:]
-        yield caveat("uncounted_more", operators=len(rest), calls=sum(work.count for work in rest))
+        yield RunWarning.of("uncounted_more", operators=len(rest), calls=sum(work.count for work in rest))
     for (reason, _), work in most_first:
         if reason != _OPERATOR:
-            yield work.caveat(reason)
+            yield work.warning(reason)
 
 
 def _reason(frames: Sequence[Frame], without_shapes: Set[str]) -> str:

@@ -43,7 +43,7 @@ from torchprof.run.paused_gc import paused_gc
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FORWARD, OUTSIDE, Signature
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
 
     regions = [place for place in places if place.frame is not None and place.frame.kind == "region"]
     called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls}
-    recording.observations.notes += _not_compiled(recording, {place.layer for place in regions}, called)
+    recording.observations.warnings += _not_compiled(recording, {place.layer for place in regions}, called)
     if regions:
         layers = _with_inlined(layers, {place.layer for place in regions}, called)
         rows = replace(rows, layers=layers)
@@ -235,7 +235,7 @@ def _compilations_of(recording: RecordedCycle, ran: Sequence[CompiledRegion]) ->
     return (*known, *(one for one in recording.compilations if one.step is not None))
 
 
-def _not_compiled(recording: RecordedCycle, regions_in: Set[int], called: Set[int]) -> Iterator[Caveat]:
+def _not_compiled(recording: RecordedCycle, regions_in: Set[int], called: Set[int]) -> Iterator[RunWarning]:
     """A warning for each layer that was called through torch.compile, and in which no compiled code ran.
     ``regions_in``: the layers that compiled code ran in; outside all layers it may be of any."""
     layers = recording.layers
@@ -250,7 +250,9 @@ def _not_compiled(recording: RecordedCycle, regions_in: Set[int], called: Set[in
         ]
         if layer in called and not any(around):
             where = f"{function} ({PurePath(file).name}:{line})"
-            yield caveat("no_compiled_code", [layers[layer].name], where=where, reason=failures.get((file, line), ""))
+            yield RunWarning.of(
+                "no_compiled_code", [layers[layer].name], where=where, reason=failures.get((file, line), "")
+            )
 
 
 def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[int]) -> tuple[Layer, ...]:
@@ -304,8 +306,8 @@ def with_warnings(run: Run, observations: Observations) -> Run:
     return replace(run, metas=(replace(run.meta, warnings=tuple(_warnings(run, observations))),))
 
 
-def _warnings(run: Run, observations: Observations) -> Iterator[Caveat]:
-    yield from observations.notes
+def _warnings(run: Run, observations: Observations) -> Iterator[RunWarning]:
+    yield from observations.warnings
     yield from about_modules(observations.added, observations.removed)
     yield from about_exchanges(observations.unmatched, observations.uncertain)
     yield from about_labels(run.layers, observations.unobserved, sorted(observations.unlabelled))

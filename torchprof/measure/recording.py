@@ -16,7 +16,7 @@ from torchprof.measure.live_memory import NOT_MEASURED, LiveMemory
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import Compilation, CompiledRegion, Meta
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, Signature
 
 
@@ -58,20 +58,20 @@ class Observations:
     added: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     label_ns: float | None = None
-    notes: list[Caveat] = field(default_factory=list)  # other warnings; they come first
-    nothing: Caveat | None = None  # why nothing was recorded
+    warnings: list[RunWarning] = field(default_factory=list)  # other warnings; they come first
+    nothing: RunWarning | None = None  # why nothing was recorded
     unmatched: int = 0  # collectives without a known caller
     uncertain: int = 0  # buckets of gradients whose layers are unknown
 
     def add(self, cycle: Observations, number: Sequence[int] | None = None) -> None:
-        """Add the observations of one more cycle, equal notes once. ``number``: for each of its layers the index in the
-        sum; None if it is the same."""
+        """Add the observations of one more cycle, equal warnings once. ``number``: for each of its layers the index in
+        the sum; None if it is the same."""
         to = None if number is None else [*number, NOT_SELECTED, OUTSIDE]
         for (outer, inner), ns in cycle.callers.items():
             self.callers[(to[outer], to[inner]) if to else (outer, inner)] += ns
         self.callable_layers |= {to[layer] if to else layer for layer in cycle.callable_layers}
         self.labels += cycle.labels
-        self.notes = [*dict.fromkeys((*self.notes, *cycle.notes))]
+        self.warnings = [*dict.fromkeys((*self.warnings, *cycle.warnings))]
         self.unmatched += cycle.unmatched
         self.uncertain += cycle.uncertain
 

@@ -8,7 +8,7 @@ from torchprof.run.layers import Layer, Layers
 from torchprof.run.rows import Rows
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.torch_names import ON_PARAMETERS
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, is_left_over
 
 _CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # a jump up to this share of the time, or up to this time, is no warning
@@ -16,38 +16,40 @@ _CALLS_MATTER = 0.01  # the share of the recorded time in calls that bypass a la
 _LABELS_MATTER = 0.02  # warn if labels take more than this share of the recorded time
 
 
-def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[Caveat]:
+def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[RunWarning]:
     """Modules that changed inside the block."""
     if added:
-        yield caveat("modules_added", added)
+        yield RunWarning.of("modules_added", added)
     if removed:
-        yield caveat("modules_removed", removed)
+        yield RunWarning.of("modules_removed", removed)
 
 
-def about_exchanges(unmatched: int, uncertain: int) -> Iterator[Caveat]:
+def about_exchanges(unmatched: int, uncertain: int) -> Iterator[RunWarning]:
     """Collectives without a known caller, and buckets of gradients whose layers are unknown."""
     if unmatched:
-        yield caveat("collectives_unmatched", count=unmatched)
+        yield RunWarning.of("collectives_unmatched", count=unmatched)
     if uncertain:
-        yield caveat("buckets_uncertain", count=uncertain)
+        yield RunWarning.of("buckets_uncertain", count=uncertain)
 
 
-def about_buckets(unordered: Sequence[str]) -> Iterator[Caveat]:
+def about_buckets(unordered: Sequence[str]) -> Iterator[RunWarning]:
     """Models whose gradient buckets are not in the order in which gradients become ready."""
     if unordered:
-        yield caveat("buckets_unordered", unordered)
+        yield RunWarning.of("buckets_unordered", unordered)
 
 
-def about_labels(layers: Sequence[Layer], unobserved: Mapping[int, int], unlabelled: Iterable[int]) -> Iterator[Caveat]:
+def about_labels(
+    layers: Sequence[Layer], unobserved: Mapping[int, int], unlabelled: Iterable[int]
+) -> Iterator[RunWarning]:
     """Calls that the profiler did not record, by layer, and layers that could not be labelled."""
     for index, calls in sorted(unobserved.items()):
-        yield caveat("calls_not_recorded", [layers[index].name], calls=calls)
+        yield RunWarning.of("calls_not_recorded", [layers[index].name], calls=calls)
     bare = [layers[index].name for index in unlabelled]
     if bare:
-        yield caveat("layers_unlabelled", bare)
+        yield RunWarning.of("layers_unlabelled", bare)
 
 
-def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent: Set[int]) -> Iterator[Caveat]:
+def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent: Set[int]) -> Iterator[RunWarning]:
     """Models without a call, and layers without a call that have parameters. Of such layers inside one another, the
     outermost. Nothing of the layers whose parameters the layer around them probably uses in its own operators, as
     nn.MultiheadAttention does, or that probably have the parameters of a called layer, as tied embeddings do.
@@ -75,15 +77,15 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
 
     found = [layers[index].name for index in sorted(idle) if matters(index)]
     if found:
-        yield caveat("never_called", found)
+        yield RunWarning.of("never_called", found)
 
 
-def about_exported(layers: Sequence[Layer], called: Set[int]) -> Iterator[Caveat]:
+def about_exported(layers: Sequence[Layer], called: Set[int]) -> Iterator[RunWarning]:
     """Graphs of torch.export, which run the operators of the layers below them themselves."""
     hiding = {layer.path[:-1] for index, layer in enumerate(layers) if layer.compiled and index not in called}
     found = [layers[at].name for at in sorted(called) if layers[at].kind == "GraphModule" and layers[at].path in hiding]
     if found:
-        yield caveat("exported", found)
+        yield RunWarning.of("exported", found)
 
 
 def _layers_with(operators: Set[str], rows: Rows) -> set[int]:
@@ -98,7 +100,7 @@ def about_callers(
     called: Set[int],
     callers: Mapping[tuple[int, int], int],
     wall_ns: int,
-) -> Iterator[Caveat]:
+) -> Iterator[RunWarning]:
     """Layers that were called by another layer than their parent, so that totals differ much from the time of calls.
 
     ``callable_layers``: the layers with a forward. ``callers``: the time of calls by (caller, called layer); the caller
@@ -120,10 +122,10 @@ def about_callers(
     past = [pair for pair, ns in sorted(callers.items()) if ns >= least_ns and is_misleading(*pair)]
     if past:
         names = [layers[outer].name if outer >= 0 else "" for outer, _ in past]
-        yield caveat("called_by_others", [layers[inner].name for _, inner in past], callers=tuple(names))
+        yield RunWarning.of("called_by_others", [layers[inner].name for _, inner in past], callers=tuple(names))
 
 
-def about_cost(calls: int, label_ns: float, own_ns: int, wall_ns: int) -> Iterator[Caveat]:
+def about_cost(calls: int, label_ns: float, own_ns: int, wall_ns: int) -> Iterator[RunWarning]:
     """The time that the labels themselves took, if it is much of the recorded time.
 
     ``label_ns``: the time of one label, measured right after the recording. ``own_ns``: the self time of all labelled
@@ -131,17 +133,17 @@ def about_cost(calls: int, label_ns: float, own_ns: int, wall_ns: int) -> Iterat
     """
     cost = min(calls * label_ns, own_ns)
     if cost > _LABELS_MATTER * wall_ns:
-        yield caveat("label_cost", calls=calls, cost_ns=cost, is_at_most=cost >= own_ns, wall_ns=wall_ns)
+        yield RunWarning.of("label_cost", calls=calls, cost_ns=cost, is_at_most=cost >= own_ns, wall_ns=wall_ns)
 
 
-def about_clock(jump_ns: int, wall_ns: int) -> list[Caveat]:
+def about_clock(jump_ns: int, wall_ns: int) -> list[RunWarning]:
     """The system's clock was set during the recording. torch's profiler takes its times from this clock."""
     if abs(jump_ns) <= max(_CLOCK_JUMP * wall_ns, _CLOCK_JUMP_NS):
         return []
-    return [caveat("clock_set", jump_ns=jump_ns, wall_ns=wall_ns)]
+    return [RunWarning.of("clock_set", jump_ns=jump_ns, wall_ns=wall_ns)]
 
 
-def about_shapes(rows: Rows, has_formula: Callable[[str], bool]) -> Iterator[Caveat]:
+def about_shapes(rows: Rows, has_formula: Callable[[str], bool]) -> Iterator[RunWarning]:
     """The operators that were not counted only because their shapes were not recorded.
 
     ``has_formula(name)``: whether an operator is counted if its shapes are recorded. The number and layers of the calls
@@ -158,4 +160,4 @@ def about_shapes(rows: Rows, has_formula: Callable[[str], bool]) -> Iterator[Cav
     }
     names = tuple(filter(has_formula, without))
     if names:
-        yield caveat(WITHOUT_SHAPES, names=names)
+        yield RunWarning.of(WITHOUT_SHAPES, names=names)

@@ -13,7 +13,7 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.modules import all_modules
 from torchprof.record.torch_internals import optional
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import RunWarning
 
 AUTO = "auto"
 """The value of ``device`` for what the model is on."""
@@ -124,10 +124,10 @@ def device_of(models: Iterable[nn.Module]) -> str:
     return "cpu"
 
 
-def checked_provenance(compile_layers: bool | str, notes: list[Caveat]) -> Provenance | None:
+def checked_provenance(compile_layers: bool | str, warnings: list[RunWarning]) -> Provenance | None:
     """The object that finds the layers of compiled graphs; None if the user does not want it.
 
-    It is also None if this version of torch does not support it: then the reason is added to ``notes``. Raises
+    It is also None if this version of torch does not support it: then the reason is added to ``warnings``. Raises
     TorchprofError for another value of ``compile_layers``.
     """
     if compile_layers not in (False, True, "flops"):
@@ -135,4 +135,4 @@ def checked_provenance(compile_layers: bool | str, notes: list[Caveat]) -> Prove
             f"compile_layers={compile_layers!r:.80} must be True, False or 'flops', which divides the time of a kernel "
             "of several layers by their FLOPs."
         )
-    return Provenance.if_supported(compile_layers == "flops", notes) if compile_layers else None
+    return Provenance.if_supported(compile_layers == "flops", warnings) if compile_layers else None

@@ -35,9 +35,9 @@ from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Compilation, CompiledRegion
 from torchprof.run.run import Run
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 
-_LOST = caveat("recording_lost")
+_LOST = RunWarning.of("recording_lost")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +120,9 @@ class Cycle:
             self.look_at_job()
         finally:
             self.session.stop(self.job.in_traces)
-        self.seen.notes += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
+        self.seen.warnings += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
         if self._called.knows_parameters:
-            self.seen.notes.append(caveat("layers_by_parameters", asked=setup.provenance is not None))
+            self.seen.warnings.append(RunWarning.of("layers_by_parameters", asked=setup.provenance is not None))
         self._regions = compiled_regions()
         self._compilations = compilations(self.session.step_starts)
         self._under_compile = forwards_under_compile(setup.plan.under_compile)
@@ -179,17 +179,17 @@ class Cycles:
     ``prepared``: the next cycle; its session was made ready during the warm-up of a schedule.
     """
 
-    def __init__(self, setup: Setup, notes: list[Caveat]) -> None:
-        """``notes``: warnings about the recording as a whole. They come before all others."""
+    def __init__(self, setup: Setup, warnings: list[RunWarning]) -> None:
+        """``warnings``: warnings about the recording as a whole. They come before all others."""
         self.setup = setup
-        self.seen = Observations(notes=[*notes])
+        self.seen = Observations(warnings=[*warnings])
         self.run: Run | None = None
         self.last: Cycle | None = None
         self.prepared: Cycle | None = None
         self.is_recording = False
         self._is_lost = False
         self._is_added = True  # whether ``seen`` includes the observations of the last cycle
-        self._general_notes = notes
+        self._general_warnings = warnings
 
     @property
     def session(self) -> Session | None:
@@ -209,10 +209,10 @@ class Cycles:
         if prepared is not None:
             prepared.session.discard()
 
-    def start(self, with_stack: bool = False, notes: list[Caveat] | None = None) -> None:
-        """Start the prepared cycle, or a new one. ``notes``: warnings about this cycle."""
+    def start(self, with_stack: bool = False, warnings: list[RunWarning] | None = None) -> None:
+        """Start the prepared cycle, or a new one. ``warnings``: warnings about this cycle."""
         cycle, self.prepared = self.prepared or self.new(with_stack), None
-        cycle.seen.notes += notes or []
+        cycle.seen.warnings += warnings or []
         self.last = cycle  # frees the previous cycle now, and not while this one is recording
         self._is_lost = self._is_added = False
         cycle.start()
@@ -290,13 +290,13 @@ class Cycles:
         """The run of the last cycle with its own warnings. ``unobserved_before``: the unrecorded calls before it."""
         assert self.last is not None
         seen = self.last.seen
-        seen.notes[:0] = self._general_notes
+        seen.warnings[:0] = self._general_warnings
         seen.unobserved = self.seen.unobserved - unobserved_before
         seen.unlabelled = self.seen.unlabelled
         seen.added, seen.removed = self.seen.added, self.seen.removed
         return with_warnings(cycle, seen)
 
-    def result(self, layers: tuple[Layer, ...], why_nothing: Caveat) -> Run:
+    def result(self, layers: tuple[Layer, ...], why_nothing: RunWarning) -> Run:
         """The sum of the cycles, with its warnings; or the run of a single cycle, if it was stopped and not ended.
 
         ``why_nothing``: the warning if nothing was recorded. This may be called again after an error.
@@ -309,7 +309,7 @@ class Cycles:
                 seen.nothing = _LOST if self._is_lost else why_nothing
             run = cycle.read(layers, seen)
         elif self._is_lost:
-            seen.notes.append(_LOST)
+            seen.warnings.append(_LOST)
         return with_warnings(run, seen)
 
 

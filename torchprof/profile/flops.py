@@ -16,7 +16,7 @@ from torchprof.profile.profile import Profile
 from torchprof.record.meta_copy import first_line, shape_of, without_data
 from torchprof.record.torch_internals import needed
 from torchprof.run.run import Run
-from torchprof.run.warnings import caveat
+from torchprof.run.warnings import RunWarning
 
 _pytree = needed("torch.utils._pytree")
 _ON_DATA = "Profile it on data: torchprof.Profile(model, with_flops=True)."
@@ -75,6 +75,6 @@ def flops_of_call(model: nn.Module, method: str, args: Sequence[Any], kwargs: Ma
                 failure = error
     run = prof.run
     if failure is not None:
-        incomplete = caveat("backward_incomplete", error=first_line(failure))
+        incomplete = RunWarning.of("backward_incomplete", error=first_line(failure))
         run = replace(run, metas=(replace(run.meta, warnings=(*run.meta.warnings, incomplete)),))
     return run

@@ -38,7 +38,7 @@ from torchprof.record.session import Guard, Session, missing_device, refuse_if_p
 from torchprof.run.layers import Layer
 from torchprof.run.outputs import output
 from torchprof.run.run import Run
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -170,18 +170,18 @@ class Profile:
                 )
             Profile._open = self
         self._models = checked_models(self._model)
-        notes: list[Caveat] = []
-        self._provenance = checked_provenance(self.compile_layers, notes)
+        warnings: list[RunWarning] = []
+        self._provenance = checked_provenance(self.compile_layers, warnings)
         checked_schedule(self.schedule, self.warmup, self.on_trace_ready)
         asked = self._asked()
         missing = missing_device(asked.device) if asked.device else None
-        notes += [missing] if missing else []
+        warnings += [missing] if missing else []
         self._plan = Plan(self._models, self.paths)
         setup = Setup(
             self._plan, asked, None if missing else asked.device, self._provenance, from_first_mark=not self.warmup
         )
         self._labels = Labels(self._plan.targets)
-        self._cycles = ScheduledCycles(setup, notes, self._models, self._labels)
+        self._cycles = ScheduledCycles(setup, warnings, self._models, self._labels)
         refuse_if_profiled()
         self._warmup_left = self.warmup
         if self.warmup:
@@ -277,7 +277,7 @@ class Profile:
         finally:
             device = self._device() if self._cycles.setup.asked.device is None else None
             if device is not None:  # "auto" would choose it now
-                self._cycles.seen.notes.append(caveat("moved_to_device", device=device.upper(), kind=device))
+                self._cycles.seen.warnings.append(RunWarning.of("moved_to_device", device=device.upper(), kind=device))
             self._cycles.close(self._labels)
 
     def start(self) -> None:
@@ -369,10 +369,10 @@ class Profile:
             self._result = self._cycles.result(self._layers or self._plan.layers(), self._why_nothing())
         return self._result
 
-    def _why_nothing(self) -> Caveat:
+    def _why_nothing(self) -> RunWarning:
         if self.schedule is not None:
-            return caveat("nothing_after_steps", steps=self.step_num)
-        return caveat("nothing_after_warmup", warmup=self.warmup, calls=self.warmup - self._warmup_left)
+            return RunWarning.of("nothing_after_steps", steps=self.step_num)
+        return RunWarning.of("nothing_after_warmup", warmup=self.warmup, calls=self.warmup - self._warmup_left)
 
     def display(
         self,

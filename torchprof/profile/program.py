@@ -28,7 +28,7 @@ from torchprof.record.session import Guard, is_observed, missing_device, record,
 from torchprof.record.torch_internals import optional
 from torchprof.run.cycles import add_cycle
 from torchprof.run.run import Run
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 
 _MOST_MODELS = 32
 _CYCLE_S = 10.0
@@ -86,8 +86,8 @@ class Program:
             raise TorchprofError(f"max_calls must be a number of calls, 1 or more, not {max_calls!r}.")
         device = "cuda" if use_cuda else None
         missing = missing_device(device) if device else None
-        notes = [missing] if missing else []
-        self._provenance = Provenance.if_supported(False, notes) if compile_layers else None
+        warnings = [missing] if missing else []
+        self._provenance = Provenance.if_supported(False, warnings) if compile_layers else None
         asked = Options(
             device=device,
             profile_memory=profile_memory,
@@ -102,7 +102,7 @@ class Program:
         self._plan = Plan([], None)
         kind = None if missing else device
         setup = Setup(self._plan, asked, kind, self._provenance, from_first_mark=False, samples_python=True)
-        self._cycles = Cycles(setup, notes)
+        self._cycles = Cycles(setup, warnings)
         self._run: Run | None = None
         self._calls = 0
         self._elsewhere: Counter[str] = Counter()  # by class, calls of modules on threads that are not recorded
@@ -172,7 +172,7 @@ class Program:
         first_calls = self._warmup_calls if self._start_up is None else self._start_up.calls
         if self._cycles.is_recording and self._calls - first_calls == self._max_calls:
             self._cycles.end_recording()
-            uninterrupted(functools.partial(self._end, caveat("calls_reached", calls=self._max_calls)))
+            uninterrupted(functools.partial(self._end, RunWarning.of("calls_reached", calls=self._max_calls)))
             return
         self._calls += 1
         if self._cycles.is_recording:
@@ -195,7 +195,7 @@ class Program:
             self._labels.add(self._plan.add(module))
             self._models += 1
         if self._models == _MOST_MODELS:
-            self._cycles.seen.notes.append(caveat("too_many_models", count=_MOST_MODELS))
+            self._cycles.seen.warnings.append(RunWarning.of("too_many_models", count=_MOST_MODELS))
         return True
 
     def _note_elsewhere(self, module: nn.Module) -> None:
@@ -257,9 +257,9 @@ class Program:
     # The end
 
     def _give_way(self) -> None:
-        uninterrupted(functools.partial(self._end, caveat("gave_way")))
+        uninterrupted(functools.partial(self._end, RunWarning.of("gave_way")))
 
-    def _end(self, why: Caveat | None = None) -> None:
+    def _end(self, why: RunWarning | None = None) -> None:
         """Switch everything off and make the run. Later calls do nothing."""
         if self._over:
             return
@@ -274,27 +274,29 @@ class Program:
             self._take_start_up_back(self._start_up)
         self._cycles.close(self._labels)
         self._note(why)
-        why_nothing = caveat("nothing_after_calls", warmup=self._warmup_calls, calls=self._calls)
+        why_nothing = RunWarning.of("nothing_after_calls", warmup=self._warmup_calls, calls=self._calls)
         self._run = self._cycles.result(self._plan.layers(), why_nothing)
 
-    def _note(self, why: Caveat | None) -> None:
+    def _note(self, why: RunWarning | None) -> None:
         """Add the warnings about the recording as a whole. ``why``: the reason if it ended before the program."""
-        notes, recorded = self._cycles.seen.notes, self._cycles.run
+        warnings, recorded = self._cycles.seen.warnings, self._cycles.run
         if why is not None:
-            notes.insert(0, why)
+            warnings.insert(0, why)
         if recorded is not None and not self._models:
-            notes.append(caveat("no_model_called"))
+            warnings.append(RunWarning.of("no_model_called"))
         elif recorded is not None and self._start_up is not None:
             first = self._start_up.first
             first_ns, calls = (0, 0) if first is None else (first.meta.wall_ns, self._start_up.calls)
             all_ns = self._start_ns + first_ns + recorded.meta.wall_ns
             if self._start_ns + first_ns > _WORTH_SAYING * all_ns:
-                what = caveat("start_up", before_ns=self._start_ns, first_ns=first_ns, calls=calls, all_ns=all_ns)
-                notes.insert(0, what)
+                what = RunWarning.of(
+                    "start_up", before_ns=self._start_ns, first_ns=first_ns, calls=calls, all_ns=all_ns
+                )
+                warnings.insert(0, what)
         elif recorded is not None and self._start_ns > _LONG_START * recorded.meta.wall_ns:
-            notes.append(caveat("long_start", start_ns=self._start_ns, wall_ns=recorded.meta.wall_ns))
+            warnings.append(RunWarning.of("long_start", start_ns=self._start_ns, wall_ns=recorded.meta.wall_ns))
         if self._elsewhere:
-            notes.append(caveat("calls_on_other_threads", classes=tuple(self._elsewhere.most_common())))
+            warnings.append(RunWarning.of("calls_on_other_threads", classes=tuple(self._elsewhere.most_common())))
 
 
 @dataclass

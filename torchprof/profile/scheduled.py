@@ -14,7 +14,7 @@ from torchprof.record.compiled.dynamo_code import about_left_out_stacks, awaitin
 from torchprof.record.labels import Labels
 from torchprof.record.session import is_profiled, refuse_if_profiled
 from torchprof.run.run import Run
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import RunWarning
 
 _RECORDING = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
@@ -26,8 +26,8 @@ class ScheduledCycles(Cycles):
     the last ended cycle with its warnings, until ``take_ended``; None if ``end_cycle`` was not asked to keep it.
     """
 
-    def __init__(self, setup: Setup, notes: list[Caveat], models: Sequence[nn.Module], labels: Labels) -> None:
-        super().__init__(setup, notes)
+    def __init__(self, setup: Setup, warnings: list[RunWarning], models: Sequence[nn.Module], labels: Labels) -> None:
+        super().__init__(setup, warnings)
         self.ended: Run | None = None
         self._models = models
         self._labels = labels
@@ -61,17 +61,17 @@ class ScheduledCycles(Cycles):
 
     def start_cycle(self) -> None:
         """Start a cycle. Source lines are left out while code waits to be compiled; a warning says so."""
-        notes: list[Caveat] = []
+        warnings: list[RunWarning] = []
         with_stack = self.setup.asked.with_stack
         waiting = awaiting_compilation(self._models) if with_stack else []
         if waiting:
-            notes.append(about_left_out_stacks(waiting))
+            warnings.append(about_left_out_stacks(waiting))
             self.discard_prepared()
         if self.last is None:
-            notes += about_buckets(self.setup.plan.unordered())
+            warnings += about_buckets(self.setup.plan.unordered())
         if self.prepared is None and is_profiled():
             refuse_if_profiled()
-        self.start(with_stack and not waiting, notes)
+        self.start(with_stack and not waiting, warnings)
 
     def end_cycle(self, *, keep_run: bool) -> None:
         """Read what was recorded and add it to the sum at once: the next cycle needs the memory.

@@ -24,7 +24,7 @@ from torchprof.record.custom_ops import CustomOps
 from torchprof.record.recording import OURS, Recording
 from torchprof.record.session_columns import HAS_COLLECTIVE_METADATA
 from torchprof.record.torch_internals import needed, optional
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 
 record: Callable[[str], Any] = optional("torch._C._profiler._RecordFunctionFast", torch_profiler.record_function)
 """A context manager that records a range with a name."""
@@ -328,15 +328,15 @@ def _is_prepared() -> bool:
     )
 
 
-def missing_device(device: str) -> Caveat | None:
+def missing_device(device: str) -> RunWarning | None:
     """The reason why kernels of this kind of device cannot be recorded here; None if they can."""
     name = device.upper()
     if device == "mps":
-        return caveat("device_without_kernels", device=name)
+        return RunWarning.of("device_without_kernels", device=name)
     module = getattr(torch, device, None)
     if module is None or not module.is_available():
-        return caveat("no_device", device=name)
+        return RunWarning.of("no_device", device=name)
     activity = getattr(torch.profiler.ProfilerActivity, name, torch.profiler.ProfilerActivity.CPU)
     if activity not in torch.profiler.supported_activities():
-        return caveat("device_not_recordable", device=name)
+        return RunWarning.of("device_not_recordable", device=name)
     return None

@@ -10,7 +10,7 @@ from torchprof.analyze.compare.table import diff_headline
 from torchprof.analyze.report import report
 from torchprof.run.file import json_of_run, stripped
 from torchprof.run.run import Run
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import RunWarning
 
 
 @report("json", "the run as data; torchprof.load reads it", suffix=".json")
@@ -23,7 +23,7 @@ def json(run: Run, *, strip: bool = False) -> str:
     return json_of_run(run, strip=strip, computed={"warnings": map(_data, run.warnings)})
 
 
-def _data(warning: Caveat) -> dict[str, Any]:
+def _data(warning: RunWarning) -> dict[str, Any]:
     return {**warning.to_json(), "ranks": warning.ranks, "sentence": str(warning)}
 
 

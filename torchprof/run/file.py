@@ -23,7 +23,7 @@ from torchprof.run.layers import Layers
 from torchprof.run.meta import Meta
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import RUN_PARTS, Run
-from torchprof.run.warnings import Caveat, StoredWarnings
+from torchprof.run.warnings import RunWarning, StoredWarnings
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES
 
 SCHEMA = 3
@@ -156,7 +156,7 @@ def _run(document: dict[str, Any]) -> Run:
     """The run of a file. Raises as described in ``checked_json`` if the file contradicts itself."""
     layers = Layers.from_json(document["layers"])
     names = [layer.name for layer in layers]
-    warnings = [Caveat.from_json(stored, names) for stored in read_list(document["stored_warnings"])]
+    warnings = [RunWarning.from_json(stored, names) for stored in read_list(document["stored_warnings"])]
     metas = tuple(Meta.from_json(stored, warnings) for stored in read_list(document["metas"]))
     ranks = {meta.rank for meta in metas}
     demand(bool(ranks), "no metadata")

@@ -16,7 +16,7 @@ from torchprof.run.paused_gc import paused_gc
 from torchprof.run.rows import MergingRows
 from torchprof.run.run import RUN_PARTS, Run
 from torchprof.run.sentences import WITHOUT_SHAPES
-from torchprof.run.warnings import Caveat, caveat, sharing_key
+from torchprof.run.warnings import RunWarning, sharing_key
 
 
 @paused_gc()
@@ -67,7 +67,7 @@ def _checked(run: Any) -> Run:
 def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
     """One run for each rank: the sum of its cycles, with the stored warnings of all of them."""
     of_rank: dict[tuple[int, ...], Run] = {}
-    stored: dict[tuple[int, ...], list[tuple[Caveat, ...]]] = {}  # the warnings of each run, if a rank has several
+    stored: dict[tuple[int, ...], list[tuple[RunWarning, ...]]] = {}  # the warnings of each run, if a rank has several
     for run in runs:
         ranks = tuple(meta.rank for meta in run.metas)
         before = of_rank.get(ranks)
@@ -87,13 +87,13 @@ def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
     return [*of_rank.values()]
 
 
-def _warnings_of_sum(of_runs: Sequence[Sequence[Caveat]]) -> tuple[Caveat, ...]:
+def _warnings_of_sum(of_runs: Sequence[Sequence[RunWarning]]) -> tuple[RunWarning, ...]:
     """The stored warnings of a sum of runs, from those of each run. Each has the numbers of the runs that had it.
 
     A stored warning is about one recording: a layer that was never called in one may be called in the next. The
     exception are operators without recorded shapes: if one recording knows that they have a formula, it holds for all.
     """
-    numbers: dict[Caveat, list[int]] = {}
+    numbers: dict[RunWarning, list[int]] = {}
     without_shapes: dict[str, None] = {}
     for number, warnings in enumerate(of_runs, 1):
         for warning in dict.fromkeys(warnings):
@@ -103,7 +103,7 @@ def _warnings_of_sum(of_runs: Sequence[Sequence[Caveat]]) -> tuple[Caveat, ...]:
                 numbers.setdefault(warning, []).append(number)
     count = len(of_runs)
     found = [replace(one, added=((tuple(by), count), *one.added)) for one, by in numbers.items()]
-    return (*found, *([caveat(WITHOUT_SHAPES, names=tuple(without_shapes))] if without_shapes else []))
+    return (*found, *([RunWarning.of(WITHOUT_SHAPES, names=tuple(without_shapes))] if without_shapes else []))
 
 
 class _Merged:
@@ -111,7 +111,7 @@ class _Merged:
 
     def __init__(self) -> None:
         self._metas: dict[int, Meta] = {}
-        self._warnings: dict[tuple[Any, ...], Caveat] = {}
+        self._warnings: dict[tuple[Any, ...], RunWarning] = {}
         self._layers = MergingLayers()
         self._rows = MergingRows()
         self._parts: dict[str, Any] = dict.fromkeys(RUN_PARTS)

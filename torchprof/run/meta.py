@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torchprof.run.checked_json import demand, fields_of, read_as
-from torchprof.run.warnings import Caveat, StoredWarnings
+from torchprof.run.warnings import RunWarning, StoredWarnings
 
 
 class Peak(NamedTuple):
@@ -121,7 +121,7 @@ class Meta:
     run_delay_ns: int | None = None
     busy_ns: tuple[tuple[str, int], ...] = ()
     peaks: tuple[Peak, ...] = ()
-    warnings: tuple[Caveat, ...] = ()
+    warnings: tuple[RunWarning, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     flags: tuple[tuple[str, bool], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
@@ -171,7 +171,7 @@ class Meta:
         return {**fields_of(self), "warnings": [*map(warnings.number_of, self.warnings)]}
 
     @classmethod
-    def from_json(cls, stored: Any, warnings: Sequence[Caveat]) -> Meta:
+    def from_json(cls, stored: Any, warnings: Sequence[RunWarning]) -> Meta:
         """Ranks with equal ``warnings``, to which they refer by number, share the objects."""
         numbers = read_as(tuple[int, ...], stored.pop("warnings", []))
         demand(all(0 <= number < len(warnings) for number in numbers), f"the warnings of a rank: {numbers!r:.80}")

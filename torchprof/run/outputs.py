@@ -20,7 +20,7 @@ _FILES = {
     "metrics": "torchprof.analyze.metrics",
     "printed": "torchprof.reports.text",
     "render": "torchprof.reports",
-    "all_warnings": "torchprof.analyze.caveats",
+    "all_warnings": "torchprof.analyze.warnings",
     "text_of": "torchprof.reports.text",
     "show_page": "torchprof.reports.notebook",
     "write": "torchprof.run.file",

@@ -21,7 +21,7 @@ from torchprof.run.rows import Rows
 from torchprof.run.samples import SampleKey, SamplesPart, Spread
 from torchprof.run.timeline import DeviceTime, Timeline, TimelinePart
 from torchprof.run.unfinished import Unfinished
-from torchprof.run.warnings import Caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import (
     FORWARD,
     NOT_SELECTED,
@@ -99,7 +99,7 @@ class Run:
         return self.metas[0]
 
     @cached_property
-    def warnings(self) -> tuple[Caveat, ...]:
+    def warnings(self) -> tuple[RunWarning, ...]:
         """All warnings of all ranks: those that were stored and those that follow from the run.
 
         Each has a ``code``, ``layers``, ``facts`` and the ``ranks`` that it is of; ``str()`` is the sentence. Those of

@@ -14,7 +14,7 @@ from torchprof.run.sentences import SENTENCES, WITHOUT_SHAPES, Fact
 
 
 @dataclass(frozen=True)
-class Caveat:
+class RunWarning:
     """A warning about the figures of a run. ``str()`` is its sentence.
 
     - ``code``: what it is about. ``layers``: the layers concerned, by dotted name. ``facts``: everything else, by name.
@@ -30,6 +30,11 @@ class Caveat:
     facts: Mapping[str, Fact] = field(default_factory=dict)
     added: tuple[tuple[tuple[int, ...], int], ...] = ()
     ranks: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, code: str, layers: Sequence[str] = (), **facts: Fact) -> RunWarning:
+        """A warning with these facts."""
+        return cls(code, tuple(layers), facts)
 
     def __hash__(self) -> int:
         return hash((self.code, self.layers, frozenset(self.facts.items()), self.added, self.ranks))
@@ -51,7 +56,7 @@ class Caveat:
         return {**fields, "added": self.added} if self.added else fields
 
     @classmethod
-    def from_json(cls, stored: Any, names: Sequence[str]) -> Caveat:
+    def from_json(cls, stored: Any, names: Sequence[str]) -> RunWarning:
         """A warning of a file, with any code: a newer torchprof may have more codes. ``names``: of all layers."""
         demand(isinstance(stored, dict), f"{stored!r:.80} instead of a warning")
         demand({"code"} <= {*stored} <= {"code", "layers", "facts", "added"}, f"the parts of a warning: {stored!r:.80}")
@@ -62,18 +67,13 @@ class Caveat:
             is_valid = numbers and [*numbers] == sorted({*numbers}) and numbers[0] >= 1 and numbers[-1] <= of
             demand(is_valid, f"the runs {added!r:.80}")
         layers = [_name_of_layer(layer, names) for layer in read_list(stored.get("layers", []))]
-        if stored["code"] == WITHOUT_SHAPES:  # analyze.caveats computes with these
+        if stored["code"] == WITHOUT_SHAPES:  # analyze.warnings computes with these
             read_as(tuple[str, ...], facts.get("names", []))
         facts = {name: read_as(Any, fact) for name, fact in facts.items()}
         return cls(read_as(str, stored["code"]), read_as(tuple[str, ...], layers), facts, added)
 
 
-def caveat(code: str, layers: Sequence[str] = (), **facts: Fact) -> Caveat:
-    """A caveat with these facts."""
-    return Caveat(code, tuple(layers), facts)
-
-
-def sharing_key(warning: Caveat) -> tuple[Any, ...]:
+def sharing_key(warning: RunWarning) -> tuple[Any, ...]:
     """Equal for two warnings only if they are written alike: one object, and one entry of a file, can serve for both.
 
     Stricter than ``==``, for which 1, 1.0 and True are equal.
@@ -85,9 +85,9 @@ class StoredWarnings:
     """The distinct warnings of all ranks, as a file has them: metadata refers to them by number, from 0 on."""
 
     def __init__(self) -> None:
-        self._numbered: dict[tuple[Any, ...], tuple[int, Caveat]] = {}
+        self._numbered: dict[tuple[Any, ...], tuple[int, RunWarning]] = {}
 
-    def number_of(self, warning: Caveat) -> int:
+    def number_of(self, warning: RunWarning) -> int:
         return self._numbered.setdefault(sharing_key(warning), (len(self._numbered), warning))[0]
 
     def to_json(self, layers: Layers) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torchprof.errors import TorchprofError
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.traces.json_text import SEPARATOR, JsonText, TraceEvent
 
 _GZIP = b"\x1f\x8b"
@@ -53,7 +53,7 @@ class TraceFile:
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         self.header: dict[str, Any] = {}
-        self.warnings: list[Caveat] = []
+        self.warnings: list[RunWarning] = []
         self._read = self._lost = 0  # how many events were read, and how many could not be read
         self._first_lost = 0  # position of the first event that could not be read
 
@@ -133,7 +133,7 @@ class TraceFile:
                 is_list = not has_events and text.find(_FIRST_EVENT)
                 if has_events or is_list:
                     where = "after" if has_events else "before"
-                    self.warnings.append(caveat("trace_around_unread", where=where, file=self.path.name))
+                    self.warnings.append(RunWarning.of("trace_around_unread", where=where, file=self.path.name))
                 if not is_list:
                     text.find_end()
                     break
@@ -204,21 +204,21 @@ class TraceFile:
                 f"{self.path} ends before its first event{why}: the program that wrote it ended early, or the copy "
                 f"is incomplete. Copy or record it again. {_HOW}"
             )
-        self.warnings.append(caveat("trace_cut", file=self.path.name, events=self._read, reason=text.failure))
+        self.warnings.append(RunWarning.of("trace_cut", file=self.path.name, events=self._read, reason=text.failure))
 
     def _look_behind(self, text: JsonText) -> None:
         """Add a warning if something follows the trace, or if the end of the file cannot be decompressed."""
         goes_on = text.find_end()
         if text.failure:
-            self.warnings.append(caveat("trace_end_unread", file=self.path.name, reason=text.failure))
+            self.warnings.append(RunWarning.of("trace_end_unread", file=self.path.name, reason=text.failure))
         elif goes_on:
-            self.warnings.append(caveat("trace_goes_on", file=self.path.name))
+            self.warnings.append(RunWarning.of("trace_goes_on", file=self.path.name))
 
     def _note_lost(self) -> None:
         """Add the warning about events that could not be read."""
         if self._lost:
             self.warnings.append(
-                caveat(
+                RunWarning.of(
                     "trace_events_unread",
                     file=self.path.name,
                     lost=self._lost,

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from torchprof.attribute.event_names import is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
 from torchprof.run.layers import Layer
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FSDP_RANGE, LOADING, OPTIMIZER_STEP, ZERO_GRAD
 
 _MODULE = "nn.Module: "
@@ -75,7 +75,7 @@ class Hierarchy:
 
     layers: tuple[Layer, ...]
     sites: dict[str, Site]
-    warnings: tuple[Caveat, ...] = ()
+    warnings: tuple[RunWarning, ...] = ()
 
 
 def path_of(label: str) -> tuple[str, ...]:
@@ -188,10 +188,10 @@ def wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
                 yield name, wrapper
 
 
-def about_crowded(names: Sequence[str]) -> Iterator[Caveat]:
+def about_crowded(names: Sequence[str]) -> Iterator[RunWarning]:
     """The warning about modules or ranges that have too many places."""
     if names:
-        yield caveat("too_many_places", most=MOST_PLACES, modules=tuple(map(strip_module_prefix, names)))
+        yield RunWarning.of("too_many_places", most=MOST_PLACES, modules=tuple(map(strip_module_prefix, names)))
 
 
 def other_places(paths: Iterable[Sequence[tuple[str, ...]]]) -> dict[tuple[str, ...], tuple[tuple[str, ...], ...]]:
@@ -292,7 +292,7 @@ def _hierarchy(
     kind_at: Mapping[tuple[str, ...], str],
     paths: Mapping[str, list[tuple[str, ...]]],
     wrapper_of: Mapping[str, str | None],
-    warnings: Iterable[Caveat] = (),
+    warnings: Iterable[RunWarning] = (),
 ) -> Hierarchy:
     """The hierarchy of some layers, depth first.
 

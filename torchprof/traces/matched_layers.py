@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torchprof.attribute.events import Site
 from torchprof.errors import some
 from torchprof.run.layers import Layer
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.traces.layers import (
     MOST_PLACES,
     Hierarchy,
@@ -112,7 +112,7 @@ def _added_layers(
     )
 
 
-def _about_uncertain(model: ModelTree, matches: Matches, layers: Sequence[Layer]) -> Iterator[Caveat]:
+def _about_uncertain(model: ModelTree, matches: Matches, layers: Sequence[Layer]) -> Iterator[RunWarning]:
     """Warnings that name the modules whose match is uncertain."""
 
     def shown(group: Iterable[int]) -> str:
@@ -127,32 +127,32 @@ def _about_uncertain(model: ModelTree, matches: Matches, layers: Sequence[Layer]
         ("matched_far", [[module] for module in matches.far]),
     ):
         if groups:
-            yield caveat(code, modules=tuple(map(shown, groups)))
+            yield RunWarning.of(code, modules=tuple(map(shown, groups)))
 
 
 def _about_unmatched(
     traced: TracedModules, sites: Mapping[str, Site], added: Mapping[str, Site], crowded: Sequence[str]
-) -> Iterator[Caveat]:
+) -> Iterator[RunWarning]:
     """Warnings that name the modules of the trace that were not matched: those with added layers, and the others."""
     if added:
-        yield caveat("not_in_model_shown", modules=tuple(map(strip_module_prefix, added)))
+        yield RunWarning.of("not_in_model_shown", modules=tuple(map(strip_module_prefix, added)))
     outside = [strip_module_prefix(name) for name in traced.shapes if name not in sites and name not in crowded]
     if outside:
-        yield caveat("not_in_model", modules=tuple(outside))
+        yield RunWarning.of("not_in_model", modules=tuple(outside))
 
 
-def _about_classes(model: ModelTree, traced: TracedModules, matches: Matches) -> Iterator[Caveat]:
+def _about_classes(model: ModelTree, traced: TracedModules, matches: Matches) -> Iterator[RunWarning]:
     """Warnings about parameters of other sizes, and about several classes of one name."""
     known = [(model.traits[module][1], traced.shapes[name]) for name, module in matches.module_of.items()]
     fits = [params <= shapes for params, shapes in known if params and shapes]
     if fits and not any(fits):
-        yield caveat("model_of_other_sizes")
+        yield RunWarning.of("model_of_other_sizes")
     classes: defaultdict[str, set[int]] = defaultdict(set)
     for module in model.all:
         classes[model.entries[module].kind].add(model.entries[module].cls)
     ambiguous = [kind for kind in dict.fromkeys(map(traced_class_name, traced.shapes)) if len(classes[kind]) > 1]
     if ambiguous:
-        yield caveat("classes_of_one_name", classes=tuple(ambiguous))
+        yield RunWarning.of("classes_of_one_name", classes=tuple(ambiguous))
 
 
 def _abbreviated(paths: Sequence[tuple[str, ...]]) -> str:

@@ -15,7 +15,7 @@ from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer
 from torchprof.run.sentences import MODULES_OF_CALL_STACKS
 from torchprof.run.torch_names import OF_LAYERS
-from torchprof.run.warnings import caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import OUTSIDE
 from torchprof.traces.aligned_calls import UNALIGNED
 from torchprof.traces.alignment import Reference, align
@@ -110,7 +110,7 @@ def plan_trace(
         known = {module.path for module in model.modules}
         foreign = [path for path in map(path_of, labels) if path not in known]
         if foreign:
-            seen.notes.append(caveat("labelled_in_trace_only", [".".join(path) for path in foreign]))
+            seen.warnings.append(RunWarning.of("labelled_in_trace_only", [".".join(path) for path in foreign]))
         return model.plan, model.layers
     if model is not None:
         modules = events.modules()
@@ -124,14 +124,16 @@ def plan_trace(
     else:
         hierarchy = layers_of_ranges(events.ranges())
         if hierarchy.layers and (kinds := _kinds_of_layers(events)):
-            seen.notes.append(caveat("ranges_as_layers", kinds=kinds))
-    seen.notes += hierarchy.warnings
+            seen.warnings.append(RunWarning.of("ranges_as_layers", kinds=kinds))
+    seen.warnings += hierarchy.warnings
     if events.device is not None and not events.has_operators:
-        seen.notes.append(caveat("trace_without_operators", file=path.name))
+        seen.warnings.append(RunWarning.of("trace_without_operators", file=path.name))
     elif not hierarchy.layers:
         has_stacks = events.table.has_call_stacks
-        seen.notes.append(
-            caveat("trace_without_layers", file=path.name, has_call_stacks=has_stacks, kinds=_kinds_of_layers(events))
+        seen.warnings.append(
+            RunWarning.of(
+                "trace_without_layers", file=path.name, has_call_stacks=has_stacks, kinds=_kinds_of_layers(events)
+            )
         )
     paths = [layer.path for layer in hierarchy.layers]
     called = {layer for site in hierarchy.sites.values() for layer in site.layers}
@@ -158,12 +160,12 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
         raise TorchprofError(
             f"{path} names no layers. {why}{compiled} Give from_trace the model of the recording. {how_else}"
         ) from None
-    seen.notes.append(caveat("layers_by_alignment", count=found.forwards))
+    seen.warnings.append(RunWarning.of("layers_by_alignment", count=found.forwards))
     if unknown := found.unknown_ns.total():
         layers = [layer for layer, _ in found.unknown_ns.most_common()]
-        seen.notes.append(caveat("layers_in_doubt", layers, share=unknown / max(found.total_ns, 1)))
+        seen.warnings.append(RunWarning.of("layers_in_doubt", layers, share=unknown / max(found.total_ns, 1)))
     if found.adjacent:
-        seen.notes.append(caveat("adjacent_forwards", count=found.adjacent))
+        seen.warnings.append(RunWarning.of("adjacent_forwards", count=found.adjacent))
     sites = {**model.plan.sites, UNALIGNED: Site((OUTSIDE,))}
     # Without those inside the selected layers.
     labels = [label for label in found.labels if label.name in sites or label.kind is Kind.STOPPED]

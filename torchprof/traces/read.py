@@ -22,7 +22,7 @@ from torchprof.run.file import is_run_file
 from torchprof.run.merge import merge
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.run import Run
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.traces.columns import BEYOND
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.events import TraceEvents
@@ -130,7 +130,7 @@ def _part_of_trace(
             found = _read(file, _plan_of(part, None, inputs, kwargs), with_timeline=False)
         except TorchprofError:
             continue
-        if all(note.code != "not_in_model" for note in found.seen.notes):
+        if all(warning.code != "not_in_model" for warning in found.seen.warnings):
             step_by_step = re.sub(r"\.(\d+)", r"[\1]", f"model.{name}")
             return f"{step_by_step} ({type(part).__name__})"
     return None
@@ -223,13 +223,13 @@ def _read(
     table.separate()
     base = file.header.get("baseTimeNanoseconds")
     events = TraceEvents(table, base if type(base) is int and abs(base) < BEYOND else 0)
-    seen = Observations(notes=[*file.warnings, *_warnings(path, events, doubles)])
+    seen = Observations(warnings=[*file.warnings, *_warnings(path, events, doubles)])
     if not len(table):
         raise TorchprofError(
             " ".join(
                 [
                     f"{path} holds no event of torch's profiler that can be read: no operator, no range and no kernel.",
-                    *map(str, seen.notes),
+                    *map(str, seen.warnings),
                     'A trace is what `prof.export_chrome_trace("trace.json")` writes after a `with '
                     "torch.profiler.profile() as prof:` block.",
                 ]
@@ -283,7 +283,7 @@ def _without_errors(files: Sequence[Path], found: Sequence[_FileRun | TorchprofE
             if not runs:
                 raise error
             why = str(error).replace(str(file), file.name)
-            runs[0].seen.notes.append(caveat("trace_left_out", file=file.name, why=why))
+            runs[0].seen.warnings.append(RunWarning.of("trace_left_out", file=file.name, why=why))
     return runs
 
 
@@ -322,17 +322,17 @@ def _read_at_once(
     return read_in_processes(files, read, processes, report)
 
 
-def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[Caveat]:
+def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[RunWarning]:
     """Warnings about a trace: doubles that were dropped, unread events, several processes, no sequence numbers."""
     table = events.table
     if doubles:
-        yield caveat("trace_events_twice", file=path.name, count=doubles)
+        yield RunWarning.of("trace_events_twice", file=path.name, count=doubles)
     if table.unread:
-        yield caveat("trace_events_missing", file=path.name, count=table.unread)
+        yield RunWarning.of("trace_events_missing", file=path.name, count=table.unread)
     if len(table.processes) > 1:
-        yield caveat("trace_of_processes", file=path.name, count=len(table.processes))
+        yield RunWarning.of("trace_of_processes", file=path.name, count=len(table.processes))
     if events.has_nodes and not events.has_forward_threads:
-        yield caveat("trace_without_numbers", file=path.name)
+        yield RunWarning.of("trace_without_numbers", file=path.name)
 
 
 def _combined(runs: Iterable[_FileRun]) -> Run:

@@ -15,7 +15,6 @@ from os import PathLike
 from typing import NamedTuple
 
 from torchprof.analyze.amounts import EXAMPLES, UNITS, parse_amount
-from torchprof.analyze.caveats import operators_without_shapes, waited_share
 from torchprof.analyze.columns import Column
 from torchprof.analyze.compare.comparison import as_run, compare
 from torchprof.analyze.compare.diff import BUSY, SLOWER, UNDECIDED, Change, Diff, Pair
@@ -23,6 +22,7 @@ from torchprof.analyze.compare.layers import ADDED, REMOVED
 from torchprof.analyze.compare.noise import FEWEST
 from torchprof.analyze.figures import incomplete_phases
 from torchprof.analyze.uncounted import about_uncounted
+from torchprof.analyze.warnings import operators_without_shapes, waited_share
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import FORMATS, Bound, Cell, Figure, Unit
 from torchprof.run.layers import Layer

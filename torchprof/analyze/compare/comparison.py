@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from os import PathLike, fspath
 
-from torchprof.analyze.caveats import waited_share
 from torchprof.analyze.columns import Column, catalogue
 from torchprof.analyze.compare.diff import (
     BUSY,
@@ -30,6 +29,7 @@ from torchprof.analyze.compare.layers import match_layers
 from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of
 from torchprof.analyze.compare.notes import Denominator, Notes, differences_of, warnings_of_both
 from torchprof.analyze.compare.side import Side
+from torchprof.analyze.warnings import waited_share
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Bound, Figure, as_key
 from torchprof.run.file import load

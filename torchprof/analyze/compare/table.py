@@ -41,7 +41,7 @@ def diff_table(
     tablefmt: str | None = None,
 ) -> Section:
     """The headline and changes of the whole run; a table of the models and of the layers that changed most; then layers
-    that were added, removed, moved, renamed or changed, and caveats of the comparison.
+    that were added, removed, moved, renamed or changed, and the notes and warnings of the comparison.
 
     The table has one main quantity before and after, and the differences of other quantities that changed: times in all
     phases, peaks (net memory if there are no peaks), forward FLOPs, parameters and calls. The main quantity is the
@@ -59,8 +59,8 @@ def diff_table(
     text = view.table(tablefmt)
     changes = [f"{what}: {line}" if what else line for what, lines in changes_of_layers(diff) for line in lines]
     lead = [diff_headline(diff, sort_by=sort_by), *whole_of(diff)]
-    caveats = [printable(note) for note in (*diff.notes, *diff.warnings)]
-    return spaced([stacked(lead), text, *map(stacked, (view.notes, changes, caveats))])
+    below = [printable(note) for note in (*diff.notes, *diff.warnings)]
+    return spaced([stacked(lead), text, *map(stacked, (view.notes, changes, below))])
 
 
 @dataclass(frozen=True)

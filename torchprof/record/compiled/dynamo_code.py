@@ -16,7 +16,7 @@ from torch import nn
 from torchprof.measure.recording import CompiledForward
 from torchprof.run.meta import CompiledRegion
 from torchprof.run.sentences import TOO_MUCH_FOR_STACKS
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 
 _RESUME = re.compile(r"__resume_at_(\d+)_\d+")
 _BRANCH = "generic_jump "
@@ -97,9 +97,9 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return wrapped if isinstance(wrapped, nn.Module) else module
 
 
-def about_left_out_stacks(modules: Sequence[nn.Module]) -> Caveat:
+def about_left_out_stacks(modules: Sequence[nn.Module]) -> RunWarning:
     """The warning that source lines are not recorded, because these modules will be compiled meanwhile."""
-    return caveat(
+    return RunWarning.of(
         "stacks_left_out", modules=tuple(dict.fromkeys(type(unwrapped(module)).__name__ for module in modules))
     )
 

@@ -22,7 +22,7 @@ from torchprof.record.compiled.dynamo_sources import Taken, taken_by
 from torchprof.record.compiled.noted_calls import NotedCalls
 from torchprof.record.compiled.traced_graph import TracedGraph
 from torchprof.record.session import is_observed, record
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 
 _KEY = f"torchprof-{uuid4().hex[:8]}"
 """The prefix of the keys of graphs. It differs between processes, because a cache may bring graphs of another one."""
@@ -35,7 +35,7 @@ class CompilerUnknown(TorchprofError):
     """This torch lacks a part of the compiler that is needed to find the layers of its kernels."""
 
     def __init__(self, reason: str) -> None:
-        self.warning: Caveat = caveat("compiler_unknown", reason=reason)
+        self.warning: RunWarning = RunWarning.of("compiler_unknown", reason=reason)
         super().__init__(str(self.warning))
 
 
@@ -119,12 +119,12 @@ class Provenance:
         self._undo = ExitStack()
 
     @classmethod
-    def if_supported(cls, divides: bool, notes: list[Caveat]) -> Provenance | None:
-        """A new object; None if this torch lacks the private API, and then the reason is added to ``notes``."""
+    def if_supported(cls, divides: bool, warnings: list[RunWarning]) -> Provenance | None:
+        """A new object; None if this torch lacks the private API, and then the reason is added to ``warnings``."""
         try:
             return cls(divides)
         except CompilerUnknown as missing:
-            notes.append(missing.warning)
+            warnings.append(missing.warning)
             return None
 
     def on(self) -> None:

@@ -12,7 +12,7 @@ from torchprof.analyze.varying import varying_work
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.sentences import WITHOUT_SHAPES
-from torchprof.run.warnings import Caveat, caveat
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import DIVIDED, FORWARD, LAYERS_NOT_RECORDED, is_left_over
 
 _SLOW_START = 2  # the first call over the mean of the later calls: above this it is a warning
@@ -21,10 +21,10 @@ _TOO_BUSY = 0.05  # the share of the time for which a thread waits for a process
 _AT_THE_END = ("label_cost", "backward_incomplete")
 
 
-def all_warnings(run: Run) -> tuple[Caveat, ...]:
+def all_warnings(run: Run) -> tuple[RunWarning, ...]:
     """``Run.warnings``: each warning once, with the ranks that have it; warnings of most ranks first."""
     of_one = [run] if len(run.metas) == 1 else run.of_ranks([meta.rank for meta in run.metas])
-    found: dict[Caveat, list[int]] = {}
+    found: dict[RunWarning, list[int]] = {}
     for one in of_one:
         for warning in dict.fromkeys(_of_rank(one, len(run.metas) > 1)):
             found.setdefault(warning, []).append(one.meta.rank)
@@ -32,7 +32,7 @@ def all_warnings(run: Run) -> tuple[Caveat, ...]:
     return tuple(replace(warning, ranks=tuple(ranks)) for warning, ranks in most_first)
 
 
-def _of_rank(run: Run, is_merged: bool) -> Iterator[Caveat]:
+def _of_rank(run: Run, is_merged: bool) -> Iterator[RunWarning]:
     stored = [warning for warning in run.meta.warnings if warning.code != WITHOUT_SHAPES]
     last = [warning for warning in stored if warning.code in _AT_THE_END and not warning.added]
     yield from (warning for warning in stored if warning not in last)
@@ -40,7 +40,7 @@ def _of_rank(run: Run, is_merged: bool) -> Iterator[Caveat]:
     yield from last
 
 
-def following_from(run: Run, is_merged: bool = False) -> Iterator[Caveat]:
+def following_from(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
     """The warnings that are computed from the run of one rank. For a sum of cycles they hold for the whole sum.
 
     ``is_merged``: the run was taken out of a run of several ranks, and has the layers of all ranks.
@@ -53,17 +53,17 @@ def following_from(run: Run, is_merged: bool = False) -> Iterator[Caveat]:
     yield from about_processors(run.meta)
 
 
-def operators_without_shapes(warnings: Iterable[Caveat]) -> frozenset[str]:
+def operators_without_shapes(warnings: Iterable[RunWarning]) -> frozenset[str]:
     """The operators that have a FLOPs formula, but were not counted because their shapes were not recorded."""
     return frozenset(
         name for warning in warnings if warning.code == WITHOUT_SHAPES for name in warning.facts.get("names", ())
     )
 
 
-def about_processors(meta: Meta) -> Iterator[Caveat]:
+def about_processors(meta: Meta) -> Iterator[RunWarning]:
     """A machine that was too busy: times are elapsed times, so they include waiting for a processor."""
     if waited_share(meta):
-        yield caveat("machine_busy", delay_ns=meta.run_delay_ns or 0, wall_ns=meta.wall_ns)
+        yield RunWarning.of("machine_busy", delay_ns=meta.run_delay_ns or 0, wall_ns=meta.wall_ns)
 
 
 def waited_share(meta: Meta) -> float:
@@ -74,7 +74,7 @@ def waited_share(meta: Meta) -> float:
     return (waited or 0) / wall if is_busy else 0.0
 
 
-def about_start(run: Run, is_merged: bool = False) -> Iterator[Caveat]:
+def about_start(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
     """Models whose first call took much longer than the later ones. That is start-up, if all had the same shapes.
 
     In a merged run shapes may vary only between ranks: then it is unknown whether they vary on this rank.
@@ -85,38 +85,40 @@ def about_start(run: Run, is_merged: bool = False) -> Iterator[Caveat]:
         if of_calls and 0 < later * _SLOW_START < spread.first:
             layer = run.layers[key.layer]
             shapes = {False: "same", True: "" if is_merged else "varying", None: ""}[varying_work(run)[layer.path]]
-            yield caveat("slow_start", [layer.name], first_ns=spread.first, later_ns=later, shapes=shapes)
+            yield RunWarning.of("slow_start", [layer.name], first_ns=spread.first, later_ns=later, shapes=shapes)
 
 
-def about_left_over(run: Run) -> Iterator[Caveat]:
+def about_left_over(run: Run) -> Iterator[RunWarning]:
     """Device work that was launched before the recording began."""
     columns = run.rows.columns
     left_over = [*map(is_left_over, run.rows.frames)]
     kernels = sum(calls for calls, chain in zip(columns["calls"], columns["frames"]) if left_over[chain])
     if kernels:
         ns, device = run.left_over.device_ns, run.meta.device_heading
-        yield caveat("launched_before", kernels=kernels, device=device, device_ns=ns, all_ns=sum(columns["device_ns"]))
+        yield RunWarning.of(
+            "launched_before", kernels=kernels, device=device, device_ns=ns, all_ns=sum(columns["device_ns"])
+        )
 
 
-def about_compiled(run: Run) -> Iterator[Caveat]:
+def about_compiled(run: Run) -> Iterator[RunWarning]:
     """Graph breaks, compilation during the recording, divided kernels, and kernels of unknown layers."""
     found = compiled_in(run)
     files = [(PurePath(region.file).name, region.break_line) for region in found.breaks]
     places = [f"{name}:{line}" if name else f"line {line}" for name, line in files]  # a stripped run has no names
     if places:
-        yield caveat("graph_breaks", places=tuple(places))
+        yield RunWarning.of("graph_breaks", places=tuple(places))
     by_layers = ("compile_layers", True) in run.meta.flags
     if found.compiled:
-        yield caveat("compiled_meanwhile", cpu_ns=found.compiling.cpu_ns, by_layers=by_layers)
+        yield RunWarning.of("compiled_meanwhile", cpu_ns=found.compiling.cpu_ns, by_layers=by_layers)
     kernels = {frame.name.partition(":")[0] for chain in run.rows.frames for frame in chain if frame.kind == "kernels"}
     for how in sorted(how for how in kernels if how.startswith(DIVIDED)):
-        yield caveat("kernels_divided", how=how)
+        yield RunWarning.of("kernels_divided", how=how)
     is_told = any(warning.code == "compiler_unknown" for warning in run.meta.warnings)
     for reason, (ns, share) in found.unknown_times(run).items():
         if share > _SHARE_UNKNOWN and not (reason == LAYERS_NOT_RECORDED and is_told):
-            yield caveat("not_attributable", reason=reason, share=share, ns=ns)
+            yield RunWarning.of("not_attributable", reason=reason, share=share, ns=ns)
     if not by_layers and not found.shares and found.has_graphs and _has_inlined_layers(run):
-        yield caveat("inside_compiled")
+        yield RunWarning.of("inside_compiled")
 
 
 def _has_inlined_layers(run: Run) -> bool:
