@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torchprof.record.reference import references_of
 
 import torchprof
 from benchmarks.ratios import Ratio, asked_quick, median_ms, show, take_turns
 from examples.models import Bert
+from torchprof.traces.reference import references_of
 
 
 def measure(quick: bool) -> None:

@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,18 @@ def test_a_package_imports_only_what_its_row_allows(package: str) -> None:
 def test_every_package_has_a_row() -> None:
     assert {package_of(name) for name in FILES} == {*MAY_IMPORT, *WITHOUT_IMPORTS, "torchprof", "types", "__main__"}
     assert not {one for name in (*WITHOUT_IMPORTS, "types") for one in ours()[f"torchprof.{name}"]}
+
+
+def test_benchmarks_and_pictures_import_what_there_is() -> None:
+    """Nothing else runs them often enough to notice a file that moved."""
+    files = [file for folder in ("benchmarks", "docs", "examples") for file in (ROOT.parent / folder).rglob("*.py")]
+    assert len(files) > 20
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "torchprof":
+                module = import_module(str(node.module))
+                for alias in node.names:
+                    assert hasattr(module, alias.name) or f"{node.module}.{alias.name}" in FILES, (file, alias.name)
 
 
 def test_there_are_no_circular_imports() -> None:
