@@ -11,17 +11,9 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from sys import intern
 from types import NoneType
-from typing import Any, Protocol, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from torchprof.run.words import NOT_SELECTED, PHASES
-
-
-class _InLayer(Protocol):
-    @property
-    def layer(self) -> int: ...
-
-    @property
-    def phase(self) -> str: ...
 
 
 def demand(holds: bool, what: str) -> None:
@@ -29,8 +21,8 @@ def demand(holds: bool, what: str) -> None:
         raise ValueError(what)
 
 
-def demand_layer(value: _InLayer, layers: int) -> None:
-    """Check the layer and the phase of a value in a run of so many ``layers``."""
+def demand_layer(value: Any, layers: int) -> None:
+    """Check the ``layer`` and the ``phase`` of a value in a run of so many ``layers``."""
     if not (NOT_SELECTED <= value.layer < layers and value.phase in PHASES):
         raise ValueError(f"the layer or the phase of {value!r:.200}")
 
@@ -41,9 +33,11 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def read_columns(
-    document: Mapping[str, Any], names: Sequence[str], limits: Mapping[str, tuple[int, int]], of: str
+    document: Mapping[str, Any], names: Sequence[str], layers: int, limits: Mapping[str, tuple[int, int]], of: str
 ) -> dict[str, array[int]]:
-    """Columns of integers of one length. ``limits``: the least number of a column, and that above its greatest."""
+    """Columns of integers of one length: layers, phases and others. ``limits``: the least number of a column, and that
+    above its greatest."""
+    limits = {"layer": (NOT_SELECTED, layers), "phase": (0, len(PHASES)), **limits}
     columns = {name: array("q", document[name]) for name in names}
     demand(len({len(column) for column in columns.values()}) == 1, f"columns of the {of} that differ in length")
     for name, (low, high) in limits.items():

@@ -232,7 +232,7 @@ class MergingLayers:
                 layer = replace(layer, ranks=())
             known = self._known.get(layer.path)
             if known is None:
-                self._known[layer.path] = _Known(len(self._known), layer, ranks, place)
+                self._known[layer.path] = _Known(len(self._known), layer, ranks[0], place, [*ranks])
             else:
                 known.add(layer, ranks, place)
         return [self._known[layer.path].number for layer in layers]
@@ -250,18 +250,16 @@ class MergingLayers:
         return indices, Layers(layers)
 
 
+@dataclass
 class _Known:
     """A layer of the merged run so far, as on ``rank``, the lowest rank that has it. ``place``: its index among the
     layers of that rank. ``ranks``: all ranks that have it."""
 
-    __slots__ = ("layer", "number", "place", "rank", "ranks")
-
-    def __init__(self, number: int, layer: Layer, ranks: Sequence[int], place: int) -> None:
-        self.number = number
-        self.layer = layer
-        self.rank = ranks[0]
-        self.place = place
-        self.ranks = [*ranks]
+    number: int
+    layer: Layer
+    rank: int
+    place: int
+    ranks: list[int]
 
     def add(self, layer: Layer, ranks: Sequence[int], place: int) -> None:
         """Add the same layer of other ranks, which ascend."""

@@ -66,25 +66,20 @@ def _checked(run: Any) -> Run:
 
 def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
     """One run for each rank: the sum of its cycles, with the stored warnings of all of them."""
-    of_rank: dict[tuple[int, ...], Run] = {}
-    stored: dict[tuple[int, ...], list[tuple[RunWarning, ...]]] = {}  # the warnings of each run, if a rank has several
+    sums: dict[tuple[int, ...], tuple[Run, list[tuple[RunWarning, ...]]]] = {}  # with the warnings of each run
     for run in runs:
         ranks = tuple(meta.rank for meta in run.metas)
-        before = of_rank.get(ranks)
+        before, stored = sums.get(ranks) or (None, [])
         if before is not None and len(ranks) > 1:
             raise TorchprofError(
                 "Two of the runs are of several ranks, the same in both: first add up the cycles of each rank, then "
                 "merge the ranks."
             )
-        if before is None:
-            of_rank[ranks] = run
-        else:
-            stored.setdefault(ranks, [before.meta.warnings]).append(run.meta.warnings)
-            of_rank[ranks] = add_cycle(before, run)
-    for ranks, of_runs in stored.items():
-        total = of_rank[ranks]
-        of_rank[ranks] = replace(total, metas=(replace(total.meta, warnings=_warnings_of_sum(of_runs)),))
-    return [*of_rank.values()]
+        sums[ranks] = add_cycle(before, run), [*stored, run.meta.warnings]
+    return [
+        run if len(stored) == 1 else replace(run, metas=(replace(run.meta, warnings=_warnings_of_sum(stored)),))
+        for run, stored in sums.values()
+    ]
 
 
 def _warnings_of_sum(of_runs: Sequence[Sequence[RunWarning]]) -> tuple[RunWarning, ...]:

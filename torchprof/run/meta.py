@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -141,9 +142,8 @@ class Meta:
 
         The later cycle also knows the compilations of the earlier one, as before it.
         """
-        busy = dict(self.busy_ns)
-        for device, ns in cycle.busy_ns:
-            busy[device] = busy.get(device, 0) + ns
+        busy = Counter(dict(self.busy_ns))
+        busy.update(dict(cycle.busy_ns))
         compilations = {(one.name, one.phase, one.began_ns): one for one in self.compilations}
         for one in cycle.compilations:
             step = None if one.step is None else self.steps + one.step

@@ -19,7 +19,7 @@ class RunPart(Protocol[_Value]):
     """A part of a run. Its value is what the field of ``Run`` has; it is never changed."""
 
     def of_ranks(self, value: _Value, ranks: Collection[int]) -> dict[int, _Value]:
-        """The value of each of these ranks alone, in one pass."""
+        """The value of each of these ranks alone."""
 
     def renumbered(self, value: _Value, to: Sequence[int]) -> _Value:
         """The same with other indices of layers. ``to``: by index; negative ones keep theirs."""

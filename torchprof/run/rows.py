@@ -295,16 +295,9 @@ class Rows(Sequence[Row]):
         )
         shared = read_as(tuple[tuple[int, ...], ...], document["shared"])
         devices = read_as(tuple[str, ...], document["devices"])
-        limits = {
-            "layer": (NOT_SELECTED, len(layers)),
-            "phase": (0, len(PHASES)),
-            "shared": (0, len(shared)),
-            "within": (0, len(within)),
-            "frames": (0, len(frames)),
-            "device": (0, len(devices)),
-            "calls": (0, 2**63),
-        }
-        columns = read_columns(document["rows"], cls.COLUMNS, limits, "rows")
+        tables = {"shared": shared, "within": within, "frames": frames, "device": devices}
+        limits = {"calls": (0, 2**63), **{name: (0, len(table)) for name, table in tables.items()}}
+        columns = read_columns(document["rows"], cls.COLUMNS, len(layers), limits, "rows")
         demand(all(0 <= layer < len(layers) for by in shared for layer in by), "a layer in 'shared'")
         for around in (around for step in within for around in step):
             demand_layer(around, len(layers))

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from torchprof.run.checked_json import demand, fields_of, read_as, read_columns
 from torchprof.run.memory import KINDS
 from torchprof.run.part import RunPart
-from torchprof.run.words import NOT_SELECTED, PHASES
 
 
 class StreamTime(NamedTuple):
@@ -136,8 +135,8 @@ class Spans:
     def from_json(cls, stored: Any, layers: int) -> Spans:
         lanes = read_as(tuple[Lane, ...], stored["lanes"])
         names, steps = read_as(tuple[str, ...], stored["names"]), read_as(tuple[int, ...], stored["steps"])
-        limits = {"lane": (0, len(lanes)), "name": (-1, len(names)), **_limits(layers)}
-        columns = read_columns(stored, cls.COLUMNS, limits, "spans")
+        limits = {"lane": (0, len(lanes)), "name": (-1, len(names))}
+        columns = read_columns(stored, cls.COLUMNS, layers, limits, "spans")
         demand(all(map(le, columns["start_ns"], columns["end_ns"])), "a span that ends before it begins")
         demand(all(map(le, steps, steps[1:])), "a step that ends before it begins")
         return cls(lanes, names, columns, steps, read_as(int, stored["dropped"]))
@@ -189,14 +188,10 @@ class Timeline:
     @classmethod
     def from_json(cls, stored: Any, layers: int) -> Timeline:
         devices = read_as(tuple[str, ...], stored["devices"])
-        limits = {"device": (0, len(devices)), "kind": (-1, len(KINDS)), **_limits(layers)}
-        columns = read_columns(stored, cls.COLUMNS, limits, "timeline")
+        limits = {"device": (0, len(devices)), "kind": (-1, len(KINDS))}
+        columns = read_columns(stored, cls.COLUMNS, layers, limits, "timeline")
         spans = None if stored["spans"] is None else Spans.from_json(stored["spans"], layers)
         return cls(devices, columns, read_as(int, stored["dropped"]), spans, read_as(int, stored["rank"]))
-
-
-def _limits(layers: int) -> dict[str, tuple[int, int]]:
-    return {"layer": (NOT_SELECTED, layers), "phase": (0, len(PHASES))}
 
 
 class TimelinePart(RunPart[Timeline | None]):

@@ -66,7 +66,10 @@ class RunWarning:
         for numbers, of in added:
             is_valid = numbers and [*numbers] == sorted({*numbers}) and numbers[0] >= 1 and numbers[-1] <= of
             demand(is_valid, f"the runs {added!r:.80}")
-        layers = [_name_of_layer(layer, names) for layer in read_list(stored.get("layers", []))]
+        layers = read_list(stored.get("layers", []))
+        are_known = all(type(layer) is not int or 0 <= layer < len(names) for layer in layers)
+        demand(are_known, f"the layers of a warning: {layers!r:.80}")
+        layers = [names[layer] if type(layer) is int else layer for layer in layers]
         if stored["code"] == WITHOUT_SHAPES:  # analyze.warnings computes with these
             read_as(tuple[str, ...], facts.get("names", []))
         facts = {name: read_as(Any, fact) for name, fact in facts.items()}
@@ -97,13 +100,6 @@ class StoredWarnings:
         index_of = {layer.name: index for index, layer in enumerate(layers) if names[layer.name] == 1}
         for _, warning in self._numbered.values():
             yield {**warning.to_json(), "layers": [index_of.get(name, name) for name in warning.layers]}
-
-
-def _name_of_layer(stored: Any, names: Sequence[str]) -> Any:
-    if type(stored) is not int:
-        return stored
-    demand(0 <= stored < len(names), f"the layer {stored} of a warning")
-    return names[stored]
 
 
 def _of_the_runs_added(added: tuple[Sequence[int], int]) -> str:
