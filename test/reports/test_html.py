@@ -2160,8 +2160,8 @@ class Grown(nn.Module):
 
 def change_of(how: str, change: Any, quantity: Any) -> list[str]:
     """The cells of a quantity on the page: blank if the layer did not exist."""
-    known = [str(change.figure(side).text(quantity.text)) for side in (0, 1)]
-    known.append(UNKNOWN if change.difference is None else str(quantity.text(change.difference)))
+    known = [str(change.figure(side).text(quantity.write)) for side in (0, 1)]
+    known.append(UNKNOWN if change.difference is None else str(quantity.write(change.difference)))
     if change.difference is not None and change.difference > 0:
         known[2] = f"+{known[2]}"
     if how == "added":

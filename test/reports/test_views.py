@@ -417,9 +417,9 @@ def test_a_diff_of_a_run_with_itself_shows_only_exact_figures(name: str, look: C
                 if quantity.what != "params":  # parameters belong to the model, not to the work that ran
                     assert (change.before is not None) == (change.after is not None) == is_exact
                 if is_exact:
-                    assert str(quantity.text(change.before)) == cell
+                    assert str(quantity.write(change.before)) == cell
                 if cell.startswith(AT_LEAST):
-                    assert all(str(change.figure(side).text(quantity.text)) == cell for side in (0, 1))
+                    assert all(str(change.figure(side).text(quantity.write)) == cell for side in (0, 1))
                 compared += 1
     assert compared
 
