@@ -1,4 +1,4 @@
-"""Coming from DeepSpeed's profilers: the older one's page for LeNet-5, then one step of a loop with its settings.
+"""Coming from DeepSpeed's profilers: the older one's text for LeNet-5, then one step of a loop with its settings.
 
 Run it with ``python examples/deepspeed_dropin.py``.
 """

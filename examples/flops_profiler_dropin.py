@@ -1,4 +1,4 @@
-"""Coming from flops-profiler? The page it prints, for BERT-base; then a training loop, profiled at step 5.
+"""Coming from flops-profiler? The text it prints, for BERT-base; then a training loop, profiled at step 5.
 
 Run it with ``python examples/flops_profiler_dropin.py``.
 """

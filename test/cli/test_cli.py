@@ -22,8 +22,8 @@ from build.hand_made_ranks import run_of_ranks
 from build.places import ROOT
 
 import torchprof
-from torchprof.analyze.notes import legend
 from torchprof.analyze.report import QUESTIONS
+from torchprof.analyze.sentences import legend
 from torchprof.cli import main, parser
 from torchprof.reports import known
 from torchprof.reports.text import terminal_width

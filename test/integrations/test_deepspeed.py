@@ -39,7 +39,7 @@ from torchprof.integrations.deepspeed import (
     number_to_string,
     params_to_string,
 )
-from torchprof.integrations.deepspeed.page import Page
+from torchprof.integrations.deepspeed.printed import Printed
 from torchprof.integrations.deepspeed.recorded import Recorded
 
 # The page of the original tool, without all that depends on a clock.
@@ -109,11 +109,11 @@ def macs_of(model: nn.Module, *sizes: int, **options: Any) -> Any:
     return get_model_profile(model, sizes, **{**quiet, **options})[0]
 
 
-def page_of(model: nn.Module, call: Callable[[], Any] = lambda: None) -> Page:
+def page_of(model: nn.Module, call: Callable[[], Any] = lambda: None) -> Printed:
     """The page for what ``call`` runs of the model."""
     with Profile(model, with_flops=True) as profile:
         call()
-    return Page(model, Recorded(profile))
+    return Printed(model, Recorded(profile))
 
 
 def figures(page: str) -> dict[str, tuple[str, str, str]]:
@@ -1100,7 +1100,7 @@ def test_the_device_time_is_shown_if_it_was_recorded(capsys: pytest.CaptureFixtu
     rows = replace(run.rows, columns={**run.rows.columns, "device_ns": array("q", device_ns)})
     meta = replace(run.meta, device="cuda", measured=("cpu_ns", "device_ns", "macs", "flops"))
     measured: Any = SimpleNamespace(run=replace(run, metas=(meta,), rows=rows), traces=prof.traces)
-    Page(model, Recorded(measured)).show(-1, 3)
+    Printed(model, Recorded(measured)).show(-1, 3)
     printed = capsys.readouterr().out
     assert "100.000% MACs, 20.0 us, 100.00% time, 0.0 TFLOPS,\n" in printed
     assert "(fc1): Linear(40, 68.966% Params, 64 Mac, 57.143% MACs, 4.0 us, 20.00% time, 0.0 TFLOPS, " in printed

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import torchprof
 from torchprof.integrations.flops_profiler import FlopsProfiler, get_model_profile, strings
-from torchprof.integrations.flops_profiler.page import lines_by_module
+from torchprof.integrations.flops_profiler.printed import lines_by_module
 
 UNKNOWN = "–"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchprof.analyze.notes import LEGEND, legend
+from torchprof.analyze.sentences import LEGEND, legend
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 def benchmark_table(result: BenchmarkResult) -> Section:
     """The result of ``torchprof.benchmark`` as text."""
     headings = ["Batch size", "Mean ± std", "Median", "P95", "Min", "Max", "Samples/s"]
-    notes = [
+    sentences = [
         f"{result.model}, {result.step} on {result.device}: {result.repeat} calls at each batch size, "
         f"after {result.warmup} that were not timed.",
         str(result.machine),
         *(f"Batch size {row.batch_size} did not fit in memory: {row.error}" for row in result.rows if row.error),
         *result.warnings,
     ]
-    return stacked([ReportTable.of_cells(headings, [_cells(row) for row in result.rows]), "", *notes])
+    return stacked([ReportTable.of_cells(headings, [_cells(row) for row in result.rows]), "", *sentences])
 
 
 def _cells(row: Latency) -> list[Cell]:

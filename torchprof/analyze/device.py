@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchprof.analyze.notes import warnings_below
 from torchprof.analyze.report import Part, ReportTable, Section, printable, report, spaced, stacked
+from torchprof.analyze.sentences import warnings_below
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Cell, format_number, format_share, format_time
 from torchprof.run.meta import Meta

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
-from torchprof.analyze.notes import warnings_below
 from torchprof.analyze.report import (
     Part,
     ReportTable,
@@ -18,6 +17,7 @@ from torchprof.analyze.report import (
     spaced,
     stacked,
 )
+from torchprof.analyze.sentences import warnings_below
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time
 from torchprof.run.meta import Meta
@@ -62,16 +62,16 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
     check_number("depth", depth, "levels")
     check_number("top", top, "rows")
     texts: list[Part] = []
-    notes: list[str] = []
+    sentences: list[str] = []
     for meta in run.metas:
         loop = _Loop(run, meta)
         if len(run.metas) > 1:
             texts.append(f"Rank {meta.rank}")
         for table in (_duration(loop), _parts(loop), _tree(loop, depth, top)):
             texts.append(replace(table, look=tablefmt, ids={"rank": meta.rank}))
-        notes += _ends_of_steps(loop)
-        notes += _outside_of_steps(loop)
-    return spaced([*texts, stacked([*notes, warnings_below(run)])])
+        sentences += _ends_of_steps(loop)
+        sentences += _outside_of_steps(loop)
+    return spaced([*texts, stacked([*sentences, warnings_below(run)])])
 
 
 @dataclass(frozen=True)

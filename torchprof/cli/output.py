@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torchprof
-from torchprof.analyze.first_screen.overview import other_notes, short_tree
+from torchprof.analyze.first_screen.overview import other_sentences, short_tree
 from torchprof.analyze.first_screen.verdict import verdict
-from torchprof.analyze.notes import legend
 from torchprof.analyze.operators.top import largest_parts, title_of_parts
 from torchprof.analyze.report import Part, spaced, without_warnings
+from torchprof.analyze.sentences import legend
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options
 from torchprof.errors import TorchprofError, some
 from torchprof.reports import content_of, options_of
@@ -135,8 +135,8 @@ def _sections(
     yield text_of(spaced(verdict(run, terminal_width(), found)))
     if len(run.metas) > 1:
         yield section("The ranks", _without_warnings(run, "ranks"))
-    notes = "\n".join(other_notes(run))
-    places = spaced([*largest_parts(run, _PLACES_SHOWN, width=terminal_width()), notes])
+    sentences = "\n".join(other_sentences(run))
+    places = spaced([*largest_parts(run, _PLACES_SHOWN, width=terminal_width()), sentences])
     yield section(title_of_parts(run), places)
     # The sections above have the warnings, so those below do not repeat them.
     advice = _advice(run, found, command, is_trace)

@@ -27,10 +27,10 @@ from torchprof.analyze.compare.layers import MOVED
 from torchprof.analyze.compare.table import changes_of_layers, diff_headline, whole_of
 from torchprof.analyze.first_screen.headline import headline
 from torchprof.analyze.first_screen.verdict import first_findings, in_short, ran
-from torchprof.analyze.notes import LEGEND
 from torchprof.analyze.operators.top import about_idle_devices, largest_of, measures_of
 from torchprof.analyze.records import layer_name
 from torchprof.analyze.report import QUESTIONS, report
+from torchprof.analyze.sentences import LEGEND
 from torchprof.errors import TorchprofError
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.tree import Path, Take, Tree

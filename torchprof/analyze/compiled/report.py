@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from torchprof.analyze.compiled.regions import Compiled, PhaseOfRegion, compiled_in, python_name
-from torchprof.analyze.notes import about_sums, warnings_below
 from torchprof.analyze.records import layer_name
 from torchprof.analyze.report import Part, ReportTable, printable, report, spaced, stacked
+from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.analyze.time_parts import FIRST_CALL, LATER_CALLS, NO_GRAD, time_parts
 from torchprof.errors import some
 from torchprof.run.cost import UNKNOWN, Cell, Cost, format_number, format_time, short_time
@@ -38,11 +38,11 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
     """
     found = compiled_in(run)
     uses = found.uses
-    notes: list[Part] = [*_breaks(run, found), *_times(run, found), *about_sums(run)]
-    notes.append(warnings_below(run, without=["graph_breaks"]))  # the table has their reasons
+    sentences: list[Part] = [*_breaks(run, found), *_times(run, found), *about_sums(run)]
+    sentences.append(warnings_below(run, without=["graph_breaks"]))  # the table has their reasons
     history = _history(run, tablefmt)
     if not uses:
-        return stacked(["No code of torch.compile ran during the recording.", *history, *notes])
+        return stacked(["No code of torch.compile ran during the recording.", *history, *sentences])
     phases = [phase for phase in (FORWARD, RECOMPUTE, BACKWARD) if any(phase in use.phases for use in uses)]
     parts = ["overhead", "graph", *(["kernels"] if "device_ns" in run.meta.requested else []), "beside"]
     headings = ["Region", "Module", "Code", "Calls", "Guards"]
@@ -62,7 +62,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
             cells += [texts.get(part, "") for part in parts]
         table.append(cells)
     text = ReportTable.of_cells(headings, table, tablefmt)
-    return spaced([stacked([text, *history]), stacked(notes)])
+    return spaced([stacked([text, *history]), stacked(sentences)])
 
 
 def compiled_in_short(run: Run) -> str:

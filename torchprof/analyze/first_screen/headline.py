@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from torchprof.analyze.notes import summed_over
 from torchprof.analyze.operators.ranking import shortened
 from torchprof.analyze.operators.top import WorkPart, most_sampled, parts_of, source_lines
 from torchprof.analyze.report import printable, report
+from torchprof.analyze.sentences import summed_over
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.run import Run
 from torchprof.run.words import (

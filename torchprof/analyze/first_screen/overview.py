@@ -10,7 +10,6 @@ from torchprof.analyze.figures import Figures
 from torchprof.analyze.first_screen.verdict import verdict
 from torchprof.analyze.layers.entries import Entry, all_entries, entries_of
 from torchprof.analyze.layers.outline import outline
-from torchprof.analyze.notes import about_flops, about_sums, other_warnings_of
 from torchprof.analyze.operators.ranking import shortened
 from torchprof.analyze.operators.top import largest_parts, title_of_parts
 from torchprof.analyze.report import (
@@ -24,6 +23,7 @@ from torchprof.analyze.report import (
     spaced,
     stacked,
 )
+from torchprof.analyze.sentences import about_flops, about_sums, other_warnings_of
 from torchprof.run.cost import Bound, Cell, ReportCell, Value, format_time, short_time
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
@@ -60,12 +60,12 @@ def overview(
         sections += [stacked([title_of_parts(run), first]), *more]
     if run.layers:
         sections.append(short_tree(run, rows, width, whole, color=color))
-    notes = [*about_flops(run), *other_notes(run)]
-    return spaced([*sections, stacked(notes)])
+    sentences = [*about_flops(run), *other_sentences(run)]
+    return spaced([*sections, stacked(sentences)])
 
 
-def other_notes(run: Run) -> list[str]:
-    """The notes and warnings that are not in the verdict."""
+def other_sentences(run: Run) -> list[str]:
+    """The sentences and warnings that are not in the verdict."""
     return [*about_sums(run), *map(printable, other_warnings_of(run))]
 
 

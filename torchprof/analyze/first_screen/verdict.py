@@ -11,11 +11,11 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.findings import findings_table, place
 from torchprof.analyze.compiled.report import compiled_in_short
 from torchprof.analyze.first_screen.headline import headline
-from torchprof.analyze.notes import about_times
 from torchprof.analyze.operators.top import measures_of
 from torchprof.analyze.ranks.hangs import name_of_layer
 from torchprof.analyze.ranks.sentences import straggler
 from torchprof.analyze.report import Part, printable, stacked
+from torchprof.analyze.sentences import about_times
 from torchprof.analyze.time_parts import device_parts, percents, time_parts
 from torchprof.run.cost import format_count, format_memory, short_time
 from torchprof.run.layers import Layer

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures, figures_of_layers
-from torchprof.analyze.notes import warnings_below
 from torchprof.analyze.report import (
     Part,
     ReportTable,
@@ -20,6 +19,7 @@ from torchprof.analyze.report import (
     spaced,
     stacked,
 )
+from torchprof.analyze.sentences import warnings_below
 from torchprof.analyze.utilization import dtype_of_most_macs, peak_of
 from torchprof.analyze.varying import varying_calls, varying_work
 from torchprof.run.cost import (
@@ -68,10 +68,10 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
     Raises TorchprofError for an unknown format and a negative depth.
     """
     check_number("depth", depth, "levels")
-    notes: list[Part] = [*_about_processors(run), warnings_below(run)]
+    sentences: list[Part] = [*_about_processors(run), warnings_below(run)]
     if len(run.metas) > 1:
         everyone = ranks_in_words(meta.rank for meta in run.metas)
-        notes.insert(0, f"All this is rank {run.meta.rank}'s, of {everyone}: run.of_rank(N) has what is rank N's.")
+        sentences.insert(0, f"All this is rank {run.meta.rank}'s, of {everyone}: run.of_rank(N) has what is rank N's.")
         run = run.of_rank(run.meta.rank)
     models = [run.tree(FORWARD, root) for root in range(len(run.roots))]
     if not models:
@@ -81,8 +81,8 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
         figures = figures_of_layers(run, run.phases())
         sections = [_table(run, models, figures, *varying, depth, tablefmt)]
         sections += [_about_model(run, model, figures[model.layer.path], varying[1]) for model in models]
-        notes = [*_about_shapes(run, *varying), *_about_missing(run), *notes]
-    return spaced([*sections, stacked(notes)])
+        sentences = [*_about_shapes(run, *varying), *_about_missing(run), *sentences]
+    return spaced([*sections, stacked(sentences)])
 
 
 def _table(

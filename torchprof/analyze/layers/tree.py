@@ -12,7 +12,6 @@ from torchprof.analyze.layers.entries import (
     sort_entries,
     what_is_hidden,
 )
-from torchprof.analyze.notes import about_flops, about_sums, warnings_below
 from torchprof.analyze.report import (
     HOT,
     ReportTable,
@@ -24,6 +23,7 @@ from torchprof.analyze.report import (
     spaced,
     stacked,
 )
+from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
 from torchprof.run.run import Run
 
 
@@ -66,18 +66,18 @@ def tree(
     sorting = column_called(sort_by, columns) if sort_by is not None else None
     lines = entries_of(run, show_events)
     figures = [line.figures for line in all_entries(lines)]
-    notes = []
+    sentences = []
     if hot:
         sorting = hot_path_column(columns, figures, sorting)
         mark_path(lines, sorting)
         if any(line.hot for line in lines):
-            notes.append(f"{HOT} marks the hottest path by {sorting.heading}: each time into the largest layer.")
+            sentences.append(f"{HOT} marks the hottest path by {sorting.heading}: each time into the largest layer.")
     if sorting is not None:
         sort_entries(lines, sorting)
     largest_by = sorting or default_column(columns)
     if top is not None:
         keep_top(lines, largest_by, top, depth)
-        notes.append(what_is_hidden(lines, largest_by, top, depth))
+        sentences.append(what_is_hidden(lines, largest_by, top, depth))
 
     def below(line: Entry, level: int) -> list[Entry]:
         deeper = depth is None or level < depth
@@ -95,7 +95,7 @@ def tree(
         for lead, line in branches([line for line in lines if line.shown], below)
     ]
     if any(frame.kind == "label" for within in run.rows.within for around in within for frame in around.frames):
-        notes.append("The total of a label holds the layers called in it, which have rows of their own, too.")
+        sentences.append("The total of a label holds the layers called in it, which have rows of their own, too.")
     headings = ["Module", *(column.heading for column in columns)]
     table = ReportTable(headings, rows, tablefmt, wholes=[None, *wholes], in_color=color)
-    return spaced([table, stacked([*notes, *about_flops(run), *about_sums(run), warnings_below(run)])])
+    return spaced([table, stacked([*sentences, *about_flops(run), *about_sums(run), warnings_below(run)])])

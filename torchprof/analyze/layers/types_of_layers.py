@@ -57,7 +57,7 @@ def types(
         columns,
         largest_by(columns, of_self=True),
         wholes=wholes,
-        notes=about_wholes("what all layers took", wholes),
+        sentences=about_wholes("what all layers took", wholes),
         sort_by=sort_by,
         top=top,
         tablefmt=tablefmt,

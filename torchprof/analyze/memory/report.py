@@ -8,8 +8,8 @@ from torchprof.analyze.columns import column_called
 from torchprof.analyze.layers.entries import keep_top, sort_entries, what_is_hidden
 from torchprof.analyze.memory.layers import MemoryUse, columns_of_phases, draw_entries, entries_of_device
 from torchprof.analyze.memory.peak import about_peak, name_of_device
-from torchprof.analyze.notes import summed_over, warnings_below
 from torchprof.analyze.report import Part, Section, check_number, report, spaced, stacked
+from torchprof.analyze.sentences import summed_over, warnings_below
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.memory import KINDS, Memory
@@ -77,8 +77,8 @@ def memory(
         parts += [drawn.of("layers", device=one.device, rank=one.rank), *hidden]
     if not run.memory:
         parts.append(_why_no_peaks(run))
-    notes = [*(_about_columns(run) if any(use.by_layers for use in used) else ()), *_notes(run)]
-    return spaced([*parts, stacked(notes)])
+    sentences = [*(_about_columns(run) if any(use.by_layers for use in used) else ()), *_sentences(run)]
+    return spaced([*parts, stacked(sentences)])
 
 
 def _phases(run: Run, phase: str | None) -> list[str]:
@@ -109,16 +109,18 @@ def _about_columns(run: Run) -> Iterator[str]:
         )
 
 
-def _notes(run: Run) -> list[Part]:
+def _sentences(run: Run) -> list[Part]:
     """The sentences below the tables, the run's warnings last."""
-    notes: list[Part] = [warnings_below(run)]
+    sentences: list[Part] = [warnings_below(run)]
     if any(memory.before is None for memory in run.memory):
-        notes.insert(0, "Memory from before the recording is unknown, and its frees: peaks may be lower than shown.")
+        sentences.insert(
+            0, "Memory from before the recording is unknown, and its frees: peaks may be lower than shown."
+        )
     if run.timeline is not None and len(run.metas) > 1:
-        notes.insert(0, f"Memory over time is that of rank {run.timeline.rank}: a run has one timeline.")
+        sentences.insert(0, f"Memory over time is that of rank {run.timeline.rank}: a run has one timeline.")
     if run.memory and run.timeline is None:
-        notes.insert(0, "To see memory over time, record with_timeline=True (Profile, from_trace).")
-    return notes
+        sentences.insert(0, "To see memory over time, record with_timeline=True (Profile, from_trace).")
+    return sentences
 
 
 _WIDTH, _HEIGHT = 80, 10

@@ -75,7 +75,7 @@ def kernels_report(
         columns,
         columns[0],
         wholes=wholes,
-        notes=about_wholes("what all rows took", wholes),
+        sentences=about_wholes("what all rows took", wholes),
         sort_by=sort_by,
         top=top,
         tablefmt=tablefmt,

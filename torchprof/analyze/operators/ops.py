@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchprof.analyze.notes import about_flops
 from torchprof.analyze.operators.operators import Operator, layers_of_operator, operators
 from torchprof.analyze.operators.ranking import (
     TableLine,
@@ -18,6 +17,7 @@ from torchprof.analyze.operators.ranking import (
     shares_of,
 )
 from torchprof.analyze.report import Section, check_number, report
+from torchprof.analyze.sentences import about_flops
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Cell, Cost, ReportCell
 from torchprof.run.operators import Sums
@@ -86,7 +86,7 @@ def ops(
         largest_by(columns, of_self=True),
         wholes=wholes,
         more_texts=more,
-        notes=[*about_wholes("the self of all rows", wholes), *about_flops(run)],
+        sentences=[*about_wholes("the self of all rows", wholes), *about_flops(run)],
         sort_by=sort_by,
         top=top,
         tablefmt=tablefmt,
@@ -162,7 +162,7 @@ def layers_using(
         columns,
         largest_by(columns, of_self=False),
         wholes=wholes,
-        notes=about_wholes(f"what {op} took everywhere", wholes),
+        sentences=about_wholes(f"what {op} took everywhere", wholes),
         sort_by=sort_by,
         top=top,
         tablefmt=tablefmt,

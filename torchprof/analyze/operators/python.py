@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from torchprof.analyze.notes import about_sums, warnings_below
 from torchprof.analyze.operators.top import parts_of, source_lines
 from torchprof.analyze.report import ReportTable, Section, check_number, phase_cell, report, stacked
+from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS

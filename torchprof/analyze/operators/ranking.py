@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from torchprof.analyze.columns import Column, column_called, columns_of
 from torchprof.analyze.figures import Figures
-from torchprof.analyze.notes import about_sums, warnings_below
 from torchprof.analyze.operators.operators import Operator
 from torchprof.analyze.report import (
     Part,
@@ -20,6 +19,7 @@ from torchprof.analyze.report import (
     spaced,
     stacked,
 )
+from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.run.cost import Cell, Cost, ReportCell, format_time
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.operators import Sums
@@ -121,12 +121,12 @@ def ranked(
     *,
     wholes: Mapping[Column, float],
     more_texts: Sequence[str] = (),
-    notes: Sequence[str] = (),
+    sentences: Sequence[str] = (),
     sort_by: str | None = None,
     top: int | None = None,
     tablefmt: str | None = None,
 ) -> Section:
-    """The lines as a table; below it the notes, how many rows are hidden, and the run's warnings.
+    """The lines as a table; below it the sentences, how many rows are hidden, and the run's warnings.
 
     ``texts``: headings of the text columns left of the figures; ``more_texts``: of those right of them. The table is
     sorted by the column ``sort_by``, or by ``usual`` if that is None: figures from the largest, texts from A to Z.
@@ -145,7 +145,7 @@ def ranked(
     table = [row for line in shown for row in _rows(line, every, wholes)]
     text = ReportTable([column.heading for column in every], table, tablefmt)
     hidden = [_hidden(len(lines), len(shown), order)] if len(shown) < len(lines) else []
-    below: list[Part] = [*notes, *hidden, *about_sums(run), warnings_below(run)]
+    below: list[Part] = [*sentences, *hidden, *about_sums(run), warnings_below(run)]
     return spaced([text, stacked(below)])
 
 

@@ -9,7 +9,6 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from torchprof.analyze.groups import pattern_of
-from torchprof.analyze.notes import about_sums, warnings_below
 from torchprof.analyze.operators.kernels import short_kernel_name
 from torchprof.analyze.operators.ranking import shortened
 from torchprof.analyze.records import layer_name
@@ -24,6 +23,7 @@ from torchprof.analyze.report import (
     spaced,
     stacked,
 )
+from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.errors import some
 from torchprof.run.cost import Cell, ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
@@ -116,12 +116,12 @@ def top(run: Run, *, top: int = 8, tablefmt: str | None = None) -> Section:
     and an unknown format.
     """
     check_number("top", top, "parts")
-    notes: list[Part] = [*about_sums(run), warnings_below(run)]
-    return spaced([*largest_parts(run, top, tablefmt), stacked(notes)])
+    sentences: list[Part] = [*about_sums(run), warnings_below(run)]
+    return spaced([*largest_parts(run, top, tablefmt), stacked(sentences)])
 
 
 def largest_parts(run: Run, limit: int, tablefmt: str | None = None, width: int | None = None) -> list[Part]:
-    """The sections of the report "top", without the notes below it. ``width``: the number of characters of a line;
+    """The sections of the report "top", without the sentences below it. ``width``: the number of characters of a line;
     names are shortened to it, and no sentences follow: this is for the first screen."""
     sections: list[Part] = [*about_idle_devices(run)]
     for field, heading in measures_of(run):

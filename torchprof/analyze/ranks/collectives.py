@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
-from torchprof.analyze.notes import about_sums, warnings_below
 from torchprof.analyze.operators.kernels import short_kernel_name
 from torchprof.analyze.report import Part, ReportTable, phase_cell, printable, report, spaced, stacked
+from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.run.collectives import Collective, collective_of, shows_collective
 from torchprof.run.cost import (
     UNKNOWN,
@@ -150,16 +150,16 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
         tablefmt,
     ).of("by_layer")
     wholes_in_words = [f"{format_time(ns)} {names[on_host]} time" for on_host, ns in wholes.items() if ns]
-    notes = [f"100 % is all communication: {', '.join(wholes_in_words)}."] if wholes_in_words else []
+    sentences = [f"100 % is all communication: {', '.join(wholes_in_words)}."] if wholes_in_words else []
     if wholes[True]:
-        notes.append(
+        sentences.append(
             "CPU time of a collective is the time from its beginning to its end, with the waiting for the slowest rank."
         )
     if any(use.ns is None and not use.on_host for use in uses):
-        notes.append(f"{UNKNOWN} under {time}: no kernel of it was recorded, only its range on the CPU.")
+        sentences.append(f"{UNKNOWN} under {time}: no kernel of it was recorded, only its range on the CPU.")
     if any(use.ns is None and use.on_host for use in uses):
-        notes.append(f"{UNKNOWN} under {time}: the run does not say how long it took.")
-    return spaced([what, where, stacked([*notes, *warnings])])
+        sentences.append(f"{UNKNOWN} under {time}: the run does not say how long it took.")
+    return spaced([what, where, stacked([*sentences, *warnings])])
 
 
 def _uses(run: Run) -> Iterator[_Use]:

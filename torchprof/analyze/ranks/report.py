@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from torchprof.analyze.notes import warnings_of
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.sentences import sentences
 from torchprof.analyze.ranks.tables import table_of_collectives, table_of_layers, table_of_ranks
 from torchprof.analyze.report import Section, check_number, printable, report, spaced, stacked
+from torchprof.analyze.sentences import warnings_of
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 

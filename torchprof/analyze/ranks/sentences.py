@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torchprof.analyze.notes import warnings_of
 from torchprof.analyze.ranks.balance import Balance, balance_of
 from torchprof.analyze.ranks.hangs import about_hang, name_of_layer
 from torchprof.analyze.ranks.significance import SLOWER_BY
 from torchprof.analyze.ranks.slow import Difference, Late, Slow
 from torchprof.analyze.ranks.values import IN_NO_OP, Times
 from torchprof.analyze.report import printable
+from torchprof.analyze.sentences import warnings_of
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run

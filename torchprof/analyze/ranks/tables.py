@@ -71,11 +71,13 @@ def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | 
     statistics = (_Statistic("min", min), _Statistic("median", median), _Statistic("max", max))
     table = [[column.text(one) for column in columns] for one in listed]
     table += [[column.over_all(statistic) for column in columns] for statistic in statistics]
-    notes = []
+    sentences = []
     if hidden:
-        notes.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
-    notes += _notes_of_ranks(run, balance)
-    return stacked([ReportTable.of_cells([column.heading for column in columns], table, tablefmt).of("ranks"), *notes])
+        sentences.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
+    sentences += _sentences_of_ranks(run, balance)
+    return stacked(
+        [ReportTable.of_cells([column.heading for column in columns], table, tablefmt).of("ranks"), *sentences]
+    )
 
 
 def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
@@ -136,7 +138,7 @@ def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
     )
 
 
-def _notes_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
+def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
     """Notes on the table of ranks: what its figures are, and which are lower bounds."""
     if any("flops" in meta.requested for meta in run.metas):
         has_more = any(one.has_more_flops for one in balance.ranks) or bool(run.missing_ranks)
@@ -235,16 +237,16 @@ def table_of_layers(
 
     listed = sorted(filter(is_shown, balance.layers), key=size, reverse=True)
     table = [[column.text(one) for column in columns] for one in listed[:limit]]
-    notes = [
+    sentences = [
         f"Min, Median and Max are of own work{unit_of(run)} over the ranks that have the layer, all below it included."
     ]
     if len(listed) > limit:
         which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
-        notes.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} largest {which}.")
+        sentences.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} largest {which}.")
     if any(column.column.heading == _OF_FLOPS for column in columns) and any(one.more_flops for one in balance.layers):
-        notes.append("FLOPs are lower bounds: some operators have no formula.")
+        sentences.append("FLOPs are lower bounds: some operators have no formula.")
     headings = [column.column.heading for column in columns]
-    return stacked([ReportTable.of_cells(headings, table, tablefmt).of("layers"), *notes])
+    return stacked([ReportTable.of_cells(headings, table, tablefmt).of("layers"), *sentences])
 
 
 def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str | None) -> Section:
@@ -280,20 +282,22 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
         "Waits most",
     ]
     headings += ["Last to arrive", "How often"]
-    notes = ["A collective waits for the last rank to arrive. A rank may compute, or wait in another one, meanwhile."]
+    sentences = [
+        "A collective waits for the last rank to arrive. A rank may compute, or wait in another one, meanwhile."
+    ]
     if len(listed) > limit:
-        notes.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} in which ranks wait longest.")
+        sentences.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} in which ranks wait longest.")
     if any(one.waiting is None for one in listed):
-        notes.append(
+        sentences.append(
             f"{UNKNOWN} under Waiting: calls of different ranks could not be matched: their numbers differ, only one "
             "rank recorded them, or their group is unknown."
         )
     if any(one.wait_longer for one in listed):
-        notes.append(
+        sentences.append(
             f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
         )
     table = [cells(one) for one in listed[:limit]]
-    return stacked([ReportTable.of_cells(headings, table, tablefmt).of("collectives"), *notes])
+    return stacked([ReportTable.of_cells(headings, table, tablefmt).of("collectives"), *sentences])
 
 
 def _group(group: GroupOfRanks | None) -> list[Cell]:

@@ -1,6 +1,6 @@
 """The early DeepSpeed pytorch-profiler as a drop-in, and DeepSpeed's profiler settings for any training loop.
 
-The printed page is the model's repr with figures at each module: parameters, multiply-adds and time, the shares of
+The printed text is the model's repr with figures at each module: parameters, multiply-adds and time, the shares of
 these, and TFLOPS = 2 · multiply-adds / time / 10¹². The tool's "flops" are multiply-adds ("Mac"). It counts
 
 - the products of convolutions, and one for each element of the result if there is a bias;

@@ -10,7 +10,7 @@ from torch import nn
 
 from torchprof import Profile, TorchprofError
 from torchprof.integrations.deepspeed.arguments import check_model, check_whole, checked_ignored_types, is_whole
-from torchprof.integrations.deepspeed.page import Page
+from torchprof.integrations.deepspeed.printed import Printed
 from torchprof.integrations.deepspeed.recorded import Recorded
 from torchprof.integrations.deepspeed.strings import params_to_string
 from torchprof.integrations.modules import modules_of, parameters_of
@@ -60,11 +60,11 @@ def get_model_profile(
     finally:
         for module, mode in modes:
             module.training = mode
-    page = Page(model, Recorded(profile, ignored))
-    page.show(depth, top_num, tree=print_profile, top=print_aggregated_profile)
+    printed = Printed(model, Recorded(profile, ignored))
+    printed.show(depth, top_num, tree=print_profile, top=print_aggregated_profile)
     if as_strings:
-        return page.total.macs_text(precision=2), params_to_string(page.params)
-    return page.total.known_macs, page.params
+        return printed.total.macs_text(precision=2), params_to_string(printed.params)
+    return printed.total.known_macs, printed.params
 
 
 _Inputs = Callable[[], "tuple[tuple[Any, ...], Mapping[str, Any]]"]

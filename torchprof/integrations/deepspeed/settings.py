@@ -16,7 +16,7 @@ from torch import nn
 
 from torchprof import Profile, TorchprofError
 from torchprof.integrations.deepspeed.arguments import check_model, choose, is_number, is_path, is_whole
-from torchprof.integrations.deepspeed.page import Page
+from torchprof.integrations.deepspeed.printed import Printed
 from torchprof.integrations.deepspeed.recorded import Recorded
 
 
@@ -60,7 +60,7 @@ class StepProfiler:
     """Profiles one step of a training loop. ``from_config`` makes it.
 
     Use ``with profiler.step(model):`` around each step: forward, backward and the optimizer's step. ``steps`` counts
-    the steps from 1. The step with the number ``profile_step`` is profiled and its page is printed; the others run
+    the steps from 1. The step with the number ``profile_step`` is profiled and its text is printed; the others run
     without a profiler.
     """
 
@@ -85,9 +85,9 @@ def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler
     """Make a profiler for one step of any training loop from a DeepSpeed configuration: a dict or a JSON file's path.
 
     With the section ``flops_profiler`` (``enabled``, ``profile_step``, ``module_depth``, ``top_modules``, ``detailed``,
-    ``output_file``; ``recompute_fwd_factor`` has no effect) the page of ``torchprof.integrations.flops_profiler`` is
+    ``output_file``; ``recompute_fwd_factor`` has no effect) the text of ``torchprof.integrations.flops_profiler`` is
     printed. With the older keys ``pytorch_profiler``, ``profile_step``, ``profile_depth`` and ``profile_top_num`` the
-    page of this package is printed. DeepSpeed's other keys are ignored; without any of these keys, nothing is profiled.
+    text of this package is printed. DeepSpeed's other keys are ignored; without any of these keys, nothing is profiled.
     Use it as::
 
         profiler = from_config("ds_config.json")
@@ -123,7 +123,7 @@ def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler
 def _early_step(model: nn.Module, settings: Mapping[str, Any]) -> Iterator[None]:
     with Profile(model, with_flops=True) as profile:
         yield
-    Page(model, Recorded(profile)).show(settings["profile_depth"], settings["profile_top_num"])
+    Printed(model, Recorded(profile)).show(settings["profile_depth"], settings["profile_top_num"])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""flops-profiler as a drop-in: its functions, its convention of counting, its page.
+"""flops-profiler as a drop-in: its functions, its convention of counting, its text.
 
 ``get_model_profile`` and ``FlopsProfiler`` have the arguments of flops-profiler 0.1.2 and of DeepSpeed's flops
 profiler, without its engine, and print the same profiles with the same labels, without its summary.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import torchprof
-from torchprof.integrations.flops_profiler.profiler import FlopsProfiler, check_page
+from torchprof.integrations.flops_profiler.profiler import FlopsProfiler, check_printing
 
 
 def get_model_profile(
@@ -34,7 +34,7 @@ def get_model_profile(
 
     ``input_shape``: call the model on one tensor of this shape, in place of ``args``, with the dtype and the device of
     the model's first parameter. ``func_name``, or ``mode``: the method to call, such as ``generate``. ``module_depth``,
-    ``top_modules``, ``detailed`` and ``output_file`` are for the page: see ``FlopsProfiler.print_model_profile``.
+    ``top_modules``, ``detailed`` and ``output_file`` are for the text: see ``FlopsProfiler.print_model_profile``.
     ``as_string``: return text such as ``"22.36 G"``. ``ignore_modules``: see ``FlopsProfiler.start_profile``.
 
     Gradients are recorded if the caller has them enabled. Afterwards, every module is in the mode (train or eval) that
@@ -48,7 +48,7 @@ def get_model_profile(
     call = _method(model, func_name if mode is None else mode)
     if not isinstance(warm_up, int) or warm_up < 0:
         raise torchprof.TorchprofError(f"warm_up is a number of calls, 0 or more, not {warm_up!r}.")
-    check_page(module_depth, top_modules, output_file)
+    check_printing(module_depth, top_modules, output_file)
     given, named = _inputs(model, input_shape, args, kwargs)
     modes = [(module, module.training) for module in model.modules()]
     try:

@@ -1,4 +1,4 @@
-"""``FlopsProfiler``: profile a model between start and stop, and print flops-profiler's page."""
+"""``FlopsProfiler``: profile a model between start and stop, and print flops-profiler's text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 import torchprof
 from torchprof.encoding import encodable
 from torchprof.integrations.flops_profiler.measured import Measured, is_one_of
-from torchprof.integrations.flops_profiler.page import lines_by_depth, page_text
+from torchprof.integrations.flops_profiler.printed import lines_by_depth, printed_text
 from torchprof.integrations.flops_profiler.strings import at_least, duration_text, macs_text, number_text, params_text
 
 
@@ -109,8 +109,8 @@ class FlopsProfiler:
         instead of stdout. Raises TorchprofError for a file that cannot be written.
         """
         measured = self._measured()
-        check_page(module_depth, top_modules, output_file)
-        text = page_text(measured, profile_step, module_depth, top_modules, detailed)
+        check_printing(module_depth, top_modules, output_file)
+        text = printed_text(measured, profile_step, module_depth, top_modules, detailed)
         if not output_file:
             print(encodable(text, sys.stdout))
             return
@@ -125,7 +125,7 @@ class FlopsProfiler:
         The sums are of parameters, flops, MACs and forward latency.
         """
         measured = self._measured()
-        check_page(module_depth, top_modules, None)
+        check_printing(module_depth, top_modules, None)
         print(encodable("\n".join(lines_by_depth(measured, module_depth, top_modules)), sys.stdout))
 
     def _measured(self) -> Measured:
@@ -158,8 +158,8 @@ def _checked_ignored(ignore: Any, model: nn.Module) -> tuple[Any, ...]:
     return ignored
 
 
-def check_page(module_depth: Any, top_modules: Any, output_file: Any) -> None:
-    """Check the options of the page. Raises TorchprofError."""
+def check_printing(module_depth: Any, top_modules: Any, output_file: Any) -> None:
+    """Check the options of printing. Raises TorchprofError."""
     if not isinstance(module_depth, int) or module_depth < -1:
         raise torchprof.TorchprofError(f"module_depth is 0 or more, or -1 for all depths, not {module_depth!r}.")
     if not isinstance(top_modules, int) or top_modules < 1:

@@ -14,8 +14,8 @@ from operator import sub
 from typing import Any
 
 from torchprof.analyze.columns import Column, columns_of
-from torchprof.analyze.notes import about_flops, about_times, other_warnings_of
 from torchprof.analyze.operators.operators import parts_of_operators
+from torchprof.analyze.sentences import about_flops, about_times, other_warnings_of
 from torchprof.reports.page.cells import cells
 from torchprof.reports.page.layers import layer_data
 from torchprof.reports.page.over_time import calls_over_time, memory_of

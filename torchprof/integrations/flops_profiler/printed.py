@@ -1,4 +1,4 @@
-"""The page that flops-profiler prints: the part by depth, the part by module, and how figures were counted."""
+"""The text that flops-profiler prints: the part by depth, the part by module, and how figures were counted."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _CONVENTION = (
 )
 
 
-def page_text(measured: Measured, step: int, module_depth: int, top_modules: int, detailed: bool) -> str:
-    """The whole page: the part by depth, if ``detailed`` the part by module, and how the figures were counted."""
+def printed_text(measured: Measured, step: int, module_depth: int, top_modules: int, detailed: bool) -> str:
+    """The whole text: the part by depth, if ``detailed`` the part by module, and how the figures were counted."""
     lines = ["", "-------------------------- Flops Profiler --------------------------", f"Profile at step {step}"]
     lines += ["", "----------------------------- Aggregated Profile per Device -----------------------------"]
     lines += lines_by_depth(measured, module_depth, top_modules)

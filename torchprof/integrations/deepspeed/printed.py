@@ -1,4 +1,4 @@
-"""The page that DeepSpeed's profiler prints: the model's repr with figures, the largest modules, notes."""
+"""The text that DeepSpeed's profiler prints: the model's repr with figures, the largest modules, sentences."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _largest(column: Mapping[str, tuple[float | None, str]], number: int) -> dic
     return {kind: column[kind][1] for kind in sorted(column, key=size, reverse=True)[:number]}
 
 
-class Page:
-    """The printed text for a model and its recorded figures."""
+class Printed:
+    """The text for a model and its recorded figures."""
 
     def __init__(self, model: nn.Module, recorded: Recorded) -> None:
         self._model = model
@@ -111,15 +111,15 @@ class Page:
         )
 
     def show(self, depth: int, top_num: int, tree: bool = True, top: bool = True) -> None:
-        """Print the tree, the largest modules, or both, and then the notes."""
+        """Print the tree, the largest modules, or both, and then the sentences."""
         if tree:
             print(encodable(self.tree(), sys.stdout))
         if top:
             print(encodable(self.top(depth, top_num), sys.stdout))
         if tree or top:
-            print(encodable(self.notes(), sys.stdout))
+            print(encodable(self.sentences(), sys.stdout))
 
-    def notes(self) -> str:
+    def sentences(self) -> str:
         """One line about the difference between this count and torchprof's own, and the run's warnings."""
         count = self._recorded.by_torchprof
         bound = "at least " if count.uncounted else ""
