@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from torchprof.analyze.advice import Advice, advise
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.lines import functions
-from torchprof.attribute.event_names import NODE_PREFIX
 from torchprof.profile.program import Program
 from torchprof.run.run import Run
-from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE, Frame
+from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, NODE_PREFIX, OUTSIDE, Frame
 
 MS = 1_000_000
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import MEMORY, NODE_PREFIX, STEP_MARK
+from torchprof.attribute.event_names import MEMORY, STEP_MARK
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
@@ -16,6 +16,7 @@ from torchprof.measure.fold import fold
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
+from torchprof.run.words import NODE_PREFIX
 
 MAIN, ENGINE = 1, 2  # threads
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from torchprof.attribute.compiled_graphs import CALL, COMPILES, COMPILES_TOO, REGION
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import COMPILED_INPUTS, PREFIX, Event, Kind
-from torchprof.run.words import ANY_STEP, GUARDS
+from torchprof.run.words import ANY_STEP, GUARDS, NODE_PREFIX
 
 RAISED = PREFIX + "!raised"
 """A label of length 0 inside the range of a call that did not return, because it raised an exception."""
@@ -29,8 +29,6 @@ ENGINE_LABEL = PREFIX + "!engine"
 """The label around a call of autograd's engine."""
 MEMORY = "[memory]"
 """The name of every event of an allocation or a free."""
-NODE_PREFIX = "autograd::engine::evaluate_function: "
-"""Prefix of the engine's range around an autograd node. The name of the node follows."""
 
 # Bookkeeping of record_function and of autograd. torch's EventList omits it, too (torch.autograd.profiler_util).
 _BOOKKEEPING = frozenset(

@@ -98,5 +98,7 @@ INSIDE_LAYERS = {
 }
 """By kind of layer: the operators that these call or that may replace them, and those that other code calls, too."""
 
+FUSED, FOREACH = "aten::_fused_", "aten::_foreach_"
+"""Prefixes of the operators in which optimizers update many parameters at once."""
 BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 """The classes of torch's layers of batch normalization."""

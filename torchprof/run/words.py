@@ -40,9 +40,11 @@ REPLAY = "CUDA graph replay"
 DIVIDED = "divided by "
 """How the row of a kernel begins whose time is divided among several layers."""
 
+NODE_PREFIX = "autograd::engine::evaluate_function: "
+"""Prefix of the engine's range around an autograd node. The name of the node follows."""
 _OVERHEAD = re.compile(
     rf"{GUARDS}|Pregraph bytecode|AOTDispatcher Runtime Wrapper Prologue"
-    r"|(autograd::engine::evaluate_function: )?CompiledFunction(Backward)?\d*"
+    rf"|({NODE_PREFIX})?CompiledFunction(Backward)?\d*"
 )
 _GENERATED = re.compile(r"(graph_\d+_)?(cpp|triton)_\w+")
 

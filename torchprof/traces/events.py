@@ -15,7 +15,6 @@ from functools import cached_property
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import (
     ENDED,
-    NODE_PREFIX,
     STARTED,
     STEP_MARK,
     event_kind,
@@ -25,7 +24,7 @@ from torchprof.attribute.event_names import (
 )
 from torchprof.attribute.events import HOOKS, PREFIX, Kind
 from torchprof.attribute.loops import Loop, NamedRange, loop_of
-from torchprof.run.words import is_collective
+from torchprof.run.words import NODE_PREFIX, is_collective
 from torchprof.traces.categories import MODULE, OP, OP_OR_RANGE, RANGE
 from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME_CALLS
 from torchprof.traces.event_table import EventTable

@@ -14,6 +14,7 @@ from torchprof.analyze.advice.operators import ACCUMULATE
 from torchprof.analyze.advice.optimizer import zeroes
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer, Layers
+from torchprof.run.torch_names import FUSED
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
 
 _SHARE = 0.05
@@ -76,7 +77,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     as frozen if it was frozen at the end.
     """
     layers, columns = evidence.run.layers, evidence.run.rows.columns
-    if any(frame.name.startswith("aten::_fused_") for chain in evidence.run.rows.frames for frame in chain):
+    if any(frame.name.startswith(FUSED) for chain in evidence.run.rows.frames for frame in chain):
         layers = Layers(replace(layer, updated_params=None) for layer in layers)
     if not any(layer.params and not _is_trained(layer) for layer in layers):
         return

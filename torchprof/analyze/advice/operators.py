@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 
 from torchprof.run.torch_names import ELEMENTWISE, without_aten
-from torchprof.run.words import Frame
+from torchprof.run.words import NODE_PREFIX, Frame
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 """The node that writes or adds up the gradient of a parameter."""
-_NODE = re.compile(r"autograd::engine::evaluate_function: (\w+)Backward\d*")
+_NODE = re.compile(NODE_PREFIX + r"(\w+)Backward\d*")
 ELEMENTWISE_NODES = frozenset(name.replace("_", "") for name in without_aten(ELEMENTWISE))
 
 

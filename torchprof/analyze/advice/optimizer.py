@@ -10,6 +10,7 @@ from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.operators import ACCUMULATE
 from torchprof.run.cost import format_time
+from torchprof.run.torch_names import FOREACH, FUSED
 from torchprof.run.words import BACKWARD, OPTIMIZER_STEP, OUTSIDE_NAME, ZERO_GRAD, Frame
 
 _ZEROES = frozenset({"aten::zero_", "aten::_foreach_zero_"})
@@ -68,13 +69,9 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
     place = "cpu" if evidence.device == "cpu" else "cuda"
     for name, stepped in _steps_by_class(evidence).items():
         fused = name in _FUSED[place]
-        if any(op.startswith("aten::_fused_") for op in stepped.calls) or not (
-            fused or (place == "cuda" and name in _FOREACH)
-        ):
+        if any(op.startswith(FUSED) for op in stepped.calls) or not (fused or (place == "cuda" and name in _FOREACH)):
             continue
-        if stepped.cannot_be_fused or (
-            place == "cuda" and any(op.startswith("aten::_foreach_") for op in stepped.calls)
-        ):
+        if stepped.cannot_be_fused or (place == "cuda" and any(op.startswith(FOREACH) for op in stepped.calls)):
             continue
         number = sum(stepped.calls.values())
         each = max(stepped.calls.values(), default=0)
