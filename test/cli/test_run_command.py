@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,9 @@ def start(folder: Path, *arguments: str, **more: Any) -> subprocess.CompletedPro
         **more,
     }
     return subprocess.run(command, **options)
+
+
+Start = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def script(folder: Path, code: str, name: str = "script.py") -> str:
@@ -304,9 +307,11 @@ def test_a_script_that_fails_has_its_traceback_its_report_and_its_exit_code(tmp_
     assert calls(saved(tmp_path)) == 2 and "Net.fc" in "\n".join(sections(done.stdout)["Where the time goes"])
 
 
-@pytest.mark.parametrize("code, status", [("sys.exit(7)", 7), ("sys.exit('bad')", 1), ("raise SystemExit", 0)])
-def test_the_exit_code_is_that_of_the_script(tmp_path: Path, code: str, status: int) -> None:
-    done = start(tmp_path, script(tmp_path, f"model(x)\n{code}"))
+@pytest.mark.parametrize(
+    ("how", "code", "status"), [(run, "sys.exit(7)", 7), (start, "sys.exit('bad')", 1), (run, "raise SystemExit", 0)]
+)
+def test_the_exit_code_is_that_of_the_script(tmp_path: Path, how: Start, code: str, status: int) -> None:
+    done = how(tmp_path, script(tmp_path, f"model(x)\n{code}"))
     assert done.returncode == status and calls(saved(tmp_path)) == 1
 
 
@@ -334,24 +339,27 @@ def test_an_interrupted_script_has_a_report_and_ends_by_the_signal(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("how", "code"),
     [
-        "sys.stdout.close()",
-        "sys.stdout = None",
-        "os.close(1)",
-        "sys.stdout = open(os.devnull, 'w')",
-        "os.chdir('/')",
-        "sys.stdout.write('no line end'); sys.exit()",
+        (start, "sys.stdout.close()"),
+        (start, "sys.stdout = None"),
+        (start, "os.close(1)"),
+        (run, "sys.stdout = open(os.devnull, 'w')"),
+        (run, "os.chdir('/')"),
+        (run, "sys.stdout.write('no line end'); sys.exit()"),
     ],
 )
 def test_the_report_and_the_file_are_written_even_if_the_script_changes_folder_or_stdout(
-    tmp_path: Path, code: str
+    tmp_path: Path, how: Start, code: str
 ) -> None:
-    done = start(tmp_path, "-o", "run.json", script(tmp_path, f"model(x)\n{code}"))
+    done = how(tmp_path, "-o", "run.json", script(tmp_path, f"model(x)\n{code}"))
     assert "Where the time goes" in done.stdout and calls(saved(tmp_path, "run.json")) == 1
-    plain = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
-    )
+    if how is run:
+        plain = run_warm(["script.py"], tmp_path)
+    else:
+        plain = subprocess.run(
+            [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+        )
     assert (done.returncode, done.stderr) == (plain.returncode, plain.stderr)
     assert done.stdout.startswith(plain.stdout)
 
