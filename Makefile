@@ -17,7 +17,7 @@ NODE := test/page/node_modules
 # torch 2.13 writes two lines a session to stderr unless this is set before it is imported.
 export KINETO_LOG_LEVEL ?= 99
 
-.PHONY: demo test test-slow test-all lint lint-page types docs messages notebooks browser bench gpu clean
+.PHONY: demo install test test-slow test-all lint lint-page types docs messages notebooks browser bench gpu clean
 
 demo: $(READY)
 	$(BIN)/python examples/training_step.py
@@ -25,6 +25,8 @@ demo: $(READY)
 # One thread for each process that runs tests: threads of several processes on the same cores wait for each other, which
 # makes operators up to ten times slower.
 test test-slow: export OMP_NUM_THREADS ?= 1
+# Containers switch this on; then each process that runs tests would prepare all asserts itself, for 12 seconds.
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
 SLOW := browser or compiler or jobs
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
@@ -85,14 +87,23 @@ bench: $(READY)
 gpu:
 	cd test && $(PYTHON) -m gpu $(PART) $(ARGS)
 
+# What the targets below install one after another, at once.
+install: | $(BIN)/python
+	$(PIP) -c constraints.txt $(NEEDED) -e '.[test,lint,docs]'
+	touch $(READY) $(TOOLS) $(DOCS)
+
 clean:
 	rm -rf $(VENV) build $(NODE) *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-# numpy: torch warns on stderr where it is missing. torchprof itself does not need it.
-$(READY): pyproject.toml constraints.txt
+$(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("torchprof needs Python 3.10 or newer" if sys.version_info < (3, 10) else 0)'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) -c constraints.txt torch==$(TORCH) numpy -e .
+	$(PYTHON) -m venv $(VENV)
+
+# numpy: torch warns on stderr where it is missing. torchprof itself does not need it.
+NEEDED := torch==$(TORCH) numpy
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -c constraints.txt $(NEEDED) -e .
 	touch $@
 
 $(TOOLS): $(READY)
