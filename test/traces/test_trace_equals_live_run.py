@@ -347,7 +347,14 @@ def test_a_ddp_model_equals_the_live_run(trace: Path, tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         model = nn.parallel.DistributedDataParallel(Mlp())
-        step = training(model, X)
+        train = training(model, X)
+
+        def step() -> None:
+            train()
+            # DDP waits until the tensor is reduced, not until gloo's thread has ended the range: that can come after the
+            # recording. A barrier waits for both, and for its own range.
+            torch.distributed.barrier()
+
         settle(step)
         settle(step)
         live = annotated(model, step, trace)
