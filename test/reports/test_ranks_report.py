@@ -55,7 +55,7 @@ def of_work(*ns: int, steps: int = 4, **meta: Any) -> Run:
 
 
 def test_the_slow_ranks_in_words() -> None:
-    """test_imbalance.py calculates these figures."""
+    """test_balance.py calculates these figures."""
     assert sentence(planted()) == (
         "4 ranks. Rank 2 is the straggler: its own work takes 25.000ms a step, that of the others 16.000ms (median). "
         "It was the slowest in 18 of 20 steps and the last to arrive in 18 of 20 collectives. The others wait in "

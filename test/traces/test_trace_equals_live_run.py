@@ -351,8 +351,8 @@ def test_a_ddp_model_equals_the_live_run(trace: Path, tmp_path: Path) -> None:
 
         def step() -> None:
             train()
-            # DDP waits until the tensor is reduced, not until gloo's thread has ended the range: that can come after the
-            # recording. A barrier waits for both, and for its own range.
+            # DDP waits until the tensor is reduced, not until gloo's thread has ended the range: that can come after
+            # the recording. A barrier waits for both, and for its own range.
             torch.distributed.barrier()
 
         settle(step)
