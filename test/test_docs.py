@@ -8,10 +8,11 @@ import ast
 import inspect
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from build.nonempty import at_least_one
 
 import torchprof
 from torchprof.cli import parser
@@ -19,6 +20,7 @@ from torchprof.reports import known, options_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted({*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")} - {ROOT / "CHANGELOG.md"})
+TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]
 BLOCK = re.compile(r"^( *)```(\w+)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:^|\s)torchprof(?= )|python -m torchprof(?= )")
 OTHER_REPORTS = {"dot"}  # made by an example on the page
@@ -46,48 +48,52 @@ def commands(text: str) -> Iterator[list[str]]:
             yield words[:cut]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_calls_in_python_blocks_have_arguments_that_exist(page: Path) -> None:
-    for call in calls_in(page):
-        if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, ast.Name):
-            continue
-        name, keywords = call.func.attr, [one.arg for one in call.keywords if one.arg is not None]
-        if call.func.value.id == "torchprof":
-            parameters = inspect.signature(getattr(torchprof, name)).parameters
-        elif call.func.value.id in RUNS and hasattr(torchprof.Run, name):
-            parameters = inspect.signature(getattr(torchprof.Run, name)).parameters
-        else:
-            continue
+def calls_of_torchprof() -> Iterator[tuple[ast.Call, Mapping[str, inspect.Parameter]]]:
+    """The calls of functions of torchprof and of methods of a run, on all pages, each with its parameters."""
+    for page in PAGES:
+        for call in calls_in(page):
+            if not isinstance(call.func, ast.Attribute) or not isinstance(call.func.value, ast.Name):
+                continue
+            if call.func.value.id == "torchprof":
+                yield call, inspect.signature(getattr(torchprof, call.func.attr)).parameters
+            elif call.func.value.id in RUNS and hasattr(torchprof.Run, call.func.attr):
+                yield call, inspect.signature(getattr(torchprof.Run, call.func.attr)).parameters
+
+
+def test_calls_in_python_blocks_have_arguments_that_exist() -> None:
+    for call, parameters in at_least_one(calls_of_torchprof()):
+        keywords = {one.arg for one in call.keywords if one.arg is not None}
         takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        assert takes_any or set(keywords) <= set(parameters), f"{name}: {set(keywords) - set(parameters)}"
+        assert takes_any or keywords <= set(parameters), f"{ast.unparse(call)}: {keywords - set(parameters)}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_reports_that_are_named_exist_and_have_the_options(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    for name in re.findall(r'(?:run|prof\.run|prof|job)\.report\("([\w-]+)"', text):
+def test_reports_that_are_named_exist_and_have_the_options() -> None:
+    named = [name for text in TEXTS for name in re.findall(r'(?:run|prof\.run|prof|job)\.report\("([\w-]+)"', text)]
+    for name in at_least_one(named):
         assert name in known() or name in OTHER_REPORTS, name
-    for call in calls_in(page):
-        is_report = isinstance(call.func, ast.Attribute) and call.func.attr == "report" and call.args
-        name = getattr(call.args[0], "value", None) if is_report else None
-        if name in known() and name not in known("diff"):
-            assert {one.arg for one in call.keywords} <= set(options_of(name)), name
+    calls = [
+        (call.args[0].value, {one.arg for one in call.keywords})
+        for page in PAGES
+        for call in calls_in(page)
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "report"
+        if call.args and isinstance(call.args[0], ast.Constant)
+    ]
+    for name, options in at_least_one(one for one in calls if one[0] in known() and one[0] not in known("diff")):
+        assert options <= set(options_of(name)), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_names_of_torchprof_in_the_text_exist(page: Path) -> None:
-    for name in re.findall(r"`torchprof\.(\w+)[(`]", page.read_text(encoding="utf-8")):
+def test_names_of_torchprof_in_the_text_exist() -> None:
+    for name in at_least_one(name for text in TEXTS for name in re.findall(r"`torchprof\.(\w+)[(`]", text)):
         assert hasattr(torchprof, name), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_can_be_parsed(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for block in blocks(page, "sh", "bash", "console", "yaml"):
-        for words in commands(block):
-            try:
-                parser().parse_args(words)
-            except SystemExit as error:
-                assert error.code == 0, f"{words}: {capsys.readouterr().err}"
+def test_commands_can_be_parsed(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [block for page in PAGES for block in blocks(page, "sh", "bash", "console", "yaml")]
+    for words in at_least_one(words for text in texts for words in commands(text)):
+        try:
+            parser().parse_args(words)
+        except SystemExit as error:
+            assert error.code == 0, f"{words}: {capsys.readouterr().err}"
 
 
 def test_there_are_blocks_and_commands_to_check() -> None:

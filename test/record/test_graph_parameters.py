@@ -96,6 +96,7 @@ KINDS = ("layers_by_parameters", "inside_compiled")
 def test_each_layer_has_its_products(name: str, dynamic: bool) -> None:
     make, x = MODELS[name]
     run, eager = both(make(), lambda model: train(model, x), dynamic=dynamic)
+    assert products(eager, FORWARD) and products(eager, BACKWARD)
     for phase in PHASES:
         ours, wanted = products(run, phase), products(eager, phase)
         wrong = {layer: macs for layer, macs in ours.items() if layer != eager.layers[0].name and macs > wanted[layer]}
@@ -154,9 +155,17 @@ def test_a_recording_leaves_the_method_of_graphs_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["tied words", "Siamese", "GPT", "Perceiver", pytest.param("recommender", marks=pytest.mark.real_kernels)]
+    ("name", "known"),
+    [
+        ("tied words", 0.2),
+        ("Siamese", 1),
+        ("GPT", 1),
+        ("Perceiver", 0.8),
+        pytest.param("recommender", 0.2, marks=pytest.mark.real_kernels),
+    ],
 )
-def test_no_layer_has_products_of_another(name: str) -> None:
+def test_no_layer_has_products_of_another(name: str, known: float) -> None:
+    """``known``: at least this share of them is at layers; the rest is at the model itself."""
     architecture = ARCHITECTURES[name]
     inputs = architecture.inputs()
 
@@ -170,8 +179,10 @@ def test_no_layer_has_products_of_another(name: str) -> None:
     root = eager.layers[0].name
     for phase in PHASES:
         wanted = products(eager, phase)
-        for layer, macs in products(run, phase).items():
-            assert layer == root or macs <= wanted.get(layer, 0), (phase, layer)
+        of_layers = {layer: macs for layer, macs in products(run, phase).items() if layer != root}
+        assert [layer for layer, macs in of_layers.items() if macs > wanted.get(layer, 0)] == [], phase
+        assert sum(of_layers.values()) >= known * sum(wanted.values())
+    assert products(eager, FORWARD) and products(eager, BACKWARD)
 
 
 def test_attention_is_in_the_module_between_whose_layers_it_is() -> None:

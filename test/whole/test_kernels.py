@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from build.libraries import HAS_PYTHON_CALLS
+from build.nonempty import at_least_one
 from build.phases import in_column_of
 from build.places import TRACES
 from build.raw_events import (
@@ -407,7 +408,7 @@ def test_a_real_trace_without_the_device(trace: Trace) -> None:
 
 def test_events_have_the_fields_that_attribution_reads() -> None:
     """What a session hands on are plain ``Event`` tuples with whole numbers."""
-    for event in events_of(small_step()):
+    for event in at_least_one(events_of(small_step())):
         assert type(event) is Event
         assert isinstance(event.kind, Kind)
         assert event.end_ns >= event.start_ns
