@@ -14,6 +14,14 @@ settings.register_profile("without a time limit", deadline=None)  # a busy machi
 settings.load_profile("without a time limit")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """``make test-slow`` does not import files that have none of its tests: that would be most of its start."""
+    if config.option.markexpr != "browser or compiler or jobs" or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return None if any(word in text for word in ("chromium", "mark.compiler", "mark.jobs")) else True
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m deselects tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that open a page as ``browser``."""
