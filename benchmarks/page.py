@@ -25,7 +25,7 @@ from torchprof.run.meta import Meta
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import BACKWARD, FORWARD, PHASES, Frame
+from torchprof.run.words import BACKWARD, FORWARD, PHASES, Frame, FrameKind
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -162,7 +162,10 @@ def big_run(layers: int = 10_000, rows: int = 200_000, seed: int = 0) -> Run:
     starts = [(first, count) for first in range(len(OPS)) for count in (1, 2, 3) if first + count <= len(OPS)]
     chains = (
         (),
-        *(tuple(Frame("op", f"aten::{name}") for name in OPS[first : first + count]) for first, count in starts),
+        *(
+            tuple(Frame(FrameKind.OP, f"aten::{name}") for name in OPS[first : first + count])
+            for first, count in starts
+        ),
     )
     columns = {name: array("q", [0]) * rows for name in Rows.COLUMNS}
     for at in range(rows):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torchprof.run.timeline import DeviceTime, Lane, Spans, StreamTime, Timeline
     from torchprof.run.unfinished import Entered, Unfinished
     from torchprof.run.warnings import RunWarning
-    from torchprof.run.words import Frame, Signature
+    from torchprof.run.words import Frame, FrameKind, Signature
 
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "Entered",
     "Figure",
     "Frame",
+    "FrameKind",
     "GroupOfRanks",
     "Held",
     "Lane",
@@ -90,6 +91,7 @@ _FILES = {
     "Entered": "run.unfinished",
     "Figure": "run.cost",
     "Frame": "run.words",
+    "FrameKind": "run.words",
     "GroupOfRanks": "run.lockstep",
     "Held": "run.memory",
     "Lane": "run.timeline",

@@ -16,7 +16,7 @@ from torchprof import Profile
 from torchprof.analyze.advice import Advice, advise
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import BACKWARD, GARBAGE_COLLECTION, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, Frame
+from torchprof.run.words import BACKWARD, GARBAGE_COLLECTION, LAUNCHED_BEFORE, NOT_SELECTED, OUTSIDE, Frame, FrameKind
 
 MS = 1_000_000
 MEASURES = ("cpu_ns", "device_ns")
@@ -342,7 +342,7 @@ def test_other_causes_of_idle_time_do_not_count_as_slow_launches() -> None:
         (launches()[:2], 80 * MS),  # no kernel
         ([*launches(cpu_ns=10 * MS), row(1, op("cudaDeviceSynchronize"), cpu_ns=50 * MS)], 80 * MS),
         ([*launches(), row(OUTSIDE, label("enumerate(DataLoader)#x"), cpu_ns=50 * MS)], 80 * MS),
-        ([*launches(cpu_ns=30 * MS), row(OUTSIDE, Frame("gc", GARBAGE_COLLECTION), cpu_ns=30 * MS)], 80 * MS),
+        ([*launches(cpu_ns=30 * MS), row(OUTSIDE, Frame(FrameKind.GC, GARBAGE_COLLECTION), cpu_ns=30 * MS)], 80 * MS),
         ([*launches(kernels=200), launched_before("gemm")], 80 * MS),  # 300 us for each of the 200 that it launched
     ],
 )

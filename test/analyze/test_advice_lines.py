@@ -16,13 +16,13 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.lines import functions
 from torchprof.profile.program import Program
 from torchprof.run.run import Run
-from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, NODE_PREFIX, OUTSIDE, Frame
+from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, NODE_PREFIX, OUTSIDE, Frame, FrameKind
 
 MS = 1_000_000
 
 
 def line(text: str, samples: int, *around: Frame, layer: int = OUTSIDE) -> Any:
-    return row(layer, *around, Frame("python", text), calls=samples)
+    return row(layer, *around, Frame(FrameKind.PYTHON, text), calls=samples)
 
 
 def of(run: Run, rule: str = "python_in_the_loop") -> list[Advice]:

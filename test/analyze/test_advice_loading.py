@@ -18,7 +18,7 @@ from torchprof import Profile
 from torchprof.analyze.advice import Advice, advise
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import OUTSIDE, Frame
+from torchprof.run.words import OUTSIDE, Frame, FrameKind
 
 MS = 1_000_000
 ALONE = label("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
@@ -109,7 +109,7 @@ def test_for_light_batches_workers_are_too_many() -> None:
 
 def test_the_function_that_takes_most_of_the_loading_is_named() -> None:
     lines = {"data.py:7 __getitem__ → Image.open": 6, "data.py:8 __getitem__": 2, "data.py:20 pad": 2}
-    seen = [row(OUTSIDE, ALONE, Frame("python", line), calls=samples) for line, samples in lines.items()]
+    seen = [row(OUTSIDE, ALONE, Frame(FrameKind.PYTHON, line), calls=samples) for line, samples in lines.items()]
     [advice] = of(run_of([*batches(), *seen], wall_ns=100 * MS))
     assert advice.finding.startswith("The loop loads each batch itself, above all at data.py:7 __getitem__: its ")
 

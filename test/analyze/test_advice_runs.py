@@ -21,7 +21,16 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.memory import Held, Memory
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime
-from torchprof.run.words import GARBAGE_COLLECTION, LAUNCH_NOT_RECORDED, NOT_SELECTED, OUTSIDE, PHASES, Frame, Signature
+from torchprof.run.words import (
+    GARBAGE_COLLECTION,
+    LAUNCH_NOT_RECORDED,
+    NOT_SELECTED,
+    OUTSIDE,
+    PHASES,
+    Frame,
+    FrameKind,
+    Signature,
+)
 
 SAVED = sorted(DATA.glob("run-schema-*.json"))
 FOREIGN = sorted(TRACES.glob("*.json.gz")) if TRACES.is_dir() else []
@@ -54,16 +63,30 @@ KINDS: dict[str, Callable[[], Run]] = {
     ),
     "compiled": lambda: run_of(
         [
-            row(0, Frame("region", "0/0"), op("CompiledFunction", (8,), (2,), dtypes=["double", "float"]), cpu_ns=9),
-            row(0, Frame("region", "0/0"), op("CompiledFxGraph"), op("cpp_fused_add_0"), cpu_ns=90),
-            row(0, Frame("region", "compiling"), cpu_ns=9),
-            row(0, Frame("kernels", "fused: a + b"), op("triton_0"), kernel("triton_0"), device="cuda:0", device_ns=9),
+            row(
+                0,
+                Frame(FrameKind.REGION, "0/0"),
+                op("CompiledFunction", (8,), (2,), dtypes=["double", "float"]),
+                cpu_ns=9,
+            ),
+            row(0, Frame(FrameKind.REGION, "0/0"), op("CompiledFxGraph"), op("cpp_fused_add_0"), cpu_ns=90),
+            row(0, Frame(FrameKind.REGION, "compiling"), cpu_ns=9),
+            row(
+                0,
+                Frame(FrameKind.KERNELS, "fused: a + b"),
+                op("triton_0"),
+                kernel("triton_0"),
+                device="cuda:0",
+                device_ns=9,
+            ),
         ],
         wall_ns=100,
         flags=(("record_shapes", True),),
         **CUDA,
     ),
-    "garbage collection": lambda: run_of([row(OUTSIDE, Frame("gc", GARBAGE_COLLECTION), cpu_ns=90)], wall_ns=100),
+    "garbage collection": lambda: run_of(
+        [row(OUTSIDE, Frame(FrameKind.GC, GARBAGE_COLLECTION), cpu_ns=90)], wall_ns=100
+    ),
     "ranks": lambda: run_of_ranks(
         {("Net", FORWARD): {0: [5, 5], 1: [9, 9]}, (NOWHERE, FORWARD): {0: [1, 1], 1: [1, 1]}},
         {("Net.a", FORWARD, "all_reduce", everybody(2)): {0: [4, 4], 1: [1, 1]}},
@@ -121,13 +144,13 @@ RANGES = st.sampled_from(
     [
         *map(label, LABELS),
         label(LAUNCH_NOT_RECORDED),
-        Frame("region", "0/0"),
-        Frame("kernels", "fused: a + b"),
-        Frame("collective", "nccl:all_reduce"),
-        Frame("gc", GARBAGE_COLLECTION),
+        Frame(FrameKind.REGION, "0/0"),
+        Frame(FrameKind.KERNELS, "fused: a + b"),
+        Frame(FrameKind.COLLECTIVE, "nccl:all_reduce"),
+        Frame(FrameKind.GC, GARBAGE_COLLECTION),
     ]
 )
-ENDS = st.lists(st.sampled_from([*map(kernel, KERNELS), Frame("python", "net.py:5 forward")]), max_size=1)
+ENDS = st.lists(st.sampled_from([*map(kernel, KERNELS), Frame(FrameKind.PYTHON, "net.py:5 forward")]), max_size=1)
 CHAINS = st.builds(
     lambda outer, inner, end: (*outer, *inner, *end), st.lists(RANGES, max_size=2), st.lists(OPS, max_size=2), ENDS
 )

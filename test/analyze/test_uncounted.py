@@ -17,7 +17,7 @@ from build.hand_made import op as op_frame
 import torchprof
 from torchprof.analyze.uncounted import about_uncounted
 from torchprof.attribute.events import Event
-from torchprof.run.words import LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, OUTSIDE, Frame, Signature
+from torchprof.run.words import LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, OUTSIDE, Frame, FrameKind, Signature
 
 SHAPES = (Signature((), ()), Signature(((2, 3), (3, 4)), ("float", "float")))
 MM = 24  # the multiply-accumulates of a product of these
@@ -171,7 +171,7 @@ def test_a_trace_of_decoding_with_cuda_graphs(tmp_path: Path) -> None:
 # The sentences
 
 GRAPH = op_frame("CompiledFxGraph")
-REPLAY = Frame("kernels", "CUDA graph replay")
+REPLAY = Frame(FrameKind.KERNELS, "CUDA graph replay")
 
 
 def said(*rows: tuple[object, ...]) -> list[str]:

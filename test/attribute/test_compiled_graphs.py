@@ -58,6 +58,7 @@ from torchprof.run.words import (
     RECOMPUTE,
     UNKNOWN_MODULE,
     Frame,
+    FrameKind,
     Signature,
 )
 
@@ -525,7 +526,7 @@ def test_a_region_is_a_frame_in_the_layer_with_the_compiled_forward() -> None:
     not requested, the kernels are ops of the region, without owners."""
     walked = Ran(label("@", 0, 300), label("@blocks.0", 10, 200), *block(20))
     (place,) = [one.place for one in walked.all if one.event.kind is Kind.REGION]
-    assert place.frames == (Frame("region", "0/0"),)
+    assert place.frames == (Frame(FrameKind.REGION, "0/0"),)
     inside = "Net.blocks.0 / 0/0"
     graph = f"{inside} / CompiledFunction / CompiledFxGraph"
     assert walked.self_ns_by_way() == {
@@ -665,7 +666,7 @@ def test_the_backward_of_a_region_is_in_the_region(thread: int) -> None:
     for name in (NODE_PREFIX + backward, "aten::mm", NODE_PREFIX + "AddmmBackward0", NODE_PREFIX + accumulate):
         assert walked[name].place.phase == BACKWARD
     frames = walked["aten::mm"].place.frames[:2]
-    assert frames == (Frame("region", "0/0"), Frame("region", "1/0"))
+    assert frames == (Frame(FrameKind.REGION, "0/0"), Frame(FrameKind.REGION, "1/0"))
 
 
 def test_a_region_that_runs_again_in_backward_is_recompute() -> None:
@@ -755,7 +756,7 @@ def test_compilation_is_one_place() -> None:
         op("aten::addmm", 340, 350, correlation=4),
         kernel("gemm", 2000, 2010, 4),
     )
-    assert walked["dynamo"].place.frames == (Frame("region", "compiling"),)
+    assert walked["dynamo"].place.frames == (Frame(FrameKind.REGION, "compiling"),)
     assert walked.self_ns_by_way() == {
         "Net": 1000 - 4 - 490,
         "Net / TorchDynamo Cache Lookup": 4,
@@ -834,7 +835,7 @@ def test_kernels_belong_to_their_layers_within_the_region() -> None:
         f"{IN_GRAPH} / cpp_fused_add_1": 5,
     }
     fused = walked["cpp_fused_addmm_gelu_0"].place
-    assert fused.frames[0] == Frame("kernels", "fused: fc1 + act")
+    assert fused.frames[0] == Frame(FrameKind.KERNELS, "fused: fc1 + act")
     (row,) = [row for row in walked.run.rows if row.frames and row.frames[-1].name == "cpp_fused_addmm_gelu_0"]
     assert [one.name for one in row.shared_by] == ["Net.blocks.0.fc1", "Net.blocks.0.act"]
     assert row.layer is not None and row.layer.name == "Net.blocks.0"
@@ -937,7 +938,7 @@ def test_a_kernel_with_an_unknown_part_is_not_attributable() -> None:
     walked = of_first(graphs=graphs)
     why = "not attributable: unknown module"
     assert walked.way("cpp_fused_addmm_gelu_0") == f"{IN_GRAPH} / {why} / cpp_fused_addmm_gelu_0"
-    assert walked["cpp_fused_addmm_gelu_0"].place.frames[-2] == Frame("kernels", why)
+    assert walked["cpp_fused_addmm_gelu_0"].place.frames[-2] == Frame(FrameKind.KERNELS, why)
     assert walked.way("aten::addmm", 0) == f"{IN_GRAPH} > Net.blocks.0.fc1 / aten::addmm"
 
 
@@ -1108,7 +1109,7 @@ def test_a_kernel_of_several_layers_is_divided_on_request() -> None:
     found = tuple(own[f"{IN_GRAPH} > Net.blocks.0.{name} / {said}"] for name in ("fc1", "act"))
     assert found == (5, 15)
     assert not [way for way in own if "fused:" in way]
-    assert walked["cpp_fused_addmm_gelu_0", 0].place.frames[0] == Frame("kernels", said.partition(" / ")[0])
+    assert walked["cpp_fused_addmm_gelu_0", 0].place.frames[0] == Frame(FrameKind.KERNELS, said.partition(" / ")[0])
     assert all(not row.shared_by for row in walked.run.rows)
     assert own[f"{IN_GRAPH} > Net.blocks.0.fc1 / aten::addmm"] == 8, "those of one layer are as they were"
 
@@ -1147,7 +1148,7 @@ def test_a_divided_kernel_of_a_device_is_cut_in_the_same_proportion() -> None:
         launched = [row for row in walked.run.rows if row.cost.device_ns]
         by_layer = {row.layer.name if row.layer else "": row.cost.device_ns for row in launched}
         assert by_layer == {"Net.blocks.0.fc1": 100, "Net.blocks.0.act": 300}
-        assert all(row.frames[-1] == Frame("kernel", "triton_fused") for row in launched)
+        assert all(row.frames[-1] == Frame(FrameKind.KERNEL, "triton_fused") for row in launched)
 
 
 def test_events_inside_a_divided_kernel_are_divided_with_it() -> None:
@@ -1200,7 +1201,7 @@ def test_kernels_that_a_device_replays_are_one_row_of_the_region() -> None:
         inside = "Net.blocks.0 / 0/0 / CompiledFunction"
         assert walked.way("gemm") == walked.way("gemm", 1) == f"{inside} / CUDA graph replay / gemm"
         assert walked.way("norm") == f"{inside} / CUDA graph replay / norm"
-        assert walked["norm"].place.frames[-2] == Frame("kernels", "CUDA graph replay")
+        assert walked["norm"].place.frames[-2] == Frame(FrameKind.KERNELS, "CUDA graph replay")
         assert walked.way("copy") == f"{inside} / aten::copy_ / copy", "it is launched by itself"
 
 
@@ -1264,7 +1265,7 @@ def test_compilation_in_any_session_is_one_place(session: Forest) -> None:
             expected += span.duration
         else:
             waiting.extend(span.children)
-    compiling = Frame("region", "compiling")
+    compiling = Frame(FrameKind.REGION, "compiling")
     rows = [row for row in walked.run.rows if row.frames and row.frames[-1] == compiling]
     assert sum(row.cost.cpu_ns for row in rows) == expected
     inside = [row for row in walked.run.rows if compiling in row.frames[:-1]]

@@ -18,6 +18,7 @@ from torchprof.run.words import (
     OUTSIDE,
     RECOMPUTE,
     Frame,
+    FrameKind,
 )
 
 NET, CONV, FC = 0, 1, 2
@@ -138,7 +139,7 @@ def test_a_user_label_is_a_frame_and_does_not_change_the_owner() -> None:
         user_label("Optimizer.step#SGD.step", 110, 130),
         op("aten::add_", 115, 120),
     )
-    assert walked["aten::mul"].place.frames == (Frame("label", "my part"), Frame("op", "aten::mul"))
+    assert walked["aten::mul"].place.frames == (Frame(FrameKind.LABEL, "my part"), Frame(FrameKind.OP, "aten::mul"))
     assert walked.owner("aten::mul") == (NET, FORWARD)
     assert walked.owner("Optimizer.step#SGD.step") == (OUTSIDE, FORWARD)
     assert walked.owner("aten::add_") == (OUTSIDE, FORWARD)
@@ -561,7 +562,7 @@ def test_a_kernel_belongs_to_the_op_that_launched_it() -> None:
         kernel("stray", 950, 960, 99),
     )
     assert walked.owner("gemm") == (CONV, FORWARD)
-    assert walked["gemm"].place.frames == (Frame("op", "aten::conv2d"), Frame("kernel", "gemm"))
+    assert walked["gemm"].place.frames == (Frame(FrameKind.OP, "aten::conv2d"), Frame(FrameKind.KERNEL, "gemm"))
     assert walked.owner("relu") == (NET, FORWARD)
     assert walked.owner("stray") == (OUTSIDE, FORWARD)
     assert walked["stray"].ns == 10

@@ -20,7 +20,7 @@ from torchprof.attribute.events import Event
 from torchprof.run.layers import Layer
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
-from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, RECOMPUTE, Frame, Signature
+from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, RECOMPUTE, Frame, FrameKind, Signature
 
 COUNTED = ("cpu_ns", "macs", "flops", "uncounted")
 ON_DEVICE = ("cpu_ns", "device_ns", "macs", "flops", "uncounted")
@@ -234,7 +234,7 @@ def without_layers() -> Run:
     rows = [
         row(OUTSIDE, op("aten::mm"), cpu_ns=30),
         row(OUTSIDE, label("train"), op("aten::add"), cpu_ns=20),
-        row(OUTSIDE, Frame("gc", "garbage collection"), calls=2, cpu_ns=7),
+        row(OUTSIDE, Frame(FrameKind.GC, "garbage collection"), calls=2, cpu_ns=7),
     ]
     return run_of(rows, layers=())
 
@@ -251,7 +251,11 @@ def _never_called() -> Run:
 def inlined() -> Run:
     """Inside a ScriptModule layers may run without being called."""
     layers = [Layer(tuple(path.split(".")), "Module", compiled=path != "Net") for path in NET]
-    rows = [row(0, cpu_ns=100), row(0, Frame("op", "aten::mm"), cpu_ns=1000), row(1, op("aten::relu"), cpu_ns=5)]
+    rows = [
+        row(0, cpu_ns=100),
+        row(0, Frame(FrameKind.OP, "aten::mm"), cpu_ns=1000),
+        row(1, op("aten::relu"), cpu_ns=5),
+    ]
     return run_of(rows, layers=layers)
 
 

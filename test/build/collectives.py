@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchprof.run.collectives import signature_of
-from torchprof.run.words import Frame
+from torchprof.run.words import Frame, FrameKind
 
 ALL_REDUCE: dict[str, Any] = {
     "Collective name": "allreduce",
@@ -25,4 +25,4 @@ NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncc
 
 
 def kernel(args: Mapping[str, Any] | None = None, name: str = NCCL) -> Frame:
-    return Frame("kernel", name, signature_of(args or {}))
+    return Frame(FrameKind.KERNEL, name, signature_of(args or {}))

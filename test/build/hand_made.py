@@ -11,7 +11,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.meta import Meta
 from torchprof.run.rows import Around, Rows
 from torchprof.run.run import Run
-from torchprof.run.words import PHASES, Frame, Signature
+from torchprof.run.words import PHASES, Frame, FrameKind, Signature
 
 FORWARD = PHASES[0]
 NET = ("Net", "Net.a", "Net.b", "Net.b.0")
@@ -20,16 +20,16 @@ TIMES = ("cpu_ns",)
 
 def op(name: str, *shapes: Any, dtypes: Sequence[str] | None = None, stack: Sequence[str] = ()) -> Frame:
     if not shapes and not stack:
-        return Frame("op", name)
-    return Frame("op", name, Signature(shapes, tuple(dtypes or ["float"] * len(shapes)), (), tuple(stack)))
+        return Frame(FrameKind.OP, name)
+    return Frame(FrameKind.OP, name, Signature(shapes, tuple(dtypes or ["float"] * len(shapes)), (), tuple(stack)))
 
 
 def label(name: str) -> Frame:
-    return Frame("label", name)
+    return Frame(FrameKind.LABEL, name)
 
 
 def kernel(name: str) -> Frame:
-    return Frame("kernel", name)
+    return Frame(FrameKind.KERNEL, name)
 
 
 def row(

@@ -21,9 +21,9 @@ from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Lane, Spans, Timeline
 from torchprof.run.unfinished import Entered, Unfinished
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, PHASES, Frame
+from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, PHASES, Frame, FrameKind
 
-MUL, ADD, MINE = Frame("op", "mul"), Frame("op", "add"), Frame("label", "mine")
+MUL, ADD, MINE = Frame(FrameKind.OP, "mul"), Frame(FrameKind.OP, "add"), Frame(FrameKind.LABEL, "mine")
 NET = ("Net", "Net.a", "Net.b")
 OF_TWO = GroupOfRanks("0", "default_pg", 2)
 ALL_REDUCE = LockstepKey(0, FORWARD, "cpu", "all_reduce", OF_TWO)

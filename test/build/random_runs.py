@@ -26,6 +26,7 @@ from torchprof.run.words import (
     PHASES,
     RECOMPUTE,
     Frame,
+    FrameKind,
 )
 
 WARNINGS = [
@@ -45,24 +46,27 @@ WARNINGS = [
 
 FRAMES: tuple[tuple[Frame, ...], ...] = (
     (),
-    (Frame("op", "a"),),
-    (Frame("op", "a", SIGNATURES[1]),),
-    (Frame("op", "a"), Frame("op", "b")),
-    (Frame("op", "a", SIGNATURES[1]), Frame("op", "b", SIGNATURES[2])),
-    (Frame("op", "a"), Frame("op", "b"), Frame("op", "a")),
-    (Frame("label", "mine"),),
-    (Frame("label", "mine"), Frame("op", "b")),
-    (Frame("label", "a"), Frame("op", "b"), Frame("label", "mine"), Frame("op", "b")),
-    (Frame("op", "a"), Frame("kernel", "gemm")),
-    (Frame("kernel", "stray"),),
-    (Frame("python", "net.py(3): forward"),),
-    (Frame("label", "mine"), Frame("python", "net.py(3): forward")),
+    (Frame(FrameKind.OP, "a"),),
+    (Frame(FrameKind.OP, "a", SIGNATURES[1]),),
+    (Frame(FrameKind.OP, "a"), Frame(FrameKind.OP, "b")),
+    (Frame(FrameKind.OP, "a", SIGNATURES[1]), Frame(FrameKind.OP, "b", SIGNATURES[2])),
+    (Frame(FrameKind.OP, "a"), Frame(FrameKind.OP, "b"), Frame(FrameKind.OP, "a")),
+    (Frame(FrameKind.LABEL, "mine"),),
+    (Frame(FrameKind.LABEL, "mine"), Frame(FrameKind.OP, "b")),
+    (Frame(FrameKind.LABEL, "a"), Frame(FrameKind.OP, "b"), Frame(FrameKind.LABEL, "mine"), Frame(FrameKind.OP, "b")),
+    (Frame(FrameKind.OP, "a"), Frame(FrameKind.KERNEL, "gemm")),
+    (Frame(FrameKind.KERNEL, "stray"),),
+    (Frame(FrameKind.PYTHON, "net.py(3): forward"),),
+    (Frame(FrameKind.LABEL, "mine"), Frame(FrameKind.PYTHON, "net.py(3): forward")),
 )
 WITHIN: tuple[tuple[Around, ...], ...] = (
     (),
-    (Around(0, FORWARD, (Frame("label", "mine"),)),),
-    (Around(0, FORWARD, (Frame("op", "a"),)), Around(OUTSIDE, BACKWARD, (Frame("op", "a"), Frame("op", "b")))),
-    (Around(OUTSIDE, FORWARD, (Frame("label", "a"), Frame("op", "b", SIGNATURES[2]))),),
+    (Around(0, FORWARD, (Frame(FrameKind.LABEL, "mine"),)),),
+    (
+        Around(0, FORWARD, (Frame(FrameKind.OP, "a"),)),
+        Around(OUTSIDE, BACKWARD, (Frame(FrameKind.OP, "a"), Frame(FrameKind.OP, "b"))),
+    ),
+    (Around(OUTSIDE, FORWARD, (Frame(FrameKind.LABEL, "a"), Frame(FrameKind.OP, "b", SIGNATURES[2]))),),
 )
 MEASURES = ("cpu_ns", "peak_bytes", "kept_bytes", "step_cpu_ns")
 SHARED = ((), (0,))

@@ -31,7 +31,17 @@ from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import BACKWARD, FORWARD, LAUNCH_NOT_RECORDED, OTHER, OUTSIDE, RECOMPUTE, Frame, Signature
+from torchprof.run.words import (
+    BACKWARD,
+    FORWARD,
+    LAUNCH_NOT_RECORDED,
+    OTHER,
+    OUTSIDE,
+    RECOMPUTE,
+    Frame,
+    FrameKind,
+    Signature,
+)
 
 LAYERS = (Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear"), Layer(("Net", "b"), "Linear"))
 SITES = {layer.name: Site((number,)) for number, layer in enumerate(LAYERS)}
@@ -106,8 +116,8 @@ def test_rows_keep_the_places_around_their_layer() -> None:
     }
     inner = list(run.rows)[-1]
     assert inner.within == (
-        Around(0, FORWARD, (Frame("label", "#mine"),)),
-        Around(1, FORWARD, (Frame("op", "mul"),)),
+        Around(0, FORWARD, (Frame(FrameKind.LABEL, "#mine"),)),
+        Around(1, FORWARD, (Frame(FrameKind.OP, "mul"),)),
     )
 
 
@@ -143,9 +153,9 @@ def test_layers_and_nodes_inside_a_backward_node_have_it_around_them() -> None:
         ran("MulBackward", 120, 150),
     )
     rows = {(row.layer.name if row.layer else "", row.phase): row for row in run.rows if row.phase != FORWARD}
-    node = (Around(OUTSIDE, BACKWARD, (Frame("op", "OuterBackward"),)),)
+    node = (Around(OUTSIDE, BACKWARD, (Frame(FrameKind.OP, "OuterBackward"),)),)
     assert (rows["Net.a", RECOMPUTE].within, rows["Net.a", RECOMPUTE].cost.cpu_ns) == (node, 40)
-    inner = next(row for row in run.rows if row.frames == (Frame("op", "MulBackward"),))
+    inner = next(row for row in run.rows if row.frames == (Frame(FrameKind.OP, "MulBackward"),))
     assert (inner.within, inner.phase, inner.cost.cpu_ns) == (node, BACKWARD, 30)
     (op, _) = run.ops(BACKWARD)["(outside)",]
     assert (op.name, op.self.cpu_ns, op.total.cpu_ns) == ("OuterBackward", 30, 100)
@@ -163,7 +173,11 @@ def test_one_op_on_two_shapes_has_two_rows() -> None:
     ]
     run = run_of(*events)
     found = {row.frames: (row.calls, row.cost.cpu_ns, row.signature) for row in run.rows if row.frames}
-    first, second, copy = Frame("op", "mul", SIGNATURES[1]), Frame("op", "mul", SIGNATURES[2]), Frame("op", "copy")
+    first, second, copy = (
+        Frame(FrameKind.OP, "mul", SIGNATURES[1]),
+        Frame(FrameKind.OP, "mul", SIGNATURES[2]),
+        Frame(FrameKind.OP, "copy"),
+    )
     assert found == {
         (first,): (2, 7 + 1, SIGNATURES[1]),
         (first, copy): (1, 3, None),
@@ -263,12 +277,12 @@ def test_sampled_lines_of_python_are_counted_and_take_no_time() -> None:
     seen = [Event(Kind.SAMPLE, "net.py(3): forward", at, at, 1) for at in (5, 15, 25, 35, 45, 105)]
     ranges = [ran("Net", 0, 100), ran("mul", 10, 20), ran("copy", 14, 16), ran("#mine", 40, 50)]
     run = run_of(*sorted([*ranges, *seen], key=lambda event: event.start_ns))
-    line = Frame("python", "net.py(3): forward")
+    line = Frame(FrameKind.PYTHON, "net.py(3): forward")
     found = {(row.layer is None, row.frames): (row.calls, row.cost) for row in run.rows if line in row.frames}
     assert found == {
         (False, (line,)): (3, Cost()),
-        (False, (Frame("op", "mul"), line)): (1, Cost()),
-        (False, (Frame("label", "#mine"), line)): (1, Cost()),
+        (False, (Frame(FrameKind.OP, "mul"), line)): (1, Cost()),
+        (False, (Frame(FrameKind.LABEL, "#mine"), line)): (1, Cost()),
         (True, (line,)): (1, Cost()),
     }
     assert run.tree().calls == 1
@@ -309,7 +323,7 @@ def test_without_times_there_are_calls_and_memory() -> None:
     assert run.samples == {}
     assert {row.frames: (row.calls, row.cost) for row in run.rows} == {
         (): (1, Cost()),
-        (Frame("op", "mul"),): (1, Cost(cpu_allocated=64)),
+        (Frame(FrameKind.OP, "mul"),): (1, Cost(cpu_allocated=64)),
     }
 
 
@@ -366,7 +380,7 @@ def test_equal_rows_of_two_cycles_are_added() -> None:
         kernel(0, 1, "cuda:1"),
         kernel(0, 5)._replace(correlation=1, name="k"),
     )
-    net, mul, mine = LAYERS[0], Frame("op", "mul"), Frame("label", "#mine")
+    net, mul, mine = LAYERS[0], Frame(FrameKind.OP, "mul"), Frame(FrameKind.LABEL, "#mine")
     within = (Around(0, FORWARD, (mine,)),)
 
     def key(layer: Layer | None, *frames: Frame, device: str = "cpu", around: Any = ()) -> Any:
@@ -375,13 +389,13 @@ def test_equal_rows_of_two_cycles_are_added() -> None:
     assert rows_of(add_cycle(first, second)) == {
         key(net): (2, Cost(90 + 25)),
         key(net, mul): (1, Cost(10)),
-        key(net, mul, Frame("kernel", "k"), device="cuda:0"): (1, Cost(device_ns=7)),
-        key(net, Frame("op", "add")): (1, Cost(5)),
+        key(net, mul, Frame(FrameKind.KERNEL, "k"), device="cuda:0"): (1, Cost(device_ns=7)),
+        key(net, Frame(FrameKind.OP, "add")): (1, Cost(5)),
         key(net, mine): (1, Cost(20 - 4 - 5)),
         key(net, mine, mul): (1, Cost(4)),
-        key(net, mine, mul, Frame("kernel", "k"), device="cuda:0"): (1, Cost(device_ns=5)),
+        key(net, mine, mul, Frame(FrameKind.KERNEL, "k"), device="cuda:0"): (1, Cost(device_ns=5)),
         key(LAYERS[1], around=within): (1, Cost(5)),
-        key(None, Frame("label", LAUNCH_NOT_RECORDED), Frame("kernel", "gemm"), device="cuda:1"): (
+        key(None, Frame(FrameKind.LABEL, LAUNCH_NOT_RECORDED), Frame(FrameKind.KERNEL, "gemm"), device="cuda:1"): (
             1,
             Cost(device_ns=1),
         ),
@@ -394,7 +408,7 @@ def test_rows_with_equal_signatures_of_two_cycles_are_added() -> None:
     """Frames are equal if their signatures are equal; these are different objects in each session."""
     one = run_of(ran("mul", 0, 10, signature=1), ran("mul", 20, 50, signature=2))
     two = run_of(ran("mul", 0, 5, signature=2))
-    fresh = Frame("op", "mul", Signature(((4, 3),), ("float",)))
+    fresh = Frame(FrameKind.OP, "mul", Signature(((4, 3),), ("float",)))
     two = replace(two, rows=replace(two.rows, frames=((), (fresh,))))
     found = {row.signature: (row.calls, row.cost.cpu_ns) for row in add_cycle(one, two).rows}
     assert found == {SIGNATURES[1]: (1, 10), SIGNATURES[2]: (2, 35)}

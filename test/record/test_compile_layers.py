@@ -56,6 +56,7 @@ from torchprof.run.words import (
     OTHER_MODULE,
     RECOMPUTE,
     Frame,
+    FrameKind,
 )
 
 pytestmark = [
@@ -1057,7 +1058,7 @@ def test_a_backend_without_kernels_of_its_own(backend: str) -> None:
     in_region = {
         row.frames[-1].name: row.layer.path
         for row in found.run.rows
-        if row.layer and row.frames and row.frames[0] == Frame("region", "0/0")
+        if row.layer and row.frames and row.frames[0] == Frame(FrameKind.REGION, "0/0")
     }
     assert in_region["aten::addmm"] == in_region["aten::mm"] == in_region["aten::gelu"] == ("Small",)
     assert not any("ttributable" in warning for warning in sentences(found.run))

@@ -18,7 +18,7 @@ import torchprof
 from torchprof import Profile
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame, FrameKind
 
 FORWARD, BACKWARD, RECOMPUTE = PHASES
 K3 = "3, 8, kernel_size=(3, 3), stride=(1, 1)"
@@ -169,10 +169,10 @@ def test_time_between_operators_names_the_most_sampled_line() -> None:
     work = [own, took("Net.body.a", 100)]
     assert head(*work) == "90% of the forward is in `stem`, all of it where no operator ran."
     seen = [
-        ("Net.stem", FORWARD, (Frame("python", f"net.py:{line}"),), {"calls": times})
+        ("Net.stem", FORWARD, (Frame(FrameKind.PYTHON, f"net.py:{line}"),), {"calls": times})
         for line, times in [(7, 2), (9, 5)]
     ]
-    elsewhere = ("Net.body", FORWARD, (Frame("python", "net.py:1"),), {"calls": 50})
+    elsewhere = ("Net.body", FORWARD, (Frame(FrameKind.PYTHON, "net.py:1"),), {"calls": 50})
     assert head(*work, *seen, elsewhere) == (
         "90% of the forward is in `stem`, all of it where no operator ran, and 64% at `net.py:9`."
     )

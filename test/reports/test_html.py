@@ -66,6 +66,7 @@ from torchprof.run.words import (
     PHASES,
     RECOMPUTE,
     Frame,
+    FrameKind,
 )
 
 if TYPE_CHECKING:
@@ -1694,7 +1695,7 @@ def hostile_run() -> Run:
             row(1, op(name), calls=1, cpu_ns=1000 + number),
             row(2, label(name), calls=1, cpu_ns=1000),
             row(3, op("aten::mm"), kernel(name), device="cuda:0", device_ns=500),
-            row(3, Frame("python", name), calls=1),
+            row(3, Frame(FrameKind.PYTHON, name), calls=1),
             row(OUTSIDE, op(name), calls=1, cpu_ns=10),
         ]
     every = ("cpu_ns", "device_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted")

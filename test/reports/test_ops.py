@@ -35,7 +35,7 @@ from torchprof.attribute.events import PREFIX
 from torchprof.run.cost import Cost
 from torchprof.run.operators import Sums
 from torchprof.run.rows import Around
-from torchprof.run.words import AUTOGRAD_ENGINE, BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame
+from torchprof.run.words import AUTOGRAD_ENGINE, BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame, FrameKind
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, RECOMPUTE = PHASES
@@ -489,7 +489,7 @@ def test_a_layer_called_inside_an_op_or_a_label_is_in_its_total() -> None:
 
 
 def test_samples_of_python_are_no_operators() -> None:
-    run = run_of([*STEP, row(1, Frame("python", "a.py(1): f"), calls=7)])
+    run = run_of([*STEP, row(1, Frame(FrameKind.PYTHON, "a.py(1): f"), calls=7)])
     assert run.report("ops") == run_of(STEP).report("ops")
 
 

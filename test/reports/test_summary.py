@@ -21,7 +21,7 @@ from torchprof.run.meta import Meta, Peak
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import Frame, Signature
+from torchprof.run.words import Frame, FrameKind, Signature
 
 
 def figures(run: Run, root: int = 0) -> dict[str, str]:
@@ -181,7 +181,7 @@ def made(**meta: Any) -> Run:
     samples = {SampleKey(0, "forward", 0, "cpu", "cpu_ns"): Spread.of([(0, 2_000_000), (1, 4_000_000)])}
     fields = {"requested": ("cpu_ns", "macs", "flops", "uncounted"), **meta}
     fields.setdefault("measured", fields["requested"])
-    rows = Rows((layer,), ((), (Frame("op", "x", SIGNATURE),)), ("cpu",), columns)
+    rows = Rows((layer,), ((), (Frame(FrameKind.OP, "x", SIGNATURE),)), ("cpu",), columns)
     return Run((Meta(("Net",), **fields),), (layer,), rows, samples)
 
 
@@ -270,7 +270,7 @@ def test_the_batch_of_all_calls_is_known_without_recorded_shapes() -> None:
     assert stripped(of_batches(nn.Linear(64, 64), 4, 4, 3))["Throughput"] == "–"
     run = made()
     assert stripped(run)["Throughput"] != "–"
-    rows = replace(run.rows, frames=((), (Frame("op", "x"),)))
+    rows = replace(run.rows, frames=((), (Frame(FrameKind.OP, "x"),)))
     assert stripped(replace(run, rows=rows))["Throughput"] == "–"  # unknown in a run without that information
 
 

@@ -24,7 +24,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.meta import Meta
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame, FrameKind
 
 FORWARD, BACKWARD, RECOMPUTE = 0, 1, 2
 CPU_MEMORY = ("cpu_allocated", "cpu_freed")
@@ -51,7 +51,7 @@ def row(
 def frames_of(ops: str) -> tuple[Frame, ...]:
     kinds = [name.partition(":") for name in ops.split()]
     return tuple(
-        Frame(kind, name) if kind in ("kernel", "label") else Frame("op", kind + colon + name)
+        Frame(kind, name) if kind in ("kernel", "label") else Frame(FrameKind.OP, kind + colon + name)
         for kind, colon, name in kinds
     )
 

@@ -16,7 +16,7 @@ from torchprof import Run, TorchprofError
 from torchprof.analyze.operators.top import Where, most_sampled, parts_of, source_lines
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.run.layers import Layer
-from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE, Frame
+from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE, Frame, FrameKind
 
 MS = 1_000_000
 THREAD = 1
@@ -279,7 +279,7 @@ def test_layers_that_are_alike_rank_by_their_sum_and_the_slower_ones_are_named()
 
 
 def test_a_line_whose_share_is_shown_as_zero_is_left_out() -> None:
-    line = Frame("python", "a.py:3 f")
+    line = Frame(FrameKind.PYTHON, "a.py:3 f")
     for ns, shown in ((1, "(between ops)"), (10_000, "(between ops), 9.1% at a.py:3 f")):
         rows = [row(0, cpu_ns=ns), row(0, line, calls=9), row(1, op("aten::mm"), cpu_ns=100_000)]
         found = cells(hand_made.run_of(rows).report("top"))

@@ -25,7 +25,7 @@ from torchprof.reports.text import text_of
 from torchprof.run.cost import short_time
 from torchprof.run.layers import Layer
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import BACKWARD, COMPILING, GRAPH, OUTSIDE, Frame
+from torchprof.run.words import BACKWARD, COMPILING, GRAPH, OUTSIDE, Frame, FrameKind
 
 MS = 1_000_000
 
@@ -178,13 +178,13 @@ def test_a_long_first_call_is_a_part_of_inference(ms: list[int], said: str) -> N
 
 
 def test_what_torch_compile_did_is_said() -> None:
-    region, graph = Frame("region", "0/0"), Frame("op", GRAPH)
+    region, graph = Frame(FrameKind.REGION, "0/0"), Frame(FrameKind.OP, GRAPH)
     work = [
         row(0, calls=1, cpu_ns=20 * MS),
         row(0, region, cpu_ns=10 * MS),
         row(0, region, graph, cpu_ns=5 * MS),
         row(0, region, graph, op("extern"), cpu_ns=45 * MS),
-        row(0, Frame("region", COMPILING), cpu_ns=20 * MS),
+        row(0, Frame(FrameKind.REGION, COMPILING), cpu_ns=20 * MS),
     ]
     assert ran(run_of(work, wall_ns=100 * MS))[1:] == [
         "torch.compile compiling 20% · forward 80%",

@@ -25,7 +25,7 @@ from torchprof.run.collectives import (
     signature_of,
 )
 from torchprof.run.rows import Rows
-from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE, Frame, Signature
+from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE, Frame, FrameKind, Signature
 
 A100 = TRACES / "a100_ddp_train_rank0_of_2.json.gz"
 CUDA: dict[str, Any] = {"device": "cuda", "requested": ("cpu_ns", "device_ns"), "measured": ("cpu_ns", "device_ns")}
@@ -45,11 +45,11 @@ ALL_GATHER = {
 
 
 def recorded(args: Mapping[str, Any]) -> Frame:
-    return Frame("op", "record_param_comms", signature_of(args))
+    return Frame(FrameKind.OP, "record_param_comms", signature_of(args))
 
 
 def ranged(name: str, *shapes: Any, dtypes: tuple[str, ...] = ("float",)) -> Frame:
-    return Frame("collective", name, Signature(shapes, dtypes) if shapes else None)
+    return Frame(FrameKind.COLLECTIVE, name, Signature(shapes, dtypes) if shapes else None)
 
 
 def collective(args: Mapping[str, Any]) -> Collective:
@@ -187,8 +187,10 @@ def test_a_collective_is_read_from_the_range_of_a_backend() -> None:
 
 
 def test_the_signature_of_an_op_is_not_mistaken_for_a_collective() -> None:
-    six = Frame("op", "aten::six", Signature(((1,),) * 6, ("float",) * 6, ("collective", "a", "b", "c", 2, "d")))
-    two = Frame("op", "aten::two", Signature(((1,), ()), ("float", ""), (None, "collective")))
+    six = Frame(
+        FrameKind.OP, "aten::six", Signature(((1,),) * 6, ("float",) * 6, ("collective", "a", "b", "c", 2, "d"))
+    )
+    two = Frame(FrameKind.OP, "aten::two", Signature(((1,), ()), ("float", ""), (None, "collective")))
     assert collective_of((six, two)) is None
     assert not shows_collective(six)
     assert shows_collective(recorded(ALL_REDUCE))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,7 +24,7 @@ from torchprof.run.cost import Cost
 from torchprof.run.operators import Op
 from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
-from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame
+from torchprof.run.words import BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame, FrameKind
 
 Path = tuple[str, ...]
 Sum = tuple[int, Cost, Cost]  # calls, self, total
@@ -141,7 +144,9 @@ def check_operators(run: Run) -> None:
 
 frames = st.lists(st.sampled_from([op("a"), op("b"), op("c"), label("a"), label("m")]), max_size=4).map(tuple)
 chains = st.builds(
-    lambda inner, last: inner + last, frames, st.sampled_from([(), (), (kernel("k"),), (Frame("python", "x.py:1"),)])
+    lambda inner, last: inner + last,
+    frames,
+    st.sampled_from([(), (), (kernel("k"),), (Frame(FrameKind.PYTHON, "x.py:1"),)]),
 )
 arounds = st.builds(Around, st.sampled_from([OUTSIDE, 0, 1]), st.sampled_from(PHASES), frames.filter(bool))
 costs = st.fixed_dictionaries(
@@ -218,3 +223,12 @@ def test_operators_are_in_the_order_of_first_use() -> None:
         ("Net", "a"): ["b", "a", BETWEEN_OPS],
         ("Net",): ["c", "b"],
     }
+
+
+def test_the_kind_of_a_frame_is_written_as_its_text() -> None:
+    kind = FrameKind.KERNELS
+    assert kind == "kernels" and {kind: 1}["kernels"] == 1
+    texts = (str(kind), f"{kind}", f"{kind:>9}", repr(Frame(kind, "a").kind), json.dumps(kind))
+    assert texts == ("kernels", "kernels", "  kernels", "'kernels'", '"kernels"')
+    assert pickle.loads(pickle.dumps(kind)) is copy.deepcopy(kind) is kind
+    assert sorted([FrameKind.OP, FrameKind.GC]) == ["gc", "op"]

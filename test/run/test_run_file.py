@@ -90,6 +90,7 @@ def test_a_file_of_another_schema_is_refused(schema: Any, tmp_path: Path) -> Non
         (("frames", 1, 0, 2), 99),
         (("frames", 1, 0, 2), -1),
         (("frames", 1, 0), ["op"]),
+        (("frames", 1, 0, 0), "no such kind"),
         (("frames", 1), "op"),
         (("rows", "frames", 3), 99),
         (("rows", "frames", 3), -1),

@@ -40,7 +40,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torchprof
 from torchprof.run.run import Run
-from torchprof.run.words import Frame
+from torchprof.run.words import Frame, FrameKind
 
 
 def profiled(model: Any, step: Callable[[], Any], path: Path, *, steps: int = 0, **options: Any) -> Run:
@@ -246,7 +246,7 @@ def test_ranges_of_the_user_stay_labels(trace: Path) -> None:
     settle(step)
     live = annotated(model, step, trace)
     assert_same(live, torchprof.from_trace(trace, model))
-    assert any(frame == Frame("label", "aten::add") for row in live.rows for frame in row.frames)
+    assert any(frame == Frame(FrameKind.LABEL, "aten::add") for row in live.rows for frame in row.frames)
 
 
 def test_double_backward_equals_the_live_run(trace: Path) -> None:
@@ -331,7 +331,7 @@ def test_compilation_equals_the_live_run(backend: str, record: Callable[..., Run
     live = record(compiled, step, trace)
     torch._dynamo.reset()
     assert_same(live, torchprof.from_trace(trace, compiled))
-    label, compiling = Frame("label", "dynamo"), Frame("region", "compiling")
+    label, compiling = Frame(FrameKind.LABEL, "dynamo"), Frame(FrameKind.REGION, "compiling")
     rows = [row for row in live.rows if label in row.frames]
     assert sum(row.calls for row in rows if row.frames == (label,)) == 2
     assert sum(row.calls for row in rows if [frame.name for frame in row.frames] == ["dynamo", "aten::mul"]) == 2

@@ -23,7 +23,7 @@ from build.traced_runs import (
 
 import torchprof
 from torchprof.run.run import Run
-from torchprof.run.words import AUTOGRAD_ENGINE, Frame
+from torchprof.run.words import AUTOGRAD_ENGINE, Frame, FrameKind
 
 BOTH = pytest.mark.parametrize("path", [A100, MI250], ids=["a100", "mi250"])
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -75,7 +75,9 @@ def test_the_rows_have_all_cpu_time(path: Path) -> None:
                 truth += end - start
                 until = end
     run = run_of_file(path)
-    between_nodes = sum(row.cost.cpu_ns for row in run.rows if row.frames[-1:] == (Frame("op", AUTOGRAD_ENGINE),))
+    between_nodes = sum(
+        row.cost.cpu_ns for row in run.rows if row.frames[-1:] == (Frame(FrameKind.OP, AUTOGRAD_ENGINE),)
+    )
     idle = sum(row.cost.cpu_ns for row in run.rows if row.layer is None and not row.frames)
     assert sum(row.cost.cpu_ns for row in run.rows) - between_nodes - idle == truth > 0
     assert all(row.cost.cpu_ns >= 0 for row in run.rows)

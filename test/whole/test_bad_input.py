@@ -28,7 +28,7 @@ from torchprof.run.rows import Around, Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Lane, Spans, Timeline
-from torchprof.run.words import OUTSIDE, Frame, Signature
+from torchprof.run.words import OUTSIDE, Frame, FrameKind, Signature
 
 
 class Net(nn.Module):
@@ -341,8 +341,8 @@ def saved() -> dict[str, Any]:
     columns["calls"] = array("q", [1, 1, 1])
     columns["cpu_ns"] = array("q", [10, 20, 30])
     signature = Signature(((4, 3), (), None), ("float", "Scalar", "TensorList"), (None, 1.5, (1, 2)), ("a.py(3): f",))
-    within = ((), (Around(0, "forward", (Frame("label", "mine"),)),))
-    rows = Rows(layers, ((), (Frame("op", "aten::mm", signature),)), ("cpu",), columns, within)
+    within = ((), (Around(0, "forward", (Frame(FrameKind.LABEL, "mine"),)),))
+    rows = Rows(layers, ((), (Frame(FrameKind.OP, "aten::mm", signature),)), ("cpu",), columns, within)
     samples = {SampleKey(0, "forward", 0, "cpu", "cpu_ns"): Spread.of([(0, 10)])}
     held = (Held(1, "forward", "activations", 64, 1), Held(OUTSIDE, "forward", "unknown", 8, 0))
     memory = Memory("cpu", 0, 72, 5, held, (("parameters", 24),), (("reserved", 0, 2048),))

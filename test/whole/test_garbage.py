@@ -32,14 +32,14 @@ from torchprof.run.lockstep import STEP, WORK, LockstepKey
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
-from torchprof.run.words import BACKWARD, FORWARD, GARBAGE_COLLECTION, OTHER, OUTSIDE, Frame
+from torchprof.run.words import BACKWARD, FORWARD, GARBAGE_COLLECTION, OTHER, OUTSIDE, Frame, FrameKind
 
 MS = 1_000_000
 NET, A = "torchprof:Net", "torchprof:Net.a"
 PATHS = [("Net",), ("Net", "a")]
 SITES = {NET: Site((0,)), A: Site((1,))}
 LAYERS = tuple(Layer(path, "Module") for path in PATHS)
-COLLECTOR = Frame("gc", GARBAGE_COLLECTION)
+COLLECTOR = Frame(FrameKind.GC, GARBAGE_COLLECTION)
 OLDEST = 2
 
 
@@ -84,7 +84,7 @@ def own_ns(run: Run, path: tuple[str, ...] | None, phase: str = FORWARD) -> int:
 def test_a_collection_belongs_to_no_layer_wherever_it_interrupts() -> None:
     run = folded()
     found = {one.frames[1:]: (one.calls, one.cost.cpu_ns) for one in run.rows if one.frames[:1] == (COLLECTOR,)}
-    assert found == {(): (4, 390 - 50), (Frame("op", "aten::empty"),): (1, 50)}
+    assert found == {(): (4, 390 - 50), (Frame(FrameKind.OP, "aten::empty"),): (1, 50)}
     assert {(one.layer, one.phase) for one in run.rows if COLLECTOR in one.frames} == {(None, OTHER)}
     [freed] = [one for one in run.rows if one.cost.cpu_freed]
     assert freed.frames == (COLLECTOR,) and freed.cost.cpu_freed == 64

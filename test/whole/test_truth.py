@@ -51,6 +51,7 @@ from torchprof.run.words import (
     PHASES,
     RECOMPUTE,
     Frame,
+    FrameKind,
 )
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
@@ -1516,7 +1517,7 @@ def test_a_bert() -> None:
     engine = sum(
         one.cost.cpu_ns
         for one in prof.run.rows
-        if one.layer is None and one.frames[-1:] == (Frame("op", AUTOGRAD_ENGINE),)
+        if one.layer is None and one.frames[-1:] == (Frame(FrameKind.OP, AUTOGRAD_ENGINE),)
     )
     assert owned / (owned + outside - engine) >= 0.999
     calls = calls_of(prof)
@@ -1641,7 +1642,7 @@ def test_a_user_label_with_our_prefix_stays_the_users() -> None:
     with Profile(model) as prof, torch.autograd.profiler.record_function("torchprof:mine"):
         model(torch.rand(1, 2))
     frames = {row.frames[0] for row in prof.run.rows if row.frames and row.layer is None}
-    assert Frame("label", "torchprof:mine") in frames
+    assert Frame(FrameKind.LABEL, "torchprof:mine") in frames
     assert prof.run.tree("forward").calls == 1
 
 

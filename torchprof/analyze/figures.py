@@ -9,7 +9,7 @@ from itertools import pairwise
 from torchprof.analyze.compiled.regions import may_be_of_layers_below
 from torchprof.run.cost import NO_COST, Bound, Cost, Figure, Measure, Unit
 from torchprof.run.run import Node, Run
-from torchprof.run.words import FORWARD, PHASES, Frame
+from torchprof.run.words import FORWARD, PHASES, Frame, FrameKind
 
 _PREPARES = ("aten::empty", "aten::copy_", "aten::clone")
 """Prefixes of the ops with which a compiled graph prepares its inputs and results. No layer calls them."""
@@ -170,7 +170,7 @@ def incomplete_phases(run: Run) -> dict[tuple[str, ...], tuple[Set[str], Set[str
 def _group_of_kernels(frames: Sequence[Frame]) -> Frame | None:
     """The frame of kind kernels among these frames, which groups kernels of a compiled graph; None without one."""
     for outer, inner in pairwise(frames):
-        if outer.kind == "kernels":
+        if outer.kind == FrameKind.KERNELS:
             return None if may_be_of_layers_below(outer) and inner.name.startswith(_PREPARES) else outer
     return None
 

@@ -27,6 +27,7 @@ from torchprof.run.words import (
     NO_LAYERS,
     OUTSIDE,
     Frame,
+    FrameKind,
     is_left_over,
     phase_of,
 )
@@ -169,7 +170,7 @@ def row_records(run: Run) -> Table:
         costs = Figures(
             own={row.phase: row.cost},
             total={row.phase: row.cost},
-            unknown=not own_time and row.frames[-1].kind == "python",
+            unknown=not own_time and row.frames[-1].kind == FrameKind.PYTHON,
         )
         records.append(
             (
@@ -302,7 +303,7 @@ def _surroundings(run: Run, within: Sequence[Around]) -> str | None:
 def _cells_of_frames(frames: Sequence[Frame]) -> tuple[RecordValue, ...]:
     """The cells of a row that its frames give: ``inside``, operator, its kind, input shapes, dtypes, source lines."""
     if not frames:
-        return (None, BETWEEN_OPS, "op", None, None, None)
+        return (None, BETWEEN_OPS, FrameKind.OP, None, None, None)
     inside = _INWARD.join(frame.name for frame in frames)
     kind, name, signature = frames[-1]
     if signature is None:

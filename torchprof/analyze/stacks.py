@@ -9,7 +9,7 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import FIELDS
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
-from torchprof.run.words import PHASES, Frame
+from torchprof.run.words import PHASES, Frame, FrameKind
 
 Step = int | Frame
 """A layer, by its index (negative for none), or an operator, label or kernel."""
@@ -61,7 +61,9 @@ def _with_surroundings(path: Stack, within: Sequence[Around], phase: str) -> Sta
     for around in within:
         of = around.layer if around.layer in path else None
         inside.setdefault(of, []).extend(
-            frame._replace(signature=None) for frame in around.frames if frame.kind == "label" or around.phase == phase
+            frame._replace(signature=None)
+            for frame in around.frames
+            if frame.kind == FrameKind.LABEL or around.phase == phase
         )
     steps: list[Step] = [*inside.get(None, ())]
     for layer in path:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torchprof.run.purposes import COPY, DATA, GARBAGE, OF_NO_LAYER, OPTIMIZER, WAIT, purpose_of
 from torchprof.run.run import Run
-from torchprof.run.words import BACKWARD, COMPILING, FORWARD, OTHER, OUTSIDE, PHASES, RECOMPUTE, is_left_over
+from torchprof.run.words import BACKWARD, COMPILING, FORWARD, OTHER, OUTSIDE, PHASES, RECOMPUTE, FrameKind, is_left_over
 
 _NAMES = {
     DATA: "data",
@@ -51,7 +51,7 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
     chains = run.rows.frames
     names: dict[tuple[int, int], str] = {}  # by phase and chain of frames, outside all layers
     left_over = [*map(is_left_over, chains)]
-    compiles = [any(frame.kind == "region" and frame.name == COMPILING for frame in chain) for chain in chains]
+    compiles = [any(frame.kind == FrameKind.REGION and frame.name == COMPILING for frame in chain) for chain in chains]
     parts: Counter[str] = Counter()
     for layer, phase, chain, ns in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
         if not ns or left_over[chain]:

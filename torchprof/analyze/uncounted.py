@@ -18,6 +18,7 @@ from torchprof.run.words import (
     REPLAY,
     REPLAYS,
     Frame,
+    FrameKind,
     is_generated,
     is_left_over,
 )
@@ -76,10 +77,10 @@ def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[RunWarning
 
 def _reason(frames: Sequence[Frame], without_shapes: Set[str]) -> str:
     kind, name, signature = frames[-1]
-    if kind == "kernel":
-        if any(frame.kind == "kernels" and frame.name == REPLAY for frame in frames):
+    if kind == FrameKind.KERNEL:
+        if any(frame.kind == FrameKind.KERNELS and frame.name == REPLAY for frame in frames):
             return "uncounted_replayed"
-        has_no_launch = frames[0].kind == "label" and frames[0].name == LAUNCH_NOT_RECORDED
+        has_no_launch = frames[0].kind == FrameKind.LABEL and frames[0].name == LAUNCH_NOT_RECORDED
         return "uncounted_no_launch" if has_no_launch else "uncounted_no_operator"
     if name in REPLAYS:
         return "uncounted_replay"

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, PHASES
+from torchprof.run.words import FORWARD, PHASES, FrameKind
 
 _Path = tuple[str, ...]
 
@@ -85,7 +85,7 @@ def _counts(run: Run) -> tuple[Counter[int], set[int], dict[tuple[int, object], 
         if not frames:
             calls[layer] += count
             continue
-        if frames[-1].kind == "python":
+        if frames[-1].kind == FrameKind.PYTHON:
             continue
         ran.add(layer)
         if frames[-1].signature is not None:

@@ -13,7 +13,7 @@ from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import DIVIDED, FORWARD, LAYERS_NOT_RECORDED, is_left_over
+from torchprof.run.words import DIVIDED, FORWARD, LAYERS_NOT_RECORDED, FrameKind, is_left_over
 
 _SLOW_START = 2  # the first call over the mean of the later calls: above this it is a warning
 _SHARE_UNKNOWN = 0.01  # the share of the kernels' time with unknown layers: above this it is a warning
@@ -110,7 +110,9 @@ def about_compiled(run: Run) -> Iterator[RunWarning]:
     by_layers = ("compile_layers", True) in run.meta.flags
     if found.compiled:
         yield RunWarning.of("compiled_meanwhile", cpu_ns=found.compiling.cpu_ns, by_layers=by_layers)
-    kernels = {frame.name.partition(":")[0] for chain in run.rows.frames for frame in chain if frame.kind == "kernels"}
+    kernels = {
+        frame.name.partition(":")[0] for chain in run.rows.frames for frame in chain if frame.kind == FrameKind.KERNELS
+    }
     for how in sorted(how for how in kernels if how.startswith(DIVIDED)):
         yield RunWarning.of("kernels_divided", how=how)
     is_told = any(warning.code == "compiler_unknown" for warning in run.meta.warnings)

@@ -28,6 +28,7 @@ from torchprof.run.words import (
     OUTSIDE,
     RECOMPUTE,
     UNKNOWN_KERNEL,
+    FrameKind,
 )
 
 WeightedPlaces = Sequence[tuple[Place, int]]
@@ -81,19 +82,19 @@ class CompiledRanges:
         if kind is Kind.COMPILING:
             if name == COMPILES_BACKWARD:
                 outer = self._in_backward(outer)
-            place = inside(outer, "region", COMPILING)
+            place = inside(outer, FrameKind.REGION, COMPILING)
             place.is_closed = True
             return place
         if kind is Kind.GRAPH:
             if self._graphs.is_asked and (reason := self._graphs.why_call_is_unknown(graph_of(name))):
-                outer = inside(outer, "kernels", f"{NOT_ATTRIBUTABLE}: {reason}")
-            return inside(outer, "op", GRAPH)
+                outer = inside(outer, FrameKind.KERNELS, f"{NOT_ATTRIBUTABLE}: {reason}")
+            return inside(outer, FrameKind.OP, GRAPH)
         region = outer
         if name.startswith(REGION):
             if region_of(name).startswith(OF_BACKWARD):
                 outer = self._in_backward(outer)
-            region = inside(outer, "region", region_of(name))
-        return region if kind is Kind.REGION else inside(region, "op", GUARDS)
+            region = inside(outer, FrameKind.REGION, region_of(name))
+        return region if kind is Kind.REGION else inside(region, FrameKind.OP, GUARDS)
 
     def kernel(self, event: Event, around: Place, layer: int, graph: str, kernel: int | None) -> WeightedPlaces:
         """The place of one kernel of a compiled graph, or the places that its time is divided among.
@@ -109,8 +110,8 @@ class CompiledRanges:
             phase = RECOMPUTE if phase == BACKWARD and self._graphs.recomputes(graph, kernel) else phase
 
         def inner(outer: Place, described: str = "") -> Place:
-            outer = self._places.inside(outer, "kernels", described) if described else outer
-            return self._places.inside(outer, "op", event.name, event.signature)
+            outer = self._places.inside(outer, FrameKind.KERNELS, described) if described else outer
+            return self._places.inside(outer, FrameKind.OP, event.name, event.signature)
 
         # Of such a graph, the call itself may be of layers: it is in a row with the kernels that are unknown for the
         # same reason. All others are beside that row.
@@ -121,7 +122,7 @@ class CompiledRanges:
         if why_call and (layers, phase) == (why_call, around.phase) and block is None:
             return [(inner(around), 1)]
         if why_call and around.outer is not None and around.outer.outer is not None:
-            around = self._places.inside(around.outer.outer, "op", GRAPH)
+            around = self._places.inside(around.outer.outer, FrameKind.OP, GRAPH)
         if block is not None:
             names = self._common_ancestor.names(block.neighbors, _MOST_NAMED, block.layer)
             described = "" if block.is_own else f"{BETWEEN}{names}"
@@ -165,7 +166,7 @@ def regions_around(place: Place | None) -> list[str]:
     """The compiled regions around a place within its layer, outer to inner."""
     found = []
     while place is not None:
-        if place.frame is not None and place.frame.kind == "region":
+        if place.frame is not None and place.frame.kind == FrameKind.REGION:
             found.append(place.frame.name)
         place = place.outer
     return found[::-1]

@@ -9,7 +9,7 @@ from math import inf
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.places import Attributed, Place, Places
-from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE
+from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE, FrameKind
 
 _SUMS = frozenset({"aten::add", "aten::add_"})
 """The engine adds gradients up with these operators, in old versions of torch between two nodes."""
@@ -176,7 +176,7 @@ class NodeGaps:
         """The place of a call of the engine: backward of no layer. Inside a node it is a part of that node."""
         is_in_node = around is not None and around.is_in_node
         outer = around if around is not None and is_in_node else self._places.of_layer(OUTSIDE, BACKWARD, around)
-        place = self._places.inside(outer, "op", AUTOGRAD_ENGINE)
+        place = self._places.inside(outer, FrameKind.OP, AUTOGRAD_ENGINE)
         place.is_engine = True
         return place
 
@@ -192,6 +192,6 @@ class NodeGaps:
         self._last[event.thread] = engine, event.end_ns, now
         if engine is None or engine is not last or layer != now or now < 0 or event.start_ns <= since:
             return None
-        home = self._places.inside(self._places.of_layer(now, BACKWARD, engine.around), "op", AUTOGRAD_ENGINE)
+        home = self._places.inside(self._places.of_layer(now, BACKWARD, engine.around), FrameKind.OP, AUTOGRAD_ENGINE)
         gap = Event(Kind.ENGINE, "", since, event.start_ns, event.thread)
         return Attributed(gap, home, call, 0, event.start_ns - since, engine)

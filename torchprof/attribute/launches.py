@@ -10,7 +10,7 @@ from torchprof.attribute.compiled_ranges import WeightedPlaces, divide
 from torchprof.attribute.events import Event
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place, Places
-from torchprof.run.words import BEFORE, LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, REPLAY
+from torchprof.run.words import BEFORE, LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, REPLAY, FrameKind
 
 _ENOUGH = 1000  # kernels to look at: if no correlation ID of these is that of a call, none will be
 
@@ -77,7 +77,7 @@ class Launches:
 
     def note_replay(self, outer: Place, place: Place) -> None:
         """A call in ``outer`` replays a graph of kernels."""
-        self._replayed[outer] = self._replayed[place] = self._places.inside(outer, "kernels", REPLAY)
+        self._replayed[outer] = self._replayed[place] = self._places.inside(outer, FrameKind.KERNELS, REPLAY)
 
     def note_collective(self, event: Event, place: Place, around: Place | None, outer: Attributed | None) -> None:
         """A collective begins. ``around``, ``outer``: the range around it."""
@@ -99,15 +99,15 @@ class Launches:
         if correlation in self._divided:
             for place, start, end in divide(self._divided[correlation], event.start_ns, event.end_ns):
                 piece = event._replace(start_ns=start, end_ns=end)
-                inner = self._places.inside(place, "kernel", event.name, event.signature)
+                inner = self._places.inside(place, FrameKind.KERNEL, event.name, event.signature)
                 yield Attributed(piece, inner, None, 1, end - start)
             return
         launcher = self._launched_by.get(correlation)
         if launcher is None:
             reason = LAUNCHED_BEFORE if correlation == BEFORE else LAUNCH_NOT_RECORDED
-            launcher = self._places.inside(self._outside, "label", reason)
+            launcher = self._places.inside(self._outside, FrameKind.LABEL, reason)
         launcher = self._replayed.get(launcher, launcher)
-        inner = self._places.inside(launcher, "kernel", event.name, event.signature)
+        inner = self._places.inside(launcher, FrameKind.KERNEL, event.name, event.signature)
         yield Attributed(event, inner, None, 1, event.end_ns - event.start_ns)
 
     def _last_collective(self, thread: int, around: Place, end_ns: int) -> Place:

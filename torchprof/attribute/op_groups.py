@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Kind
 from torchprof.attribute.places import Attributed, Place, Places
-from torchprof.run.words import BACKWARD, is_runtime_call
+from torchprof.run.words import BACKWARD, FrameKind, is_runtime_call
 
 
 class OpPath(NamedTuple):
@@ -108,7 +108,7 @@ class OpTrees:
         """The tree of the events from ``first`` up to ``after``, which are inside a place."""
         columns, frame = self._columns, place.frame
         source = place.signature if self._called_from is not None and place.phase == BACKWARD else None
-        around = frame.name if frame is not None and frame.kind == "op" and frame.name in self._ops else ""
+        around = frame.name if frame is not None and frame.kind == FrameKind.OP and frame.name in self._ops else ""
         key = around, place.is_closed, source, *columns.pattern(first, after)
         tree = self._known.get(key)
         if tree is None:
@@ -192,7 +192,7 @@ def places_of(all_places: Places, around: Place, tree: OpTree) -> list[Place]:
     if places is None:
         places = all_places.of_trees[around, tree] = [around]
         for outer, name, signature in tree.paths[1:]:
-            places.append(all_places.inside(places[outer], "op", name, signature))
+            places.append(all_places.inside(places[outer], FrameKind.OP, name, signature))
     return places
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from torchprof.attribute.events import Event
-from torchprof.run.words import FORWARD, Frame
+from torchprof.run.words import FORWARD, Frame, FrameKind
 
 
 class Place:
@@ -107,7 +107,7 @@ class Places:
     def __init__(self) -> None:
         self.all: list[Place] = []
         self._layers: dict[tuple[int, str, Place | None, tuple[int, ...]], Place] = {}
-        self._frames: dict[str | tuple[str, str], Frame] = {}
+        self._frames: dict[str | tuple[FrameKind, str], Frame] = {}
         self.of_trees: dict[tuple[Place, Any], list[Place]] = {}  # see ``op_groups.places_of``
 
     def of_layer(self, layer: int, phase: str, around: Place | None = None, shared: tuple[int, ...] = ()) -> Place:
@@ -119,9 +119,9 @@ class Places:
             place = self._layers[key] = self._new(layer, phase, within, shared, None, None, 0)
         return place
 
-    def inside(self, outer: Place, kind: str, name: str, signature: int = 0) -> Place:
+    def inside(self, outer: Place, kind: FrameKind, name: str, signature: int = 0) -> Place:
         """The place of a frame directly inside ``outer``."""
-        step = name if kind == "op" else (kind, name)  # most are ops
+        step = name if kind is FrameKind.OP else (kind, name)  # most are ops
         key = (step, signature) if signature else step
         inner = outer._inner
         if inner is None:
@@ -139,11 +139,11 @@ class Places:
     def of_lines(self, place: Place) -> Place | None:
         """The place that has the sampled lines of Python in another: of an op, the outermost op under the same labels.
         None for other ranges, and for ops that are not forward: there a line says nothing."""
-        while place.frame is not None and place.frame.kind != "label":
-            if place.frame.kind != "op" or place.phase != FORWARD:
+        while place.frame is not None and place.frame.kind != FrameKind.LABEL:
+            if place.frame.kind != FrameKind.OP or place.phase != FORWARD:
                 return None
             outer = place.outer
-            if outer is None or outer.frame is None or outer.frame.kind == "label":
+            if outer is None or outer.frame is None or outer.frame.kind == FrameKind.LABEL:
                 break
             place = outer
         return place

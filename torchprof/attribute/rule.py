@@ -34,6 +34,7 @@ from torchprof.run.words import (
     OUTSIDE,
     RECOMPUTE,
     REPLAYS,
+    FrameKind,
 )
 
 _GRAPH_NODE = "DifferentiableGraphBackward"
@@ -259,11 +260,11 @@ class Attribution:
     def _place_of_op(self, outer: Place, name: str, signature: int) -> tuple[Place, int]:
         """The place of an op directly inside another place, and 1 if it is a call, else 0."""
         frame = outer.frame
-        if outer.is_closed or (frame is not None and frame.name == name and frame.kind == "op"):
+        if outer.is_closed or (frame is not None and frame.name == name and frame.kind == FrameKind.OP):
             return outer, 0
         if self._called_from is not None and outer.phase == BACKWARD:
             signature = self._called_from(signature, outer.signature)
-        return self.places.inside(outer, "op", name, signature), 1
+        return self.places.inside(outer, FrameKind.OP, name, signature), 1
 
     def _compiled_kernel(self, event: Event, end: int, open_range: _Open, outer: Place) -> Place:
         """The place of a kernel of a compiled graph; the last of its places if it is divided among several."""
@@ -286,7 +287,7 @@ class Attribution:
         around = self.places.of_lines(open_range[1] or self._outside)
         if around is None or self._ahead.others_work(event):
             return None  # if another thread works, it is that of autograd, and this one waits for it
-        place = self.places.inside(around, "python", event.name)
+        place = self.places.inside(around, FrameKind.PYTHON, event.name)
         return Attributed(event, place, open_range[1], 1, 0, open_range[4])
 
     def _begin_call(self, event: Event, end: int, open_range: _Open) -> None:
@@ -303,7 +304,7 @@ class Attribution:
         if around is not None:
             self.collective_owners.note_started_inside(around)
         requester = around or self.collective_owners.requester(event.name, event.signature)
-        place = self.places.inside(requester or self._outside, "collective", event.name, event.signature)
+        place = self.places.inside(requester or self._outside, FrameKind.COLLECTIVE, event.name, event.signature)
         self._launches.note_collective(event, place, around, outer_range)
         return Attributed(event, place, None, 1, 0, outer_range)
 
@@ -311,7 +312,7 @@ class Attribution:
 
     def _garbage(self, event: Event, open_range: _Open) -> _Opened:
         """A garbage collection belongs to no layer, with everything inside it."""
-        return self.places.inside(self._outside, "gc", GARBAGE_COLLECTION), 1, None, OUTSIDE
+        return self.places.inside(self._outside, FrameKind.GC, GARBAGE_COLLECTION), 1, None, OUTSIDE
 
     def _compiled_range(self, event: Event, open_range: _Open) -> _Opened:
         _, around, label, layer, _, _ = open_range
@@ -394,8 +395,8 @@ class Attribution:
         signature = 0 if maker is None or self._called_from is None else self._called_from(0, maker.signature)
         outer = self.places.of_layer(layer, BACKWARD, around)
         for region in regions_around(maker):
-            outer = self.places.inside(outer, "region", region)
-        place = self.places.inside(outer, "op", event.name, signature)
+            outer = self.places.inside(outer, FrameKind.REGION, region)
+        place = self.places.inside(outer, FrameKind.OP, event.name, signature)
         place.is_node = True
         if event.name.endswith(ACCUMULATES):
             self.collective_owners.note_gradient(thread, layer)
@@ -409,7 +410,7 @@ class Attribution:
         signature = around.signature if self._called_from is not None else 0
         if event.name.endswith(ACCUMULATES):
             self.collective_owners.note_gradient_size(event.thread, event.signature)
-        return self.places.inside(around, "op", event.name, signature), 1, label, layer
+        return self.places.inside(around, FrameKind.OP, event.name, signature), 1, label, layer
 
     def _range(self, event: Event, open_range: _Open) -> _Opened:
         """A range of the user or of torch: it belongs to the place around it.
@@ -421,7 +422,7 @@ class Attribution:
         name, outer = event.name, around or self._outside
         layers = self.collective_owners.layers_of_range(name, outer.layer)
         if layers is None:
-            return self.places.inside(outer, "label", name, event.signature), 1, label, layer
+            return self.places.inside(outer, FrameKind.LABEL, name, event.signature), 1, label, layer
         phase = outer.phase
         if "backward" in name:
             phase = BACKWARD
@@ -430,7 +431,7 @@ class Attribution:
         if layers:
             outer = self._common_ancestor.place(layers, phase, outer)
         # a range of torch is an op, not a label of the user
-        return self.places.inside(outer, "op", name, event.signature), 1, label, layer
+        return self.places.inside(outer, FrameKind.OP, name, event.signature), 1, label, layer
 
     def _requester(self, thread: int, around: Place, op: str, signature: int) -> Place:
         """The place in which an op requests a collective: usually the place around it. DistributedDataParallel requests

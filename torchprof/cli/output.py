@@ -23,6 +23,7 @@ from torchprof.errors import TorchprofError, some
 from torchprof.reports import content_of, options_of
 from torchprof.reports.text import terminal_width, text_of
 from torchprof.run.outputs import ReportText
+from torchprof.run.words import FrameKind
 
 if TYPE_CHECKING:
     from torchprof.analyze.advice import Advice
@@ -194,7 +195,7 @@ def _operators(run: torchprof.Run) -> Iterator[str]:
     if "cpu_ns" not in run.meta.measured and run.device_times:  # a trace without CPU events
         yield section("The kernels", _without_warnings(run, "kernels", top=_OPERATORS_SHOWN))
         return
-    if any(chain[0].kind != "python" for chain in run.rows.frames if chain):
+    if any(chain[0].kind != FrameKind.PYTHON for chain in run.rows.frames if chain):
         yield section("The operators", _without_warnings(run, "ops", top=_OPERATORS_SHOWN))
     if "cpu_ns" in run.meta.measured:
         yield section("Between the operators", _without_warnings(run, "python", top=_GAPS_SHOWN))

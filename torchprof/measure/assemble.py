@@ -44,7 +44,7 @@ from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import FORWARD, OUTSIDE, Signature
+from torchprof.run.words import FORWARD, OUTSIDE, FrameKind, Signature
 
 if TYPE_CHECKING:
     from torchprof.measure.flops.estimate import Estimate
@@ -142,7 +142,7 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
     parts["samples"].update(_without_gradients(recording, plan))
     _note_observations(recording, plan, attribution)
 
-    regions = [place for place in places if place.frame is not None and place.frame.kind == "region"]
+    regions = [place for place in places if place.frame is not None and place.frame.kind == FrameKind.REGION]
     called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls}
     recording.observations.warnings += _not_compiled(recording, {place.layer for place in regions}, called)
     if regions:

@@ -16,7 +16,7 @@ from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
 from torchprof.run.rows import Around, Chains, Rows
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import PHASES, Frame, Signature
+from torchprof.run.words import PHASES, Frame, FrameKind, Signature
 
 _Call = tuple[int, int, int]
 """Start, duration and thread of a call or of a garbage collection."""
@@ -168,7 +168,7 @@ def _add_counts(values: _Values, counts: Mapping[int, tuple[int, int, int]], pla
     device_of: dict[int, str] = dict(values.keys())
     for index, counted in counts.items():
         frame = places[index].frame
-        key = (index, device_of.get(index, "cpu") if frame is not None and frame.kind == "kernel" else "cpu")
+        key = (index, device_of.get(index, "cpu") if frame is not None and frame.kind == FrameKind.KERNEL else "cpu")
         values.setdefault(key, [0] * (len(FIELDS) + 1))[_MACS : _MACS + 3] = counted
 
 
@@ -284,7 +284,7 @@ def _chains_inside(chains: Chains, around: int, tree: OpTree, signatures: Sequen
     """The chain of each path of a tree; that of the first is ``around``."""
     found = [around]
     for outer, name, signature in tree.paths[1:]:
-        frame = Frame("op", name)
+        frame = Frame(FrameKind.OP, name)
         if signature:
             frame = frame._replace(signature=signatures[signature])
         found.append(chains.inside(found[outer], frame))

@@ -18,7 +18,7 @@ from torchprof.run.collectives import C10D_OPS, collective_of, name_of_collectiv
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.unfinished import Entered, Unfinished
-from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, Frame, Signature, is_host_collective
+from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, Frame, FrameKind, Signature, is_host_collective
 
 
 class _Thread:
@@ -91,7 +91,12 @@ class _LastStep:
             return place
         if has_requested and self._request is not None:
             return self._request
-        if place is not None and place.frame is not None and place.frame.kind == "op" and "::" in place.frame.name:
+        if (
+            place is not None
+            and place.frame is not None
+            and place.frame.kind == FrameKind.OP
+            and "::" in place.frame.name
+        ):
             return None
         overlaps = [
             (min(end, start + ns) - max(begun, start), number)
@@ -132,13 +137,13 @@ def _intervals_at_end(thread: _Thread, since: int, ended: int) -> Iterator[_Inte
 
 def _is_of_loop(place: Place) -> bool:
     """Whether this is a label around work of the loop outside all layers, or a call of autograd's engine."""
-    is_label = place.frame is not None and place.frame.kind == "label"
+    is_label = place.frame is not None and place.frame.kind == FrameKind.LABEL
     return place.is_engine or (is_label and place.layer == OUTSIDE and place.phase == FORWARD)
 
 
 def _is_collection(place: Place) -> bool:
     """Whether it is a collection of Python's garbage collector."""
-    return place.frame is not None and place.frame.kind == "gc"
+    return place.frame is not None and place.frame.kind == FrameKind.GC
 
 
 def _collective_requested(place: Place) -> str | None:
@@ -295,7 +300,9 @@ class Locksteps:
         if known is None:
             # A Function of the user may call code that waits, like all Python. So may the engine's range around it.
             frame = place.frame
-            is_op = frame is not None and frame.kind == "op" and "::" in frame.name and not is_engine(frame.name)
+            is_op = (
+                frame is not None and frame.kind == FrameKind.OP and "::" in frame.name and not is_engine(frame.name)
+            )
             is_op |= _is_collection(place)  # a garbage collection never waits
             known = self._is_work[place] = not is_communication(place.frames), is_op
         return known

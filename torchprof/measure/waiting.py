@@ -10,7 +10,7 @@ from functools import cache
 from torchprof.attribute.collectives import RECORDS_COLLECTIVE
 from torchprof.run.collectives import C10D_OPS, shows_collective
 from torchprof.run.kernels import KernelWork, kind_of_work
-from torchprof.run.words import FSDP_RANGE, Frame, is_collective
+from torchprof.run.words import FSDP_RANGE, Frame, FrameKind, is_collective
 
 _COMMUNICATION = (C10D_OPS, "_c10d_functional::", "_c10d_functional_autograd::", RECORDS_COLLECTIVE, FSDP_RANGE)
 """Prefixes of the ops and ranges that exchange data between ranks, wait for it, or prepare it."""
@@ -32,14 +32,16 @@ def is_communication(frames: Sequence[Frame]) -> bool:
 
 
 @cache
-def _has_communication_name(kind: str, name: str) -> bool:
-    if kind == "kernel":
+def _has_communication_name(kind: FrameKind, name: str) -> bool:
+    if kind == FrameKind.KERNEL:
         return kind_of_work(name) is KernelWork.COMMUNICATION
     return name.startswith(_COMMUNICATION) or is_collective(name)
 
 
 def _communicates(frame: Frame) -> bool:
-    return _has_communication_name(frame.kind, frame.name) or (frame.kind == "kernel" and shows_collective(frame))
+    return _has_communication_name(frame.kind, frame.name) or (
+        frame.kind == FrameKind.KERNEL and shows_collective(frame)
+    )
 
 
 class Intervals:

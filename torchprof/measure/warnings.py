@@ -9,7 +9,7 @@ from torchprof.run.rows import Rows
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.torch_names import ON_PARAMETERS
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, is_left_over
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind, is_left_over
 
 _CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # a jump up to this share of the time, or up to this time, is no warning
 _CALLS_MATTER = 0.01  # the share of the recorded time in calls that bypass a layer: from this on it is a warning
@@ -156,7 +156,9 @@ def about_shapes(rows: Rows, has_formula: Callable[[str], bool]) -> Iterator[Run
         if uncounted and not is_left_over(rows.frames[chain])
     }
     without = {
-        name: None for kind, name, signature in last if kind != "kernel" and not (signature and signature.shapes)
+        name: None
+        for kind, name, signature in last
+        if kind != FrameKind.KERNEL and not (signature and signature.shapes)
     }
     names = tuple(filter(has_formula, without))
     if names:

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from torchprof.run.dtypes import DTYPES
-from torchprof.run.words import Frame, Signature
+from torchprof.run.words import Frame, FrameKind, Signature
 
 COLLECTIVE_ARGS = (
     "Collective name",
@@ -128,13 +128,13 @@ def collective_of(frames: Sequence[Frame]) -> Collective | None:
     for frame in reversed(frames):
         if _is_range(frame):
             return _of_range(frame)
-    return _named(frames) if frames and frames[-1].kind == "kernel" else None
+    return _named(frames) if frames and frames[-1].kind == FrameKind.KERNEL else None
 
 
 def _named(frames: Sequence[Frame]) -> Collective | None:
     """The collective by the names of the ops around a kernel, or by the name of the kernel."""
     for frame in reversed(frames):
-        if frame.kind == "op" and frame.name.startswith(C10D_OPS):
+        if frame.kind == FrameKind.OP and frame.name.startswith(C10D_OPS):
             return Collective(name_of_collective(frame.name))
     found = _NCCL_KERNEL.match(frames[-1].name)
     return Collective(name_of_collective(found[1].lower())) if found else None
@@ -147,7 +147,7 @@ def shows_collective(frame: Frame) -> bool:
 
 
 def _is_range(frame: Frame) -> bool:
-    return frame.kind == "collective"
+    return frame.kind == FrameKind.COLLECTIVE
 
 
 def _recorded(frame: Frame) -> Collective | None:

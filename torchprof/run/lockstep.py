@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torchprof.run.checked_json import demand, demand_layer, fields_of, read_as
 from torchprof.run.part import RunPart
 from torchprof.run.samples import of_smallest_hash, scrambled
-from torchprof.run.words import COMPILING, FORWARD, OUTSIDE, RANGES
+from torchprof.run.words import COMPILING, FORWARD, OUTSIDE, RANGES, FrameKind
 
 WORK = "work"
 GAP = "gap"
@@ -352,13 +352,13 @@ class _Merging:
         )
 
 
-def range_in_words(kind: str, name: str) -> str:
+def range_in_words(kind: FrameKind, name: str) -> str:
     """What a range is called in tables: what the user said, or what torch.compile made. An op as it is."""
-    if kind == "label":
+    if kind == FrameKind.LABEL:
         return f"{name} (label)"
     if kind not in RANGES:
         return name
-    return f"(region {name})" if kind == "region" and name != COMPILING else f"({name})"
+    return f"(region {name})" if kind == FrameKind.REGION and name != COMPILING else f"({name})"
 
 
 def ranks_in_words(ranks: Iterable[int]) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torchprof.run.cost import FIELDS, NO_COST, Cost
 from torchprof.run.rows import Around, Rows
-from torchprof.run.words import BETWEEN_OPS, RANGES, Frame, number_of_phase
+from torchprof.run.words import BETWEEN_OPS, RANGES, Frame, FrameKind, number_of_phase
 
 
 class RowKey(NamedTuple):
@@ -60,7 +60,7 @@ def sum_operators(
     whether the calls of rows with a key were made inside an operator whose MACs and FLOPs include theirs.
     """
     columns = rows.columns
-    is_work = [not frames or frames[-1].kind != "python" for frames in rows.frames]
+    is_work = [not frames or frames[-1].kind != FrameKind.PYTHON for frames in rows.frames]
     is_call = [bool(frames) and not is_kernel(frames) for frames in rows.frames]
     ways: dict[tuple[int, int, int, int], Way | None] = {}
     taken: list[tuple[int, Way]] = []
@@ -118,7 +118,7 @@ def _costs(rows: Rows, taken: Sequence[tuple[int, Way]], size: int) -> tuple[lis
 
 def is_kernel(frames: Sequence[Frame]) -> bool:
     """Whether a row with these frames is the work of a device."""
-    return bool(frames) and frames[-1].kind == "kernel"
+    return bool(frames) and frames[-1].kind == FrameKind.KERNEL
 
 
 def rows_in_ranges(rows: Rows) -> Rows:
@@ -149,7 +149,7 @@ class Op:
     """
 
     name: str
-    kind: str = "op"
+    kind: FrameKind = FrameKind.OP
     calls: int = 0
     self: Cost = field(default_factory=Cost)
     total: Cost = field(default_factory=Cost)
@@ -160,10 +160,10 @@ def operators_of_layers(rows: Rows, phase: str | None) -> dict[int, list[Op]]:
     """``Run.ops``, by the index of the layer in place of its path."""
     wanted = None if phase is None else number_of_phase(phase)
     made: list[Op] = []
-    found: dict[int, dict[tuple[str, str], int]] = {}  # indices in ``made``, by layer, kind and name
-    levels: dict[int, dict[tuple[str, str], int]] = {}  # the same for ops inside a range, by its index
+    found: dict[int, dict[tuple[FrameKind, str], int]] = {}  # indices in ``made``, by layer, kind and name
+    levels: dict[int, dict[tuple[FrameKind, str], int]] = {}  # the same for ops inside a range, by its index
 
-    def ops_on_path(layer: int, names: Sequence[tuple[str, str]]) -> list[int]:
+    def ops_on_path(layer: int, names: Sequence[tuple[FrameKind, str]]) -> list[int]:
         """The numbers of the ops with these kinds and names, outer to inner; new ones are added to ``made``."""
         level = found.setdefault(layer, {})
         siblings: list[Op] | None = None
@@ -186,12 +186,12 @@ def operators_of_layers(rows: Rows, phase: str | None) -> dict[int, list[Op]]:
         for around in within:
             names = _names(around.frames)
             if phase is not None and around.phase != phase:
-                names = [name for name in names if here and name[0] == "label"]
+                names = [name for name in names if here and name[0] == FrameKind.LABEL]
             for number in ops_on_path(around.layer, names):
                 if here or made[number].kind not in RANGES:
                     yield number
 
-    names = [_names(frames) or [("op", BETWEEN_OPS)] for frames in rows.frames]
+    names = [_names(frames) or [(FrameKind.OP, BETWEEN_OPS)] for frames in rows.frames]
 
     def way_of(key: RowKey) -> Way | None:
         here, within = wanted in (None, key.phase), rows.within[key.within]
@@ -206,6 +206,6 @@ def operators_of_layers(rows: Rows, phase: str | None) -> dict[int, list[Op]]:
     return {layer: [made[number] for number in level.values()] for layer, level in found.items()}
 
 
-def _names(frames: Sequence[Frame]) -> list[tuple[str, str]]:
+def _names(frames: Sequence[Frame]) -> list[tuple[FrameKind, str]]:
     """Kind and name of each frame but kernels: a kernel counts for the op that launched it."""
-    return [(frame.kind, frame.name) for frame in frames if frame.kind != "kernel"]
+    return [(frame.kind, frame.name) for frame in frames if frame.kind != FrameKind.KERNEL]

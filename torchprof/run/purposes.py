@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torchprof.run.words import BACKWARD, LOADING, OPTIMIZER_RANGE, Frame
+from torchprof.run.words import BACKWARD, LOADING, OPTIMIZER_RANGE, Frame, FrameKind
 
 DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OF_NO_LAYER, OTHER_WORK, NO_OP = PURPOSES = (
     "data",
@@ -30,14 +30,14 @@ WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
 
 def purpose_of(phase: str, frames: Sequence[Frame]) -> str:
     """What work outside all layers is for: first a wait or a copy, then the phase, then torch's labels around it."""
-    if frames and frames[0].kind == "gc":
+    if frames and frames[0].kind == FrameKind.GC:
         return GARBAGE
-    labels = [frame.name for frame in frames if frame.kind == "label"]
+    labels = [frame.name for frame in frames if frame.kind == FrameKind.LABEL]
     if len(labels) < len(frames):
         kind, name, _ = frames[-1]
         if WAITING.fullmatch(name):
             return WAIT
-        if (BETWEEN_HOST_AND_DEVICE if kind == "kernel" else COPYING).fullmatch(name):
+        if (BETWEEN_HOST_AND_DEVICE if kind == FrameKind.KERNEL else COPYING).fullmatch(name):
             return COPY
     if phase == BACKWARD:
         return OF_NO_LAYER

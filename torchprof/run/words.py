@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -85,7 +86,32 @@ BEFORE = -(1 << 63)
 GARBAGE_COLLECTION = "garbage collection"
 """The name of the frames of Python's garbage collections, whatever they interrupt."""
 
-RANGES = frozenset({"label", "region", "kernels", "gc"})
+
+class FrameKind(str, Enum):
+    """What a frame is. A member equals its text, ``FrameKind.OP == "op"``, and is written as it."""
+
+    OP = "op"
+    LABEL = "label"
+    """A range of the user."""
+    COLLECTIVE = "collective"
+    KERNEL = "kernel"
+    PYTHON = "python"
+    """A source line."""
+    REGION = "region"
+    """Code of torch.compile, named by its compile id."""
+    KERNELS = "kernels"
+    """A group of kernels of a compiled graph."""
+    GC = "gc"
+    """Python's garbage collector."""
+
+    __str__ = str.__str__
+    __repr__ = str.__repr__
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.value, format_spec)
+
+
+RANGES = frozenset({FrameKind.LABEL, FrameKind.REGION, FrameKind.KERNELS, FrameKind.GC})
 """The kinds of frames that are ranges: everything that ran in them is in their total."""
 
 
@@ -108,12 +134,11 @@ class Signature(NamedTuple):
 class Frame(NamedTuple):
     """One step from a layer inward to an event.
 
-    ``kind`` is op, label (of the user), collective, kernel, python (a source line), region (code of torch.compile,
-    named by its compile id), kernels (a group of kernels of a compiled graph) or gc (Python's garbage collector).
     ``name`` is torch's, or that of the range. ``signature`` has the inputs of an op; None if they were not recorded.
+    ``kind`` is compared with text as well: ``frame.kind == "op"``.
     """
 
-    kind: str
+    kind: FrameKind
     name: str
     signature: Signature | None = None
 
@@ -130,7 +155,7 @@ AUTOGRAD_ENGINE = "(autograd engine)"
 
 def is_left_over(frames: Sequence[Frame]) -> bool:
     """Whether a row with these frames is device work that was launched before the recording began."""
-    return bool(frames) and frames[0].name == LAUNCHED_BEFORE and frames[0].kind == "label"
+    return bool(frames) and frames[0].name == LAUNCHED_BEFORE and frames[0].kind == FrameKind.LABEL
 
 
 def phase_of(layer: int, phase: str) -> str:

@@ -12,7 +12,7 @@ from torchprof.run.collectives import collective_of, shows_collective
 from torchprof.run.cost import format_count, format_memory, format_time
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.lockstep import NOT_RECORDED
-from torchprof.run.words import Frame
+from torchprof.run.words import Frame, FrameKind
 
 _SHARE = 0.05
 _LARGE = 2**20  # bytes per call: smaller calls take only the time of a launch
@@ -134,6 +134,6 @@ def _waited(evidence: Evidence) -> dict[str, int]:
 
 
 def _is_communication(frames: Sequence[Frame]) -> bool:
-    if not frames or frames[-1].kind != "kernel":
+    if not frames or frames[-1].kind != FrameKind.KERNEL:
         return False
     return shows_collective(frames[-1]) or kind_of_work(frames[-1].name) is KernelWork.COMMUNICATION

@@ -18,6 +18,7 @@ from torchprof.run.words import (
     OPTIMIZER_RANGE,
     PHASES,
     Frame,
+    FrameKind,
     is_left_over,
 )
 
@@ -62,7 +63,9 @@ class Evidence:
     @cached_property
     def ops_recorded(self) -> bool:
         """Whether operators on the CPU were recorded: a trace of device activity alone has none."""
-        return any(frame.kind == "op" and "::" in frame.name for chain in self.run.rows.frames for frame in chain)
+        return any(
+            frame.kind == FrameKind.OP and "::" in frame.name for chain in self.run.rows.frames for frame in chain
+        )
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -190,7 +193,7 @@ class Evidence:
         """By the name of an operator: the chains of frames that it is in."""
         chains: dict[str, list[int]] = {}
         for chain, frames in enumerate(self.run.rows.frames):
-            for name in {frame.name for frame in frames if frame.kind == "op"}:
+            for name in {frame.name for frame in frames if frame.kind == FrameKind.OP}:
                 chains.setdefault(name, []).append(chain)
         return chains
 
@@ -287,7 +290,7 @@ class Inside:
     names: frozenset[str]
 
     def __call__(self, frames: Sequence[Frame]) -> bool:
-        return any(frame.kind == "op" and frame.name in self.names for frame in frames)
+        return any(frame.kind == FrameKind.OP and frame.name in self.names for frame in frames)
 
 
 def inside(*names: str) -> Inside:
@@ -297,17 +300,17 @@ def inside(*names: str) -> Inside:
 
 def has_no_launch(frames: Sequence[Frame]) -> bool:
     """Whether it is device work whose launch is missing from the recording."""
-    return bool(frames) and frames[0].kind == "label" and frames[0].name == LAUNCH_NOT_RECORDED
+    return bool(frames) and frames[0].kind == FrameKind.LABEL and frames[0].name == LAUNCH_NOT_RECORDED
 
 
 def is_optimizer(frames: Sequence[Frame]) -> bool:
     """Whether it is in a range of an optimizer."""
-    return any(frame.kind == "label" and frame.name.startswith(OPTIMIZER_RANGE) for frame in frames)
+    return any(frame.kind == FrameKind.LABEL and frame.name.startswith(OPTIMIZER_RANGE) for frame in frames)
 
 
 def is_collection(frames: Sequence[Frame]) -> bool:
     """Whether it is a collection of Python's garbage collector."""
-    return bool(frames) and frames[0].kind == "gc"
+    return bool(frames) and frames[0].kind == FrameKind.GC
 
 
 def shape_of_input(frame: Frame, index: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torchprof.analyze.advice.evidence import Evidence, is_collection
 from torchprof.run.cost import format_time
 from torchprof.run.purposes import BETWEEN_HOST_AND_DEVICE, COPYING, WAITING
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import FORWARD, LOADING, OPTIMIZER_RANGE, OUTSIDE, Frame
+from torchprof.run.words import FORWARD, LOADING, OPTIMIZER_RANGE, OUTSIDE, Frame, FrameKind
 
 _PAGEABLE = "Memcpy HtoD (Pageable"
 _VALUES = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero"})
@@ -159,7 +159,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     profiler. The gain is the shorter of the two times. Needs the time of a device.
     """
     columns = evidence.run.rows.columns
-    on_device = evidence.took(lambda frames: bool(frames) and frames[-1].kind == "kernel")
+    on_device = evidence.took(lambda frames: bool(frames) and frames[-1].kind == FrameKind.KERNEL)
     launches = sum(took.calls for took in on_device.values())
     if evidence.device == "cpu" or not launches:
         return
@@ -221,14 +221,14 @@ def is_loading(frames: Sequence[Frame]) -> bool:
 def inside_loading(frames: Sequence[Frame]) -> Sequence[Frame]:
     """The frames from that label inward, the label first; ``()`` without it. Steps and user labels may be around it."""
     for at, frame in enumerate(frames):
-        if frame.kind == "label" and frame.name.startswith(LOADING):
+        if frame.kind == FrameKind.LABEL and frame.name.startswith(LOADING):
             return frames[at:]
     return ()
 
 
 def _is_runtime(frames: Sequence[Frame]) -> bool:
     """Whether it is a call of the device's runtime in which the CPU copies or waits."""
-    if not frames or frames[-1].kind != "op":
+    if not frames or frames[-1].kind != FrameKind.OP:
         return False
     return any(calls.fullmatch(frames[-1].name) is not None for calls in (COPYING, WAITING))
 
@@ -265,7 +265,7 @@ def _copies_by_surroundings(evidence: Evidence, beginning: str = "") -> dict[_Su
     rows, columns = evidence.run.rows, evidence.run.rows.columns
 
     def is_copy(frames: Sequence[Frame]) -> bool:
-        if not frames or frames[-1].kind != "kernel" or _reads_a_value(frames):
+        if not frames or frames[-1].kind != FrameKind.KERNEL or _reads_a_value(frames):
             return False
         name = frames[-1].name
         return name.startswith(beginning) and BETWEEN_HOST_AND_DEVICE.fullmatch(name) is not None
@@ -286,7 +286,7 @@ def _waits(evidence: Evidence) -> dict[int, _Transfers]:
         layer, frames = columns["layer"][at], rows.frames[columns["frames"][at]]
         is_wait = WAITING.fullmatch(frames[-1].name) is not None
         if _reads_a_value(frames):
-            if layer == OUTSIDE and frames[0].kind == "label" and frames[0].name.startswith(OPTIMIZER_RANGE):
+            if layer == OUTSIDE and frames[0].kind == FrameKind.LABEL and frames[0].name.startswith(OPTIMIZER_RANGE):
                 continue
         elif not is_wait or layer == OUTSIDE or (layer, columns["phase"][at], frames[:-1]) in copying:
             continue
@@ -302,7 +302,7 @@ def _waits(evidence: Evidence) -> dict[int, _Transfers]:
 def _op_of(frames: Sequence[Frame]) -> str:
     """The op that the user's code calls, with the source line if it was recorded."""
     for frame in frames:
-        if frame.kind == "op":
+        if frame.kind == FrameKind.OP:
             stack = frame.signature.stack if frame.signature else ()
             return f"{frame.name} at {stack[0]}" if stack else frame.name
     return "no operator"

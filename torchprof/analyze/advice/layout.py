@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_time
-from torchprof.run.words import Frame
+from torchprof.run.words import Frame, FrameKind
 
 # cuDNN's names; nhwcToFoldedNhwc is not such a conversion.
 _CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)
@@ -34,4 +34,4 @@ def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _is_conversion(frames: Sequence[Frame]) -> bool:
-    return bool(frames) and frames[-1].kind == "kernel" and _CONVERSION.search(frames[-1].name) is not None
+    return bool(frames) and frames[-1].kind == FrameKind.KERNEL and _CONVERSION.search(frames[-1].name) is not None

@@ -15,7 +15,7 @@ from torchprof.analyze.advice.operators import node_of, outermost_op
 from torchprof.analyze.advice.python import HOOK, is_direct, is_line, is_own_time
 from torchprof.run.cost import format_time
 from torchprof.run.purposes import DATA, GARBAGE, OPTIMIZER, purpose_of
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, Frame
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, Frame, FrameKind
 
 _SHARE = 0.05
 _DATA_SHARE = 0.1
@@ -28,7 +28,7 @@ _GAP_NS = 30_000
 _LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 
 _LESS_OFTEN = "Do it less often: `if step % 100 == 0:`"
-_ANY_LAYER, _ANY_OPERATOR = 0, Frame("op", "any")
+_ANY_LAYER, _ANY_OPERATOR = 0, Frame(FrameKind.OP, "any")
 _Place = tuple[int, tuple[Frame, ...]]
 """A layer, and the labels with the outermost operator in them."""
 
@@ -233,10 +233,10 @@ def _outermost(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     """The labels, and the outermost operator, without its inputs."""
     place: list[Frame] = []
     for frame in frames:
-        if frame.kind == "python":
+        if frame.kind == FrameKind.PYTHON:
             break
         place.append(Frame(frame.kind, frame.name))
-        if frame.kind != "label":
+        if frame.kind != FrameKind.LABEL:
             break
     return tuple(place)
 
@@ -357,7 +357,9 @@ def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
         if columns["phase"][at] == PHASES.index(BACKWARD):
             trained.add(node_of(frames))
         else:
-            inside_of[outermost_op(frames) or ""] |= {_plain(frame.name) for frame in frames if frame.kind == "op"}
+            inside_of[outermost_op(frames) or ""] |= {
+                _plain(frame.name) for frame in frames if frame.kind == FrameKind.OP
+            }
     found = {
         one
         for one in spent

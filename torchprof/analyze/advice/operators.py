@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from torchprof.run.torch_names import ELEMENTWISE, without_aten
-from torchprof.run.words import NODE_PREFIX, Frame
+from torchprof.run.words import NODE_PREFIX, Frame, FrameKind
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 """The node that writes or adds up the gradient of a parameter."""
@@ -16,8 +16,8 @@ ELEMENTWISE_NODES = frozenset(name.replace("_", "") for name in without_aten(ELE
 
 def outermost_op(frames: Sequence[Frame]) -> str | None:
     """The name of the op that a layer calls directly; user labels may be around it."""
-    outermost = next((frame for frame in frames if frame.kind != "label"), None)
-    return outermost.name if outermost is not None and outermost.kind == "op" else None
+    outermost = next((frame for frame in frames if frame.kind != FrameKind.LABEL), None)
+    return outermost.name if outermost is not None and outermost.kind == FrameKind.OP else None
 
 
 def node_of(frames: Sequence[Frame]) -> str | None:

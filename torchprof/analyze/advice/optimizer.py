@@ -11,7 +11,7 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.operators import ACCUMULATE
 from torchprof.run.cost import format_time
 from torchprof.run.torch_names import FOREACH, FUSED
-from torchprof.run.words import BACKWARD, OPTIMIZER_STEP, OUTSIDE_NAME, ZERO_GRAD, Frame
+from torchprof.run.words import BACKWARD, OPTIMIZER_STEP, OUTSIDE_NAME, ZERO_GRAD, Frame, FrameKind
 
 _ZEROES = frozenset({"aten::zero_", "aten::_foreach_zero_"})
 
@@ -145,14 +145,16 @@ def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
             continue
         stepped.op_ns += columns["cpu_ns"][at]
         stepped.cannot_be_fused |= any(frame.name in _NOT_FUSED for frame in frames[depth + 1 :])
-        if depth == len(frames) - 2 and frames[-1].kind == "op" and frames[-1].name.startswith("aten::"):
+        if depth == len(frames) - 2 and frames[-1].kind == FrameKind.OP and frames[-1].name.startswith("aten::"):
             stepped.calls[frames[-1].name] += columns["calls"][at]
     return {name: stepped for name, stepped in found.items() if stepped.steps}
 
 
 def _depth(frames: Sequence[Frame], label: str) -> int:
     """The position among the frames of torch's label with this prefix, -1 if there is none."""
-    return next((at for at, frame in enumerate(frames) if frame.kind == "label" and frame.name.startswith(label)), -1)
+    return next(
+        (at for at, frame in enumerate(frames) if frame.kind == FrameKind.LABEL and frame.name.startswith(label)), -1
+    )
 
 
 def zeroes(frames: Sequence[Frame]) -> bool:

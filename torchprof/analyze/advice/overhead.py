@@ -8,7 +8,7 @@ from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence, is_collection, is_optimizer
 from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
 from torchprof.run.cost import format_time
-from torchprof.run.words import FORWARD, OUTSIDE
+from torchprof.run.words import FORWARD, OUTSIDE, FrameKind
 
 _SMALL_NS = 20_000
 _FEW = 8
@@ -37,7 +37,7 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
         return
     long_ns = ops = stepping = 0
     columns = run.rows.columns
-    for at in evidence.rows(lambda frames: bool(frames) and frames[-1].kind == "op"):
+    for at in evidence.rows(lambda frames: bool(frames) and frames[-1].kind == FrameKind.OP):
         ns, times = columns["cpu_ns"][at], columns["calls"][at]
         ops += times
         if ns >= _SMALL_NS * times:

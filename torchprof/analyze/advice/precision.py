@@ -11,7 +11,7 @@ from torchprof.analyze.advice.evidence import Evidence, always, shape_of_input
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.dtypes import recorded_as
 from torchprof.run.torch_names import CONVOLUTIONS, ELEMENTWISE, FACTORS
-from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame, Signature
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame, FrameKind, Signature
 
 _DOUBLE = recorded_as("float64", "complex128")
 _SINGLE = recorded_as("float32")
@@ -217,9 +217,9 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
 def _is_in_double(frames: Sequence[Frame]) -> bool:
     """Whether the innermost of these frames with floating-point inputs is an operator that computes in float64."""
     for frame in reversed(frames):
-        if frame.kind == "kernel":
+        if frame.kind == FrameKind.KERNEL:
             continue
-        if frame.kind != "op" or not frame.name.startswith("aten::"):
+        if frame.kind != FrameKind.OP or not frame.name.startswith("aten::"):
             return False
         if _has(frame.signature, _FLOATS):
             others = _has(frame.signature, _FLOATS - _DOUBLE)
@@ -269,7 +269,7 @@ def _is_float32_product(frames: Sequence[Frame], *, with_tf32: bool) -> bool:
     """Whether the innermost frame is a kernel that a product or convolution in float32 launched directly; with
     ``with_tf32`` also a TF32 kernel. float32 is recognized by the op's dtypes if shapes were recorded, else by the
     kernel's name."""
-    if len(frames) < 2 or frames[-1].kind != "kernel":
+    if len(frames) < 2 or frames[-1].kind != FrameKind.KERNEL:
         return False
     kernel, op = frames[-1].name, frames[-2]
     if (op.name not in FACTORS and op.name not in CONVOLUTIONS) or _HALF_KERNEL.search(kernel):
@@ -284,4 +284,4 @@ def _is_float32_product(frames: Sequence[Frame], *, with_tf32: bool) -> bool:
 def _is_half_work(frames: Sequence[Frame]) -> bool:
     if any(_has(frame.signature, _HALF) for frame in frames):
         return True
-    return bool(frames) and frames[-1].kind == "kernel" and _HALF_KERNEL.search(frames[-1].name) is not None
+    return bool(frames) and frames[-1].kind == FrameKind.KERNEL and _HALF_KERNEL.search(frames[-1].name) is not None

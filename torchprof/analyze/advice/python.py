@@ -11,7 +11,7 @@ from torchprof.analyze.advice.evidence import Evidence, is_collection
 from torchprof.analyze.advice.host import beyond_median_ns, forward_calls, idle_ns
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
-from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE, PHASES, Frame
+from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE, PHASES, Frame, FrameKind
 
 HOOK = " (hook)"
 """What follows the name of a function that is a hook of modules, in a sampled line."""
@@ -146,7 +146,7 @@ def has_python(layer: Layer) -> bool:
 
 def is_own_time(frames: Sequence[Frame]) -> bool:
     """Whether it is the time of a layer or a label outside operators."""
-    return all(frame.kind == "label" for frame in frames)
+    return all(frame.kind == FrameKind.LABEL for frame in frames)
 
 
 def _is_of_hooks(lines: Counter[str]) -> bool:
@@ -157,7 +157,7 @@ def _is_of_hooks(lines: Counter[str]) -> bool:
 
 def is_line(frames: Sequence[Frame]) -> bool:
     """Whether it is a sampled line of Python."""
-    return bool(frames) and frames[-1].kind == "python"
+    return bool(frames) and frames[-1].kind == FrameKind.PYTHON
 
 
 def _is_python(frames: Sequence[Frame]) -> bool:
@@ -167,7 +167,7 @@ def _is_python(frames: Sequence[Frame]) -> bool:
 
 def is_direct(frames: Sequence[Frame]) -> bool:
     """Whether it is an operator that Python calls, not another operator."""
-    return bool(frames) and frames[-1].kind == "op" and is_own_time(frames[:-1])
+    return bool(frames) and frames[-1].kind == FrameKind.OP and is_own_time(frames[:-1])
 
 
 def _is_array(frames: Sequence[Frame]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.evidence import Evidence, always
 from torchprof.run.cost import format_time
-from torchprof.run.words import BACKWARD, FORWARD
+from torchprof.run.words import BACKWARD, FORWARD, FrameKind
 
 _GRAPH = 0.55
 """The part of a forward call that a graph costs: measured with 24 blocks of two linear layers, 41 % with one thread and
@@ -96,7 +96,7 @@ def _passes(evidence: Evidence) -> dict[int, int]:
     """How often backward ran through each layer of ``_NODES``."""
     rows, columns, layers = evidence.run.rows, evidence.run.rows.columns, evidence.run.layers
     found: Counter[int] = Counter()
-    for at in evidence.rows(lambda frames: len(frames) == 1 and frames[0].kind == "op", phases=(BACKWARD,)):
+    for at in evidence.rows(lambda frames: len(frames) == 1 and frames[0].kind == FrameKind.OP, phases=(BACKWARD,)):
         number = columns["layer"][at]
         if number >= 0 and layers[number].kind in _NODES:
             name = rows.frames[columns["frames"][at]][0].name

@@ -19,6 +19,7 @@ from torchprof.run.words import (
     OTHER_MODULE,
     PHASES,
     Frame,
+    FrameKind,
     is_overhead,
 )
 
@@ -125,7 +126,7 @@ def compiled_in(run: Run) -> Compiled:
     found = Compiled()
     known = _known_regions(run)
     by_layers = ("compile_layers", True) in run.meta.flags
-    by_layers |= any(frame.kind == "kernels" for chain in run.rows.frames for frame in chain)
+    by_layers |= any(frame.kind == FrameKind.KERNELS for chain in run.rows.frames for frame in chain)
     uses: dict[tuple[int, str], RegionUse] = {}
     for (layer, phase, is_shared), steps, calls, cost in _sums_in_regions(run):
         frames = [frame for _, frame in steps]
@@ -138,7 +139,7 @@ def compiled_in(run: Run) -> Compiled:
                 shares.of_several += cost
             else:
                 shares.of_one += cost
-        last = max(number for number, frame in enumerate(frames) if frame.kind == "region")
+        last = max(number for number, frame in enumerate(frames) if frame.kind == FrameKind.REGION)
         of, region = steps[last][0], frames[last].name
         inside = frames[last + 1 :]
         if region == COMPILING:
@@ -190,9 +191,10 @@ def _sums_in_regions(
     """The sums of the rows inside regions: (layer, phase, whether shared), the frames around, each with its layer, the
     calls and the cost."""
     columns = run.rows.columns
-    is_region = [any(frame.kind == "region" for frame in chain) for chain in run.rows.frames]
+    is_region = [any(frame.kind == FrameKind.REGION for frame in chain) for chain in run.rows.frames]
     is_within = [
-        any(frame.kind == "region" for around in within for frame in around.frames) for within in run.rows.within
+        any(frame.kind == FrameKind.REGION for around in within for frame in around.frames)
+        for within in run.rows.within
     ]
     if not any(is_region) and not any(is_within):
         return
@@ -222,14 +224,14 @@ def _is_kernel(frames: Sequence[Frame]) -> bool:
 
 def _why_unknown(frame: Frame) -> str | None:
     """Why the layers of the kernels in a frame are unknown; None if they are known."""
-    if frame.kind != "kernels" or not frame.name.startswith(NOT_ATTRIBUTABLE):
+    if frame.kind != FrameKind.KERNELS or not frame.name.startswith(NOT_ATTRIBUTABLE):
         return None
     return frame.name.removeprefix(f"{NOT_ATTRIBUTABLE}: ")
 
 
 def _is_between(frame: Frame) -> bool:
     """Whether only the layers before and after the kernels in a frame are known."""
-    return frame.kind == "kernels" and frame.name.startswith(BETWEEN)
+    return frame.kind == FrameKind.KERNELS and frame.name.startswith(BETWEEN)
 
 
 def may_be_of_layers_below(frame: Frame) -> bool:

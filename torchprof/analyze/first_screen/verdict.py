@@ -22,7 +22,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.torch_names import CONVOLUTIONS, FACTORS
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, FrameKind
 
 FIRST_SHARE = 0.03
 """A finding with a smaller gain is not on the first screen."""
@@ -283,7 +283,7 @@ def _bound(run: Run) -> str:
     field = next(measures_of(run), ("cpu_ns", ""))[0]
     rows = run.rows
     columns, chains = rows.columns, rows.frames
-    is_product = [any(frame.kind == "op" and frame.name in _PRODUCTS for frame in chain) for chain in chains]
+    is_product = [any(frame.kind == FrameKind.OP and frame.name in _PRODUCTS for frame in chain) for chain in chains]
     whole = sum(time_parts(run, field).values())
     ns = sum(ns for ns, chain in zip(columns[field], columns["frames"]) if is_product[chain])
     if not whole or ns < _MOST * whole:

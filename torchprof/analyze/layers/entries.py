@@ -22,6 +22,7 @@ from torchprof.run.words import (
     OUTSIDE,
     OUTSIDE_NAME,
     RANGES,
+    FrameKind,
     is_overhead,
 )
 
@@ -116,7 +117,7 @@ def _op_lines(ops: dict[str, list[Op]], layer: str, show_events: bool) -> list[E
             if op.kind in RANGES:
                 if (op.kind, op.name) not in labels:
                     name = range_in_words(op.kind, op.name)
-                    if op.kind == "label" and phase != FORWARD:
+                    if op.kind == FrameKind.LABEL and phase != FORWARD:
                         name = f"{op.name} (label, {phase})"
                     ids = {"layer": layer, "kind": op.kind}
                     lines.append(Entry(printable(name), Figures(), op.name, ids, is_layer=False))
@@ -131,7 +132,7 @@ def _op_lines(ops: dict[str, list[Op]], layer: str, show_events: bool) -> list[E
     for line, parts in labels.values():
         line.figures.own = {phase: own_of_range(op) for phase, op in parts.items()}
         line.figures.total = {phase: op.total for phase, op in parts.items()}
-        if not any(op.kind == "kernels" for op in parts.values()):  # a group of kernels has no calls
+        if not any(op.kind == FrameKind.KERNELS for op in parts.values()):  # a group of kernels has no calls
             line.figures.calls = next((op.calls for op in parts.values() if op.calls), 0)
         line.ops = _op_lines({phase: op.inside for phase, op in parts.items()}, layer, show_events)
     return lines
@@ -139,9 +140,9 @@ def _op_lines(ops: dict[str, list[Op]], layer: str, show_events: bool) -> list[E
 
 def own_of_range(op: Op) -> Cost:
     """The self of a range's row. That of a region includes its overhead; that of a group of kernels is its total."""
-    if op.kind == "kernels":
+    if op.kind == FrameKind.KERNELS:
         return op.total
-    leading = [inner.self for inner in op.inside if op.kind == "region" and is_overhead(inner.name)]
+    leading = [inner.self for inner in op.inside if op.kind == FrameKind.REGION and is_overhead(inner.name)]
     return sum(leading, op.self)
 
 

@@ -25,6 +25,7 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
 from torchprof.run.run import Run
+from torchprof.run.words import FrameKind
 
 
 @report("tree", "every layer, with self and total of all that was measured", answers="time", suffix=".txt")
@@ -94,7 +95,7 @@ def tree(
         )
         for lead, line in branches([line for line in lines if line.shown], below)
     ]
-    if any(frame.kind == "label" for within in run.rows.within for around in within for frame in around.frames):
+    if any(frame.kind == FrameKind.LABEL for within in run.rows.within for around in within for frame in around.frames):
         sentences.append("The total of a label holds the layers called in it, which have rows of their own, too.")
     headings = ["Module", *(column.heading for column in columns)]
     table = ReportTable(headings, rows, tablefmt, wholes=[None, *wholes], in_color=color)

@@ -17,13 +17,14 @@ from torchprof.run.words import (
     NOT_SELECTED_NAME,
     PHASES,
     Frame,
+    FrameKind,
     Signature,
     number_of_phase,
     phase_of,
 )
 
 _NO_TENSORS = ("", "Scalar", "ScalarList")  # torch's names for the types of inputs that are no tensors
-_OWN_TIME = (Frame("op", BETWEEN_OPS),)
+_OWN_TIME = (Frame(FrameKind.OP, BETWEEN_OPS),)
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Scope = TypeVar("_Scope", bound=Hashable)
@@ -38,7 +39,7 @@ class Operator(NamedTuple):
     """
 
     name: str
-    kind: str = "op"
+    kind: FrameKind = FrameKind.OP
     shapes: tuple[Any, ...] = ()
     stack: tuple[str, ...] = ()
 
@@ -193,7 +194,7 @@ def _summed(
         way_in: list[int | None] = []
         for around in rows.within[key.within]:
             for frame in around.frames:
-                in_phase = key.phase if frame.kind == "label" else PHASES.index(around.phase)
+                in_phase = key.phase if frame.kind == FrameKind.LABEL else PHASES.index(around.phase)
                 way_in.append(step(scope_at(around.layer, in_phase), frame))
         frames = rows.frames[key.frames]
         way_in += [step(scope, frame) for frame in (frames[:-1] if is_kernel(frames) else frames) or _OWN_TIME]

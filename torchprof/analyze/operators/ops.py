@@ -22,7 +22,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run.cost import Cell, Cost, ReportCell
 from torchprof.run.operators import Sums
 from torchprof.run.run import Run
-from torchprof.run.words import LAUNCHED_BEFORE
+from torchprof.run.words import LAUNCHED_BEFORE, FrameKind
 
 _SHAPES_SHOWN = 4
 _LIST_SHOWN = 2
@@ -104,7 +104,7 @@ def _line(operator: Operator, sums: Sums) -> TableLine:
 
 def _is_left_over(operator: Operator) -> bool:
     """Whether it is the work that was launched before the recording."""
-    return operator.kind == "label" and operator.name == LAUNCHED_BEFORE
+    return operator.kind == FrameKind.LABEL and operator.name == LAUNCHED_BEFORE
 
 
 def _shapes(shapes: Sequence[Any]) -> str:

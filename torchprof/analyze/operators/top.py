@@ -40,6 +40,7 @@ from torchprof.run.words import (
     OUTSIDE,
     PHASES,
     Frame,
+    FrameKind,
     is_left_over,
     is_overhead,
     is_runtime_call,
@@ -56,7 +57,7 @@ _GAP = len(" | ")
 _LEAST_NAME = 24
 _FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")
 _LINE_NUMBER = re.compile(r":\d+ ")
-_UNKNOWN_LAUNCH = Frame("label", LAUNCH_NOT_RECORDED)
+_UNKNOWN_LAUNCH = Frame(FrameKind.LABEL, LAUNCH_NOT_RECORDED)
 _OWN_WORK = "(torch.compile's own work)"
 """The name of all that torch.compile does around its graphs, such as checking guards."""
 _NO_OPERATOR = {
@@ -318,7 +319,7 @@ def _parts_of(run: Run, field: str) -> Counter[WorkPart]:
 
 def _label(frames: Sequence[Frame]) -> str:
     # The label of a step is no place.
-    labels = [frame.name for frame in frames if frame.kind == "label" and frame.name != ANY_STEP]
+    labels = [frame.name for frame in frames if frame.kind == FrameKind.LABEL and frame.name != ANY_STEP]
     return labels[-1] if labels else ""
 
 
@@ -326,18 +327,18 @@ def _work(frames: Sequence[Frame]) -> str:
     """The work of a row: its innermost operator, or ``(between ops)``; a kernel, if no operator is known to have
     launched it. Kernels of a compiled graph that are one row of the run, such as those of several layers, are one
     work, and so is all that torch.compile does around its graphs."""
-    launcher = frames[-2] if len(frames) > 1 and frames[-1].kind == "kernel" else None
+    launcher = frames[-2] if len(frames) > 1 and frames[-1].kind == FrameKind.KERNEL else None
     if launcher is not None and (
-        launcher == _UNKNOWN_LAUNCH or (launcher.kind == "op" and is_runtime_call(launcher.name))
+        launcher == _UNKNOWN_LAUNCH or (launcher.kind == FrameKind.OP and is_runtime_call(launcher.name))
     ):
         return short_kernel_name(frames[-1].name)
-    inner = [frame for frame in frames if frame.kind != "kernel"]
+    inner = [frame for frame in frames if frame.kind != FrameKind.KERNEL]
     for frame in inner:
-        if frame.kind == "kernels" or (frame is inner[-1] and frame.kind in ("region", "gc")):
+        if frame.kind == FrameKind.KERNELS or (frame is inner[-1] and frame.kind in (FrameKind.REGION, FrameKind.GC)):
             return range_in_words(frame.kind, frame.name)
     if inner and is_overhead(inner[-1].name):
         return _OWN_WORK
-    return inner[-1].name if inner and inner[-1].kind == "op" else BETWEEN_OPS
+    return inner[-1].name if inner and inner[-1].kind == FrameKind.OP else BETWEEN_OPS
 
 
 def source_lines(run: Run) -> dict[Where, Counter[str]]:
@@ -345,7 +346,9 @@ def source_lines(run: Run) -> dict[Where, Counter[str]]:
     found: defaultdict[Where, Counter[str]] = defaultdict(Counter)
     columns, chains = run.rows.columns, run.rows.frames
     is_line = [
-        bool(frames) and frames[-1].kind == "python" and all(frame.kind == "label" for frame in frames[:-1])
+        bool(frames)
+        and frames[-1].kind == FrameKind.PYTHON
+        and all(frame.kind == FrameKind.LABEL for frame in frames[:-1])
         for frames in chains
     ]
     if not any(is_line):

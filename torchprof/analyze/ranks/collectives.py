@@ -25,7 +25,7 @@ from torchprof.run.cost import (
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
-from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME, Frame, is_host_collective
+from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME, Frame, FrameKind, is_host_collective
 
 _Key = TypeVar("_Key")
 _UNNAMED = ("", "undefined")  # the description in torch of a group without one
@@ -186,7 +186,7 @@ def _source(frames: Sequence[Frame]) -> _Source | None:
     if not frames:
         return None
     last = frames[-1]
-    if last.kind == "kernel":
+    if last.kind == FrameKind.KERNEL:
         is_one = shows_collective(last) or kind_of_work(last.name) is KernelWork.COMMUNICATION
         return _Source.KERNEL if is_one else None
     if not shows_collective(last) or any(map(shows_collective, frames[:-1])):

@@ -26,7 +26,7 @@ from torchprof.measure.flops.torch_registry import (
 )
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.torch_names import FORWARD_ATTENTION, VIEWS, aten
-from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, Signature
+from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, FrameKind, Signature
 from torchprof.run.words import is_generated as is_kernel_of_compile
 
 _DENSE_SHAPE = aten("_indices _nnz _values indices values crow_indices ccol_indices sparse_dim")
@@ -51,7 +51,7 @@ tensor, and the ops inside have the shapes of the part on this rank. Torch befor
 _IN_MODE = "PythonDispatchMode"
 """The range in which a mode runs an op in Python, such as that of fake tensors, which have shapes but no data."""
 _ATTENTION = "aten::scaled_dot_product_attention"
-_REPLAYED = Frame("kernels", REPLAY)
+_REPLAYED = Frame(FrameKind.KERNELS, REPLAY)
 
 _MOST = 1 << 61
 """The most FLOPs that one op can have: a column of a run can store less than four times as many. Shapes that give more
@@ -269,7 +269,7 @@ class Estimate:
         without the op."""
         is_in_another_row = False
         for around in _around(kernel):
-            if around.index in self._known or (around.frame is not None and around.frame.kind == "collective"):
+            if around.index in self._known or (around.frame is not None and around.frame.kind == FrameKind.COLLECTIVE):
                 return True
             if around.index in uncounted and not is_in_another_row:
                 return True
