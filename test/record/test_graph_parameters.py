@@ -20,7 +20,7 @@ from examples.models import MLP, Bert, LeNet5
 from torchprof import Profile, Run
 from torchprof.record.compiled.dynamo_sources import Taken
 from torchprof.record.compiled.graph_flow import GraphFlow
-from torchprof.record.compiled.graph_parameters import GraphParameters
+from torchprof.record.compiled.graph_parameters import kernels_by_parameters
 from torchprof.record.compiled.kept_graph import KeptGraph
 from torchprof.record.compiled.noted_calls import NotedCalls
 from torchprof.run.words import (
@@ -405,13 +405,17 @@ def test_calls_from_cpp_have_no_events() -> None:
         source_code = "module = load(['AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cpu_mm_out(buf0, arg0_1, arg1_1));'])"
         inductor_post_grad_graph_str = TEXT
 
-    known = GraphParameters()
     calls = NotedCalls()
     inputs = [nn.Parameter(torch.rand(8, 8)), torch.rand(8, 8)]
-    assert known.number_of("key", Graph(), inputs, calls) is None  # it has tangents: a backward
+    backward = KeptGraph.of(Graph(), inputs)
+    assert backward.number_of(Graph(), inputs, calls) is None  # it has tangents
     Graph.inductor_post_grad_graph_str = "def forward(self, arg0_1, arg1_1): pass"
-    assert known.number_of("other", Graph(), inputs, calls) == 0
-    assert known.known("unknown")[0] == {"key": IN_CPP, "other": IN_CPP}
+    forward = KeptGraph.of(Graph(), inputs)
+    assert forward.number_of(Graph(), inputs, calls) == 0
+    assert kernels_by_parameters({"key": backward, "other": forward}, "unknown") == (
+        {"key": IN_CPP, "other": IN_CPP},
+        set(),
+    )
 
 
 def test_a_parameter_of_two_layers_is_of_neither() -> None:

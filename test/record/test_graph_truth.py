@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from examples.models import MLP, Bert, LeNet5, TinyTransformer
 from torchprof.attribute.compiled_graphs import CompiledKernel, Span
-from torchprof.record.compiled.graph_parameters import GraphParameters, _saves_for
+from torchprof.record.compiled.graph_parameters import _saves_for, kernels_by_parameters
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.compiled.kept_graph import KeptGraph
 
@@ -61,14 +61,14 @@ def train(model: Any, inputs: Sequence[Any]) -> None:
 
 
 @contextmanager
-def noted(model: nn.Module, known: GraphParameters, calls: list[Called]) -> Iterator[None]:
+def noted(model: nn.Module, known: dict[str, KeptGraph], calls: list[Called]) -> Iterator[None]:
     """Note each graph that is called, and the parameters that it takes."""
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
     original = output_code.CompiledFxGraph.__call__
 
     def call(graph: Any, inputs: Sequence[Any]) -> Any:
         key = graph._fx_graph_cache_key
-        known._called.setdefault(key, KeptGraph.of(graph, inputs))
+        known.setdefault(key, KeptGraph.of(graph, inputs))
         roots = {f"input {at}": name_of[id(one)] for at, one in enumerate(inputs) if id(one) in name_of}
         calls.append(Called(key, roots))
         return original(graph, inputs)
@@ -80,9 +80,9 @@ def noted(model: nn.Module, known: GraphParameters, calls: list[Called]) -> Iter
         output_code.CompiledFxGraph.__call__ = original
 
 
-def parameters_in(calls: Sequence[Called], known: GraphParameters) -> dict[str, dict[str, str]]:
+def parameters_in(calls: Sequence[Called], known: dict[str, KeptGraph]) -> dict[str, dict[str, str]]:
     """By key, the parameters of the roots of a graph: for a backward, those of its only forward."""
-    texts = {key: one.text for key, one in known._called.items() if one is not None}
+    texts = {key: one.text for key, one in known.items()}
     found = {}
     for key, text in texts.items():
         is_backward = any(name.startswith("tangents_") for name in text.inputs)
@@ -116,7 +116,7 @@ def test_a_call_is_of_the_parameter_that_it_reads_or_whose_gradient_it_makes(
     model.zero_grad(set_to_none=True)
     memory = {one.untyped_storage().data_ptr(): name for name, one in model.named_parameters()}
     ran: list[tuple[str, str, list[Tensor], Tensor]] = []  # graph, operator, arguments, result
-    known, calls = GraphParameters(), list[Called]()
+    known, calls = dict[str, KeptGraph](), list[Called]()
     for operator in LIBRARY:
         original = getattr(extern_kernels, operator, None)
         if original is not None:
@@ -126,7 +126,7 @@ def test_a_call_is_of_the_parameter_that_it_reads_or_whose_gradient_it_makes(
     monkeypatch.undo()
     gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
     values = {name: one.detach().to(torch.bfloat16) for name, one in model.named_parameters() if cast and one.dim() > 1}
-    kernels, roots = known.known("unknown")[0], parameters_in(calls, known)
+    kernels, roots = kernels_by_parameters(known, "unknown")[0], parameters_in(calls, known)
     right = 0
     for key, of_graph in roots.items():
         of_library = [one for one in kernels.get(key, ()) if isinstance(one, CompiledKernel) and one.name in LIBRARY]
@@ -175,7 +175,7 @@ def _equal(tensor: Tensor, values: dict[str, Tensor]) -> set[str]:
 def test_what_lies_between_layers_ran_in_the_module_around_them(name: str) -> None:
     make, make_inputs = MODELS[name]
     model, inputs = make(), make_inputs()
-    known, calls = GraphParameters(), list[Called]()
+    known, calls = dict[str, KeptGraph](), list[Called]()
     provenance = Provenance()
     provenance.on()
     try:
@@ -185,7 +185,7 @@ def test_what_lies_between_layers_ran_in_the_module_around_them(name: str) -> No
         provenance.off()
     roots = parameters_in(calls, known)
     checked = 0
-    for key, ours in known.known("unknown")[0].items():
+    for key, ours in kernels_by_parameters(known, "unknown")[0].items():
         theirs = Provenance.known[key]
         if key not in roots or isinstance(theirs, str) or isinstance(ours, str):
             continue

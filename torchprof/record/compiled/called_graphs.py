@@ -14,8 +14,9 @@ import torch
 from torchprof.attribute.compiled_graphs import CompiledGraphs, ProfiledModule
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.recording import CalledGraph
-from torchprof.record.compiled.graph_parameters import GraphParameters
+from torchprof.record.compiled.graph_parameters import kernels_by_parameters
 from torchprof.record.compiled.inductor import Provenance
+from torchprof.record.compiled.kept_graph import KeptGraph
 from torchprof.record.compiled.noted_calls import NotedCalls
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import optional
@@ -52,7 +53,7 @@ class CalledGraphs:
         self.by_key: dict[str, CalledGraph] = {}
         """The graphs by the key in the profiler's range around each call."""
         self._calls = NotedCalls()
-        self._parameters = GraphParameters()
+        self._kept: dict[str, KeptGraph] = {}  # by key, read when their kernels are asked for
 
     def on(self) -> None:
         with CalledGraphs._lock:
@@ -74,7 +75,7 @@ class CalledGraphs:
     @property
     def knows_parameters(self) -> bool:
         """Whether graphs that no ``Provenance`` knows were called with parameters."""
-        return bool(self._parameters)
+        return any(graph.taken for graph in self._kept.values())
 
     @property
     def knows_layers(self) -> bool:
@@ -89,7 +90,7 @@ class CalledGraphs:
         if provenance is None and not self.knows_layers:
             return None
         why_unknown = LAYERS_NOT_RECORDED if provenance is None else COMPILED_BEFORE
-        kernels, hiding = self._parameters.known(why_unknown)
+        kernels, hiding = kernels_by_parameters(self._kept, why_unknown)
         return CompiledGraphs(
             {**kernels, **Provenance.known},
             plan.modules,
@@ -105,8 +106,12 @@ class CalledGraphs:
         """The number of a call, for the range around it; None if the graph is known, or has no parameters."""
         if key in Provenance.known:
             return None
-        numbers = [one._parameters.number_of(key, graph, inputs, one._calls) for one in cls._all_on]
-        return numbers[-1] if numbers else None
+        number = None
+        for one in cls._all_on:
+            if key not in one._kept:
+                one._kept[key] = KeptGraph.of(graph, inputs)
+            number = one._kept[key].number_of(graph, inputs, one._calls)
+        return number
 
     def _note(self, key: str, text: str, inputs: Sequence[Any]) -> None:
         known = self.by_key.get(key)

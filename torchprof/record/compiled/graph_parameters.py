@@ -7,8 +7,7 @@ of a library that reads a parameter, or that computes the gradient of one, is wo
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Iterator, Mapping, Set
 
 from torchprof.attribute.compiled_graphs import CompiledKernel, OwnedWork, Span, TracedModule
 from torchprof.measure.flops.graph_text import GraphTensor, GraphText
@@ -16,7 +15,6 @@ from torchprof.record.compiled.fx_nodes import plain_kernel_name
 from torchprof.record.compiled.graph_source import TANGENTS
 from torchprof.record.compiled.graph_spans import GraphSpans
 from torchprof.record.compiled.kept_graph import KeptGraph
-from torchprof.record.compiled.noted_calls import NotedCalls
 from torchprof.run.words import IN_CPP
 
 _IN_CPP = "aoti_torch_"
@@ -24,53 +22,29 @@ _IN_CPP = "aoti_torch_"
 _Kernels = dict[str, "tuple[CompiledKernel, ...] | str"]
 
 
-class GraphParameters:
-    """The graphs that were called, and with which parameters.
-
-    A call only notes the parameters: the graphs are read when their kernels are asked for. The backward of a graph gets
-    the number of its forward's call from the events: both have the same sequence number.
-    """
-
-    def __init__(self) -> None:
-        self._called: dict[str, KeptGraph | None] = {}  # by key; None: it does not keep its source and text
-
-    def number_of(self, key: str, graph: Any, inputs: Sequence[Any], calls: NotedCalls) -> int | None:
-        """The number of a call; None if the graph takes no parameters, or is a backward."""
-        if key not in self._called:
-            self._called[key] = KeptGraph.of(graph, inputs)
-        known = self._called[key]
-        if known is None or not known.taken:
-            return None
-        try:
-            return calls.number_of(known.taken, [*inputs, *known.frozen_tensors(graph)] if known.frozen else inputs)
-        except (IndexError, TypeError):  # not the inputs of the first call
-            return None
-
-    def __bool__(self) -> bool:
-        return any(one is not None and one.taken for one in self._called.values())
-
-    def known(self, why_unknown: str) -> tuple[_Kernels, set[str]]:
-        """The kernels of all graphs that were called, by key; the reason if they are unknown. And the keys of graphs in
-        which some kernels have no events, see ``CompiledGraphs``. ``why_unknown``: why modules are unknown."""
-        graphs = {key: graph for key, graph in self._called.items() if graph is not None and graph.is_readable}
-        kernels: _Kernels = {key: IN_CPP for key, graph in self._called.items() if graph and _IN_CPP in graph.code}
-        hiding: set[str] = set()
-        forwards = {key: GraphSpans(graph) for key, graph in graphs.items() if not graph.source.is_backward}
-        for key, graph in graphs.items():
-            if any(one.name and not one.has_event for one in graph.source.kernels):
-                hiding.add(key)
-            if not graph.source.is_backward:
-                if graph.roots:
-                    kernels[key] = tuple(_kernels(forwards[key], graph.roots, why_unknown))
-                continue
-            fitting = {
-                tuple(_kernels(GraphSpans(graph, forward), graphs[other].roots, why_unknown))
-                for other, forward in forwards.items()
-                if graphs[other].roots and _saves_for(graphs[other].text, graph.text)
-            }
-            if len(fitting) == 1:
-                kernels[key] = fitting.pop()
-        return kernels, hiding
+def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> tuple[_Kernels, set[str]]:
+    """The kernels of all graphs that were called, by key; the reason if they are unknown. And the keys of graphs in
+    which some kernels have no events, see ``CompiledGraphs``. ``why_unknown``: why the modules of the others are
+    unknown."""
+    graphs = {key: graph for key, graph in called.items() if graph.is_readable}
+    kernels: _Kernels = {key: IN_CPP for key, graph in called.items() if _IN_CPP in graph.code}
+    hiding: set[str] = set()
+    forwards = {key: GraphSpans(graph) for key, graph in graphs.items() if not graph.source.is_backward}
+    for key, graph in graphs.items():
+        if any(one.name and not one.has_event for one in graph.source.kernels):
+            hiding.add(key)
+        if not graph.source.is_backward:
+            if graph.roots:
+                kernels[key] = tuple(_kernels(forwards[key], graph.roots, why_unknown))
+            continue
+        fitting = {
+            tuple(_kernels(GraphSpans(graph, forward), graphs[other].roots, why_unknown))
+            for other, forward in forwards.items()
+            if graphs[other].roots and _saves_for(graphs[other].text, graph.text)
+        }
+        if len(fitting) == 1:
+            kernels[key] = fitting.pop()
+    return kernels, hiding
 
 
 def _saves_for(forward: GraphText, backward: GraphText) -> bool:

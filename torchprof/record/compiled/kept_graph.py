@@ -14,6 +14,7 @@ from torchprof.attribute.compiled_graphs import FROZEN
 from torchprof.measure.flops.graph_text import GraphText, read_graph
 from torchprof.record.compiled.dynamo_sources import Taken
 from torchprof.record.compiled.graph_source import TANGENTS, GraphSource, read_source
+from torchprof.record.compiled.noted_calls import NotedCalls
 
 _FROZEN = re.compile(r"(\w+): \"[^\"]*\" = self\.(_frozen_param\d+)")
 """The line of a tensor that is a part of the graph, with ``torch._inductor.config.freezing``: its node, its name."""
@@ -33,18 +34,28 @@ class KeptGraph:
     frozen: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: Any, inputs: Sequence[Any]) -> KeptGraph | None:
-        """What a graph of Inductor keeps of itself, and which inputs are parameters; None if it keeps nothing."""
+    def of(cls, graph: Any, inputs: Sequence[Any]) -> KeptGraph:
+        """What a graph of Inductor keeps of itself, and which inputs are parameters; both empty if it keeps nothing."""
         code, nodes = (getattr(graph, name, None) for name in ("source_code", "inductor_post_grad_graph_str"))
         if not isinstance(code, str) or not isinstance(nodes, str):
-            return None
+            return cls("", "")
         given = () if TANGENTS in nodes else inputs  # a backward's parameters are those of its forward
         taken = [Taken(at, f"input {at}", ()) for at, one in enumerate(given) if isinstance(one, nn.Parameter)]
         frozen = dict(_FROZEN.findall(nodes))
         taken += [Taken(len(inputs) + at, f"{FROZEN}{node}", ()) for at, node in enumerate(frozen)]
         return cls(code, nodes, tuple(taken), frozen)
 
-    def frozen_tensors(self, graph: Any) -> list[Any]:
+    def number_of(self, graph: Any, inputs: Sequence[Any], calls: NotedCalls) -> int | None:
+        """The number of a call; None if the graph takes no parameters, or is a backward. That gets the number of its
+        forward's call from the events: both have the same sequence number."""
+        if not self.taken:
+            return None
+        try:
+            return calls.number_of(self.taken, [*inputs, *self._frozen_tensors(graph)] if self.frozen else inputs)
+        except (IndexError, TypeError):  # not the inputs of the first call
+            return None
+
+    def _frozen_tensors(self, graph: Any) -> list[Any]:
         """The tensors that are parts of a graph, from the module with its code; None for one that it does not have."""
         code = getattr(graph, "current_callable", None)
         of_module = getattr(getattr(code, "__func__", code), "__globals__", {})
