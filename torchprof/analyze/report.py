@@ -67,6 +67,16 @@ class ReportTable:
         """This table with a name and ids."""
         return replace(self, name=name, ids=ids)
 
+    @property
+    def units(self) -> list[str]:
+        """The unit of the figures of each column; "" for a column without figures."""
+
+        def unit(number: int) -> str:
+            cells = (row.cells[number] for row in self.rows)
+            return next((cell.unit for cell in cells if isinstance(cell, ReportCell) and cell.unit), "")
+
+        return [*map(unit, range(len(self.headings)))]
+
     def shares(self, row: TableRow) -> list[float | None]:
         """The fraction that each figure of a row is of the sum of its column; None for other cells."""
         if not row.is_part or not self.wholes:

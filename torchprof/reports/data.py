@@ -31,20 +31,14 @@ def data_of(name: str, content: Part) -> dict[str, Any]:
 
 def _data_of_table(table: ReportTable, report: str) -> dict[str, Any]:
     keys = _keys(table.headings)
-    rows = [row.cells for row in table.rows if not row.continues]
-    units: dict[str, str] = {}
-    for row in rows:
-        for key, cell in zip(keys, row):
-            if isinstance(cell, ReportCell) and cell.unit:
-                units.setdefault(key, cell.unit)
     columns = [
-        {"key": key, "heading": heading, "unit": units.get(key, "")} for key, heading in zip(keys, table.headings)
+        {"key": key, "heading": heading, "unit": unit} for key, heading, unit in zip(keys, table.headings, table.units)
     ]
     return {
         "name": table.name or report,
         **table.ids,
         "columns": columns,
-        "rows": [_data_of_row(keys, row) for row in rows],
+        "rows": [_data_of_row(keys, row.cells) for row in table.rows if not row.continues],
     }
 
 

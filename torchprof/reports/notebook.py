@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import import_module
 
@@ -32,6 +32,7 @@ box-shadow:inset 0 -1px rgba(128,128,128,.6)}
 .torchprof th:first-child,.torchprof td:first-child{position:sticky;left:0;text-align:left;max-width:50ch;\
 overflow:hidden;text-overflow:ellipsis}
 .torchprof th:first-child{z-index:2}
+.torchprof th.text,.torchprof td.text{text-align:left}
 .torchprof tbody tr:hover,.torchprof tbody tr:hover td:first-child{\
 background-image:linear-gradient(rgba(128,128,128,.15) 0 0)}
 .torchprof td[style]{background:linear-gradient(to left,rgba(60,140,230,.28) var(--share),transparent 0)}
@@ -67,8 +68,9 @@ def html_of(content: Part) -> str:
     parts = []
     for part in tables_and_sentences(content):
         if isinstance(part, ReportTable):
-            headings = "".join(f"<th>{_text(heading)}</th>" for heading in part.headings)
-            rows = "".join(f"<tr>{''.join(_cells(row, part))}</tr>\n" for row in part.rows)
+            kinds = ["" if unit else ' class="text"' for unit in part.units]
+            headings = "".join(f"<th{kind}>{_text(heading)}</th>" for kind, heading in zip(kinds, part.headings))
+            rows = "".join(f"<tr>{''.join(_cells(row, part, kinds))}</tr>\n" for row in part.rows)
             parts.append(f"<div><table>\n<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n")
         elif "\n" in part:  # lines that belong together, such as a picture
             parts.append(f"<pre>{escape(part)}</pre>\n")
@@ -77,13 +79,14 @@ def html_of(content: Part) -> str:
     return f'<div class="torchprof">\n<style>{_STYLE}</style>\n{"".join(parts)}</div>'
 
 
-def _cells(row: TableRow, table: ReportTable) -> Iterator[str]:
-    """The cells of a row. The style shortens a long name, so its element has all of it as a title."""
+def _cells(row: TableRow, table: ReportTable, kinds: Sequence[str]) -> Iterator[str]:
+    """The cells of a row. The style shortens a long name, so its element has all of it as a title. ``kinds``: the
+    attribute of the cells of a column without figures."""
     title = f' title="{_text(str(row.cells[0]))}"' if len(row.first) > _FITS else ""
     lines = f"<i>{row.lead}</i>" if row.lead else ""
     yield f"<td{title}>{lines}{_text(row.first.removeprefix(row.lead))}</td>"
-    for cell, share in zip(row.cells[1:], table.shares(row)[1:]):
-        yield f"<td{_bar(share)}>{_text(str(cell))}</td>"
+    for cell, share, kind in zip(row.cells[1:], table.shares(row)[1:], kinds[1:]):
+        yield f"<td{kind}{_bar(share)}>{_text(str(cell))}</td>"
 
 
 def _text(text: str) -> str:
