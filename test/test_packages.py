@@ -153,7 +153,7 @@ def test_only_some_packages_import_torch() -> None:
 
 def test_only_two_files_import_torchs_profiler() -> None:
     touching = {name for name, found in imports().items() if "torch.autograd.profiler" in found}
-    assert touching == {"torchprof.record.recording", "torchprof.record.session"}
+    assert touching == {"torchprof.record.session_events", "torchprof.record.session"}
 
 
 def test_importing_torchprof_does_not_import_torch() -> None:

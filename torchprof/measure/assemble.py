@@ -22,7 +22,7 @@ from torchprof.measure.live_memory import NOT_MEASURED, add_frees, allocators_be
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
 from torchprof.measure.observer import Observer
-from torchprof.measure.recording import LayerPlan, Observations, Options, RecordedCycle
+from torchprof.measure.recording import LayerPlan, Observations, Options, Recording
 from torchprof.measure.steps import Steps
 from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import (
@@ -78,7 +78,7 @@ def attribution_of(
     return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, owners, graphs)
 
 
-def _observers(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Iterator[Observer]:
+def _observers(recording: Recording, plan: LayerPlan, options: Options) -> Iterator[Observer]:
     """The observers of one recording, for the measures that were requested and that can be measured."""
     source, layers, rank = recording.source, recording.layers, recording.origin.rank
     if options.profile_memory:
@@ -98,7 +98,7 @@ def _observers(recording: RecordedCycle, plan: LayerPlan, options: Options) -> I
         yield Locksteps(layers, rank, source.signatures, recording.group, recording.from_first_mark, ended_ns)
 
 
-def _flops_of(recording: RecordedCycle) -> Estimate:
+def _flops_of(recording: Recording) -> Estimate:
     from torchprof.measure.flops.estimate import Estimate
     from torchprof.measure.flops.graph_calls import GraphCalls
 
@@ -106,7 +106,7 @@ def _flops_of(recording: RecordedCycle) -> Estimate:
 
 
 @paused_gc()
-def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run:
+def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     """The run of one recording, without its warnings. Adds to ``recording.observations``."""
     source, origin, layers = recording.source, recording.origin, recording.layers
     columns = _columns_of(recording)
@@ -159,7 +159,7 @@ def assemble(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Run
     return Run((meta,), Layers.of(layers), rows, **parts)
 
 
-def _columns_of(recording: RecordedCycle) -> EventColumns:
+def _columns_of(recording: Recording) -> EventColumns:
     """The events of a recording, with those that torch's profiler does not record: frees, marks of steps, samples, and
     the passes of autograd's engine."""
     columns = recording.columns()
@@ -175,7 +175,7 @@ def _columns_of(recording: RecordedCycle) -> EventColumns:
     return columns
 
 
-def _without_gradients(recording: RecordedCycle, plan: LayerPlan) -> Iterator[tuple[SampleKey, Spread]]:
+def _without_gradients(recording: Recording, plan: LayerPlan) -> Iterator[tuple[SampleKey, Spread]]:
     """The durations of the calls of each model without gradients, in a recording with backward."""
     calls: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for label, start, end, _ in recording.source.loop.without_gradients:
@@ -186,7 +186,7 @@ def _without_gradients(recording: RecordedCycle, plan: LayerPlan) -> Iterator[tu
         yield SampleKey(layer, FORWARD, recording.origin.rank, "cpu", "no_grad_ns"), Spread.of(of_layer)
 
 
-def _note_observations(recording: RecordedCycle, plan: LayerPlan, attribution: Attribution) -> None:
+def _note_observations(recording: Recording, plan: LayerPlan, attribution: Attribution) -> None:
     observations = recording.observations
     observations.callable_layers = plan.callable_layers
     observations.callers.update(attribution.callers)
@@ -196,7 +196,7 @@ def _note_observations(recording: RecordedCycle, plan: LayerPlan, attribution: A
         observations.uncertain += attribution.collective_owners.uncertain
 
 
-def _meta(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Meta:
+def _meta(recording: Recording, plan: LayerPlan, options: Options) -> Meta:
     """The metadata of a run, as far as it does not depend on the events."""
     source = recording.source
     names = [name for name in FIELDS if options.measures(name)]
@@ -221,12 +221,12 @@ def _meta(recording: RecordedCycle, plan: LayerPlan, options: Options) -> Meta:
     )
 
 
-def _regions_that_ran(recording: RecordedCycle, places: Iterable[Place]) -> tuple[CompiledRegion, ...]:
+def _regions_that_ran(recording: Recording, places: Iterable[Place]) -> tuple[CompiledRegion, ...]:
     ran = {place.frame.name for place in places if place.frame is not None}
     return tuple(region for region in recording.regions if region.name in ran)
 
 
-def _compilations_of(recording: RecordedCycle, ran: Sequence[CompiledRegion]) -> tuple[Compilation, ...]:
+def _compilations_of(recording: Recording, ran: Sequence[CompiledRegion]) -> tuple[Compilation, ...]:
     """The compilations during the recording, and the last ones before it of the regions that ran: earlier ones of the
     same name are of code that torch.compile forgot meanwhile."""
     code = {(region.name, region.file, region.line) for region in ran}
@@ -235,7 +235,7 @@ def _compilations_of(recording: RecordedCycle, ran: Sequence[CompiledRegion]) ->
     return (*known, *(one for one in recording.compilations if one.step is not None))
 
 
-def _not_compiled(recording: RecordedCycle, regions_in: Set[int], called: Set[int]) -> Iterator[RunWarning]:
+def _not_compiled(recording: Recording, regions_in: Set[int], called: Set[int]) -> Iterator[RunWarning]:
     """A warning for each layer that was called through torch.compile, and in which no compiled code ran.
     ``regions_in``: the layers that compiled code ran in; outside all layers it may be of any."""
     layers = recording.layers

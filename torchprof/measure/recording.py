@@ -130,7 +130,7 @@ class CompiledForward(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RecordedCycle:
+class Recording:
     """One recording: its events, and the state of the process and the model at its start and end.
 
     ``columns``: makes the events of ``source``, with the inputs that ``wanted_detail`` requests; nothing else keeps

@@ -12,7 +12,7 @@ from torch import nn
 from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOT_MEASURED
-from torchprof.measure.recording import Observations, Options, RecordedCycle
+from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled.dynamo_code import compiled_regions
 from torchprof.record.custom_ops import CustomOps
@@ -22,7 +22,7 @@ from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now
 from torchprof.record.modules import checked_models
 from torchprof.record.plan import Plan
-from torchprof.record.recording import Recording, finished_recording
+from torchprof.record.session_events import SessionEvents, ended_session
 from torchprof.run.run import Run
 
 
@@ -63,8 +63,8 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     Raises TorchprofError if the profiler has not ended, or has no labels of this model.
     """
     plan = Plan(checked_models(model), paths)
-    recording: Recording = finished_recording(profiler)
-    labels = {call.label for call in recording.calls()}
+    session: SessionEvents = ended_session(profiler)
+    labels = {call.label for call in session.calls()}
     if not labels:
         raise TorchprofError(
             "This profiler recorded no call of an annotated model: put `with torchprof.annotate(model):` around the "
@@ -75,9 +75,9 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
             f"This profiler recorded other modules than those of {', '.join(plan.names)}: "
             f"{', '.join(sorted(labels)[:3])}. Give from_profiler the same model and paths as annotate."
         )
-    has = recording.has
+    has = session.has
     asked = Options(
-        device=recording.device,
+        device=session.device,
         profile_memory=has["profile_memory"],
         with_flops=has["record_shapes"],
         record_shapes=has["record_shapes"],
@@ -85,9 +85,9 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     )
     seen = Observations()
     end = held_now(plan.models) if asked.profile_memory else NOT_MEASURED
-    columns = partial(recording.columns, wanted_detail(asked), asked.profile_memory)
+    columns = partial(session.columns, wanted_detail(asked), asked.profile_memory)
     job = this_job(plan.models)
     origin, regions = this_process(job), compiled_regions()
-    cycle = RecordedCycle(recording, columns, plan.layers(), origin, seen, end=end, group=job.group, regions=regions)
-    run = assemble(cycle, plan, asked)
+    recording = Recording(session, columns, plan.layers(), origin, seen, end=end, group=job.group, regions=regions)
+    run = assemble(recording, plan, asked)
     return with_warnings(run, seen)

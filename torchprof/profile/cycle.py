@@ -17,7 +17,7 @@ from torch.autograd.profiler_util import EventList
 
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOT_MEASURED
-from torchprof.measure.recording import CompiledForward, Observations, Options, RecordedCycle
+from torchprof.measure.recording import CompiledForward, Observations, Options, Recording
 from torchprof.measure.warnings import about_clock
 from torchprof.record.compiled.called_graphs import CalledGraphs
 from torchprof.record.compiled.compilations import compilations
@@ -136,7 +136,7 @@ class Cycle:
     def read(self, layers: tuple[Layer, ...], seen: Observations) -> Run:
         """Make the run of this cycle, without warnings. What is observed while reading is added to ``seen``."""
         setup, session = self._setup, self.session
-        recording = RecordedCycle(
+        recording = Recording(
             session,
             partial(session.columns, wanted_detail(setup.asked), setup.asked.profile_memory),
             layers,

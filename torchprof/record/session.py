@@ -21,8 +21,8 @@ from torchprof.attribute.events import Detail
 from torchprof.errors import TorchprofError
 from torchprof.measure.cpu_time import CpuTime
 from torchprof.record.custom_ops import CustomOps
-from torchprof.record.recording import OURS, Recording
 from torchprof.record.session_columns import HAS_COLLECTIVE_METADATA
+from torchprof.record.session_events import OURS, SessionEvents
 from torchprof.record.torch_internals import needed, optional
 from torchprof.run.warnings import RunWarning
 
@@ -51,8 +51,8 @@ _WAY_OUT = (
 )
 
 
-class Session(Recording):
-    """One session of torch's profiler, from ``start`` to ``stop``; afterwards, its recording.
+class Session(SessionEvents):
+    """One session of torch's profiler, from ``start`` to ``stop``; afterwards, its events.
 
     What we do after ``start`` and before ``stop`` is in the session, but not in the recording: that lasts from the
     return of ``begin`` to the call of ``end``.

@@ -56,7 +56,7 @@ class SessionColumns:
     def columns(
         self, detail: Callable[[str], Detail] | None, address_of: Mapping[tuple[int, int, int], int]
     ) -> EventColumns:
-        """``detail``: see ``Recording.columns``. ``address_of``: of memory events, by time, thread and bytes."""
+        """``detail``: see ``SessionEvents.columns``. ``address_of``: of memory events, by time, thread and bytes."""
         events = self._events
         self._number_kinds()
         nbytes, addresses = self._memory(address_of)

@@ -16,7 +16,7 @@ from torchprof.attribute.events import Detail
 from torchprof.attribute.process_groups import sole_group
 from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
-from torchprof.measure.recording import Observations, Options, RecordedCycle
+from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.run.cycles import add_cycle
 from torchprof.run.file import is_run_file
 from torchprof.run.merge import merge
@@ -251,7 +251,7 @@ def _read(
             found.add(before=planned.labels)
         return found
 
-    recording = RecordedCycle(
+    recording = Recording(
         events,
         columns,
         layers,

@@ -63,7 +63,7 @@ class _OpenCall(NamedTuple):
     number: int
 
 
-class Recording:
+class SessionEvents:
     """The events of one session of torch's profiler, to be read after its end.
 
     ``profiler``: a ``torch.autograd.profiler.profile``. ``device``: the kind of device whose kernels it recorded
@@ -200,8 +200,8 @@ class Recording:
         return RawEvents([raw for raw in raws if _has_name(raw)] if self.with_stack else raws)
 
 
-def finished_recording(profiler: Any) -> Recording:
-    """The recording of a user's profiler. Raises TorchprofError if it is not a profiler of torch's or has not ended."""
+def ended_session(profiler: Any) -> SessionEvents:
+    """The session of a user's profiler. Raises TorchprofError if it is not a profiler of torch's or has not ended."""
     inner = getattr(profiler, "profiler", profiler)  # torch.profiler.profile has torch.autograd.profiler.profile inside
     if inner is None or not isinstance(inner, torch_profiler.profile):
         if isinstance(profiler, torch.profiler.profile):
@@ -212,7 +212,7 @@ def finished_recording(profiler: Any) -> Recording:
         )
     if inner.kineto_results is None:
         raise TorchprofError("This profiler has not ended, or has recorded nothing: read it after its block.")
-    return Recording(inner)
+    return SessionEvents(inner)
 
 
 def _has_name(raw: Any) -> bool:
