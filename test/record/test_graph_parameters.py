@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from build.architectures import ARCHITECTURES, resnet
-from build.inductor import kernels_that_do_nothing
+from build.inductor import kernels_of_zeros
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -46,7 +46,7 @@ if "inductor_post_grad_graph_str" not in getattr(output_code.CompiledFxGraph, "_
 @pytest.fixture(autouse=True)
 def _fresh(request: pytest.FixtureRequest) -> Iterator[None]:
     torch._dynamo.reset()
-    with nullcontext() if request.node.get_closest_marker("real_kernels") else kernels_that_do_nothing():
+    with nullcontext() if request.node.get_closest_marker("real_kernels") else kernels_of_zeros():
         yield
     torch._dynamo.reset()
 
@@ -161,7 +161,7 @@ def test_a_recording_leaves_the_method_of_graphs_as_it_was() -> None:
         ("Siamese", 1),
         ("GPT", 1),
         ("Perceiver", 0.8),
-        pytest.param("recommender", 0.2, marks=pytest.mark.real_kernels),
+        ("recommender", 0.2),
     ],
 )
 def test_no_layer_has_products_of_another(name: str, known: float) -> None:

@@ -25,6 +25,7 @@ import pytest
 import torch
 from build.calls import calls_of
 from build.libraries import RELEASE
+from build.nonempty import at_least_one
 from build.places import ROOT
 from build.snapshots import snapshot
 from build.warnings import sentences
@@ -45,7 +46,7 @@ def untouched() -> Iterator[Callable[[nn.Module], nn.Module]]:
         return model
 
     yield watch
-    for model, was in before:
+    for model, was in at_least_one(before):
         assert snapshot(model) == was
     assert not torch.autograd.profiler._is_profiler_enabled
 
@@ -843,7 +844,7 @@ def test_compiled_forwards_of_any_form_are_not_recompiled(untouched, dynamo, kin
 @FORWARDS
 @COMPILED
 @AS_CHILD
-def test_forwards_of_any_form_may_be_compiled_inside_the_block(untouched, dynamo, kind, compiled, as_child) -> None:
+def test_forwards_of_any_form_may_be_compiled_inside_the_block(dynamo, kind, compiled, as_child) -> None:
     """One graph, which is still good when the block has ended, and in the next."""
     model = kind()
     inner = Around(model) if as_child else model
@@ -984,7 +985,7 @@ class Scriptable(nn.Module):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("where", ["root", "part"])
 @pytest.mark.parametrize("how", ["script", "trace"])
-def test_script_modules_are_one_row(untouched, where, how) -> None:
+def test_script_modules_are_one_row(where, how) -> None:
     x = torch.rand(2, 3)
     scripted = torch.jit.script(Scriptable()) if how == "script" else torch.jit.trace(Scriptable(), x)
     other = torch.jit.script(nn.Sequential(nn.ReLU()))
@@ -1081,7 +1082,7 @@ def test_symbolic_tracing_inside_the_block(untouched) -> None:
     assert prof.run.layers[0].output_shapes == ((2, 3),)
 
 
-def test_a_graph_module_can_be_profiled_and_recompiled_inside(untouched) -> None:
+def test_a_graph_module_can_be_profiled_and_recompiled_inside() -> None:
     model = torch.fx.symbolic_trace(Net().eval())
     x = torch.rand(2, 3)
     right = model(x)
@@ -1637,7 +1638,7 @@ def test_consecutive_profiles_are_independent(untouched) -> None:
 # Modules that come and go
 
 
-def test_a_module_added_inside_the_block_works_and_gives_a_warning(untouched) -> None:
+def test_a_module_added_inside_the_block_works_and_gives_a_warning() -> None:
     model = Net()
     with Profile(model) as prof:
         model.body.append(nn.Dropout())
@@ -1891,7 +1892,7 @@ def test_parametrized_and_normed_modules(untouched) -> None:
     assert [calls[f"Sequential.{number}"] for number in range(3)] == [1, 1, 1]
 
 
-def test_a_parametrization_put_on_and_taken_off_inside(untouched) -> None:
+def test_a_parametrization_put_on_and_taken_off_inside() -> None:
     class Twofold(nn.Module):
         def forward(self, weight: torch.Tensor) -> torch.Tensor:
             return weight * 2
@@ -1909,7 +1910,7 @@ def test_a_parametrization_put_on_and_taken_off_inside(untouched) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_the_old_weight_norm_which_is_a_hook(untouched) -> None:
+def test_the_old_weight_norm_which_is_a_hook() -> None:
     model = torch.nn.utils.weight_norm(nn.Linear(3, 3))
     x = torch.rand(2, 3)
     right = model(x)
