@@ -4,26 +4,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from build import hand_made
 
 from torchprof.errors import TorchprofError
-from torchprof.measure.fold import fold
 from torchprof.run.layers import Layer
-from torchprof.run.meta import Meta
-from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 
 
 def run_of(**durations: list[int]) -> Run:
     """A run of layers ``net`` and ``net_a`` with calls of these durations in ns, in the order of time."""
-    layers = tuple(Layer(tuple(name.split("_")), "Module") for name in durations)
-    rows, _, _ = fold([], [], layers)
+    layers = [Layer(tuple(name.split("_")), "Module") for name in durations]
     samples = {
         SampleKey(index, "forward", 0, "cpu", "cpu_ns"): Spread.of(list(enumerate(took)))
         for index, took in enumerate(durations.values())
     }
-    assert isinstance(rows, Rows)
-    return Run((Meta(("Module",)),), layers, rows, samples)
+    return replace(hand_made.run_of([], layers=layers), samples=samples)
 
 
 def test_the_table_of_single_calls() -> None:

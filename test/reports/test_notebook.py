@@ -16,14 +16,14 @@ import pytest
 import torch
 from build.browser import chromium, open_tab  # noqa: F401
 from build.colors import luminance
-from build.hand_made import cells, headings, label, op, row, run_of
+from build.hand_made import label, row, run_of
 from build.warnings import run_warnings
 from torch import nn
 
 from torchprof import Profile, TorchprofError, compare
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
-from torchprof.run.words import BACKWARD, OUTSIDE
+from torchprof.run.words import OUTSIDE
 
 LINES = [row(0, cpu_ns=100), row(1, cpu_ns=300), row(2, cpu_ns=97), row(3, cpu_ns=500), row(OUTSIDE, cpu_ns=3)]
 
@@ -67,28 +67,6 @@ class Read(HTMLParser):
 
 def read(run: Run, **options: Any) -> Read:
     return Read(run.report("notebook", **options))
-
-
-def runs() -> Iterator[Run]:
-    yield run_of(LINES)
-    fields = ("cpu_ns", "device_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted")
-    more = [
-        *LINES,
-        row(1, label("mine"), op("aten::x"), cpu_ns=50, flops=80, uncounted=1),
-        row(3, op("aten::y"), phase=BACKWARD, cpu_ns=77, cpu_allocated=2_048),
-    ]
-    texts = ("One warning.", "Another, of x < y.")
-    yield run_of(more, requested=fields, measured=fields[:1] + fields[2:], device="cuda", warnings=run_warnings(*texts))
-
-
-@pytest.mark.parametrize("run", [*runs()], ids=["plain", "rich"])
-def test_the_notebook_shows_the_cells_and_notes_of_the_tree(run: Run) -> None:
-    shown, table = read(run), run.report("tree")
-    assert shown.rows[0] == headings(table)
-    lines = [[cell.strip() for cell in line] for line in shown.rows[1:]]
-    width = len(headings(table))
-    assert lines == [(line + [""] * width)[:width] for line in cells(table)]
-    assert "\n".join(shown.notes) == table.partition("\n\n")[2]
 
 
 def test_the_length_of_a_bar_is_the_share_of_the_column() -> None:
