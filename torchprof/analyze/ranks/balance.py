@@ -29,7 +29,7 @@ class Balance:
     @property
     def flops(self) -> int | None:
         """The FLOPs of all ranks; None if a rank counted none."""
-        counts = [one.flops for one in self.ranks if one.flops is not None]
+        counts = [rank.flops for rank in self.ranks if rank.flops is not None]
         return sum(counts) if len(counts) == len(self.ranks) else None
 
 
@@ -45,7 +45,11 @@ def balance_of(run: Run) -> Balance:
     layers = tuple(_layers(compared, collectives))
     slow = slow_ranks(compared, ranks, layers, collectives)
     late = late_ranks(compared, ranks, slow)
-    inferred = sum(one.calls for one in collectives if one.group is not None and one.group.description == INFERRED)
+    inferred = sum(
+        collective.calls
+        for collective in collectives
+        if collective.group is not None and collective.group.description == INFERRED
+    )
     return Balance(compared.time, ranks, layers, collectives, slow, late, inferred)
 
 
@@ -97,12 +101,12 @@ def _ranks(compared: Compared, collectives: Sequence[OneCollective]) -> Iterator
     waits = _Waits()
     last: Counter[int] = Counter()
     of: Counter[int] = Counter()
-    for one in collectives:
-        waits.add(one)
-        if one.last is not None:
-            for rank, times in zip(one.ranks, one.last.values):
+    for collective in collectives:
+        waits.add(collective)
+        if collective.last is not None:
+            for rank, times in zip(collective.ranks, collective.last.values):
                 last[rank] += times
-                of[rank] += one.of
+                of[rank] += collective.of
     flops, uncounted = (_by_rank(run, name) for name in ("flops", "uncounted"))
     peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
     for memory in run.memory:
@@ -180,12 +184,12 @@ def _peaks(compared: Compared) -> dict[tuple[int, str], OverRanks]:
     on_device = compared.have_measured("device_allocated")
     if not on_device and not compared.have_measured("cpu_allocated"):
         return {}
-    found: defaultdict[tuple[int, str], dict[int, int]] = defaultdict(dict)
+    peaks_by_rank: defaultdict[tuple[int, str], dict[int, int]] = defaultdict(dict)
     for key, spread in compared.run.samples.items():
         if key.measure == "peak_bytes" and key.layer >= 0 and (key.device != "cpu") == on_device:
-            peaks = found[key.layer, key.phase]
+            peaks = peaks_by_rank[key.layer, key.phase]
             peaks[key.rank] = max(peaks.get(key.rank, 0), spread.max)
-    return {(layer, phase): compared.over_those_with(layer, peaks) for (layer, phase), peaks in found.items()}
+    return {(layer, phase): compared.over_those_with(layer, peaks) for (layer, phase), peaks in peaks_by_rank.items()}
 
 
 class _Waits:
@@ -201,10 +205,10 @@ class _Waits:
         self._alone: Counter[int] = Counter()
         self._in_one: Counter[int] = Counter()
 
-    def add(self, one: OneCollective) -> None:
-        self.are_longer.update(one.ranks if one.waiting is None else one.longer)
-        if one.waiting is not None:
-            for rank, ns, beside in zip(one.ranks, one.waiting.values, one.beside):
+    def add(self, collective: OneCollective) -> None:
+        self.are_longer.update(collective.ranks if collective.waiting is None else collective.longer)
+        if collective.waiting is not None:
+            for rank, ns, beside in zip(collective.ranks, collective.waiting.values, collective.beside):
                 self._alone[rank] += max(0, ns - beside)
                 self._in_one[rank] = max(self._in_one[rank], ns)
                 if ns and beside:
@@ -220,12 +224,12 @@ class _Waits:
 
 def _waits(compared: Compared, collectives: Iterable[OneCollective]) -> dict[tuple[int, str], _Waits]:
     """The waiting by layer, with all layers below it, and phase; only for those with collectives."""
-    found: defaultdict[tuple[int, str], _Waits] = defaultdict(_Waits)
-    for one in collectives:
-        layer = one.layer
+    waits: defaultdict[tuple[int, str], _Waits] = defaultdict(_Waits)
+    for collective in collectives:
+        layer = collective.layer
         while True:
-            found[layer, one.phase].add(one)
+            waits[layer, collective.phase].add(collective)
             if layer < 0 or compared.run.layers.parent[layer] < 0:
                 break
             layer = compared.run.layers.parent[layer]
-    return dict(found)
+    return dict(waits)

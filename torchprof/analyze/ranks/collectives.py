@@ -169,11 +169,11 @@ def _uses(run: Run) -> Iterator[_Use]:
     numbers = run.rows.columns["frames"]
     ranks = run.rows.columns["rank"]
     with_kernels = {rank for rank, number in zip(ranks, numbers) if sources[number] is _Source.KERNEL}
-    for at, number in enumerate(numbers):
+    for index, number in enumerate(numbers):
         source = sources[number]
-        if source is None or (source is _Source.LAUNCH and ranks[at] in with_kernels):
+        if source is None or (source is _Source.LAUNCH and ranks[index] in with_kernels):
             continue
-        row = run.rows[at]
+        row = run.rows[index]
         if row.calls:  # a row without calls has only memory that an op around it allocated
             collective = collective_of(row.frames) or Collective(short_kernel_name(row.frames[-1].name))
             on_host = source is _Source.HOST_RANGE
@@ -220,4 +220,4 @@ def _largest_first(uses: Iterable[_Use], key: Callable[[_Use], _Key]) -> list[tu
     sums: dict[_Key, _Sum] = {}
     for use in uses:
         sums.setdefault(key(use), _Sum()).add(use)
-    return sorted(sums.items(), key=lambda one: (one[1].ns, one[1].nbytes), reverse=True)
+    return sorted(sums.items(), key=lambda item: (item[1].ns, item[1].nbytes), reverse=True)

@@ -19,13 +19,13 @@ _HANGS = 2  # a step that took this many times the longest other step is a hang
 def about_hang(run: Run) -> Iterator[str]:
     """Where each rank was when the recording ended, if the job hangs: the last step has taken far longer than any
     other, or ranks wait in a collective that other ranks never called."""
-    missed = {one.rank: _first_missed(run, one) for one in run.unfinished if _stays(one)}
-    if not any(_hangs(run, one) or (one.waits and missed.get(one.rank)) for one in run.unfinished):
+    missed = {step.rank: _first_missed(run, step) for step in run.unfinished if _stays(step)}
+    if not any(_hangs(run, step) or (step.waits and missed.get(step.rank)) for step in run.unfinished):
         return
     places: dict[str, list[int]] = {}
-    for one in run.unfinished:
-        places.setdefault(_where(run, one), []).append(one.rank)
-    lasted = format_time(max(one.ns for one in run.unfinished))
+    for step in run.unfinished:
+        places.setdefault(_where(run, step), []).append(step.rank)
+    lasted = format_time(max(step.ns for step in run.unfinished))
     where_each_is = "; ".join(
         f"{ranks_in_words(which)} {'was' if len(which) == 1 else 'were'} {where}" for where, which in places.items()
     )
@@ -34,26 +34,26 @@ def about_hang(run: Run) -> Iterator[str]:
         yield f"{ranks_in_words(absent).capitalize()} had not called {called}, which others had."
 
 
-def _stays(one: Unfinished) -> bool:
+def _stays(step: Unfinished) -> bool:
     """Whether the rank was in the same place for most of the step."""
-    return 2 * one.since_ns > one.ns
+    return 2 * step.since_ns > step.ns
 
 
-def _hangs(run: Run, one: Unfinished) -> bool:
+def _hangs(run: Run, step: Unfinished) -> bool:
     """Whether the step took far longer than any other, in one layer, operator or collective."""
-    steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, one.rank, "cpu", "step_ns"))
-    is_anywhere = one.layer >= 0 or one.name != ""
-    return steps is not None and one.ns > _HANGS * steps.max and _stays(one) and is_anywhere
+    steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, step.rank, "cpu", "step_ns"))
+    is_anywhere = step.layer >= 0 or step.name != ""
+    return steps is not None and step.ns > _HANGS * steps.max and _stays(step) and is_anywhere
 
 
-def _first_missed(run: Run, one: Unfinished) -> tuple[str, list[int]] | None:
+def _first_missed(run: Run, step: Unfinished) -> tuple[str, list[int]] | None:
     """The first collective of a rank's last step that other ranks have not called as often, and these ranks. Ranks that
     have not called it in any step are not expected to."""
 
     def times(other: Unfinished, called: Entered) -> int:
         return sum(each.times for each in other.entered if each[:3] == called[:3])
 
-    for called in one.entered:
+    for called in step.entered:
         peers = {
             rank
             for key, lockstep in run.lockstep.items()
@@ -70,14 +70,14 @@ def _collective(run: Run, layer: int, phase: str, name: str) -> str:
     return f"{printable(name)} of {name_of_layer(run, layer)} in {phase}"
 
 
-def _where(run: Run, one: Unfinished) -> str:
-    lasted = format_time(one.since_ns)
-    if one.waits:
-        return f"in {_collective(run, one.layer, one.phase, one.name)} for {lasted}"
-    if one.layer < 0 and not one.name:
+def _where(run: Run, step: Unfinished) -> str:
+    lasted = format_time(step.since_ns)
+    if step.waits:
+        return f"in {_collective(run, step.layer, step.phase, step.name)} for {lasted}"
+    if step.layer < 0 and not step.name:
         return f"in no operator and in no layer for {lasted}"
-    inside = f"{printable(one.name)} of " if one.name else ""
-    return f"in {inside}{name_of_layer(run, one.layer)} in {one.phase} for {lasted}"
+    inside = f"{printable(step.name)} of " if step.name else ""
+    return f"in {inside}{name_of_layer(run, step.layer)} in {step.phase} for {lasted}"
 
 
 def name_of_layer(run: Run, layer: int) -> str:

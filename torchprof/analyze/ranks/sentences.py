@@ -35,9 +35,9 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
         yield warnings_of(run)[0]
     unit = unit_of(run)
     yield from about_hang(run)
-    medians = [one.typical_ns for one in balance.ranks if one.typical_ns is not None]
+    medians = [rank.typical_ns for rank in balance.ranks if rank.typical_ns is not None]
     is_median = len(medians) == len(balance.ranks)
-    work = medians if is_median else [one.work_ns for one in balance.ranks if one.work_ns is not None]
+    work = medians if is_median else [rank.work_ns for rank in balance.ranks if rank.work_ns is not None]
     late_first = balance.late is not None and balance.late.exceeds_slow
     if balance.late is not None and late_first:
         yield from _about_late(run, balance.late, False, unit)
@@ -72,8 +72,8 @@ def straggler(run: Run) -> str:
     return _certain(balance.slow, next(_about_slow(run, balance.slow, False, unit_of(run))))
 
 
-def _certain(found: Slow | Late, sentence: str) -> str:
-    return f"{sentence} {_MAY_BE_CHANCE}" if found.may_be_chance else sentence
+def _certain(stragglers: Slow | Late, sentence: str) -> str:
+    return f"{sentence} {_MAY_BE_CHANCE}" if stragglers.may_be_chance else sentence
 
 
 def unit_of(run: Run) -> str:

@@ -48,40 +48,41 @@ def stragglers(times: Sequence[Sequence[int]], whole: float | None = None) -> li
     ]
     typical = [median(each) for each in excess]
     middle = median_low(typical)
-    below = [middle - one for one in typical if one <= middle]
+    below = [middle - value for value in typical if value <= middle]
     least = max(SLOWER_BY, middle + SPREADS * _NORMAL * median(below)) if ranks > 3 else SLOWER_BY
     usual = [
-        _without_outliers(own, beside, each, one, whole)
-        for own, beside, each, one in zip(times, others, excess, typical)
+        _without_outliers(own, beside, each, usual_excess, whole)
+        for own, beside, each, usual_excess in zip(times, others, excess, typical)
     ]
     in_steps = [sorted(step) for step in zip(*usual)]
     chance = {
         rank: probability_of_sum(sum(map(_twice_position, in_steps, usual[rank])) // 2, ranks, steps)
-        for rank, one in enumerate(typical)
-        if one >= least
+        for rank, value in enumerate(typical)
+        if value >= least
     }
     by_chance = sorted(chance, key=lambda rank: chance[rank])
-    found = max(
+    count = max(
         (number for number, rank in enumerate(by_chance, 1) if chance[rank] <= FALSE_DISCOVERIES * number / ranks),
         default=0,
     )
-    return sorted(by_chance[:found]) if 2 * found <= ranks else []
+    return sorted(by_chance[:count]) if 2 * count <= ranks else []
 
 
 def _median_of_others(ordered: Sequence[int], ns: int) -> int:
     """The lower median of the times of a step without one rank, which took ``ns``. ``ordered``: the times of all
     ranks."""
-    at = (len(ordered) - 2) // 2
-    return ordered[at + 1 if ns <= ordered[at] else at]
+    middle = (len(ordered) - 2) // 2
+    return ordered[middle + 1 if ns <= ordered[middle] else middle]
 
 
 def _without_outliers(
     own: Sequence[int], others: Sequence[int], excess: Sequence[float], typical: float, whole: float | None
 ) -> list[float]:
     """The times of a rank; a step far above its median excess is replaced by its median step."""
-    most = typical + _OUTLIER * _NORMAL * median(abs(one - typical) for one in excess)
+    most = typical + _OUTLIER * _NORMAL * median(abs(value - typical) for value in excess)
     return [
-        ns if one <= most else other + typical * (whole or other or 1) for ns, other, one in zip(own, others, excess)
+        ns if value <= most else other + typical * (whole or other or 1)
+        for ns, other, value in zip(own, others, excess)
     ]
 
 

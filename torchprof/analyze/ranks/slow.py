@@ -91,12 +91,12 @@ def slow_ranks(
     work = compared.typical(whole)
     if len(work) < max(2, len(ranks)):
         return None
-    found = stragglers(whole.values) if compared.are_paired and whole.values else None
-    if found is None:
+    indices = stragglers(whole.values) if compared.are_paired and whole.values else None
+    if indices is None:
         last = whole.last_rank if compared.are_paired else None
         named = _seem_slow(work, max(SLOWER_BY * median_low(work.values()), 1), last)
     else:
-        named = [whole.ranks[at] for at in found]
+        named = [whole.ranks[index] for index in indices]
     if not named:
         return None
     slow = sorted(named, key=lambda rank: (-work[rank], rank))
@@ -104,13 +104,17 @@ def slow_ranks(
     if whole.is_paired:
         times = Counter(whole.last_rank)
         slowest = Times(sum(times[rank] for rank in slow), len(whole.last_rank))
-    others = [one for one in ranks if one.rank not in slow]
-    waits = [one.waiting_ns for one in others if one.waiting_ns is not None]
-    of_others = median(work[one.rank] for one in others)
-    lasts = [(one.last, one.of) for one in collectives if one.last is not None and not set(slow).isdisjoint(one.ranks)]
-    came_last = sum(times for one, _ in lasts for rank, times in zip(one.ranks, one.values) if rank in slow)
+    others = [rank for rank in ranks if rank.rank not in slow]
+    waits = [rank.waiting_ns for rank in others if rank.waiting_ns is not None]
+    of_others = median(work[rank.rank] for rank in others)
+    lasts = [
+        (collective.last, collective.of)
+        for collective in collectives
+        if collective.last is not None and not set(slow).isdisjoint(collective.ranks)
+    ]
+    came_last = sum(times for over, _ in lasts for rank, times in zip(over.ranks, over.values) if rank in slow)
     device = compared.time or "cpu"
-    excess = {(one.layer, one.phase): one.typical for one in layers if one.typical is not None}
+    excess = {(layer.layer, layer.phase): layer.typical for layer in layers if layer.typical is not None}
     return Slow(
         tuple(slow),
         tuple(work[rank] for rank in slow),
@@ -118,8 +122,8 @@ def slow_ranks(
         slowest,
         Times(came_last, sum(calls for _, calls in lasts)) if lasts else None,
         median(waits) if len(waits) == len(others) else None,
-        any(one.waits_longer for one in others),
-        found is None,
+        any(rank.waits_longer for rank in others),
+        indices is None,
         _difference(compared, device, excess, slow, (work[slow[0]] - of_others) / 2),
         _times_the_flops(compared, ranks, slow),
     )
@@ -129,10 +133,10 @@ def _seem_slow(values: Mapping[int, float], more: float, last: Sequence[int] | N
     """The ranks whose value exceeds the lower median by at least ``more``. ``last``: the last rank of each step; if it
     is known, it must be one of them in more than half of the steps, else there are none."""
     least = median_low(values.values()) + more
-    found = [rank for rank, value in values.items() if value >= least]
-    if last is not None and 2 * sum(rank in found for rank in last) <= len(last):
+    slow = [rank for rank, value in values.items() if value >= least]
+    if last is not None and 2 * sum(rank in slow for rank in last) <= len(last):
         return []
-    return found
+    return slow
 
 
 def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) -> Late | None:
@@ -144,18 +148,18 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
     may_be_chance = False
     for waits in _waiting_together(compared):
         among = [*waits]
-        found = stragglers([[-ns for ns in waits[rank]] for rank in among], compared.step_ns)
-        if found is None:
+        indices = stragglers([[-ns for ns in waits[rank]] for rank in among], compared.step_ns)
+        if indices is None:
             least = [min(step) for step in zip(*waits.values())]
-            alone = [[rank for rank in among if waits[rank][at] == ns] for at, ns in enumerate(least)]
+            alone = [[rank for rank in among if waits[rank][step] == ns] for step, ns in enumerate(least)]
             last = [ones[0] if len(ones) == 1 else NO_LAST_RANK for ones in alone]
             typical = {rank: -median(waits[rank]) for rank in among}
             named = _seem_slow(typical, max(SLOWER_BY * compared.step_ns, 1), last)
         else:
-            named = [among[at] for at in found]
+            named = [among[index] for index in indices]
         others = [waits[rank] for rank in among if rank not in named]
         for rank in named:
-            may_be_chance |= found is None and rank not in known
+            may_be_chance |= indices is None and rank not in known
             late[rank] = round(median(median(step) - ns for step, ns in zip(zip(*others), waits[rank])))
     if not any(key.what == EXCHANGES for key in compared.run.lockstep):
         late, may_be_chance = _late_by_calls(compared, ranks), True
@@ -179,12 +183,14 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
 def _late_by_calls(compared: Compared, ranks: Sequence[OneRank]) -> dict[int, int]:
     """The late ranks in a run without the waiting per step: the ranks that came last in most collective calls, with how
     much less than the others they waited in a step. Runs of torchprof 2.6 kept only single calls."""
-    waits = {one.rank: one.waiting_ns for one in ranks if one.waiting_ns is not None}
+    waits = {rank.rank: rank.waiting_ns for rank in ranks if rank.waiting_ns is not None}
     if len(waits) < len(ranks):
         return {}
     seem = _seem_slow({rank: -ns for rank, ns in waits.items()}, max(SLOWER_BY * compared.step_ns, 1), None)
     named = [
-        one.rank for one in ranks if one.rank in seem and one.last is not None and 2 * one.last.times > one.last.of
+        rank.rank
+        for rank in ranks
+        if rank.rank in seem and rank.last is not None and 2 * rank.last.times > rank.last.of
     ]
     of_others = [ns for rank, ns in waits.items() if rank not in named]
     return {rank: round(median(of_others) - waits[rank]) for rank in named}
@@ -213,8 +219,8 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
         least = [min(step) for step in zip(*values)]
         for rank, took in zip(lockstep.ranks, values):
             waits[rank] = [before + ns - none for before, ns, none in zip(waits[rank], took, least)]
-        touching = [one for one in connected if not one.isdisjoint(lockstep.ranks)]
-        connected = [one for one in connected if one not in touching]
+        touching = [ranks for ranks in connected if not ranks.isdisjoint(lockstep.ranks)]
+        connected = [ranks for ranks in connected if ranks not in touching]
         connected.append(set(lockstep.ranks).union(*touching))
     for ranks in connected:
         yield {rank: waits[rank] for rank in sorted(ranks)}
@@ -238,20 +244,20 @@ def _difference(
         by_rank[layer].update(took)
         by_phase[layer][phase] = _excess(took, slow[0], others)
     excess = {layer: _excess(took, slow[0], others) for layer, took in by_rank.items()}
-    at: int | None = None
+    inner: int | None = None
     below = [layer for layer in excess if layer < 0 or compared.run.layers.parent[layer] < 0]
     while below and excess[largest := max(below, key=excess.__getitem__)] >= least:
-        at = largest
-        below = [layer for layer in excess if layer >= 0 and compared.run.layers.parent[layer] == at]
-    if at is None:
+        inner = largest
+        below = [layer for layer in excess if layer >= 0 and compared.run.layers.parent[layer] == inner]
+    if inner is None:
         return None
-    phase, most = max(by_phase[at].items(), key=lambda one: one[1])
-    if at == OUTSIDE:
+    phase, most = max(by_phase[inner].items(), key=lambda item: item[1])
+    if inner == OUTSIDE:
         parts = {part: _excess(_part(compared, device, part), slow[0], others) for part in PARTS}
         part = max(parts, key=parts.__getitem__)
         if parts[part] >= least:
-            return Difference(device, at, None, parts[part], part)
-    return Difference(device, at, phase, most) if most >= least else Difference(device, at, None, excess[at])
+            return Difference(device, inner, None, parts[part], part)
+    return Difference(device, inner, phase, most) if most >= least else Difference(device, inner, None, excess[inner])
 
 
 def _excess(took: Mapping[int, float], rank: int, others: Sequence[int]) -> float:
@@ -260,19 +266,19 @@ def _excess(took: Mapping[int, float], rank: int, others: Sequence[int]) -> floa
 
 def _part(compared: Compared, device: str, measure: str) -> Counter[int]:
     """The median time of a part of the step, by rank."""
-    found: Counter[int] = Counter()
+    medians: Counter[int] = Counter()
     for key, spread in compared.run.samples.items():
         if key.measure == measure and (key.device == "cpu") == (device == "cpu"):
-            found[key.rank] += round(spread.median)
-    return found
+            medians[key.rank] += round(spread.median)
+    return medians
 
 
 def _times_the_flops(compared: Compared, ranks: Iterable[OneRank], slow: Sequence[int]) -> float | None:
     """The FLOPs of the first of the slow ranks in a step, over the median of the other ranks; None: unknown."""
     flops = {
-        one.rank: one.flops / max(compared.steps[one.rank], 1)
-        for one in ranks
-        if one.flops is not None and not one.has_more_flops
+        rank.rank: rank.flops / max(compared.steps[rank.rank], 1)
+        for rank in ranks
+        if rank.flops is not None and not rank.has_more_flops
     }
     if len(flops) < len(compared.ranks):
         return None

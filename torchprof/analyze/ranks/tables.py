@@ -62,14 +62,14 @@ class _RankColumn(NamedTuple):
 def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | None) -> Section:
     """A row for each rank, the one with the most own work first, then the minimum, median and maximum over all."""
     columns = [*_rank_columns(run, balance)]
-    listed = sorted(balance.ranks, key=lambda one: (one.work_ns is None, -(one.work_ns or 0), one.rank))
+    listed = sorted(balance.ranks, key=lambda rank: (rank.work_ns is None, -(rank.work_ns or 0), rank.rank))
     hidden = 0
     slowest = _SLOWEST if top is None else top
     if len(listed) > (_MANY_RANKS if top is None else top + _FASTEST):
         hidden = len(listed) - slowest - _FASTEST
         listed = [*listed[:slowest], *listed[-_FASTEST:]]
     statistics = (_Statistic("min", min), _Statistic("median", median), _Statistic("max", max))
-    table = [[column.text(one) for column in columns] for one in listed]
+    table = [[column.text(rank) for column in columns] for rank in listed]
     table += [[column.over_all(statistic) for column in columns] for statistic in statistics]
     sentences = []
     if hidden:
@@ -93,55 +93,55 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
         heading: str, value: Callable[[OneRank], int | None], text: Callable[[float | None], Cell]
     ) -> _RankColumn:
         values = [*map(value, ranks)]
-        return _RankColumn(heading, lambda one: text(value(one)), lambda statistic: text(statistic.over(values)))
+        return _RankColumn(heading, lambda rank: text(value(rank)), lambda statistic: text(statistic.over(values)))
 
     def peaks(kind: str) -> _RankColumn:
-        return figures(f"{printable(kind).upper()} peak", lambda one: dict(one.peaks).get(kind), _bytes)
+        return figures(f"{printable(kind).upper()} peak", lambda rank: dict(rank.peaks).get(kind), _bytes)
 
     def positions_in(dim: str) -> _RankColumn:
-        return texts(printable(dim), lambda one: positions[one.rank].get(dim, UNKNOWN))
+        return texts(printable(dim), lambda rank: positions[rank.rank].get(dim, UNKNOWN))
 
     yield _RankColumn(
         "Rank",
-        lambda one: format_number(one.rank),
+        lambda rank: format_number(rank.rank),
         lambda statistic: ReportCell(f"({statistic.name})", ids={"statistic": statistic.name}),
     )
     yield from map(positions_in, dict.fromkeys(dim.name for meta in run.metas for dim in meta.mesh))
-    yield texts("Steps", lambda one: format_number(one.steps))
-    yield figures(f"Own work{unit_of(run)}", lambda one: one.work_ns, _time)
+    yield texts("Steps", lambda rank: format_number(rank.steps))
+    yield figures(f"Own work{unit_of(run)}", lambda rank: rank.work_ns, _time)
     if has_steps:
-        yield figures("Median", lambda one: one.typical_ns, _time)
-    yield texts("Slowest", lambda one: often(one.slowest))
+        yield figures("Median", lambda rank: rank.typical_ns, _time)
+    yield texts("Slowest", lambda rank: often(rank.slowest))
     if balance.collectives:
         yield _waiting_column(run, ranks)
-        yield texts("Last to arrive", lambda one: often(one.last))
-    yield from map(peaks, dict.fromkeys(kind for one in ranks for kind, _ in one.peaks))
+        yield texts("Last to arrive", lambda rank: often(rank.last))
+    yield from map(peaks, dict.fromkeys(kind for rank in ranks for kind, _ in rank.peaks))
     if any("flops" in meta.requested for meta in run.metas):
-        flops, has_more = [one.flops for one in ranks], any(one.has_more_flops for one in ranks)
+        flops, has_more = [rank.flops for rank in ranks], any(rank.has_more_flops for rank in ranks)
         yield _RankColumn(
             "FLOPs",
-            lambda one: _counted(one.flops, one.has_more_flops),
+            lambda rank: _counted(rank.flops, rank.has_more_flops),
             lambda statistic: _counted(statistic.over(flops), has_more),
         )
 
 
 def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
     def over_all(statistic: _Statistic) -> Cell:
-        waits = statistic.over([one.waiting_ns for one in ranks])
+        waits = statistic.over([rank.waiting_ns for rank in ranks])
         # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
         is_min = statistic.name == "min"
-        bounds = [one.waits_longer for one in ranks if not is_min or one.waiting_ns == waits]
+        bounds = [rank.waits_longer for rank in ranks if not is_min or rank.waiting_ns == waits]
         return _at_least(_time(waits), all(bounds) if is_min else any(bounds))
 
     return _RankColumn(
-        f"Waiting{unit_of(run)}", lambda one: _at_least(_time(one.waiting_ns), one.waits_longer), over_all
+        f"Waiting{unit_of(run)}", lambda rank: _at_least(_time(rank.waiting_ns), rank.waits_longer), over_all
     )
 
 
 def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
     """Notes on the table of ranks: what its figures are, and which are lower bounds."""
     if any("flops" in meta.requested for meta in run.metas):
-        has_more = any(one.has_more_flops for one in balance.ranks) or bool(run.missing_ranks)
+        has_more = any(rank.has_more_flops for rank in balance.ranks) or bool(run.missing_ranks)
         yield (f"FLOPs of all ranks together: {_counted(balance.flops, has_more)}.")
     if balance.time is not None:
         device = run.meta.device_heading
@@ -153,7 +153,7 @@ def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
             f"Slowest, How often, Last to arrive, Waiting and medians are of {Lockstep.SIZE} steps or calls: a random "
             "sample, the same on all ranks."
         )
-    if any(one.waiting_ns is not None and one.waits_longer for one in balance.ranks):
+    if any(rank.waiting_ns is not None and rank.waits_longer for rank in balance.ranks):
         why = "a rank waited in several collectives at once, in unmatched calls"
         yield (f"{AT_LEAST}: {why}, or for ranks that are not in this run.")
 
@@ -167,8 +167,8 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
     def column(
         heading: str, value: Callable[[OneLayer], float | None], text: Callable[[float], Cell], measured: bool = True
     ) -> _LayerColumn:
-        def cell(one: OneLayer) -> Cell:
-            known = value(one)
+        def cell(row: OneLayer) -> Cell:
+            known = value(row)
             return UNKNOWN if known is None else text(known)
 
         return _LayerColumn(Column(heading, measured=measured), cell, value)
@@ -177,46 +177,46 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
         heading: str, value: Callable[[OverRanks], float | None], text: Callable[[float], Cell]
     ) -> _LayerColumn:
         return column(
-            heading, lambda one: None if one.work is None else value(one.work), text, balance.time is not None
+            heading, lambda row: None if row.work is None else value(row.work), text, balance.time is not None
         )
 
     def imbalance(heading: str, of: Callable[[OneLayer], OverRanks | None], fields: set[str]) -> list[_LayerColumn]:
-        def value(one: OneLayer) -> float | None:
-            found = of(one)
-            return None if found is None else found.imbalance
+        def value(row: OneLayer) -> float | None:
+            over = of(row)
+            return None if over is None else over.imbalance
 
         is_asked_for = any(fields & set(meta.requested) for meta in run.metas)
         is_measured = all(fields & set(meta.measured) for meta in run.metas)
         return [column(heading, value, _ratio, is_measured)] if is_asked_for else []
 
-    def of_slowest(one: OneLayer, text: Callable[[OverRanks], Cell]) -> Cell:
-        if one.work is None or one.work.imbalance is None:
+    def of_slowest(row: OneLayer, text: Callable[[OverRanks], Cell]) -> Cell:
+        if row.work is None or row.work.imbalance is None:
             return UNKNOWN
-        return text(one.work) if one.work.max > one.work.min else ""  # blank if all ranks are equal
+        return text(row.work) if row.work.max > row.work.min else ""  # blank if all ranks are equal
 
-    found = [
-        text_column("Module", lambda one: name_of(run, one.layer)),
-        text_column("Phase", lambda one: "" if one.layer == IN_NO_OP else phase_cell(phase_of(one.layer, one.phase))),
+    columns = [
+        text_column("Module", lambda row: name_of(run, row.layer)),
+        text_column("Phase", lambda row: "" if row.layer == IN_NO_OP else phase_cell(phase_of(row.layer, row.phase))),
         of_work("Min", lambda work: work.min, format_time),
         of_work("Median", lambda work: work.median, format_time),
         of_work("Max", lambda work: work.max, format_time),
         of_work("Max/mean", lambda work: work.imbalance, _ratio),
-        text_column("Slowest rank", lambda one: of_slowest(one, lambda work: format_number(work.highest))),
-        text_column("How often", lambda one: of_slowest(one, lambda _: often(one.slowest))),
-        *imbalance(_OF_FLOPS, lambda one: one.flops, {"flops"}),
-        *imbalance("Peak max/mean", lambda one: one.peak, {"cpu_allocated", "device_allocated"}),
+        text_column("Slowest rank", lambda row: of_slowest(row, lambda work: format_number(work.highest))),
+        text_column("How often", lambda row: of_slowest(row, lambda _: often(row.slowest))),
+        *imbalance(_OF_FLOPS, lambda row: row.flops, {"flops"}),
+        *imbalance("Peak max/mean", lambda row: row.peak, {"cpu_allocated", "device_allocated"}),
     ]
     if balance.collectives:
-        waiting = column("Waiting", lambda one: None if one.waiting is None else one.waiting.sum, format_time)
-        found.append(
-            waiting._replace(text=lambda one: _waiting(one.waiting, one.wait_longer) if one.collectives else "")
+        waiting = column("Waiting", lambda row: None if row.waiting is None else row.waiting.sum, format_time)
+        columns.append(
+            waiting._replace(text=lambda row: _waiting(row.waiting, row.wait_longer) if row.collectives else "")
         )
-        found.append(text_column("Waits most", lambda one: _waits_most(one.waiting) if one.collectives else ""))
+        columns.append(text_column("Waits most", lambda row: _waits_most(row.waiting) if row.collectives else ""))
     if any(layer.ranks for layer in run.layers):
-        found.append(
-            text_column("Ranks", lambda one: _some_ranks(run.layers[one.layer].ranks if one.layer >= 0 else ()))
+        columns.append(
+            text_column("Ranks", lambda row: _some_ranks(run.layers[row.layer].ranks if row.layer >= 0 else ()))
         )
-    return found
+    return columns
 
 
 def table_of_layers(
@@ -224,26 +224,26 @@ def table_of_layers(
 ) -> Section:
     """A row for each layer and phase with the own work of ranks in it; the largest excess over the mean first."""
     columns = _layer_columns(run, balance)
-    sortable = {one.column: one.value for one in columns if one.value is not None}
+    sortable = {column.column: column.value for column in columns if column.value is not None}
     order = None if sort_by is None else column_called(sort_by, [*sortable])
 
-    def size(one: OneLayer) -> float:
-        above_mean = None if one.work is None else one.work.above_mean
-        value = above_mean if order is None else sortable[order](one)
+    def size(row: OneLayer) -> float:
+        above_mean = None if row.work is None else row.work.above_mean
+        value = above_mean if order is None else sortable[order](row)
         return -1 if value is None else value
 
-    def is_shown(one: OneLayer) -> bool:
-        return depth is None or one.layer < 0 or len(run.layers[one.layer].path) <= depth + 1
+    def is_shown(row: OneLayer) -> bool:
+        return depth is None or row.layer < 0 or len(run.layers[row.layer].path) <= depth + 1
 
     listed = sorted(filter(is_shown, balance.layers), key=size, reverse=True)
-    table = [[column.text(one) for column in columns] for one in listed[:limit]]
+    table = [[column.text(row) for column in columns] for row in listed[:limit]]
     sentences = [
         f"Min, Median and Max are of own work{unit_of(run)} over the ranks that have the layer, all below it included."
     ]
     if len(listed) > limit:
         which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
         sentences.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} largest {which}.")
-    if any(column.column.heading == _OF_FLOPS for column in columns) and any(one.more_flops for one in balance.layers):
+    if any(column.column.heading == _OF_FLOPS for column in columns) and any(row.more_flops for row in balance.layers):
         sentences.append("FLOPs are lower bounds: some operators have no formula.")
     headings = [column.column.heading for column in columns]
     return stacked([ReportTable.of_cells(headings, table, tablefmt).of("layers"), *sentences])
@@ -252,21 +252,24 @@ def table_of_layers(
 def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str | None) -> Section:
     """A row for each collective of a layer; those with the longest waiting first."""
 
-    def size(one: OneCollective) -> int:
-        return -1 if one.waiting is None else one.waiting.sum
+    def size(collective: OneCollective) -> int:
+        return -1 if collective.waiting is None else collective.waiting.sum
 
-    def cells(one: OneCollective) -> list[Cell]:
+    def cells(collective: OneCollective) -> list[Cell]:
         last: list[Cell] = [UNKNOWN] * 2
-        if one.last is not None and len(one.ranks) > 1:
-            last = [format_number(one.last.highest) if one.last.max else "", often(Times(one.last.max, one.of))]
+        if collective.last is not None and len(collective.ranks) > 1:
+            last = [
+                format_number(collective.last.highest) if collective.last.max else "",
+                often(Times(collective.last.max, collective.of)),
+            ]
         return [
-            name_of(run, one.layer),
-            phase_cell(phase_of(one.layer, one.phase)),
-            printable(one.name),
-            *_group(one.group),
-            format_number(one.calls),
-            _waiting(one.waiting, one.wait_longer),
-            _waits_most(one.waiting),
+            name_of(run, collective.layer),
+            phase_cell(phase_of(collective.layer, collective.phase)),
+            printable(collective.name),
+            *_group(collective.group),
+            format_number(collective.calls),
+            _waiting(collective.waiting, collective.wait_longer),
+            _waits_most(collective.waiting),
             *last,
         ]
 
@@ -287,16 +290,16 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
     ]
     if len(listed) > limit:
         sentences.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} in which ranks wait longest.")
-    if any(one.waiting is None for one in listed):
+    if any(collective.waiting is None for collective in listed):
         sentences.append(
             f"{UNKNOWN} under Waiting: calls of different ranks could not be matched: their numbers differ, only one "
             "rank recorded them, or their group is unknown."
         )
-    if any(one.wait_longer for one in listed):
+    if any(collective.wait_longer for collective in listed):
         sentences.append(
             f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
         )
-    table = [cells(one) for one in listed[:limit]]
+    table = [cells(collective) for collective in listed[:limit]]
     return stacked([ReportTable.of_cells(headings, table, tablefmt).of("collectives"), *sentences])
 
 

@@ -166,13 +166,13 @@ class Compared:
 
     def work(self, device: str | None) -> dict[tuple[int, str], Lockstep]:
         """Own work of the CPU or the device, by layer and phase."""
-        found = {
+        work = {
             (key.layer, key.phase): lockstep
             for key, lockstep in self.run.lockstep.items()
             if key.what == WORK and key.device == device
         }
         gap = self.run.lockstep.get(LockstepKey(OUTSIDE, FORWARD, device or "", GAP))
-        return found if gap is None else {**found, (IN_NO_OP, FORWARD): gap}
+        return work if gap is None else {**work, (IN_NO_OP, FORWARD): gap}
 
     def medians(self, times: Lockstep) -> dict[int, int]:
         """The median over the steps, by rank; empty if single steps were not kept."""
@@ -189,8 +189,12 @@ class Compared:
         """All ranks of the job, as the group of the collectives whose group was not recorded. None if ranks are
         missing, or if they did not make the same calls, equally often: then there are other groups."""
         lockstep, ranks = self.run.lockstep, self.ranks
-        unknown = [one for key, one in lockstep.items() if key.is_collective and key.group == NOT_RECORDED]
-        is_complete = not self.run.missing_ranks and all(one.ranks == ranks and one.is_paired for one in unknown)
+        unknown = [
+            collective for key, collective in lockstep.items() if key.is_collective and key.group == NOT_RECORDED
+        ]
+        is_complete = not self.run.missing_ranks and all(
+            collective.ranks == ranks and collective.is_paired for collective in unknown
+        )
         return GroupOfRanks("", INFERRED, len(ranks)) if is_complete else None
 
     @cached_property
@@ -220,7 +224,7 @@ class Compared:
         columns = self.run.rows.columns
         if not any(columns[name]):
             return {}
-        place = {rank: at for at, rank in enumerate(self.ranks)}
+        place = {rank: position for position, rank in enumerate(self.ranks)}
         sums: dict[tuple[int, int], list[int]] = {}  # one pass over the rows, which may be millions
         for layer, phase, rank, value in zip(columns["layer"], columns["phase"], columns["rank"], columns[name]):
             if value and layer >= 0:
@@ -228,7 +232,7 @@ class Compared:
                 if values is None:
                     values = sums[layer, phase] = [0] * len(place)
                 values[place[rank]] += value
-        totals = self.run.layers.roll_up_by_phase(sums, lambda one, other: [*map(add, one, other)])
+        totals = self.run.layers.roll_up_by_phase(sums, lambda first, other: [*map(add, first, other)])
         return {
             (layer, PHASES[phase]): dict(zip(self.ranks, map(self.per_step, self.ranks, values)))
             for (layer, phase), values in sorted(totals.items())
