@@ -128,9 +128,9 @@ def check(diff: Diff, limits: Iterable[Limit]) -> list[Outcome]:
     """
     outcomes = []
     for limit in limits:
-        found = [_checked(diff, limit, subject) for subject in _subjects(diff, limit)]
-        failures = tuple(sentence for exceeded, sentence in found if exceeded)
-        remarks = tuple(sentence for exceeded, sentence in found if sentence and not exceeded)
+        checked = [_checked(diff, limit, subject) for subject in _subjects(diff, limit)]
+        failures = tuple(sentence for exceeded, sentence in checked if exceeded)
+        remarks = tuple(sentence for exceeded, sentence in checked if sentence and not exceeded)
         outcomes.append(Outcome(limit, failures, remarks))
     return outcomes
 
@@ -162,10 +162,10 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
             raise TorchprofError(f"{limit.text!r}: a step belongs to the run, not to a layer. Write {_STEP!r} alone.")
         yield _Subject("the run", diff.whole[_STEP], Unit.TIME, False, False, lambda: "", is_elapsed=True)
         return
-    quantities = [one for one in diff.quantities if one.key == limit.measure]
+    quantities = [quantity for quantity in diff.quantities if quantity.key == limit.measure]
     if limit.measure == _PEAK:  # of the device, if there is one, in all phases
-        peaks = [one for one in diff.quantities if one.what == "peak"]
-        quantities = [one for one in peaks if one.on_device] or peaks
+        peaks = [quantity for quantity in diff.quantities if quantity.what == "peak"]
+        quantities = [quantity for quantity in peaks if quantity.on_device] or peaks
     if not quantities:
         raise _not_measured(diff, limit)
     if limit.pattern == OUTSIDE_NAME and quantities[0].what != "cost":
@@ -176,11 +176,13 @@ def _subjects(diff: Diff, limit: Limit) -> Iterator[_Subject]:
         quantity = quantities[0]
         change = pair.changes[quantity.key]
         if len(quantities) > 1:  # the largest of all phases; before, that may be another phase
-            changes = [pair.changes[one.key] for one in quantities]
+            changes = [pair.changes[quantity.key] for quantity in quantities]
             change = Change(
-                _largest([one.before for one in changes]), _largest([one.after for one in changes]), None, UNDECIDED
+                _largest([each.before for each in changes]), _largest([each.after for each in changes]), None, UNDECIDED
             )
-            quantity = next((one for one in quantities if pair.changes[one.key].after == change.after), quantity)
+            quantity = next(
+                (quantity for quantity in quantities if pair.changes[quantity.key].after == change.after), quantity
+            )
         yield _Subject(
             ".".join(pair.path),
             change,
@@ -212,14 +214,14 @@ def _pairs(diff: Diff, limit: Limit) -> list[Pair]:
                 f'that work: "{OUTSIDE_NAME}: cpu_total".'
             )
         return models
-    names = [tuple(one.path for one in (pair.before, pair.after) if one is not None) for pair in layers]
+    names = [tuple(layer.path for layer in (pair.before, pair.after) if layer is not None) for pair in layers]
     try:
-        found = [layers[number] for number in sorted(find(limit.pattern, names))]
+        named = [layers[number] for number in sorted(find(limit.pattern, names))]
     except TorchprofError as error:
         raise TorchprofError(f"{limit.text!r}: {error}") from error
-    there = [pair for pair in found if pair.how != REMOVED]
+    there = [pair for pair in named if pair.how != REMOVED]
     if not there:
-        raise TorchprofError(f"{limit.text!r}: {'.'.join(found[0].path)} was removed: there is no figure to check.")
+        raise TorchprofError(f"{limit.text!r}: {'.'.join(named[0].path)} was removed: there is no figure to check.")
     return there
 
 
@@ -230,9 +232,9 @@ def _peak_of_run(diff: Diff, limit: Limit) -> _Subject:
         raise _not_measured(diff, limit)
     key = peaks[-1]  # the device's comes after the CPU's
     where = [
-        (spread.max, diff.after.layers[at.layer].name if at.layer >= 0 else OUTSIDE_NAME, at.phase)
-        for at, spread in diff.after.samples.items()
-        if at.measure == "device_peak_bytes" and (at.device == "cpu") == (key == "cpu_peak")
+        (spread.max, diff.after.layers[sample.layer].name if sample.layer >= 0 else OUTSIDE_NAME, sample.phase)
+        for sample, spread in diff.after.samples.items()
+        if sample.measure == "device_peak_bytes" and (sample.device == "cpu") == (key == "cpu_peak")
     ]
     _, name, phase = max(where, default=(0, "", ""))
     parts = f" It was reached in {name}, {phase}." if name else ""
@@ -318,18 +320,20 @@ def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Column) -> str:
         return ""
     if limit.share is not None:
         parts, hold_most, beyond_noise = diff.largest_parts(pair, quantity)
-        texts: list[tuple[Pair, Cell]] = [(one, f"+{quantity.write(change.difference or 0)}") for one, change in parts]
+        texts: list[tuple[Pair, Cell]] = [
+            (layer, f"+{quantity.write(change.difference or 0)}") for layer, change in parts
+        ]
         lead = "Most" if hold_most else "The largest part" + "s" * (len(parts) > 1)
         lead += f" of the difference{beyond_noise}"
     else:
         own = diff.self_of(quantity)
         calls = diff.counts[1] if diff.unit is None and own.is_self and quantity.what != "params" else 1
-        layers = [one for one in pair.walk() if one.after is not None and (own.is_self or not one.children)]
-        figures = [(one, one.changes[own.key].figure(1)) for one in layers]
+        layers = [layer for layer in pair.walk() if layer.after is not None and (own.is_self or not layer.children)]
+        figures = [(layer, layer.changes[own.key].figure(1)) for layer in layers]
         lead = "The largest parts"
         figures = sorted((each for each in figures if each[1].is_known and each[1].value > 0), key=_by_value)
-        texts = [(one, figure._replace(value=figure.value / calls).text(quantity.write)) for one, figure in figures]
-    names = [f"{'.'.join(one.path)} ({text})" for one, text in texts[:_NAMED]]
+        texts = [(layer, figure._replace(value=figure.value / calls).text(quantity.write)) for layer, figure in figures]
+    names = [f"{'.'.join(layer.path)} ({text})" for layer, text in texts[:_NAMED]]
     return f" {lead}: {', '.join(names)}." if names else ""
 
 
@@ -369,20 +373,20 @@ def _why_unknown(diff: Diff, pair: Pair, quantity: Column, side: int) -> str:
 def _at_or_below(run: Run, layer: Layer, is_self: bool) -> Sequence[int]:
     """The layers, by index, that are part of the self, or of the total, of a layer."""
     steps = len(layer.path)
-    found = (index for index, one in enumerate(run.layers) if one.path[:steps] == layer.path)
-    return [index for index in found if not is_self or len(run.layers[index].path) == steps]
+    below = (index for index, other in enumerate(run.layers) if other.path[:steps] == layer.path)
+    return [index for index in below if not is_self or len(run.layers[index].path) == steps]
 
 
 def _rows_of(rows: Rows, layers: Sequence[int], phase: str) -> Rows:
     """The rows of some layers in one phase."""
-    wanted, number = {*layers}, PHASES.index(phase)
-    chosen = [layer in wanted and at == number for layer, at in zip(rows.columns["layer"], rows.columns["phase"])]
+    wanted = {(layer, PHASES.index(phase)) for layer in layers}
+    chosen = [place in wanted for place in zip(rows.columns["layer"], rows.columns["phase"])]
     return replace(rows, columns={name: array("q", compress(values, chosen)) for name, values in rows.columns.items()})
 
 
 def _not_measured(diff: Diff, limit: Limit) -> TorchprofError:
     keys = [_PEAK] * any(key.endswith("_peak") for key in diff.whole) + [_STEP] * (_STEP in diff.whole)
-    keys += [one.key for one in diff.quantities]
+    keys += [quantity.key for quantity in diff.quantities]
     which = "This run did not measure" if diff.before is diff.after else "These runs did not both measure"
     return TorchprofError(
         f"{limit.text!r}: {which} {limit.measure!r}. {suggest(limit.measure, keys)} "

@@ -145,22 +145,22 @@ class _Comparison:
         return self._noises[key]
 
     def _noise_of(self, before: int, after: int, quantity: Column, name: str, leaves: bool) -> Noise | None:
-        found = []
+        per_call = []
         for side, index in enumerate((before, after)):
             figures = self.sides[side]
             of = figures.self_of_steps if quantity.is_self else figures.of_steps
             values = of(index, quantity.phase, name)
             # Per call of the model: a step may hold several calls.
-            found.append([value * figures.steps / self.counted.counts[side] for value in values or ()])
-        are_few = any(len(values) < FEWEST for values in found)
+            per_call.append([value * figures.steps / self.counted.counts[side] for value in values or ()])
+        are_few = any(len(values) < FEWEST for values in per_call)
         if are_few and name == "cpu_ns" and (leaves or not quantity.is_self):
             calls = [
                 [value / self.counted.counts[side] for value in self.sides[side].of_calls(index, quantity.phase)]
                 for side, index in enumerate((before, after))
             ]
-            if all(calls) and min(map(len, calls)) > min(map(len, found)):
-                found = calls
-        return noise_of(*found) if all(found) else None
+            if all(calls) and min(map(len, calls)) > min(map(len, per_call)):
+                per_call = calls
+        return noise_of(*per_call) if all(per_call) else None
 
     def _judge(self, pairs: Sequence[tuple[Pair, int | None, int | None]]) -> None:
         """Set the verdict of each difference of times: more than noise, or not."""
@@ -198,7 +198,7 @@ class _Comparison:
 
     def _pairs(self) -> tuple[Pair, ...]:
         layers = self.runs[0].layers, self.runs[1].layers
-        with_settings = all(any(layer.settings for layer in one) for one in layers)
+        with_settings = all(any(layer.settings for layer in side) for side in layers)
         of_before: dict[tuple[str, ...], Pair] = {}
         of_after: dict[tuple[str, ...], Pair] = {}
         everything: list[tuple[Pair, int | None, int | None]] = []
@@ -206,10 +206,10 @@ class _Comparison:
         for before, after, how in self.matches:
             old = None if before is None else layers[0][before]
             new = None if after is None else layers[1][after]
-            at = new or old
-            assert at is not None
+            shown = new or old
+            assert shown is not None
             differs = tuple(differences_of(old, new, with_settings)) if old and new else ()
-            pair = Pair(at.path, old, new, how, differs=differs)
+            pair = Pair(shown.path, old, new, how, differs=differs)
             everything.append((pair, before, after))
             if old:
                 of_before[old.path] = pair
@@ -242,8 +242,8 @@ class _Comparison:
             for run in self.runs
         ]
         if all(steps) and all(self.sides[side].steps for side in (0, 1)):
-            means = [sum(one.sum for one in side) / sum(one.count for one in side) for side in steps]
-            noise = noise_of(*([value for one in side for value in one.sample] for side in steps))
+            means = [sum(spread.sum for spread in side) / sum(spread.count for spread in side) for side in steps]
+            noise = noise_of(*([value for spread in side for value in spread.sample] for side in steps))
             change = _exact(*means, *means)
             testable = min(noise.counts) >= FEWEST
             verdict = self._without_waiting(_verdict(change, noise, noise.p if testable else None, 1), noise)

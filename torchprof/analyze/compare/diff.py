@@ -135,13 +135,13 @@ class Diff:
 
     def quantity(self, key: str) -> Column | None:
         """The quantity with that key; None if not both runs measured it."""
-        return next((one for one in self.quantities if one.key == key), None)
+        return next((quantity for quantity in self.quantities if quantity.key == key), None)
 
     def self_of(self, quantity: Column) -> Column:
         """The self quantity that goes with a total; the quantity itself if there is none."""
         own = replace(quantity, heading="", is_self=True)
-        found = (one for one in self.quantities if replace(one, heading="") == own)
-        return next(found, quantity)
+        matching = (column for column in self.quantities if replace(column, heading="") == own)
+        return next(matching, quantity)
 
     def weight(self, change: Change) -> float:
         """The size of a change, for ranking. If its noise is known: the difference of the medians, times the calls, so
@@ -157,8 +157,8 @@ class Diff:
         A quantity without a self, such as a peak, is taken from the layers without children. For a self quantity the
         only candidate is the layer itself.
         """
-        found = [each for each in self._with_its_sign(pair, quantity) if each[1].verdict not in (WITHIN_NOISE, BUSY)]
-        return sorted(found, key=lambda each: -abs(self.weight(each[1])))
+        changes = [each for each in self._with_its_sign(pair, quantity) if each[1].verdict not in (WITHIN_NOISE, BUSY)]
+        return sorted(changes, key=lambda each: -abs(self.weight(each[1])))
 
     def largest_parts(self, pair: Pair, quantity: Column) -> tuple[list[tuple[Pair, Change]], bool, str]:
         """The first three ``contributions``; whether they hold most of the difference; " beyond noise" or "".
@@ -181,23 +181,24 @@ class Diff:
     def beyond_noise(self, pair: Pair, quantity: Column) -> list[tuple[Pair, Change]]:
         """The layers at or below a pair whose own time changed beyond noise, in any direction, the largest first."""
         own = self.self_of(quantity)
-        found = [(one, one.changes[own.key]) for one in pair.walk() if own.key in one.changes]
+        changes = [(layer, layer.changes[own.key]) for layer in pair.walk() if own.key in layer.changes]
         return sorted(
-            (each for each in found if each[1].verdict in (SLOWER, FASTER)), key=lambda each: -abs(self.weight(each[1]))
+            (each for each in changes if each[1].verdict in (SLOWER, FASTER)),
+            key=lambda each: -abs(self.weight(each[1])),
         )
 
     def _with_its_sign(self, pair: Pair, quantity: Column) -> list[tuple[Pair, Change]]:
         """The layers at or below a pair whose self changed with the sign of the whole difference."""
         own = self.self_of(quantity)
         whole = pair.changes[quantity.key].difference or 0
-        found = []
-        for one in [pair] if quantity.is_self else pair.walk():
-            change = one.changes.get(own.key)
-            if change is None or not change.difference or (one.children and not own.is_self):
+        changes = []
+        for layer in [pair] if quantity.is_self else pair.walk():
+            change = layer.changes.get(own.key)
+            if change is None or not change.difference or (layer.children and not own.is_self):
                 continue
             if (change.difference > 0) == (whole > 0):
-                found.append((one, change))
-        return found
+                changes.append((layer, change))
+        return changes
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows: the report "table"."""

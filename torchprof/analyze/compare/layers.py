@@ -98,8 +98,8 @@ class _Matching:
 
     def _roots(self) -> list[tuple[int, int]]:
         pairs, old, new = _same_names(self.before, self.before.roots, self.after, self.after.roots)
-        left = [*(self.before.layers[one] for one in old), *(self.after.layers[one] for one in new)]
-        return pairs + list(zip(old, new)) if len(old) == len(new) and all(one.kind for one in left) else pairs
+        left = [*(self.before.layers[index] for index in old), *(self.after.layers[index] for index in new)]
+        return pairs + list(zip(old, new)) if len(old) == len(new) and all(layer.kind for layer in left) else pairs
 
     def by_path(self) -> None:
         """Match the children of matched layers, by name or by their place in a list."""
@@ -116,8 +116,8 @@ class _Matching:
                 pairs = self._aligned(old, new)
             else:
                 pairs = _same_names(self.before, old, self.after, new)[0]
-            for one, other in pairs:
-                self._match(one, other, UNCHANGED if self.before.name(one) == self.after.name(other) else RENAMED)
+            for child, other in pairs:
+                self._match(child, other, UNCHANGED if self.before.name(child) == self.after.name(other) else RENAMED)
             waiting += pairs
 
     def _aligned(self, old: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
@@ -128,12 +128,12 @@ class _Matching:
         while waiting:
             old, new, level = waiting.pop()
             keys = (
-                [self._key(self.before, one, level) for one in old],
-                [self._key(self.after, one, level) for one in new],
+                [self._key(self.before, index, level) for index in old],
+                [self._key(self.after, index, level) for index in new],
             )
             if level:  # similar is not equal: match from the start by name too, and from the end only single candidates
-                alike = [(self.before.name(one), key) for one, key in zip(old, keys[0])]
-                first = _common(alike, [(self.after.name(one), key) for one, key in zip(new, keys[1])])
+                alike = [(self.before.name(index), key) for index, key in zip(old, keys[0])]
+                first = _common(alike, [(self.after.name(index), key) for index, key in zip(new, keys[1])])
                 last = 0
             else:
                 first = _common(*keys)
@@ -141,10 +141,10 @@ class _Matching:
             stops = len(old) - last, len(new) - last
             pairs += [*zip(old[:first], new[:first]), *zip(old[stops[0] :], new[stops[1] :])]
             anchors = [
-                (first + one, first + other)
-                for one, other in _anchors(keys[0][first : stops[0]], keys[1][first : stops[1]])
+                (first + position, first + other)
+                for position, other in _anchors(keys[0][first : stops[0]], keys[1][first : stops[1]])
             ]
-            pairs += [(old[one], new[other]) for one, other in anchors]
+            pairs += [(old[position], new[other]) for position, other in anchors]
             for (a, b), (c, d) in zip([(first - 1, first - 1), *anchors], [*anchors, stops]):
                 if a + 1 < c and b + 1 < d and (anchors or level < _LEVELS - 1):
                     waiting.append((old[a + 1 : c], new[b + 1 : d], level + (not anchors)))
@@ -165,13 +165,13 @@ class _Matching:
         for group in sorted(groups, key=lambda group: -self.before.size[group[0][0]]):
             old = [index for index in group[0] if index not in self.matched]
             new = [index for index in group[1] if index not in self.partner]
-            for one, other in self._unambiguous(old, new):
-                below = self._have_matched_parents(one, other)
-                self._match(one, other, RENAMED if below else MOVED)
-                waiting = [(one, other)]
+            for layer, other in self._unambiguous(old, new):
+                below = self._have_matched_parents(layer, other)
+                self._match(layer, other, RENAMED if below else MOVED)
+                waiting = [(layer, other)]
                 while waiting:  # equal content: the children have the same names in the same order
-                    one, other = waiting.pop()
-                    pairs = list(zip(self.before.below[one], self.after.below[other]))
+                    layer, other = waiting.pop()
+                    pairs = list(zip(self.before.below[layer], self.after.below[other]))
                     for pair in pairs:
                         self._match(*pair, UNCHANGED)
                     waiting += pairs
@@ -202,21 +202,23 @@ class _Matching:
         return above[0] is not None and self.matched.get(above[0]) == above[1]
 
     def result(self) -> list[Match]:
-        found = [Match(self.partner.get(new), new, self.how.get(new, ADDED)) for new in range(len(self.after.layers))]
-        return found + [Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.matched]
+        matches = [Match(self.partner.get(new), new, self.how.get(new, ADDED)) for new in range(len(self.after.layers))]
+        return matches + [
+            Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.matched
+        ]
 
 
 def _common(old: Sequence[Hashable], new: Sequence[Hashable]) -> int:
     """The length of the common prefix."""
     ends = min(len(old), len(new))
-    return next((at for at in range(ends) if old[at] != new[at]), ends)
+    return next((position for position in range(ends) if old[position] != new[position]), ends)
 
 
 def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:
     """The positions of keys that occur once on each side: the longest chain that is in order on both."""
     once = [{key for key, count in Counter(side).items() if count == 1} for side in (old, new)]
-    at = {key: position for position, key in enumerate(new)}
-    common = [(position, at[key]) for position, key in enumerate(old) if key in once[0] & once[1]]
+    positions = {key: position for position, key in enumerate(new)}
+    common = [(position, positions[key]) for position, key in enumerate(old) if key in once[0] & once[1]]
     # The longest increasing subsequence of the positions in ``new``, by patience sorting.
     piles: list[int] = []
     tops: list[int] = []
@@ -240,5 +242,5 @@ def _same_names(
     named: Mapping[str, int] = {after.name(index): index for index in new}
     pairs = [(index, named[before.name(index)]) for index in old if before.name(index) in named]
     taken = {other for _, other in pairs}
-    ones = {one for one, _ in pairs}
-    return pairs, [index for index in old if index not in ones], [index for index in new if index not in taken]
+    paired = {index for index, _ in pairs}
+    return pairs, [index for index in old if index not in paired], [index for index in new if index not in taken]

@@ -107,9 +107,9 @@ def _ways(n: int, ties: tuple[int, ...]) -> tuple[int, int]:
     below = 0
     for size in ties:
         rank = 2 * below + size + 1  # twice the mean of the ranks below + 1 to below + size
-        for at in range(below, below + size):
+        for place in range(below, below + size):
             # At most ``at`` ranks were chosen before this one, and those after it must be enough for the rest.
-            for chosen in range(min(n, at + 1), max(0, n - (total - at)), -1):
+            for chosen in range(min(n, place + 1), max(0, n - (total - place)), -1):
                 ways[chosen] += ways[chosen - 1] << (rank * digit)
         below += size
     return ways[n], digit
@@ -119,6 +119,6 @@ def false_discovery_rates(ps: Sequence[float]) -> list[float]:
     """For each p the smallest false discovery rate at which it is significant (Benjamini and Hochberg)."""
     rates = [1.0] * len(ps)
     smallest = 1.0
-    for rank, at in reversed(list(enumerate(sorted(range(len(ps)), key=ps.__getitem__), 1))):
-        smallest = rates[at] = min(smallest, ps[at] * len(ps) / rank)
+    for rank, index in reversed(list(enumerate(sorted(range(len(ps)), key=ps.__getitem__), 1))):
+        smallest = rates[index] = min(smallest, ps[index] * len(ps) / rank)
     return rates

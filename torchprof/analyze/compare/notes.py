@@ -70,10 +70,10 @@ class Notes:
         old, new = self.runs
         for before, after, _ in self.matches:
             if before is not None and after is not None and len(new.layers[after].path) == 1:
-                one, other = old.layers[before], new.layers[after]
-                if one.path[-1] != other.path[-1]:
-                    yield f"The models differ: {one.name} before, {other.name} after."
-                for what, was, now in differences_of(one, other, with_settings=False):
+                old_model, other = old.layers[before], new.layers[after]
+                if old_model.path[-1] != other.path[-1]:
+                    yield f"The models differ: {old_model.name} before, {other.name} after."
+                for what, was, now in differences_of(old_model, other, with_settings=False):
                     if what in ("input shapes", "training"):
                         yield _unlike(f"{what} of {other.name}", was, now)
 
@@ -121,7 +121,7 @@ class Notes:
             which = "before" if new.environment else "after"
             yield f"The environment of the run {which} was not recorded."
         if not all(say_all):  # what only one run states is unknown for the other
-            words = [{name: words[at][name] for name in words[at] if name in words[1 - at]} for at in (0, 1)]
+            words = [{name: words[side][name] for name in words[side] if name in words[1 - side]} for side in (0, 1)]
         for conditions in (
             words,
             [dict(meta.switches) for meta in (old, new)] if old.switches and new.switches else [],

@@ -28,10 +28,10 @@ class Side:
         self.below: list[list[int]] = [*layers.children, [], []]
         self.own = {(phase, name): [0] * size for phase in PHASES for name in FIELDS}
         self.calls = {phase: [0] * size for phase in PHASES}
-        for (index, at), (cost, calls) in run.rows.by_layer.items():
-            self.calls[PHASES[at]][index] = calls
+        for (index, number), (cost, calls) in run.rows.by_layer.items():
+            self.calls[PHASES[number]][index] = calls
             for name in FIELDS:
-                self.own[PHASES[at], name][index] = getattr(cost, name)
+                self.own[PHASES[number], name][index] = getattr(cost, name)
         self.total = {key: layers.roll_up(values) if any(values) else values for key, values in self.own.items()}
         self.worked = {
             phase: [any(seen) for seen in zip(self.calls[phase], *(self.total[phase, name] for name in FIELDS))]
@@ -42,7 +42,7 @@ class Side:
         for selected_only in (False, True):
             costs = {phase: run.no_layer(phase, selected=selected_only) for phase in PHASES}
             self.figures.append(Figures(costs, costs))
-        self.known = [bool(one.total) and not one.unknown for one in self.figures]
+        self.known = [bool(figures.total) and not figures.unknown for figures in self.figures]
         self.params = run.total_params()
         self.knows_params = any(layer.params is not None for layer in layers)
         self.peaks = self._peaks()

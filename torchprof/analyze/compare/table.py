@@ -105,7 +105,11 @@ def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> Vie
     main = main_of(diff, sort_by)
     by = [main]
     if sort_by is None and main.is_time:
-        by = [one for one in diff.quantities if one.is_time and not one.is_self and one.measure == main.measure]
+        by = [
+            quantity
+            for quantity in diff.quantities
+            if quantity.is_time and not quantity.is_self and quantity.measure == main.measure
+        ]
     models = [pair for pair in diff.pairs if len(pair.path) == 1 and pair.is_layer]
     layers = [
         pair
@@ -115,7 +119,9 @@ def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> Vie
     order = _order(diff, by, depth, takes_self=sort_by is None)
     changed = sorted((pair for pair in layers if _changed(pair)), key=order)
     shown = [*models, *changed[:top]]
-    others = tuple(one for one in _others(diff, main) if any(_matters(pair.changes.get(one.key)) for pair in shown))
+    others = tuple(
+        quantity for quantity in _others(diff, main) if any(_matters(pair.changes.get(quantity.key)) for pair in shown)
+    )
     unknown = sum(not _changed(pair) and _is_unknown(pair) for pair in layers)
     same = len(layers) - len(changed) - unknown
     notes = tuple(_notes(same, unknown, len(changed) - top, [main, *others], shown))
@@ -124,12 +130,12 @@ def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> Vie
 
 def _others(diff: Diff, main: Column) -> Iterator[Column]:
     """The quantities whose differences are shown, if they changed."""
-    have_peaks = {one.phase for one in diff.quantities if one.what == "peak"}
-    for one in diff.quantities:
-        is_count = one.unit is Unit.COUNT and (one.phase != FORWARD or one.key == "macs")
-        is_net = one.unit is Unit.BYTES and one.what != "peak" and one.phase in have_peaks
-        if one == diff.self_of(main) != main or not (one == main or one.is_self or is_count or is_net):
-            yield one
+    have_peaks = {quantity.phase for quantity in diff.quantities if quantity.what == "peak"}
+    for quantity in diff.quantities:
+        is_count = quantity.unit is Unit.COUNT and (quantity.phase != FORWARD or quantity.key == "macs")
+        is_net = quantity.unit is Unit.BYTES and quantity.what != "peak" and quantity.phase in have_peaks
+        if quantity == diff.self_of(main) != main or not (quantity == main or quantity.is_self or is_count or is_net):
+            yield quantity
 
 
 def main_of(diff: Diff, sort_by: str | None = None) -> Column:
@@ -139,9 +145,9 @@ def main_of(diff: Diff, sort_by: str | None = None) -> Column:
     """
     if sort_by is not None:
         return _called(diff, sort_by)
-    totals = [one for one in diff.quantities if one.phase == FORWARD and not one.is_self]
-    times = [one for one in totals if one.is_time]
-    counts = [one for one in totals if one.key == "flops"]
+    totals = [quantity for quantity in diff.quantities if quantity.phase == FORWARD and not quantity.is_self]
+    times = [quantity for quantity in totals if quantity.is_time]
+    counts = [quantity for quantity in totals if quantity.key == "flops"]
     return [*times[::-1], *counts, *totals][0]
 
 
@@ -161,9 +167,11 @@ def _order(
     def order(pair: Pair) -> tuple[bool, float]:
         is_cut = depth is not None and len(pair.path) == depth + 1
         changes = [
-            pair.changes[one.key] for one in (own if takes_self and not is_cut else by) if one.key in pair.changes
+            pair.changes[quantity.key]
+            for quantity in (own if takes_self and not is_cut else by)
+            if quantity.key in pair.changes
         ]
-        totals = [pair.changes[one.key] for one in by if one.key in pair.changes]
+        totals = [pair.changes[quantity.key] for quantity in by if quantity.key in pair.changes]
         quiet = all(change.verdict in (SAME, WITHIN_NOISE) for change in totals)
         return quiet, -sum(abs(diff.weight(change)) for change in changes)
 
@@ -192,12 +200,12 @@ def _notes(same: int, unknown: int, hidden: int, quantities: Sequence[Column], s
     if hidden > 0:
         yield f"{hidden} more row{'s are' if hidden > 1 else ' is'} hidden: shown are the largest changes."
     verdicts = {
-        pair.changes[one.key].verdict
+        pair.changes[quantity.key].verdict
         for pair in shown
-        for one in quantities
-        if one.is_time
-        and one.key in pair.changes
-        and pair.changes[one.key].difference is not None
+        for quantity in quantities
+        if quantity.is_time
+        and quantity.key in pair.changes
+        and pair.changes[quantity.key].difference is not None
         and pair.how not in (ADDED, REMOVED)
     }
     if WITHIN_NOISE in verdicts:
@@ -267,28 +275,28 @@ def changes_of_layers(diff: Diff) -> Iterator[tuple[str, list[str]]]:
 
     If a layer was added or removed with all layers below it, only that layer is listed. Of settings, the differences.
     """
-    found: dict[str, list[str]] = {what: [] for what in (*_HOW.values(), "Changed")}
+    listed: dict[str, list[str]] = {what: [] for what in (*_HOW.values(), "Changed")}
     waiting = [(pair, "") for pair in reversed(diff.pairs)]
     while waiting:
         pair, around = waiting.pop()
         old, new = pair.before, pair.after
         if pair.how in (ADDED, REMOVED) and pair.how != around:
             layer = new or old
-            below = sum(one.how == pair.how for one in pair.walk()) - 1
+            below = sum(child.how == pair.how for child in pair.walk()) - 1
             about = [layer.kind] if layer and layer.kind else []
             about += [f"with {below} layer{'s' if below > 1 else ''} below"] if below else []
-            found[_HOW[pair.how]].append(".".join(pair.path) + (f" ({', '.join(about)})" if about else ""))
+            listed[_HOW[pair.how]].append(".".join(pair.path) + (f" ({', '.join(about)})" if about else ""))
         elif pair.how in (MOVED, RENAMED) and old and new:
-            found[_HOW[pair.how]].append(f"{old.name} → {new.name}")
+            listed[_HOW[pair.how]].append(f"{old.name} → {new.name}")
         words = [
             f"{what} {_settings(was, now) if what == 'settings' else f'{was} → {now}'}"
             for what, was, now in pair.differs
             if what in ("kind", "settings")
         ]
         if words:
-            found["Changed"].append(f"{'.'.join(pair.path)}: {'; '.join(words)}")
+            listed["Changed"].append(f"{'.'.join(pair.path)}: {'; '.join(words)}")
         waiting.extend((child, pair.how) for child in reversed(pair.children))
-    for name, lines in found.items():
+    for name, lines in listed.items():
         hidden = len(lines) - _NAMED
         if lines:
             yield name, [*map(printable, lines[:_NAMED])]
@@ -354,15 +362,15 @@ def diff_headline(diff: Diff, *, sort_by: str | None = None) -> str:
             if parts and pair.changes[main.key].verdict not in (SAME, WITHIN_NOISE):
                 lead = "Most of it in" if hold_most else f"The largest part{'s' * (len(parts) > 1)}{beyond_noise}:"
                 sentences.append(f"{lead} {_named(main, parts)}.")
-                known = [one for one, _ in parts]
-                beyond = [(one, change) for one, change in beyond if not any(one is each for each in known)]
+                known = [layer for layer, _ in parts]
+                beyond = [(layer, change) for layer, change in beyond if not any(layer is each for each in known)]
             if beyond:
                 sentences.append(f"Beyond noise: {_named(main, beyond[:_LARGEST])}.")
     return printable(" ".join(sentences)) or "There is nothing to compare in these runs."
 
 
 def _named(quantity: Column, layers: Sequence[tuple[Pair, Change]]) -> str:
-    return ", ".join(f"{'.'.join(one.path)} ({signed(quantity, change.difference or 0)})" for one, change in layers)
+    return ", ".join(f"{'.'.join(pair.path)} ({signed(quantity, change.difference or 0)})" for pair, change in layers)
 
 
 def _in_words(pair: Pair, quantity: Column) -> str:
