@@ -69,8 +69,8 @@ class Shares:
 
     def times(self, run: Run) -> tuple[int, int, int]:
         """Of one layer, of several, and unknown: in ns of the device if any ran there, else of the CPU."""
-        one, several, *unknown = self._times(run)
-        return one, several, sum(unknown)
+        of_one, several, *unknown = self._times(run)
+        return of_one, several, sum(unknown)
 
     def unknown_times(self, run: Run) -> dict[str, int]:
         """The time of kernels of unknown layers, by the reason."""
@@ -114,16 +114,16 @@ class Compiled:
     def breaks(self) -> dict[CompiledRegion, list[RegionUse]]:
         """The graph breaks that happened: the uses of the regions that end with each. Versions of one region are merged
         (name, function and line are blank)."""
-        found: dict[CompiledRegion, list[RegionUse]] = {}
+        breaks: dict[CompiledRegion, list[RegionUse]] = {}
         for use in self.uses:
             if use.calls and use.known is not None and use.known.break_line is not None:
-                found.setdefault(use.known._replace(name="", function="", line=0), []).append(use)
-        return found
+                breaks.setdefault(use.known._replace(name="", function="", line=0), []).append(use)
+        return breaks
 
 
 def compiled_in(run: Run) -> Compiled:
     """The use of torch.compile in a run, from one pass over its rows."""
-    found = Compiled()
+    usage = Compiled()
     known = _known_regions(run)
     by_layers = ("compile_layers", True) in run.meta.flags
     by_layers |= any(frame.kind == FrameKind.KERNELS for chain in run.rows.frames for frame in chain)
@@ -131,7 +131,7 @@ def compiled_in(run: Run) -> Compiled:
     for (layer, phase, is_shared), steps, calls, cost in _sums_in_regions(run):
         frames = [frame for _, frame in steps]
         if by_layers and _is_kernel(frames):
-            shares = found.shares.setdefault(phase, Shares())
+            shares = usage.shares.setdefault(phase, Shares())
             reason = next(filter(None, map(_why_unknown, frames)), None)
             if reason is not None:
                 shares.unknown[reason] = shares.unknown.get(reason, Cost()) + cost
@@ -143,8 +143,8 @@ def compiled_in(run: Run) -> Compiled:
         of, region = steps[last][0], frames[last].name
         inside = frames[last + 1 :]
         if region == COMPILING:
-            found.compiled += calls
-            found.compiling += cost
+            usage.compiled += calls
+            usage.compiling += cost
             continue
         use = uses.setdefault((of, region), RegionUse(of, region, known.get(region)))
         part = use.phases.setdefault(phase, PhaseOfRegion())
@@ -158,8 +158,8 @@ def compiled_in(run: Run) -> Compiled:
                 part.guards += cost
         else:
             part.beside += cost
-    found.uses += uses.values()
-    return found
+    usage.uses += uses.values()
+    return usage
 
 
 def python_name(region: CompiledRegion) -> str:
@@ -177,12 +177,12 @@ def python_name(region: CompiledRegion) -> str:
 
 def _known_regions(run: Run) -> dict[str, CompiledRegion]:
     """The descriptions of regions by name. A name that different processes use for different code is left out."""
-    found: dict[str, set[CompiledRegion]] = {}
+    regions: dict[str, set[CompiledRegion]] = {}
     for meta in run.metas:
         for region in meta.regions:
-            found.setdefault(region.name, set()).add(region._replace(break_reason=""))
+            regions.setdefault(region.name, set()).add(region._replace(break_reason=""))
     first = {region.name: region for meta in reversed(run.metas) for region in meta.regions}
-    return {name: first[name] for name, several in found.items() if len(several) == 1}
+    return {name: first[name] for name, several in regions.items() if len(several) == 1}
 
 
 def _sums_in_regions(
@@ -203,14 +203,14 @@ def _sums_in_regions(
     values = [columns[name] for name in names]
     sums: dict[tuple[int, int, int, int, int], list[int]] = {}
     keys = zip(*(columns[name] for name in ("layer", "phase", "shared", "within", "frames")))
-    for at, key in enumerate(keys):
+    for index, key in enumerate(keys):
         if is_region[key[4]] or is_within[key[3]]:
             line = sums.get(key)
             if line is None:
                 line = sums[key] = [0] * (len(names) + 1)
-            line[0] += columns["calls"][at]
+            line[0] += columns["calls"][index]
             for number, column in enumerate(values, 1):
-                line[number] += column[at]
+                line[number] += column[index]
     for (layer, phase, shared, within, chain), (calls, *cost) in sums.items():
         steps = [(around.layer, frame) for around in run.rows.within[within] for frame in around.frames]
         steps += [(layer, frame) for frame in bare[chain]]

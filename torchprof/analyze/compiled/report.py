@@ -36,9 +36,9 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
 
     ``tablefmt``: any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
-    found = compiled_in(run)
-    uses = found.uses
-    sentences: list[Part] = [*_breaks(run, found), *_times(run, found), *about_sums(run)]
+    usage = compiled_in(run)
+    uses = usage.uses
+    sentences: list[Part] = [*_breaks(run, usage), *_times(run, usage), *about_sums(run)]
     sentences.append(warnings_below(run, without=["graph_breaks"]))  # the table has their reasons
     history = _history(run, tablefmt)
     if not uses:
@@ -68,10 +68,10 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
 def compiled_in_short(run: Run) -> str:
     """What torch.compile did, in one line: how much of the forward its code is, and its own work outside of its
     kernels; "" if no compiled code ran."""
-    found = compiled_in(run)
+    usage = compiled_in(run)
     field = "device_ns" if "device_ns" in run.meta.measured else "cpu_ns"
-    graphs = {use.name for use in found.uses if any(part.graph for part in use.phases.values())}
-    kernels = sum(getattr(part.graph, field) for use in found.uses for part in use.phases.values())
+    graphs = {use.name for use in usage.uses if any(part.graph for part in use.phases.values())}
+    kernels = sum(getattr(part.graph, field) for use in usage.uses for part in use.phases.values())
     if not graphs or "cpu_ns" not in run.meta.measured:
         return ""
     parts = time_parts(run, field)
@@ -79,10 +79,10 @@ def compiled_in_short(run: Run) -> str:
     if field == "device_ns":
         whole = sum(parts.values())
         return f"{said}, {_share(kernels, whole)} of the {run.meta.device_heading} time in kernels of their calls."
-    forward = [use.phases[FORWARD] for use in found.uses if FORWARD in use.phases]
+    forward = [use.phases[FORWARD] for use in usage.uses if FORWARD in use.phases]
     inside = sum(part.overhead.cpu_ns + part.graph.cpu_ns for part in forward)
     whole = sum(parts.get(name, 0) for name in (FORWARD, NO_GRAD, FIRST_CALL, LATER_CALLS))
-    own = sum(part.overhead.cpu_ns for use in found.uses for part in use.phases.values())
+    own = sum(part.overhead.cpu_ns for use in usage.uses for part in use.phases.values())
     verdict = ", more than that: it gains little" if own > kernels else ""
     return (
         f"{said}, {_share(inside, whole)} of the forward. {short_time(kernels)} of {short_time(kernels + own)} are in "
@@ -96,10 +96,10 @@ def _share(part: int, whole: int) -> str:
 
 def _history(run: Run, tablefmt: str | None) -> Iterator[Part]:
     """A table with every compilation, after an empty line."""
-    every = [(meta, one) for meta in run.metas for one in meta.compilations]
+    every = [(meta, compilation) for meta in run.metas for compilation in meta.compilations]
     if not every:
         return
-    has_ranks, knows_kernels = len(run.metas) > 1, any(one.kernels_ns is not None for _, one in every)
+    has_ranks, knows_kernels = len(run.metas) > 1, any(compilation.kernels_ns is not None for _, compilation in every)
     headings = [
         "Compiled",
         *(["Rank"] if has_ranks else []),
@@ -112,33 +112,33 @@ def _history(run: Run, tablefmt: str | None) -> Iterator[Part]:
     ]
     headings += [*(["Kernels"] if knows_kernels else []), "Why"]
     table = []
-    for meta, one in every:
-        times = [one.ns, one.tracing_ns, one.autograd_ns, one.lowering_ns]
-        cells: list[Cell] = [printable(one.name), *([str(meta.rank)] if has_ranks else []), one.phase]
-        cells.append(_when(one, meta.steps))
+    for meta, compilation in every:
+        times = [compilation.ns, compilation.tracing_ns, compilation.autograd_ns, compilation.lowering_ns]
+        cells: list[Cell] = [printable(compilation.name), *([str(meta.rank)] if has_ranks else []), compilation.phase]
+        cells.append(_when(compilation, meta.steps))
         cells += map(format_time, times)
         if knows_kernels:
-            cells.append(UNKNOWN if one.kernels_ns is None else format_time(one.kernels_ns))
-        table.append([*cells, printable(_why(one))])
+            cells.append(UNKNOWN if compilation.kernels_ns is None else format_time(compilation.kernels_ns))
+        table.append([*cells, printable(_why(compilation))])
     yield ""
     yield ReportTable.of_cells(headings, table, tablefmt)
 
 
-def _when(one: Compilation, steps: int) -> str:
-    if one.step is None:
+def _when(compilation: Compilation, steps: int) -> str:
+    if compilation.step is None:
         return "before"
-    return f"step {one.step + 1}" if steps else "recorded"
+    return f"step {compilation.step + 1}" if steps else "recorded"
 
 
-def _why(one: Compilation) -> str:
+def _why(compilation: Compilation) -> str:
     """Why it was compiled, or why it was not."""
-    if one.failure:
-        return f"failed: {one.failure}" + (f"; {one.reason}" if one.reason else "")
-    is_first = one.name.rpartition("/")[2] == "0"
-    why = one.reason or ("first version" if is_first else UNKNOWN)
-    if one.phase == BACKWARD:  # the reason is that of its forward
+    if compilation.failure:
+        return f"failed: {compilation.failure}" + (f"; {compilation.reason}" if compilation.reason else "")
+    is_first = compilation.name.rpartition("/")[2] == "0"
+    why = compilation.reason or ("first version" if is_first else UNKNOWN)
+    if compilation.phase == BACKWARD:  # the reason is that of its forward
         why = "first backward"
-    return f"{why} (from cache)" if one.from_cache else why
+    return f"{why} (from cache)" if compilation.from_cache else why
 
 
 def _texts(run: Run, part: PhaseOfRegion) -> dict[str, Cell]:
@@ -151,9 +151,9 @@ def _texts(run: Run, part: PhaseOfRegion) -> dict[str, Cell]:
     }
 
 
-def _breaks(run: Run, found: Compiled) -> Iterator[str]:
+def _breaks(run: Run, usage: Compiled) -> Iterator[str]:
     """A sentence for each graph break that occurred."""
-    for region, uses in found.breaks.items():
+    for region, uses in usage.breaks.items():
         file = PurePath(region.file).name
         where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
         why = f": {region.break_reason}" if region.break_reason else ""
@@ -164,16 +164,16 @@ def _breaks(run: Run, found: Compiled) -> Iterator[str]:
         yield printable(f"Graph break in {modules} at {where}, after region {names}, {times}{why}")
 
 
-def _times(run: Run, found: Compiled) -> Iterator[str]:
+def _times(run: Run, usage: Compiled) -> Iterator[str]:
     """The time of compiling, and the shares of kernel time by layers."""
-    if found.compiled:
-        times = f"{found.compiled} time{'s' if found.compiled > 1 else ''}"
-        yield f"torch.compile compiled {times}: {format_time(found.compiling.cpu_ns)}."
-    for phase, shares in found.shares.items():
+    if usage.compiled:
+        times = f"{usage.compiled} time{'s' if usage.compiled > 1 else ''}"
+        yield f"torch.compile compiled {times}: {format_time(usage.compiling.cpu_ns)}."
+    for phase, shares in usage.shares.items():
         times_of = shares.times(run)
         if whole := sum(times_of):
-            one, several, unknown = (f"{time / whole:.1%}" for time in times_of)
+            of_one, several, unknown = (f"{time / whole:.1%}" for time in times_of)
             yield (
-                f"Of {format_time(whole)} in kernels of the {phase} phase {one} are of one layer each, {several} of "
+                f"Of {format_time(whole)} in kernels of the {phase} phase {of_one} are of one layer each, {several} of "
                 f"several at once or between layers, and {unknown} not attributable."
             )

@@ -115,19 +115,19 @@ def headline(run: Run) -> str:
     else:
         of, total = phase if measured.plain else f"the {measured.name} of {phase}", whole
     tree = _Tree.of(run.layers, here)
-    at = tree.deepest_with_most_of(whole)
-    named = at is not None and (len(run.layers[at].path) > 1 or len(run.roots) > 1)
-    if at is not None and named:
-        clauses.append(_Clause(tree.totals[at], f"in `{_name(run, at)}`", at))
-    clauses.extend(_largest_within(run, measured, tree, here, at, "its " if named else ""))
+    deepest = tree.deepest_with_most_of(whole)
+    named = deepest is not None and (len(run.layers[deepest].path) > 1 or len(run.roots) > 1)
+    if deepest is not None and named:
+        clauses.append(_Clause(tree.totals[deepest], f"in `{_name(run, deepest)}`", deepest))
+    clauses.extend(_largest_within(run, measured, tree, here, deepest, "its " if named else ""))
     sentence = before + _sentence(run, measured, of, total, clauses)
-    parts_of_model = [] if named else [one for one in tree.children[at] if tree.totals[one]]
+    parts_of_model = [] if named else [child for child in tree.children[deepest] if tree.totals[child]]
     if before or len(parts_of_model) < 2:
         return sentence
     first = max(parts_of_model, key=tree.totals.__getitem__)
     if clauses[-1].layer == first:
         return sentence
-    which = f"layer of {_PHASES[PHASES[largest]]}" if at is not None else "model" if run.meta.model else "range"
+    which = f"layer of {_PHASES[PHASES[largest]]}" if deepest is not None else "model" if run.meta.model else "range"
     return f"{sentence} The largest {which} is `{_name(run, first)}`, with {_share(tree.totals[first], whole)}."
 
 
@@ -137,7 +137,10 @@ def _subject(run: Run) -> tuple[str, _Measured]:
     if "device_ns" in meta.measured:
         device = meta.device_heading
         busy = [
-            (name, ns / one.wall_ns) for one in run.metas for name, ns in one.busy_ns if name != "cpu" and one.wall_ns
+            (name, ns / of_rank.wall_ns)
+            for of_rank in run.metas
+            for name, ns in of_rank.busy_ns
+            if name != "cpu" and of_rank.wall_ns
         ]
         idle = 1 - max((share for _, share in busy), default=1.0)
         on_device = _Measured("device_ns", f"{device} time")
@@ -176,16 +179,16 @@ class _Tree(NamedTuple):
 
     def deepest_with_most_of(self, whole: int) -> int | None:
         """The deepest layer with more than half of the whole; None if no model has more than half."""
-        at = None
+        deepest = None
         while True:
-            found = [one for one in self.children[at] if 2 * self.totals[one] > whole]
-            if not found:
-                return at
-            [at] = found
+            larger = [layer for layer in self.children[deepest] if 2 * self.totals[layer] > whole]
+            if not larger:
+                return deepest
+            [deepest] = larger
 
-    def below(self, at: int | None) -> Iterator[int]:
+    def below(self, layer: int | None) -> Iterator[int]:
         """All layers below a layer, at any depth, without the layer itself."""
-        waiting = [*self.children[at]]
+        waiting = [*self.children[layer]]
         while waiting:
             index = waiting.pop()
             yield index
@@ -193,37 +196,37 @@ class _Tree(NamedTuple):
 
 
 def _largest_within(
-    run: Run, measured: _Measured, tree: _Tree, parts: Mapping[WorkPart, int], at: int | None, its: str
+    run: Run, measured: _Measured, tree: _Tree, parts: Mapping[WorkPart, int], layer: int | None, pronoun: str
 ) -> list[_Clause]:
-    """The largest part below a layer (``at``; None: below no model): a kind of layers, or the layer's own work."""
+    """The largest part below a layer (``layer``; None: below no model): a kind of layers, or the layer's own work."""
     kinds: dict[tuple[str, str], list[int]] = {}
-    for index in sorted(tree.below(at)):
+    for index in sorted(tree.below(layer)):
         if tree.own[index]:
             kinds.setdefault(_kind(run.layers[index], bool(run.meta.model)), []).append(index)
-    sums = {kind: sum(tree.own[index] for index in found) for kind, found in kinds.items()}
+    sums = {kind: sum(tree.own[index] for index in indices) for kind, indices in kinds.items()}
     largest = max(sums, key=sums.__getitem__, default=None)
-    if at is not None and (largest is None or tree.own[at] > sums[largest]):
-        work = _largest_work(run, measured, {part: parts[part] for part in parts if part.where.layer == at})
+    if layer is not None and (largest is None or tree.own[layer] > sums[largest]):
+        work = _largest_work(run, measured, {part: parts[part] for part in parts if part.where.layer == layer})
         if largest is None:
             return work
-        if 2 * sum(parts[part] for part in parts if part.where.layer == at and part.may_be_below) > tree.own[at]:
-            here = "it" if its else f"`{_name(run, at)}`"
-            return [_Clause(tree.own[at], f"in compiled kernels of {here} or of layers below", at)]
-        itself = "directly in it" if its else f"directly in `{_name(run, at)}`"
-        own = _Clause(tree.own[at], f"{itself}, not in layers below, above all {work[0].where}", at)
+        if 2 * sum(parts[part] for part in parts if part.where.layer == layer and part.may_be_below) > tree.own[layer]:
+            here = "it" if pronoun else f"`{_name(run, layer)}`"
+            return [_Clause(tree.own[layer], f"in compiled kernels of {here} or of layers below", layer)]
+        itself = "directly in it" if pronoun else f"directly in `{_name(run, layer)}`"
+        own = _Clause(tree.own[layer], f"{itself}, not in layers below, above all {work[0].where}", layer)
         return [own, *work[1:]]
     outside = {part: parts[part] for part in parts if part.where.layer < 0}
-    if at is None and outside and (largest is None or sum(outside.values()) > sums[largest]):
+    if layer is None and outside and (largest is None or sum(outside.values()) > sums[largest]):
         return _largest_work(run, measured, outside)
     assert largest is not None  # else all work is outside of layers
-    one, several = largest
-    found = kinds[largest]
-    holds_more = any(tree.totals[index] > tree.own[index] for index in found)
+    singular, several = largest
+    layers = kinds[largest]
+    holds_more = any(tree.totals[index] > tree.own[index] for index in layers)
     within = "directly in" if holds_more else "in"
-    if len(found) == 1:
-        the_layer = None if holds_more else found[0]
-        return [_Clause(sums[largest], f"{within} the {one} `{_name(run, found[0])}`", the_layer)]
-    return [_Clause(sums[largest], f"{within} {its}{several}")]
+    if len(layers) == 1:
+        the_layer = None if holds_more else layers[0]
+        return [_Clause(sums[largest], f"{within} the {singular} `{_name(run, layers[0])}`", the_layer)]
+    return [_Clause(sums[largest], f"{within} {pronoun}{several}")]
 
 
 def _largest_work(run: Run, measured: _Measured, parts: Mapping[WorkPart, int]) -> list[_Clause]:
@@ -232,7 +235,7 @@ def _largest_work(run: Run, measured: _Measured, parts: Mapping[WorkPart, int]) 
     works: defaultdict[str, list[WorkPart]] = defaultdict(list)
     for part in parts:
         works[_described(measured, part)].append(part)
-    amounts = {where: sum(parts[part] for part in found) for where, found in works.items()}
+    amounts = {where: sum(parts[part] for part in described) for where, described in works.items()}
     where = max(amounts, key=amounts.__getitem__)
     clauses = [_Clause(amounts[where], where)]
     lines = source_lines(run) if measured.field == "cpu_ns" else {}
@@ -268,13 +271,13 @@ def _kind(layer: Layer, is_of_model: bool) -> tuple[str, str]:
         return "layer" if is_of_model else "range", printable(layer.name)
     convolution = _CONVOLUTION.fullmatch(layer.kind)
     if convolution is None:
-        one = _PLAIN.get(layer.kind, f"`{printable(layer.kind)}` layer")
+        singular = _PLAIN.get(layer.kind, f"`{printable(layer.kind)}` layer")
     else:
         sizes = _KERNEL_SIZE.search(layer.settings)
         size = f"{convolution[2]}D" if sizes is None else sizes[1].replace(", ", "×")
         size = f"width-{size}" if size.isdecimal() else size
-        one = f"{size} {'transposed ' if convolution[1] else ''}convolution"
-    return one, f"{one}s"
+        singular = f"{size} {'transposed ' if convolution[1] else ''}convolution"
+    return singular, f"{singular}s"
 
 
 def _name(run: Run, index: int) -> str:

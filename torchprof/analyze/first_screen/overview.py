@@ -112,7 +112,7 @@ def _about_hidden(
     entries: Sequence[Entry], every: Sequence[Entry], left_out: Sequence[str], whole: str
 ) -> Iterator[str]:
     """What is not shown."""
-    hidden = sum(bool(line.path) for line in every) - sum(max(1, len(one.parts)) for one in entries if one.path)
+    hidden = sum(bool(line.path) for line in every) - sum(max(1, len(entry.parts)) for entry in entries if entry.path)
     if hidden:
         yield f"{hidden} layers are not shown; (+9): so many below that layer."
     if left_out:

@@ -36,16 +36,15 @@ _NO_BATCH_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
 """The classes whose input has its time, not the batch, in its first dimension unless ``batch_first=True``."""
 
 
-def verdict(run: Run, width: int | None = None, found: Sequence[Advice] | None = None) -> list[Part]:
+def verdict(run: Run, width: int | None = None, findings: Sequence[Advice] | None = None) -> list[Part]:
     """The sections of the verdict: what ran, its parts and the headline; what would help; what makes all times less
     certain than they look.
 
-    ``width``: the number of characters of a line, of which at most 100 are used. ``found``: all findings, if they are
-    known.
+    ``width``: the number of characters of a line, of which at most 100 are used. ``findings``: all findings, if known.
     """
     width = min(width or _WIDTH, _WIDTH)
     uncertain = stacked(map(printable, about_times(run)))
-    return [stacked([*ran(run), headline(run)]), what_would_help(run, width, found), uncertain]
+    return [stacked([*ran(run), headline(run)]), what_would_help(run, width, findings), uncertain]
 
 
 # What ran
@@ -75,7 +74,7 @@ def _times(run: Run) -> str:
     if not roots:
         return ranks.removesuffix(", ")
     spreads = {root: [run.samples[key] for key in _keys(run, root) if key in run.samples] for root in roots}
-    root = max(roots, key=lambda one: sum(spread.sum for spread in spreads[one]))
+    root = max(roots, key=lambda index: sum(spread.sum for spread in spreads[index]))
     others = f" (and {len(roots) - 1} more model{'s' * (len(roots) > 2)})" if len(roots) > 1 else ""
     name = run.layers[root].name + others
     if run.layers[root].same_shapes is False:
@@ -137,7 +136,7 @@ def _rate(run: Run) -> str:
     if (
         len(shape) == 2
         and min(shape) > 0
-        and any(one.kind == "Embedding" and one.input_shapes == (shape,) for one in run.layers)
+        and any(other.kind == "Embedding" and other.input_shapes == (shape,) for other in run.layers)
     ):
         return f"{_number(calls * shape[0] * shape[1] * 1e9 / wall_ns)} tokens/s"
     # Three dimensions may be (time, batch, features).
@@ -173,7 +172,7 @@ def _macs(run: Run) -> str:
 
 def _peaks(run: Run) -> Iterator[str]:
     """The largest peak of memory, and the layer with the largest part of what was live then."""
-    memory = max(run.memory, key=lambda one: one.peak_bytes, default=None)
+    memory = max(run.memory, key=lambda device: device.peak_bytes, default=None)
     if memory is None or memory.peak_bytes <= 0:
         return
     by_layer: dict[int, int] = {}
@@ -209,22 +208,22 @@ def _line(name: str, shares: dict[str, int]) -> str:
 # What would help
 
 
-def what_would_help(run: Run, width: int = _WIDTH, found: Sequence[Advice] | None = None) -> Part:
+def what_would_help(run: Run, width: int = _WIDTH, findings: Sequence[Advice] | None = None) -> Part:
     """Up to three findings that are worth at least 3 % of the time or of the memory, the largest gain first, then those
     whose gain is unknown; or that there is none, and what bounds the run."""
-    first = first_findings(run, found)
+    first = first_findings(run, findings)
     if not first:
         return textwrap.fill(_nothing(run), width)
     evidence = Evidence(run)
-    texts = (_drawn(number, *in_short(one, evidence), width) for number, one in enumerate(first, 1))
+    texts = (_drawn(number, *in_short(advice, evidence), width) for number, advice in enumerate(first, 1))
     return findings_table("\n".join(["What would help", *texts]), first)
 
 
-def first_findings(run: Run, found: Sequence[Advice] | None = None) -> list[Advice]:
-    """The findings of the first screen. ``found``: all findings, if they are known."""
+def first_findings(run: Run, findings: Sequence[Advice] | None = None) -> list[Advice]:
+    """The findings of the first screen. ``findings``: all findings, if they are known."""
     evidence = Evidence(run)
-    shares = ((one, share_of(one, evidence)) for one in (judge(run).advice if found is None else found))
-    return [one for one, share in shares if share is None or share >= FIRST_SHARE][:_FINDINGS]
+    shares = ((advice, share_of(advice, evidence)) for advice in (judge(run).advice if findings is None else findings))
+    return [advice for advice, share in shares if share is None or share >= FIRST_SHARE][:_FINDINGS]
 
 
 def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:

@@ -89,15 +89,15 @@ def _below(line: Entry, shapes: Mapping[int, int]) -> list[Entry]:
             return f"{position}"
         return int(single.name) - position, shapes[id(single)]
 
-    found: list[Entry] = []
+    lines: list[Entry] = []
     for _, neighbors in groupby(enumerate(rows), key):
         equal = [row for _, row in neighbors]
         if len(equal) < _EQUAL_SIBLINGS:
-            found += equal
+            lines += equal
         else:
             parts = [part for row in equal for part in (row.parts or (row,))]
-            found.append(_as_one(parts, f"{equal[0].name}–{equal[-1].name}"))
-    return found
+            lines.append(_as_one(parts, f"{equal[0].name}–{equal[-1].name}"))
+    return lines
 
 
 def _as_one(parts: Sequence[Entry], name: str) -> Entry:

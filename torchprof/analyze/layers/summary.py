@@ -233,11 +233,11 @@ def _activations(run: Run, root: Node) -> int | None:
 
 def _input_shapes(run: Run) -> dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]]:
     """The distinct input shapes of operators directly in the forward of layers: by path of the layer, then operator."""
-    found: dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]] = {}
+    shapes: dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]] = {}
     for row in run.rows:
         if row.layer is not None and row.phase == FORWARD and len(row.frames) == 1 and row.signature is not None:
-            found.setdefault(row.layer.path, {}).setdefault(row.frames[0].name, set()).add(row.signature.shapes)
-    return found
+            shapes.setdefault(row.layer.path, {}).setdefault(row.frames[0].name, set()).add(row.signature.shapes)
+    return shapes
 
 
 def _known(value: float | None, text: Callable[[float], Cell]) -> Cell:
@@ -269,4 +269,4 @@ def _share_of_peak(achieved: float, peak: Peak) -> ReportCell:
 
 def _peaks(run: Run) -> list[tuple[str, int]]:
     """The peak of each device that used memory."""
-    return [(one.device, one.peak_bytes) for one in run.memory if one.peak_bytes]
+    return [(memory.device, memory.peak_bytes) for memory in run.memory if memory.peak_bytes]

@@ -44,9 +44,9 @@ def types(
     columns = figure_columns(run)
     lines = [
         line_of_figures(
-            {"Type": [printable(one.kind)], "Layers": [format_number(len(one.members))]}, one.figures, phases
+            {"Type": [printable(group.kind)], "Layers": [format_number(len(group.members))]}, group.figures, phases
         )
-        for one in by_class(run)
+        for group in by_class(run)
     ]
     own = sum((line.cost(SUM_OF_PHASES, is_self=True) for line in lines), Cost())
     wholes = shares_of(columns, own, own)

@@ -47,11 +47,11 @@ class MemoryUse:
         rows, columns = run.rows, run.rows.columns
         sums: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * len(_FIELDS))
         device = rows.devices.index(memory.device) if memory.device in rows.devices else None
-        for at, (number, rank) in enumerate(zip(columns["device"], columns["rank"])):
+        for index, (number, rank) in enumerate(zip(columns["device"], columns["rank"])):
             if number == device and rank == memory.rank:
-                entry = sums[columns["layer"][at], PHASES[columns["phase"][at]]]
+                entry = sums[columns["layer"][index], PHASES[columns["phase"][index]]]
                 for of_field, name in enumerate(_FIELDS):
-                    entry[of_field] += columns[name][at]
+                    entry[of_field] += columns[name][index]
         own = {key: Cost(**dict(zip(_FIELDS, entry))) for key, entry in sums.items()}
         return cls(own, run.layers.roll_up_by_phase(own))
 
@@ -99,7 +99,7 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
             if index in own_kept:  # a layer that was called before the first allocation has no sample
                 peaks[index].setdefault(FORWARD, 0)
             main_device = max(
-                range(len(used)), key=lambda at: (used[at].forward_bytes(index), run.memory[at].peak_bytes)
+                range(len(used)), key=lambda other: (used[other].forward_bytes(index), run.memory[other].peak_bytes)
             )
             called = bool(node.calls or node.total)
             figures = Figures(
@@ -116,12 +116,12 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
                 ("saved", FORWARD, True): _known(own_kept.get(index, 0) / kept_by if kept_by else None),
             }
             lines[path].figures = figures
-    found = [line for path, line in lines.items() if len(path) == 1]
+    models = [line for path, line in lines.items() if len(path) == 1]
     for name, layer in ((NOT_SELECTED_NAME, NOT_SELECTED), (OUTSIDE_NAME, OUTSIDE)):
         costs = {phase: here.own.get((layer, phase), Cost()) for phase in phases}
         if any(costs.values()):
-            found.append(Entry(name, Figures(costs, costs), is_layer=False))
-    return found
+            models.append(Entry(name, Figures(costs, costs), is_layer=False))
+    return models
 
 
 def _peaks(figures: Figures, peaks: Mapping[str, int]) -> Iterator[tuple[tuple[str, str, bool], Figure]]:

@@ -88,7 +88,7 @@ def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt:
             entry = sums[layer, held.phase, held.kind]
             entry[0] += held.nbytes
             entry[1] += held.blocks
-    largest = sorted(sums.items(), key=lambda one: (-one[1][0], one[0]))
+    largest = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))
     rows = [
         [
             name_of_layer(run, layer),
@@ -101,7 +101,7 @@ def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt:
         for (layer, phase, kind), (nbytes, blocks) in largest[:shown]
     ]
     if len(largest) > shown:
-        nbytes, blocks = (sum(entry[at] for _, entry in largest[shown:]) for at in (0, 1))
+        nbytes, blocks = (sum(entry[field] for _, entry in largest[shown:]) for field in (0, 1))
         others = f"({len(largest) - shown} more)"
         rows.append([others, "", "", format_memory(nbytes), _share(nbytes, memory), format_number(blocks)])
     drawn = ReportTable.of_cells(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows, tablefmt)

@@ -58,23 +58,23 @@ def memory(
     phases = _phases(run, phase)
     columns = list(columns_of_phases(phases))
     sorting = column_called(sort_by, columns) if sort_by is not None else None
-    used = [MemoryUse.of(run, one) for one in run.memory]
+    used = [MemoryUse.of(run, device_memory) for device_memory in run.memory]
     parts: list[Part] = []
-    for at, one in enumerate(run.memory):
-        parts += about_peak(run, one, depth, _LIVE_SHOWN if top is None else top, tablefmt)
-        parts += picture(run, one)
-        if not used[at].by_layers:
+    for device, device_memory in enumerate(run.memory):
+        parts += about_peak(run, device_memory, depth, _LIVE_SHOWN if top is None else top, tablefmt)
+        parts += picture(run, device_memory)
+        if not used[device].by_layers:
             continue
-        lines = entries_of_device(run, at, phases, used)
+        lines = entries_of_device(run, device, phases, used)
         if sorting is not None:
             sort_entries(lines, sorting)
         hidden = []
         if top is not None:
             keep_top(lines, sorting or columns[0], top, depth)
             hidden = [what_is_hidden(lines, sorting or columns[0], top, depth)]
-        heading = "Module" if len(run.memory) == 1 else f"Module, on {name_of_device(run, one)}"
+        heading = "Module" if len(run.memory) == 1 else f"Module, on {name_of_device(run, device_memory)}"
         drawn = draw_entries(heading, lines, columns, depth, tablefmt)
-        parts += [drawn.of("layers", device=one.device, rank=one.rank), *hidden]
+        parts += [drawn.of("layers", device=device_memory.device, rank=device_memory.rank), *hidden]
     if not run.memory:
         parts.append(_why_no_peaks(run))
     sentences = [*(_about_columns(run) if any(use.by_layers for use in used) else ()), *_sentences(run)]
@@ -152,7 +152,7 @@ def picture(run: Run, memory: Memory) -> Iterator[str]:
     ]
     axis = f"{'0':>{width}} ┼{'─' * _WIDTH}"
     times = f"{'':>{width}}  0{format_time(end)!s:>{_WIDTH - 1}}"
-    seen = [kind for at, kind in enumerate(_FILLS) if any(moment[at] for moment in moments)]
+    seen = [kind for number, kind in enumerate(_FILLS) if any(moment[number] for moment in moments)]
     legend = "   ".join(f"{_FILLS[kind]} {kind}" for kind in seen)
     cycle = " of the last cycle" if run.meta.cycles > 1 else ""
     title = (
@@ -172,16 +172,16 @@ def _moments(timeline: Timeline, device: int) -> tuple[list[list[int]], int]:
     end = max(timeline.columns["time_ns"]) + 1
     now = [0] * (len(KINDS) + 1)
     moments = []
-    at = 0
+    index = 0
     for column in range(1, _WIDTH + 1):
         most, total = list(now), sum(now)
         highest = total
-        while at < len(steps) and steps[at][0] * _WIDTH < column * end:
-            _, nbytes, kind = steps[at]
+        while index < len(steps) and steps[index][0] * _WIDTH < column * end:
+            _, nbytes, kind = steps[index]
             now[kind] += nbytes  # index -1, the unknown kind, is the last
             total += nbytes
             if total > highest:
                 highest, most = total, list(now)
-            at += 1
+            index += 1
         moments.append(most)
     return moments, end
