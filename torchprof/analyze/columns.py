@@ -198,21 +198,21 @@ def measures_of_records(run: Run) -> list[Measure]:
     A heading is the name of a column without its "self\\_" or "total\\_", and ends in a unit: ``cpu_ns``.
     """
     requested = {name for meta in run.metas for name in meta.requested}
-    found = []
+    measures = []
     counters = {}
     for measure in MEASURES:
         fields = [(name, sign) for name, sign in measure.fields if name in requested]
-        found += [
+        measures += [
             Measure(_with_unit(name, measure), measure.unit, ((name, 1),), measure.lower_bound_if) for name, _ in fields
         ]
         if len(fields) > 1:
             where, _, _ = fields[0][0].partition("_")
-            found.append(Measure(_with_unit(f"{where}_net", measure), measure.unit, tuple(fields)))
+            measures.append(Measure(_with_unit(f"{where}_net", measure), measure.unit, tuple(fields)))
         if fields and measure.lower_bound_if is not None:
             counters[measure.lower_bound_if] = Measure(
                 measure.lower_bound_if, Unit.COUNT, ((measure.lower_bound_if, 1),)
             )
-    return [*found, *counters.values()]
+    return [*measures, *counters.values()]
 
 
 def _with_unit(name: str, measure: Measure) -> str:

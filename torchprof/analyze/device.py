@@ -32,9 +32,9 @@ def device(run: Run, *, tablefmt: str | None = None) -> Section:
     texts: list[Part] = []
     for time in run.device_times:
         name = printable(time.device) + (f" of rank {time.rank}" if len(metas) > 1 else "")
-        table = [_row(str(one.stream), one.kernels, one[2:], time.span_ns) for one in time.streams]
+        table = [_row(str(stream.stream), stream.kernels, stream[2:], time.span_ns) for stream in time.streams]
         whole = (time.busy_ns, time.compute_ns, time.communication_ns, time.copy_ns)
-        table.append(_row("(all)", sum(one.kernels for one in time.streams), whole, time.span_ns))
+        table.append(_row("(all)", sum(stream.kernels for stream in time.streams), whole, time.span_ns))
         drawn = ReportTable.of_cells(_HEADINGS, table, tablefmt).of("streams", device=time.device, rank=time.rank)
         texts += [name, drawn, stacked(_sentences(time, metas[time.rank]))]
     if not texts:

@@ -110,15 +110,15 @@ def figures_of_layers(run: Run, phases: Sequence[str]) -> dict[tuple[str, ...], 
     selected = None if run.meta.paths is None else set(run.meta.paths)
     incomplete = incomplete_phases(run)
     nothing: tuple[Set[str], Set[str]] = (frozenset(), frozenset())
-    found = {}
+    figures_of = {}
     for root in range(len(run.roots)):
         for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
             path = nodes[0].layer.path
             if selected is None or path in selected:
-                found[path] = _figures(phases, nodes, params[path], *incomplete.get(path, nothing))
+                figures_of[path] = _figures(phases, nodes, params[path], *incomplete.get(path, nothing))
             else:
-                found[path] = Figures()
-    return found
+                figures_of[path] = Figures()
+    return figures_of
 
 
 def _figures(
@@ -150,21 +150,21 @@ def incomplete_phases(run: Run) -> dict[tuple[str, ...], tuple[Set[str], Set[str
     groups = [_group_of_kernels(chain) for chain in run.rows.frames]
     if not any(groups):
         return {}
-    found: dict[tuple[str, ...], tuple[set[str], set[str]]] = {}
+    incomplete: dict[tuple[str, ...], tuple[set[str], set[str]]] = {}
     for layer, phase, shared, chain in set(zip(*(columns[name] for name in ("layer", "phase", "shared", "frames")))):
         group = groups[chain]
         if group is None:
             continue
         above = run.layers[layer].path if layer >= 0 else ()
         by = _inlined_below(run, above) if may_be_of_layers_below(group) else run.rows.shared[shared]
-        for one in by:
-            path = run.layers[one].path
+        for index in by:
+            path = run.layers[index].path
             for steps in range(len(above) + 1, len(path) + 1):
-                totals, selves = found.setdefault(path[:steps], (set(), set()))
+                totals, selves = incomplete.setdefault(path[:steps], (set(), set()))
                 totals.add(PHASES[phase])
                 if steps == len(path):
                     selves.add(PHASES[phase])
-    return dict(found)
+    return dict(incomplete)
 
 
 def _group_of_kernels(frames: Sequence[Frame]) -> Frame | None:

@@ -41,12 +41,12 @@ def pattern_of(paths: Sequence[_Path]) -> str:
 
 def _grouped(run: Run, keys: Sequence[Hashable]) -> list[tuple[str, dict[_Path, Figures]]]:
     """The class and the members of each group, in the order of the model. ``keys``: of each layer."""
-    found: dict[Hashable, dict[_Path, Figures]] = {}
+    groups: dict[Hashable, dict[_Path, Figures]] = {}
     for path, figures in figures_of_layers(run, run.phases()).items():
         if figures.total:  # blank for layers that were not selected
-            found.setdefault(keys[run.layers.index_of[path]], {})[path] = figures
+            groups.setdefault(keys[run.layers.index_of[path]], {})[path] = figures
     kinds = {layer.path: layer.kind or UNKNOWN_CLASS for layer in run.layers}
-    return [(kinds[next(iter(members))], members) for members in found.values()]
+    return [(kinds[next(iter(members))], members) for members in groups.values()]
 
 
 def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> Figures:
@@ -55,23 +55,23 @@ def summed_figures(members: Sequence[Figures], paths: Sequence[_Path] = ()) -> F
     A layer that was never called adds nothing; if it may have run as a part of a compiled region, the sum is a lower
     bound.
     """
-    called = [one for one in members if not one.unknown]
+    called = [figures for figures in members if not figures.unknown]
     outermost = _outermost(members, paths)
-    ran = _outermost(called, [path for path, one in zip(paths, members) if not one.unknown])
-    phases = frozenset(phase for one in members for phase in one.total)
-    may_have_run = any(one.unknown and one.inlined for one in members)
-    calls = [one.calls for one in members if one.calls >= 0]  # 0 of a layer that was never called
+    ran = _outermost(called, [path for path, figures in zip(paths, members) if not figures.unknown])
+    phases = frozenset(phase for figures in members for phase in figures.total)
+    may_have_run = any(figures.unknown and figures.inlined for figures in members)
+    calls = [figures.calls for figures in members if figures.calls >= 0]  # 0 of a layer that was never called
     return Figures(
-        own=_added(one.own for one in called) or dict.fromkeys(phases, NO_COST),
-        total=_added(one.total for one in ran) or dict.fromkeys(phases, NO_COST),
+        own=_added(figures.own for figures in called) or dict.fromkeys(phases, NO_COST),
+        total=_added(figures.total for figures in ran) or dict.fromkeys(phases, NO_COST),
         calls=sum(calls) if calls else -1,
-        params=_sum([one.params for one in outermost]),
-        own_params=_sum([one.own_params for one in members]),
-        has_params=any(one.has_params for one in members),
+        params=_sum([figures.params for figures in outermost]),
+        own_params=_sum([figures.own_params for figures in members]),
+        has_params=any(figures.has_params for figures in members),
         unknown=not called,
-        inlined=any(one.inlined for one in members),
-        incomplete=phases if may_have_run else _union(one.incomplete for one in ran),
-        incomplete_self=phases if may_have_run else _union(one.incomplete_self for one in called),
+        inlined=any(figures.inlined for figures in members),
+        incomplete=phases if may_have_run else _union(figures.incomplete for figures in ran),
+        incomplete_self=phases if may_have_run else _union(figures.incomplete_self for figures in called),
     )
 
 
@@ -79,7 +79,7 @@ def _outermost(members: Sequence[Figures], paths: Sequence[_Path]) -> list[Figur
     """Without those that have another one above them."""
     known = {*paths}
     nested = [any(path[:steps] in known for steps in range(1, len(path))) for path in paths]
-    return [one for one, is_nested in zip_longest(members, nested) if not is_nested]
+    return [figures for figures, is_nested in zip_longest(members, nested) if not is_nested]
 
 
 def _sum(numbers: Sequence[int | None]) -> int | None:
@@ -90,8 +90,8 @@ def _sum(numbers: Sequence[int | None]) -> int | None:
 
 def _added(costs: Iterable[Mapping[str, Cost]]) -> dict[str, Cost]:
     by_phase: dict[str, list[Cost]] = {}
-    for one in costs:
-        for phase, cost in one.items():
+    for by_part in costs:
+        for phase, cost in by_part.items():
             by_phase.setdefault(phase, []).append(cost)
     return {phase: sum_of_costs(of_phase) for phase, of_phase in by_phase.items()}
 

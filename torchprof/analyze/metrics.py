@@ -26,10 +26,10 @@ def metrics(run: Run, layers: int | str | Iterable[str | tuple[str, ...]] | None
     """``Run.metrics``."""
     figures = figures_of_layers(run, run.phases())
     models = [figures[model.path] for model in run.roots]
-    found = [*_of_work(run, models), *_of_steps(run), *_of_memory(run), *_of_models(models)]
+    named = [*_of_work(run, models), *_of_steps(run), *_of_memory(run), *_of_models(models)]
     for path in _chosen(run, layers):
-        found += _of_layer(run, ".".join(path), figures[path])
-    known = {name: figure for name, figure in found if figure.is_known}
+        named += _of_layer(run, ".".join(path), figures[path])
+    known = {name: figure for name, figure in named if figure.is_known}
     at_least = [name for name, figure in known.items() if figure.bound is Bound.AT_LEAST]
     counts = {"ranks/count": len(run.metas), "warnings/count": len(run.warnings), "lower_bounds/count": len(at_least)}
     return {name: figure.value for name, figure in known.items()} | counts
@@ -112,7 +112,7 @@ def _of_steps(run: Run) -> Iterator[Named]:
 def _of_memory(run: Run) -> Iterator[Named]:
     """The highest peaks above the start, of the CPU and of any one device, over all ranks."""
     for name, is_cpu in (("cpu", True), ("device", False)):
-        peaks = [one.peak_bytes for one in run.memory if (one.device == "cpu") is is_cpu and one.peak_bytes]
+        peaks = [memory.peak_bytes for memory in run.memory if (memory.device == "cpu") is is_cpu and memory.peak_bytes]
         if peaks:
             yield f"memory/{name}/peak_bytes", Figure(max(peaks))
 

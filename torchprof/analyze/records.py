@@ -75,18 +75,18 @@ def layer_records(run: Run) -> Table:
         **_typed(str, "input_shapes", "output_shapes"),
     }
     records: list[tuple[RecordValue, ...]] = []
-    for one in run.of_ranks([meta.rank for meta in run.metas]):
-        for of_layer in _layers_in_phases(one, run.phases()):
+    for of_rank in run.of_ranks([meta.rank for meta in run.metas]):
+        for of_layer in _layers_in_phases(of_rank, run.phases()):
             index, phase = of_layer.number, of_layer.phase
             records.append(
                 (
                     *of_layer.names,
                     phase_of(index, phase),
-                    one.meta.rank,
+                    of_rank.meta.rank,
                     of_layer.calls,
-                    *_values(figures, of_layer.figures, phase, frozenset(one.meta.measured)),
-                    *(_durations(one, index, phase) if durations else ()),
-                    *(_peak(one, index, phase, name == "cpu") for name in peaks),
+                    *_values(figures, of_layer.figures, phase, frozenset(of_rank.meta.measured)),
+                    *(_durations(of_rank, index, phase) if durations else ()),
+                    *(_peak(of_rank, index, phase, name == "cpu") for name in peaks),
                     *of_layer.holds,
                 )
             )
@@ -109,25 +109,25 @@ def operator_records(run: Run) -> Table:
         **_typed(str, "lower_bounds"),
     }
     records: list[tuple[RecordValue, ...]] = []
-    for one in run.of_ranks([meta.rank for meta in run.metas]):
+    for of_rank in run.of_ranks([meta.rank for meta in run.metas]):
         for phase in run.phases():
-            found_ops = operators_of_layers(one.rows, phase)
-            for index, found in sorted(found_ops.items(), key=lambda item: item[0] % (len(run.layers) + 2)):
-                kind = one.layers[index].kind or None if index >= 0 else None
-                for op, labels in _flat(found):
+            ops_by_layer = operators_of_layers(of_rank.rows, phase)
+            for index, ops in sorted(ops_by_layer.items(), key=lambda item: item[0] % (len(run.layers) + 2)):
+                kind = of_rank.layers[index].kind or None if index >= 0 else None
+                for op, labels in _flat(ops):
                     own_time = op.name == BETWEEN_OPS
                     costs = Figures({phase: op.self}, {phase: op.total})
                     records.append(
                         (
-                            LAUNCHED_BEFORE if op.name == LAUNCHED_BEFORE else layer_name(one, index),
+                            LAUNCHED_BEFORE if op.name == LAUNCHED_BEFORE else layer_name(of_rank, index),
                             kind,
                             phase_of(index, phase),
-                            one.meta.rank,
+                            of_rank.meta.rank,
                             op.name,
                             op.kind,
                             _INWARD.join(labels) or None,
                             None if own_time else op.calls,
-                            *_values(figures, costs, phase, frozenset(one.meta.measured)),
+                            *_values(figures, costs, phase, frozenset(of_rank.meta.measured)),
                         )
                     )
     return Table(columns, records)
@@ -164,8 +164,8 @@ def row_records(run: Run) -> Table:
     chains = [_cells_of_frames(frames) for frames in run.rows.frames]
     surroundings = [_surroundings(run, within) for within in run.rows.within]
     records: list[tuple[RecordValue, ...]] = []
-    for at, row in enumerate(run.rows):
-        index, chain, within = (run.rows.columns[name][at] for name in ("layer", "frames", "within"))
+    for number, row in enumerate(run.rows):
+        index, chain, within = (run.rows.columns[name][number] for name in ("layer", "frames", "within"))
         own_time = not row.frames
         costs = Figures(
             own={row.phase: row.cost},
@@ -214,10 +214,10 @@ def _values(
     for figure in figures:
         is_measured = all(name in measured for name, _ in figure.fields)
         for which in ("self",) if of_self_alone else ("self", "total"):
-            found = of_row.measure(figure, phase, which == "self", is_measured)
-            if found.bound is Bound.AT_LEAST:
+            self_or_total = of_row.measure(figure, phase, which == "self", is_measured)
+            if self_or_total.bound is Bound.AT_LEAST:
                 lower_bounds.append(f"{which}_{figure.heading}")
-            yield int(found.value) if found.is_known else None
+            yield int(self_or_total.value) if self_or_total.is_known else None
     yield ", ".join(lower_bounds) or None
 
 
@@ -274,8 +274,8 @@ def _durations(run: Run, index: int, phase: str) -> tuple[int | None, ...]:
 def _peak(run: Run, index: int, phase: str, on_cpu: bool) -> int | None:
     """The highest peak of any call, on the CPU or on any one device."""
     devices = {device for device in run.rows.devices if (device == "cpu") == on_cpu}
-    found = [run.samples.get(SampleKey(index, phase, run.meta.rank, device, "peak_bytes")) for device in devices]
-    return max((spread.max for spread in found if spread is not None), default=None)
+    spreads = [run.samples.get(SampleKey(index, phase, run.meta.rank, device, "peak_bytes")) for device in devices]
+    return max((spread.max for spread in spreads if spread is not None), default=None)
 
 
 def _flat(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:

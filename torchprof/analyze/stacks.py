@@ -33,7 +33,7 @@ def stacks(run: Run, measure: str) -> dict[tuple[int, str], Counter[Stack]]:
         raise TorchprofError(f"{what}. {suggest(str(measure), known)}")
     paths: list[Stack] = [run.layers.lineage(index) for index in range(len(run.layers))]
     chains = [tuple(frame._replace(signature=None) for frame in frames) for frames in run.rows.frames]
-    found: dict[tuple[int, str], Counter[Stack]] = {}
+    sums_of: dict[tuple[int, str], Counter[Stack]] = {}
     columns = run.rows.columns
     keys = zip(*(columns[name] for name in ("rank", "phase", "layer", "within", "frames", measure)))
     for rank, phase, layer, within, chain, value in keys:
@@ -42,10 +42,10 @@ def stacks(run: Run, measure: str) -> dict[tuple[int, str], Counter[Stack]]:
             if run.rows.within[within]:
                 path = _with_surroundings(path, run.rows.within[within], PHASES[phase])
             stack = (*path, *chains[chain])
-            found.setdefault((rank, PHASES[phase]), Counter())[stack] += value
-    if any(value < 0 for sums in found.values() for value in sums.values()):
+            sums_of.setdefault((rank, PHASES[phase]), Counter())[stack] += value
+    if any(value < 0 for sums in sums_of.values() for value in sums.values()):
         raise TorchprofError(f"In this run {measure!r} is less than 0 somewhere, and no graph of stacks can show that.")
-    return {key: found[key] for key in sorted(found, key=lambda key: (key[0], PHASES.index(key[1])))}
+    return {key: sums_of[key] for key in sorted(sums_of, key=lambda key: (key[0], PHASES.index(key[1])))}
 
 
 def measured(run: Run) -> list[str]:

@@ -251,7 +251,7 @@ def _lines(loop: _Loop) -> list[_Line]:
     selected = None if loop.meta.paths is None else set(loop.meta.paths)
     devices = [device for device in loop.accelerators if device.measured] or [loop.cpu]
     lines: dict[tuple[str, ...], _Line] = {}
-    found = []
+    top_lines = []
     for number, layer in enumerate(loop.run.layers):
         spreads = [loop.of_layer(number, phase, device) for phase in loop.phases for device in devices]
         total = sum(spread.sum for spread in spreads if spread is not None)
@@ -262,11 +262,11 @@ def _lines(loop: _Loop) -> list[_Line]:
             above.children.append(line)
             above.own_ns -= total
         else:
-            found.append(line)
+            top_lines.append(line)
     for number, name in ((NOT_SELECTED, NOT_SELECTED_NAME), (OUTSIDE, OUTSIDE_NAME)):
         if loop.worked(number):
-            found.append(_Line(name, number))
-    return found
+            top_lines.append(_Line(name, number))
+    return top_lines
 
 
 def _keep_top(lines: list[_Line], depth: int | None, top: int) -> None:

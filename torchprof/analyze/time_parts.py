@@ -91,7 +91,7 @@ def _first_call_ns(run: Run) -> int:
 def device_parts(run: Run) -> dict[str, int]:
     """The parts of the time of all devices, and the time in which they were idle. Kernels that ran at the same time
     share it in proportion to their durations."""
-    busy = [(one.wall_ns, ns) for one in run.metas for name, ns in one.busy_ns if name != "cpu"]
+    busy = [(meta.wall_ns, ns) for meta in run.metas for name, ns in meta.busy_ns if name != "cpu"]
     parts = time_parts(run, "device_ns")
     worked, kernels = sum(ns for _, ns in busy), sum(parts.values())
     if not kernels or not worked:
@@ -107,8 +107,8 @@ def percents(parts: Mapping[str, int]) -> dict[str, int]:
     whole = sum(parts.values())
     if not whole:
         return {}
-    found = {name: 100 * ns // whole for name, ns in parts.items()}
+    shares = {name: 100 * ns // whole for name, ns in parts.items()}
     by_remainder = sorted(parts, key=lambda name: 100 * parts[name] % whole, reverse=True)
-    for name in by_remainder[: 100 - sum(found.values())]:
-        found[name] += 1
-    return {name: share for name, share in found.items() if share}
+    for name in by_remainder[: 100 - sum(shares.values())]:
+        shares[name] += 1
+    return {name: share for name, share in shares.items() if share}

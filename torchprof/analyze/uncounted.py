@@ -50,20 +50,20 @@ def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[RunWarning
 
     ``without_shapes``: the operators that have a formula, but were recorded without shapes.
     """
-    found: dict[tuple[str, str], _UncountedWork] = {}
+    works: dict[tuple[str, str], _UncountedWork] = {}
     columns = rows.columns
-    for at, uncounted in enumerate(columns["uncounted"]):
-        frames = rows.frames[columns["frames"][at]]
+    for index, uncounted in enumerate(columns["uncounted"]):
+        frames = rows.frames[columns["frames"][index]]
         # Rows without frames are Python's time: no FLOPs. Work launched before the recording is not part of the sums.
         if uncounted and frames and not is_left_over(frames):
             reason = _reason(frames, without_shapes)
             name = frames[-1].name
-            work = found.setdefault((reason, name if reason == _OPERATOR else ""), _UncountedWork())
+            work = works.setdefault((reason, name if reason == _OPERATOR else ""), _UncountedWork())
             work.calls[name] += uncounted
-            layer = columns["layer"][at]
+            layer = columns["layer"][index]
             nowhere = OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
             work.layers[rows.layers[layer].name if layer >= 0 else nowhere] = None
-    most_first = sorted(found.items(), key=lambda item: -item[1].count)
+    most_first = sorted(works.items(), key=lambda item: -item[1].count)
     operators = [work for (reason, _), work in most_first if reason == _OPERATOR]
     for work in operators[:_OPERATORS]:
         yield work.warning(_OPERATOR)

@@ -45,8 +45,8 @@ def mfu(run: Run) -> Figure | None:
 def peak_of(meta: Meta, dtype: str | None) -> Peak | None:
     """The last measured peak, for this type, of the device that did the work of a rank; None if there is none."""
     kind = meta.device if "device_ns" in meta.measured else "cpu"
-    found = [peak for peak in meta.peaks if peak.device.split(":")[0] == kind and peak.dtype == dtype]
-    return found[-1] if found else None
+    peaks = [peak for peak in meta.peaks if peak.device.split(":")[0] == kind and peak.dtype == dtype]
+    return peaks[-1] if peaks else None
 
 
 def dtype_of_most_macs(run: Run, model: str | None = None) -> str | None:

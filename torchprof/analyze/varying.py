@@ -34,17 +34,17 @@ def _varying(run: Run, of_model: bool) -> dict[_Path, bool | None]:
     number = run.layers.index_of
     calls, ran, counts = _counts(run)
     groups: defaultdict[_Path, list[Counter[object]]] = defaultdict(list)  # of operators at or below a layer
-    for (at, _), by_shapes in counts.items():
-        path = run.layers[at].path
+    for (index, _), by_shapes in counts.items():
+        path = run.layers[index].path
         for steps in range(1, len(path) + 1):
             groups[path[:steps]].append(by_shapes)
-    busy = {run.layers[at].path[:steps] for at in ran for steps in range(1, len(run.layers[at].path) + 1)}
+    busy = {run.layers[index].path[:steps] for index in ran for steps in range(1, len(run.layers[index].path) + 1)}
     uneven: set[_Path] = set()  # the number of calls varies between calls of the model, for it or a layer below
     for index, layer in enumerate(run.layers):
         of_calls = calls[number[layer.path[:1]]]
         if of_model and of_calls and calls[index] % of_calls:
             uneven.update(layer.path[:steps] for steps in range(1, len(layer.path) + 1))
-    found: dict[_Path, bool | None] = {}
+    varies: dict[_Path, bool | None] = {}
     for index, layer in enumerate(run.layers):
         path, model = layer.path, number[layer.path[:1]]
         times = calls[model if of_model else index]
@@ -53,8 +53,8 @@ def _varying(run: Run, of_model: bool) -> dict[_Path, bool | None]:
             state = True
         elif state is None and run.layers[model].same_shapes and times == calls[model]:
             state = False
-        found[path] = state
-    return found
+        varies[path] = state
+    return varies
 
 
 def _state(groups: Iterable[Counter[object]], calls: int) -> bool | None:

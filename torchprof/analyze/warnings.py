@@ -24,11 +24,11 @@ _AT_THE_END = ("label_cost", "backward_incomplete")
 def all_warnings(run: Run) -> tuple[RunWarning, ...]:
     """``Run.warnings``: each warning once, with the ranks that have it; warnings of most ranks first."""
     of_one = [run] if len(run.metas) == 1 else run.of_ranks([meta.rank for meta in run.metas])
-    found: dict[RunWarning, list[int]] = {}
-    for one in of_one:
-        for warning in dict.fromkeys(_of_rank(one, len(run.metas) > 1)):
-            found.setdefault(warning, []).append(one.meta.rank)
-    most_first = sorted(found.items(), key=lambda item: -len(item[1]))
+    ranks_of: dict[RunWarning, list[int]] = {}
+    for of_rank in of_one:
+        for warning in dict.fromkeys(_of_rank(of_rank, len(run.metas) > 1)):
+            ranks_of.setdefault(warning, []).append(of_rank.meta.rank)
+    most_first = sorted(ranks_of.items(), key=lambda item: -len(item[1]))
     return tuple(replace(warning, ranks=tuple(ranks)) for warning, ranks in most_first)
 
 
@@ -102,24 +102,24 @@ def about_left_over(run: Run) -> Iterator[RunWarning]:
 
 def about_compiled(run: Run) -> Iterator[RunWarning]:
     """Graph breaks, compilation during the recording, divided kernels, and kernels of unknown layers."""
-    found = compiled_in(run)
-    files = [(PurePath(region.file).name, region.break_line) for region in found.breaks]
+    usage = compiled_in(run)
+    files = [(PurePath(region.file).name, region.break_line) for region in usage.breaks]
     places = [f"{name}:{line}" if name else f"line {line}" for name, line in files]  # a stripped run has no names
     if places:
         yield RunWarning.of("graph_breaks", places=tuple(places))
     by_layers = ("compile_layers", True) in run.meta.flags
-    if found.compiled:
-        yield RunWarning.of("compiled_meanwhile", cpu_ns=found.compiling.cpu_ns, by_layers=by_layers)
+    if usage.compiled:
+        yield RunWarning.of("compiled_meanwhile", cpu_ns=usage.compiling.cpu_ns, by_layers=by_layers)
     kernels = {
         frame.name.partition(":")[0] for chain in run.rows.frames for frame in chain if frame.kind == FrameKind.KERNELS
     }
     for how in sorted(how for how in kernels if how.startswith(DIVIDED)):
         yield RunWarning.of("kernels_divided", how=how)
     is_told = any(warning.code == "compiler_unknown" for warning in run.meta.warnings)
-    for reason, (ns, share) in found.unknown_times(run).items():
+    for reason, (ns, share) in usage.unknown_times(run).items():
         if share > _SHARE_UNKNOWN and not (reason == LAYERS_NOT_RECORDED and is_told):
             yield RunWarning.of("not_attributable", reason=reason, share=share, ns=ns)
-    if not by_layers and not found.shares and found.has_graphs and _has_inlined_layers(run):
+    if not by_layers and not usage.shares and usage.has_graphs and _has_inlined_layers(run):
         yield RunWarning.of("inside_compiled")
 
 
