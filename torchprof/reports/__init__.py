@@ -41,7 +41,8 @@ def list_of_reports(of: str = "run") -> str:
     sections = []
     for answers, question in QUESTIONS.items():
         names = sorted(
-            (name for name, one in reports.items() if one.answers == answers), key=lambda name: (name != _FIRST, name)
+            (name for name, report in reports.items() if report.answers == answers),
+            key=lambda name: (name != _FIRST, name),
         )
         lines = [f"  {name:<{width}}  {reports[name].shows}" for name in names]
         sections += ["\n".join([question, *lines])] if lines else []
@@ -97,7 +98,7 @@ def export(path: str | PathLike[str], value: object, options: Mapping[str, Any],
 def format_of(path: str | PathLike[str], *, of: str = "run") -> str:
     """The name of the report that belongs to the suffix of a file. Raises TorchprofError if there is none."""
     file = Path(path).name.removesuffix(".gz")
-    formats = {one.suffix: name for name, one in known(of).items() if one.suffix is not None}
+    formats = {report.suffix: name for name, report in known(of).items() if report.suffix is not None}
     fitting = [suffix for suffix in formats if file.endswith(suffix)]
     if not fitting:
         raise TorchprofError(

@@ -170,8 +170,8 @@ def _memory(run: Run, timeline: Timeline) -> Iterator[str]:
     process = _process(run)
     for number, device in enumerate(timeline.devices):
         name = json.dumps(f"memory on {device} above the start")
-        of_device = [at for at, one in enumerate(timeline.columns["device"]) if one == number]
-        times, sizes = ([timeline.columns[name][at] for at in of_device] for name in ("time_ns", "nbytes"))
+        of_device = [index for index, where in enumerate(timeline.columns["device"]) if where == number]
+        times, sizes = ([timeline.columns[name][index] for index in of_device] for name in ("time_ns", "nbytes"))
         for time, level in zip(times, accumulate(sizes)):
             yield f'{{"ph": "C", "name": {name}, "pid": {process}, "ts": {_us(time)}, "args": {{"bytes": {level}}}}}'
 

@@ -99,17 +99,17 @@ def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -
         "facts": _facts(run),
         "findings": [
             {
-                "gain": gain(one, evidence),
-                "place": place(one),
-                "layers": one.layers or [one.layer],
-                "finding": one.finding,
-                "remedy": one.remedy,
+                "gain": gain(finding, evidence),
+                "place": place(finding),
+                "layers": finding.layers or [finding.layer],
+                "finding": finding.finding,
+                "remedy": finding.remedy,
             }
-            for one in findings[:_FINDINGS_SHOWN]
+            for finding in findings[:_FINDINGS_SHOWN]
         ],
         "moreFindings": max(len(findings) - _FINDINGS_SHOWN, 0),
         "ran": [],
-        "help": [in_short(one, evidence) for one in first_findings(run, findings)],
+        "help": [in_short(finding, evidence) for finding in first_findings(run, findings)],
         **more,
         **page_data(takes),
     }
@@ -187,18 +187,18 @@ def largest_places(run: Run) -> dict[str, Any]:
     """
     tables = []
     for field, heading in measures_of(run):
-        found, about_hidden = largest_of(run, field, _PLACES)
+        largest, about_hidden = largest_of(run, field, _PLACES)
         rows = [
             {
-                "share": one.share,
-                "amount": one.amount,
-                "path": run.layers[one.layer].path if one.layer >= 0 else [layer_name(run, one.layer)],
-                "layer": str(one.name),
-                "kind": one.kind,
-                "phase": str(one.phase),
-                "work": one.work,
+                "share": row.share,
+                "amount": row.amount,
+                "path": run.layers[row.layer].path if row.layer >= 0 else [layer_name(run, row.layer)],
+                "layer": str(row.name),
+                "kind": row.kind,
+                "phase": str(row.phase),
+                "work": row.work,
             }
-            for one in found
+            for row in largest
         ]
         if rows:
             unit = "count" if field == "flops" else "ns"
@@ -231,14 +231,14 @@ def diff_html(diff: Diff) -> str:
             "layerChanges": [[what, lines] for what, lines in changes_of_layers(diff)],
             "quantities": [
                 {
-                    "key": one.key,
-                    "heading": one.heading,
-                    "unit": one.unit.value,
-                    "phase": PHASES.index(one.phase),
-                    "self": one.is_self,
-                    "field": one.measure.fields[0][0] if one.measure else one.what,
+                    "key": quantity.key,
+                    "heading": quantity.heading,
+                    "unit": quantity.unit.value,
+                    "phase": PHASES.index(quantity.phase),
+                    "self": quantity.is_self,
+                    "field": quantity.measure.fields[0][0] if quantity.measure else quantity.what,
                 }
-                for one in diff.quantities
+                for quantity in diff.quantities
             ],
             "pairs": _pairs(diff, tree, takes),
         },
@@ -276,7 +276,7 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
     ]
     outside = len(tree.layers)
     # Work launched before the recording is not compared.
-    found: list[dict[str, Any]] = [{"how": "same", "differs": (), "changes": {}} for _ in range(outside + 3)]
+    by_node: list[dict[str, Any]] = [{"how": "same", "differs": (), "changes": {}} for _ in range(outside + 3)]
     for pair in diff.walk():
         data = {
             "how": pair.how,
@@ -286,16 +286,16 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
             "changes": {key: _change(change) for key, change in pair.changes.items()},
         }
         if not pair.is_layer:
-            found[outside + (pair.name != OUTSIDE_NAME)] = data
+            by_node[outside + (pair.name != OUTSIDE_NAME)] = data
             continue
         at_before = numbers[1][pair.before.path] if pair.before else None
         at_after = numbers[0][pair.after.path] if pair.after else None
         if at_before is not None:
-            found[at_before] = data if at_after is None else {**data, "how": _MOVED_AWAY}
+            by_node[at_before] = data if at_after is None else {**data, "how": _MOVED_AWAY}
         if at_after is not None:
             moved_along = at_before not in (None, at_after) and pair.how == "same"  # its parent moved
-            found[at_after] = {**data, "how": MOVED} if moved_along else data
-    return found
+            by_node[at_after] = {**data, "how": MOVED} if moved_along else data
+    return by_node
 
 
 def _change(change: Change) -> list[Any]:

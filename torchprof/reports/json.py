@@ -61,13 +61,13 @@ def diff_json(diff: Diff) -> str:
         "counts": {"before": diff.counts[0], "after": diff.counts[1]},
         "quantities": [
             {
-                "key": one.key,
-                "heading": one.heading,
-                "unit": one.unit.value,
-                "phase": one.phase,
-                "is_self": one.is_self,
+                "key": quantity.key,
+                "heading": quantity.heading,
+                "unit": quantity.unit.value,
+                "phase": quantity.phase,
+                "is_self": quantity.is_self,
             }
-            for one in diff.quantities
+            for quantity in diff.quantities
         ],
         "whole": {key: _change(change) for key, change in diff.whole.items()},
         "layers": layers,

@@ -79,12 +79,12 @@ def _rows(
         node = nodes[entry.path] if entry.is_layer else layers + _OF_NO_LAYER.index(entry.name)
         yield node, entry.figures
         waiting += entry.children
-        inside = [(node, one) for one in reversed(entry.ops)]
+        inside = [(node, op) for op in reversed(entry.ops)]
         while inside:
-            above, one = inside.pop()
-            number = ranges.setdefault((above, one.name), layers + len(_OF_NO_LAYER) + 1 + len(ranges))
-            yield number, one.figures
-            inside += [(number, inner) for inner in reversed(one.ops)]
+            above, op = inside.pop()
+            number = ranges.setdefault((above, op.name), layers + len(_OF_NO_LAYER) + 1 + len(ranges))
+            yield number, op.figures
+            inside += [(number, inner) for inner in reversed(op.ops)]
 
 
 def _everything(run: Run, phases: Sequence[str]) -> Figures:

@@ -59,9 +59,9 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
     rows = rows_of(takes, tree, names, sources.numbers)
     columns = columns_shown(takes)
     shown = [
-        (one, {layer.path: nodes[index] for index, layer in enumerate(take.run.layers)})
+        (run, {layer.path: nodes[index] for index, layer in enumerate(take.run.layers)})
         for take, nodes in zip(takes, tree.nodes)
-        for one in _each_rank_and_all(take.run, sources.are_ranks)
+        for run in _each_rank_and_all(take.run, sources.are_ranks)
     ]
     return {
         "phases": [phase for phase in PHASES if any(phase in take.run.phases() for take in takes)],
@@ -75,7 +75,7 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
         "warnings": warnings,
         "notes": notes,
         "layers": {"parent": array("q", tree.parents), "name": tree.names},
-        "takes": [layer_data(take.run, tree, at) for at, take in enumerate(takes)],
+        "takes": [layer_data(take.run, tree, number) for number, take in enumerate(takes)],
         "columns": [column_data(column, where) for column, where in columns],
         **cells(shown, len(tree.layers), [column for column, _ in columns]),
         "measures": [measure_data(measure, takes) for measure in measures_shown(takes)],
@@ -93,7 +93,7 @@ class _Sources:
     def __init__(self, takes: Sequence[Take]) -> None:
         self.takes = takes
         self.are_ranks = len(takes) == 1
-        self.keys: list[tuple[int, int | None]] = [(at, None) for at in range(len(takes))]
+        self.keys: list[tuple[int, int | None]] = [(number, None) for number in range(len(takes))]
         if self.are_ranks:
             self.keys = [(0, meta.rank) for meta in takes[0].run.metas]
         self.numbers = {key: number for number, key in enumerate(self.keys)}
@@ -103,31 +103,31 @@ class _Sources:
         return self.numbers[take, rank if self.are_ranks else None]
 
     def data(self) -> list[dict[str, Any]]:
-        found = []
-        for at, rank in self.keys:
-            metas = [meta for meta in self.takes[at].run.metas if rank in (None, meta.rank)]
-            name = f"rank {rank}" if self.are_ranks else self.takes[at].name
-            found.append({"name": name, "take": at, "measured": common(meta.measured for meta in metas)})
-        return found
+        sources = []
+        for number, rank in self.keys:
+            metas = [meta for meta in self.takes[number].run.metas if rank in (None, meta.rank)]
+            name = f"rank {rank}" if self.are_ranks else self.takes[number].name
+            sources.append({"name": name, "take": number, "measured": common(meta.measured for meta in metas)})
+        return sources
 
 
 def _per_call(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str, Any]:
     """Durations of calls and steps: distributions, and calls in the order of time; memory peaks of calls."""
 
     def samples(measures: Sequence[str]) -> Iterator[tuple[int, int, int, SampleKey, Spread]]:
-        for at, take in enumerate(takes):
+        for number, take in enumerate(takes):
             for key, spread in take.run.samples.items():
                 if key.measure in measures:
-                    where = sources.of(at, key.rank), tree.nodes[at][key.layer], PHASES.index(key.phase)
+                    where = sources.of(number, key.rank), tree.nodes[number][key.layer], PHASES.index(key.phase)
                     yield *where, key, spread
 
     return {
         "samples": _samples([sample for sample in samples(_PER_CALL) if sample[-1].count > 1]),
         "calls": [
-            [sources.of(at, take.run.timeline.rank), *course]
-            for at, take in enumerate(takes)
+            [sources.of(number, take.run.timeline.rank), *course]
+            for number, take in enumerate(takes)
             if take.run.timeline is not None
-            for course in calls_over_time(take.run, tree.nodes[at])
+            for course in calls_over_time(take.run, tree.nodes[number])
         ],
         "peaks": _peaks([*samples(("peak_bytes",))]),
     }
@@ -138,11 +138,13 @@ def _of_devices(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[st
     peaks = (peak for take in takes for meta in take.run.metas for peak in _last(meta.peaks))
     return {
         "devices": [
-            _device(time, sources.of(at, time.rank)) for at, take in enumerate(takes) for time in take.run.device_times
+            _device(time, sources.of(number, time.rank))
+            for number, take in enumerate(takes)
+            for time in take.run.device_times
         ],
         "memory": [
-            memory_of(take.run, memory, tree.nodes[at], sources.of(at, memory.rank))
-            for at, take in enumerate(takes)
+            memory_of(take.run, memory, tree.nodes[number], sources.of(number, memory.rank))
+            for number, take in enumerate(takes)
             for memory in take.run.memory
         ],
         "roofs": list(dict.fromkeys(map(tuple, peaks))),
@@ -190,7 +192,7 @@ def _places(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[
 
 def _points(spread: Spread) -> list[int]:
     sample = spread.sample
-    points = [spread.quantile(at / (_POINTS - 1)) for at in range(_POINTS)] if len(sample) > _POINTS else sample
+    points = [spread.quantile(step / (_POINTS - 1)) for step in range(_POINTS)] if len(sample) > _POINTS else sample
     return [*map(round, points)]
 
 
@@ -229,16 +231,16 @@ def _last(peaks: Iterable[Peak]) -> list[Peak]:
 def columns_shown(takes: Sequence[Take]) -> list[tuple[Column, str]]:
     """Every column of the page with its place. "tree": the tree table; "panel": only the panel of a layer; "line": only
     the line below the icicle, which also has the self of counts."""
-    found: dict[str, tuple[Column, str]] = {}
+    shown: dict[str, tuple[Column, str]] = {}
     for take in takes:
         in_tree = {column.heading for column in columns_of(take.run)}
         for column in columns_of(take.run, show_events=True):
-            found.setdefault(column.heading, (column, "tree" if column.heading in in_tree else "panel"))
-    for column, _ in list(found.values()):
+            shown.setdefault(column.heading, (column, "tree" if column.heading in in_tree else "panel"))
+    for column, _ in list(shown.values()):
         if column.what == "cost" and column.unit is Unit.COUNT:
             of_self = replace(column, heading=f"{column.heading} (self)", is_self=True)
-            found.setdefault(of_self.heading, (of_self, "line"))
-    return list(found.values())
+            shown.setdefault(of_self.heading, (of_self, "line"))
+    return list(shown.values())
 
 
 def column_data(column: Column, where: str) -> dict[str, Any]:
@@ -292,19 +294,21 @@ def rows_of(
         name: array("q") for name in ("node", "phase", "source", "chain", "within", "calls", "parts", *FIELDS)
     }
     names.within.setdefault((), 0)
-    for at, take in enumerate(takes):
-        rows, nodes = take.run.rows, tree.nodes[at]
+    for number, take in enumerate(takes):
+        rows, nodes = take.run.rows, tree.nodes[number]
         chains = [names.chain(frames) for frames in rows.frames]
         within = []
         for step in rows.within:
-            key = tuple((nodes[one.layer], PHASES.index(one.phase), names.chain(one.frames)) for one in step)
+            key = tuple(
+                (nodes[around.layer], PHASES.index(around.phase), names.chain(around.frames)) for around in step
+            )
             within.append(names.within.setdefault(key, len(names.within)))
         columns = rows.columns
         left_over = [*map(is_left_over, rows.frames)]
         joined["node"].extend(
             nodes[LEFT_OVER if left_over[chain] else layer] for layer, chain in zip(columns["layer"], columns["frames"])
         )
-        sources = {rank: source_of.get((at, rank), at) for rank in dict.fromkeys(columns["rank"])}
+        sources = {rank: source_of.get((number, rank), number) for rank in dict.fromkeys(columns["rank"])}
         joined["source"].extend(map(sources.__getitem__, columns["rank"]))
         joined["chain"].extend(map(chains.__getitem__, columns["frames"]))
         joined["within"].extend(map(within.__getitem__, columns["within"]))

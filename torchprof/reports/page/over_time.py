@@ -49,7 +49,9 @@ def memory_of(run: Run, memory: Memory, nodes: Mapping[int, int], source: int) -
         "device": memory.device,
         "peakBytes": memory.peak_bytes,
         "peakNs": memory.peak_ns,
-        "held": [[nodes[one.layer], PHASES.index(one.phase), one.kind, one.nbytes, one.blocks] for one in memory.held],
+        "held": [
+            [nodes[held.layer], PHASES.index(held.phase), held.kind, held.nbytes, held.blocks] for held in memory.held
+        ],
         "before": memory.before,
         "course": course,
         "dropped": 0 if timeline is None else timeline.dropped,
@@ -61,7 +63,7 @@ def _course(timeline: Timeline, device: str) -> dict[str, Any] | None:
     has the bytes by kind (the last kind: unknown). Each interval has two steps: its maximum and its last level."""
     number = timeline.devices.index(device)
     columns = timeline.columns
-    steps = [at for at, where in enumerate(columns["device"]) if where == number]
+    steps = [index for index, where in enumerate(columns["device"]) if where == number]
     if not steps:
         return None
     length = max(columns["time_ns"][steps[-1]] // _INTERVALS, 1)
@@ -74,13 +76,13 @@ def _course(timeline: Timeline, device: str) -> dict[str, Any] | None:
             times.append(time)
             heights.append(level)
 
-    for _, interval in groupby(steps, lambda at: columns["time_ns"][at] // length):
+    for _, interval in groupby(steps, lambda index: columns["time_ns"][index] // length):
         whole = sum(alive)
         highest, top, level = whole, times[-1], alive[:]
         time = top
-        for at in interval:
-            time, nbytes = columns["time_ns"][at], columns["nbytes"][at]
-            alive[columns["kind"][at]] += nbytes
+        for index in interval:
+            time, nbytes = columns["time_ns"][index], columns["nbytes"][index]
+            alive[columns["kind"][index]] += nbytes
             whole += nbytes
             if whole > highest:
                 highest, top, level = whole, time, alive[:]

@@ -25,22 +25,22 @@ def compared_ranks(run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
     balance = balance_of(run)
     differing: set[int] = set()
     for phase in PHASES:
-        layers = [one for one in balance.layers if one.phase == phase and one.work is not None]
-        layers.sort(key=lambda one: one.work.above_mean if one.work else 0, reverse=True)
-        differing.update(one.layer for one in layers[:_DIFFERING])
+        layers = [row for row in balance.layers if row.phase == phase and row.work is not None]
+        layers.sort(key=lambda row: row.work.above_mean if row.work else 0, reverse=True)
+        differing.update(row.layer for row in layers[:_DIFFERING])
     work = []
-    for one in balance.layers:
-        if one.layer in nodes and one.layer in differing and one.work is not None:
-            of_rank = dict(zip(one.work.ranks, one.work.values))
+    for row in balance.layers:
+        if row.layer in nodes and row.layer in differing and row.work is not None:
+            of_rank = dict(zip(row.work.ranks, row.work.values))
             values = [of_rank.get(other.rank) for other in balance.ranks]
-            work.append([nodes[one.layer], PHASES.index(one.phase), values])
+            work.append([nodes[row.layer], PHASES.index(row.phase), values])
     return {
         "sentences": list(sentences(run, balance)),
         "unit": unit_of(run),
-        "ranks": [one.rank for one in balance.ranks],
+        "ranks": [rank.rank for rank in balance.ranks],
         "lines": [
-            [one.work_ns, one.slowest, one.waiting_ns, one.waits_longer, one.last, one.steps, one.typical_ns]
-            for one in balance.ranks
+            [rank.work_ns, rank.slowest, rank.waiting_ns, rank.waits_longer, rank.last, rank.steps, rank.typical_ns]
+            for rank in balance.ranks
         ],
         "work": work,
     }
@@ -52,9 +52,9 @@ def sum_of_ranks(run: Run) -> Run:
     ranks."""
     first = run.meta.rank
     lines: dict[tuple[int, ...], list[int]] = {}
-    at = Rows.COLUMNS.index("calls")
+    position = Rows.COLUMNS.index("calls")
     for line in zip(*(run.rows.columns[name] for name in Rows.COLUMNS if name != "rank")):
-        key, values = line[: at - 1], line[at - 1 :]
+        key, values = line[: position - 1], line[position - 1 :]
         known = lines.get(key)
         lines[key] = [*values] if known is None else [*map(add, known, values)]
     columns = {name: array("q") for name in Rows.COLUMNS}
@@ -65,17 +65,19 @@ def sum_of_ranks(run: Run) -> Run:
     for of, spread in run.samples.items():
         of = of._replace(rank=first)
         samples[of] = samples[of] + spread if of in samples else spread
-    memory = {one.device.partition(":")[0]: one for one in sorted(run.memory, key=attrgetter("peak_bytes"))}
-    times = {one.device.partition(":")[0]: one for one in sorted(run.device_times, key=attrgetter("busy_ns"))}
+    memory = {peak.device.partition(":")[0]: peak for peak in sorted(run.memory, key=attrgetter("peak_bytes"))}
+    times = {time.device.partition(":")[0]: time for time in sorted(run.device_times, key=attrgetter("busy_ns"))}
     return replace(
         run,
         metas=(replace(run.meta, measured=tuple(common(meta.measured for meta in run.metas))),),
         rows=replace(run.rows, columns=columns),
         samples=samples,
         timeline=None,  # it would be that of one rank
-        memory=tuple(replace(one, device=f"{one.device} of rank {one.rank}", rank=first) for one in memory.values()),
+        memory=tuple(
+            replace(peak, device=f"{peak.device} of rank {peak.rank}", rank=first) for peak in memory.values()
+        ),
         device_times=tuple(
-            replace(one, device=f"{one.device} of rank {one.rank}", rank=first) for one in times.values()
+            replace(time, device=f"{time.device} of rank {time.rank}", rank=first) for time in times.values()
         ),
         lockstep={},
         unfinished=(),
