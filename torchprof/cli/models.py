@@ -56,8 +56,10 @@ class ModelCall(NamedTuple):
 
     def arguments(self, device: torch.device | str) -> tuple[list[torch.Tensor], dict[str, Any]]:
         """The positional and the keyword arguments, with tensors on that device."""
-        args = [one.make(device, self.dtype) for one in self.inputs if one.name is None]
-        named = {one.name: one.make(device, self.dtype) for one in self.inputs if one.name is not None}
+        args = [argument.make(device, self.dtype) for argument in self.inputs if argument.name is None]
+        named = {
+            argument.name: argument.make(device, self.dtype) for argument in self.inputs if argument.name is not None
+        }
         return args, {**named, **self.kwargs}
 
 
@@ -65,7 +67,7 @@ def call_of(arguments: argparse.Namespace) -> ModelCall:
     """Parse ``--method``, ``--input`` and ``--call-kwargs``. Raises TorchprofError; does not import torch."""
     inputs = [parse_input(text) for text in arguments.input]
     kwargs = _json_object("--call-kwargs", arguments.call_kwargs, '{"max_new_tokens": 8}')
-    for name in (one.name for one in inputs):
+    for name in (argument.name for argument in inputs):
         if name in kwargs:
             raise TorchprofError(f"{name} is given twice: in --input and in --call-kwargs.")
     text = " ".join([*arguments.input, *([arguments.call_kwargs] if kwargs else [])])
@@ -74,12 +76,12 @@ def call_of(arguments: argparse.Namespace) -> ModelCall:
 
 def _json_object(option: str, text: str, example: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         raise TorchprofError(f"{option} is not JSON ({error}). Write an object: '{example}'.") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise TorchprofError(f"{option} is {text}, not a JSON object. Write an object: '{example}'.")
-    return found
+    return value
 
 
 def make_without_data(spec: str, kwargs_text: str) -> torch.nn.Module:
@@ -162,11 +164,11 @@ def _find(spec: str) -> Any:
             if not path.is_file():
                 raise TorchprofError(f"There is no file {place}.")
             sys.path.insert(0, str(path.parent))
-            found = importlib.util.spec_from_file_location(path.stem, path)
-            assert found is not None and found.loader is not None
-            module = importlib.util.module_from_spec(found)
+            file_spec = importlib.util.spec_from_file_location(path.stem, path)
+            assert file_spec is not None and file_spec.loader is not None
+            module = importlib.util.module_from_spec(file_spec)
             sys.modules.setdefault(path.stem, module)  # setdefault: another module may have this name
-            found.loader.exec_module(module)
+            file_spec.loader.exec_module(module)
         else:
             sys.path.insert(0, str(Path.cwd()))
             module = importlib.import_module(place)
@@ -180,7 +182,7 @@ def _find(spec: str) -> Any:
     except AttributeError as error:
         if place in _LIBRARIES:
             return partial(_LIBRARIES[place], module, name)
-        names = [one for one in vars(module) if not one.startswith("_")]
+        names = [attribute for attribute in vars(module) if not attribute.startswith("_")]
         raise TorchprofError(f"{place} has no {name!r}. {suggest(name, names)}") from error
 
 
@@ -205,7 +207,7 @@ class _Input(NamedTuple):
         name = self.dtype or otherwise or "float32"
         dtype = getattr(torch, name, None)
         if not isinstance(dtype, torch.dtype):
-            known = sorted(one for one, value in vars(torch).items() if isinstance(value, torch.dtype))
+            known = sorted(attribute for attribute, value in vars(torch).items() if isinstance(value, torch.dtype))
             raise TorchprofError(f"--input {self.text}: torch has no dtype {name!r}. {suggest(name, known)}")
         try:
             if dtype.is_floating_point or dtype.is_complex:

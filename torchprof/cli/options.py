@@ -90,15 +90,15 @@ def dtype_name(text: str) -> str:
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """The choice of one report, and the options that only reports have."""
-    one = parser.add_argument_group(
+    group = parser.add_argument_group(
         "one report", "--depth, --sort-by, --top and --tablefmt work here, too, if the report has them"
     )
-    one.add_argument("--report", metavar="NAME", help="top, ops, memory, … (torchprof --help lists all)")
-    one.add_argument("--op", metavar="OP", help="ops: the layers that use this operator: aten::mm")
-    one.add_argument("--layer", metavar="PATH", help="ops, kernels: only in these layers: features.0, layer.*")
-    one.add_argument("--phase", metavar="PHASE", help="only in this phase: forward, backward or recompute")
-    one.add_argument("--by-shape", action="store_true", help="ops: a row for each shape of the inputs")
-    one.add_argument("--full-names", action="store_true", help="kernels: names in full")
+    group.add_argument("--report", metavar="NAME", help="top, ops, memory, … (torchprof --help lists all)")
+    group.add_argument("--op", metavar="OP", help="ops: the layers that use this operator: aten::mm")
+    group.add_argument("--layer", metavar="PATH", help="ops, kernels: only in these layers: features.0, layer.*")
+    group.add_argument("--phase", metavar="PHASE", help="only in this phase: forward, backward or recompute")
+    group.add_argument("--by-shape", action="store_true", help="ops: a row for each shape of the inputs")
+    group.add_argument("--full-names", action="store_true", help="kernels: names in full")
 
 
 _RUN_FILES = "write a file, once for each: run.json (to show and compare), report.html, table.csv, run.json.gz, …"

@@ -132,15 +132,15 @@ def _sections(
 ) -> Iterator[str]:
     from torchprof.analyze.advice import advise
 
-    found = advise(run)
-    yield text_of(spaced(verdict(run, terminal_width(), found)))
+    all_findings = advise(run)
+    yield text_of(spaced(verdict(run, terminal_width(), all_findings)))
     if len(run.metas) > 1:
         yield section("The ranks", _without_warnings(run, "ranks"))
     sentences = "\n".join(other_sentences(run))
     places = spaced([*largest_parts(run, _PLACES_SHOWN, width=terminal_width()), sentences])
     yield section(title_of_parts(run), places)
     # The sections above have the warnings, so those below do not repeat them.
-    advice = _advice(run, found, command, is_trace)
+    advice = _advice(run, all_findings, command, is_trace)
     depth = _depth(run, arguments)
     if run.layers:
         yield section("The layers", _layers(run, arguments, color))
@@ -201,16 +201,16 @@ def _operators(run: torchprof.Run) -> Iterator[str]:
         yield section("Between the operators", _without_warnings(run, "python", top=_GAPS_SHOWN))
 
 
-def _advice(run: torchprof.Run, found: Sequence[Advice], command: str, is_trace: bool) -> str:
+def _advice(run: torchprof.Run, all_findings: Sequence[Advice], command: str, is_trace: bool) -> str:
     """The most important findings, and which commands and options show more; "" if there are no findings."""
     from torchprof.analyze.advice.findings import findings, not_shown, unrecorded
 
-    if not found:
+    if not all_findings:
         return ""
-    parts = findings(run, found[:_FINDINGS_SHOWN])
-    if len(found) > _FINDINGS_SHOWN:
+    parts = findings(run, all_findings[:_FINDINGS_SHOWN])
+    if len(all_findings) > _FINDINGS_SHOWN:
         show = f"{command} --report advice".lstrip()
-        parts.append(f"{not_shown(len(found) - _FINDINGS_SHOWN)}: {show} shows all.")
+        parts.append(f"{not_shown(len(all_findings) - _FINDINGS_SHOWN)}: {show} shows all.")
     missing = [name for name in unrecorded(run) if name in _OPTION_THAT_RECORDS]
     if missing and is_trace:
         parts.append(f"More can be found in a trace with {' and '.join(f'{name}=True' for name in missing)}.")

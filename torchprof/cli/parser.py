@@ -77,19 +77,19 @@ class MainParser(Parser):
             self.error("a command is missing: torchprof --help shows them")
         if command is not None and command not in self.commands.choices:
             self.error(f"there is no command {command!r}. {suggest(command, self.commands.choices, every=True)}")
-        found, unknown = self.parse_known_args(words)
+        arguments, unknown = self.parse_known_args(words)
         if unknown:
-            parser = self.commands.choices[found.subcommand]
+            parser = self.commands.choices[arguments.subcommand]
             assert isinstance(parser, Parser)
             parser.unknown_options(unknown)
-        return found
+        return arguments
 
     def format_help(self) -> str:
         """The commands and the reports, below the questions that they answer."""
         reports = known()
         sections = [self.format_usage(), _HEADER]
         for key, command in _COMMANDS.items():
-            names = sorted(name for name, one in reports.items() if one.answers == key)
+            names = sorted(name for name, report in reports.items() if report.answers == key)
             lines = [QUESTIONS[key], f"  {command}"]
             if names:
                 lines += wrap(

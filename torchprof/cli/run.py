@@ -234,13 +234,13 @@ def _python_table(script: Script, ending: Ending) -> str:
     in_torch = str(Path(torch.__file__).parent) + os.sep
     table = [
         [
-            f"{one.self_ns / 1e9:.3f}s",
-            f"{one.total_ns / 1e9:.3f}s",
-            str(one.calls),
-            one.function if one.file == "~" else f"{_relative(one.file)}:{one.line} {one.function}",
+            f"{row.self_ns / 1e9:.3f}s",
+            f"{row.total_ns / 1e9:.3f}s",
+            str(row.calls),
+            row.function if row.file == "~" else f"{_relative(row.file)}:{row.line} {row.function}",
         ]
-        for one in done.functions
-        if not (one.file.startswith(in_torch) or (one.file == "~" and _BUILT_IN_OF_TORCH.search(one.function)))
+        for row in done.functions
+        if not (row.file.startswith(in_torch) or (row.file == "~" and _BUILT_IN_OF_TORCH.search(row.function)))
     ]
     text = text_of(ReportTable.of_cells(["Self", "Total", "Calls", "Function"], table[:_FUNCTIONS_SHOWN]))
     return f"{text}\n{failed}" if failed else text
