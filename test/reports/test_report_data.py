@@ -187,7 +187,8 @@ def test_stacks_are_one_entry_of_a_row() -> None:
 def test_reports_can_be_read_by_type() -> None:
     run: Run = KINDS["eager"]()
     html = run.report("ops")._repr_html_()
-    assert html.count("<tr>") == 1 + len(run.report("ops").data["tables"][0]["rows"]) and '<th class="text">Operator</th>' in html
+    assert html.count("<tr>") == 1 + len(run.report("ops").data["tables"][0]["rows"])
+    assert '<th class="text">Operator</th>' in html
 
 
 def test_a_comparison_shows_its_table_in_a_notebook() -> None:
