@@ -18,7 +18,7 @@ from torchprof.attribute.events import Event, Site
 from torchprof.attribute.places import Attributed
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
-from torchprof.record import raw_events, recording, session_columns
+from torchprof.record import raw_events, session_columns, session_events
 from torchprof.record.labels import label_of
 from torchprof.record.session import Session
 from torchprof.run.layers import Layer
@@ -131,7 +131,7 @@ def columns_of(raws: list[Raw], device: str | None = "cuda") -> EventColumns:
     real = torch._C._autograd._KinetoEvent
     names = [name for name in vars(real) if hasattr(Raw, name) and not name.startswith("__")]
     with ExitStack() as patched:
-        for module in (recording, raw_events, session_columns):
+        for module in (session_events, raw_events, session_columns):
             for place, value in [*vars(module).items()]:
                 for name in names:
                     if value is getattr(real, name):
