@@ -97,8 +97,8 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
         costs = {phase: run.no_layer(phase, selected=key == OUTSIDE) for phase in phases}
         if any(costs.values()):
             line = Entry(name, Figures(costs, costs), is_layer=False)
-            found = {phase: [op for op in ops[phase].get(key, []) if op.name != LAUNCHED_BEFORE] for phase in ops}
-            line.ops = _op_lines(found, name, show_events)
+            in_phases = {phase: [op for op in ops[phase].get(key, []) if op.name != LAUNCHED_BEFORE] for phase in ops}
+            line.ops = _op_lines(in_phases, name, show_events)
             lines.append(line)
     if run.left_over:
         costs = {FORWARD: run.left_over}
@@ -112,8 +112,8 @@ def _op_lines(ops: dict[str, list[Op]], layer: str, show_events: bool) -> list[E
     the layer in which they ran, or ``(outside)``."""
     lines = []
     labels: dict[tuple[str, str], tuple[Entry, dict[str, Op]]] = {}  # its row, and its figures by phase
-    for phase, found in ops.items():
-        for op in sorted(found, key=lambda op: op.name == BETWEEN_OPS):
+    for phase, in_phase in ops.items():
+        for op in sorted(in_phase, key=lambda op: op.name == BETWEEN_OPS):
             if op.kind in RANGES:
                 if (op.kind, op.name) not in labels:
                     name = range_in_words(op.kind, op.name)
@@ -183,7 +183,7 @@ def keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | None
             size = by_total if level == depth and line.children else by_self
             seen.append((line, above, size(line.figures)))
     known = [(size, line) for line, _, size in seen if line.figures.total and not line.figures.unknown]
-    kept = {id(line) for _, line in sorted(known, key=lambda one: -one[0])[:top]}
+    kept = {id(line) for _, line in sorted(known, key=lambda item: -item[0])[:top]}
     for line, above, _ in reversed(seen):
         line.shown = id(line) in kept
         if line.shown and above is not None:

@@ -45,16 +45,16 @@ def kernels_report(
     Raises TorchprofError for a run without a device, for an unknown layer, phase, column or format, and for a negative
     number.
     """
-    found = kernels(run, layer=layer, phase=phase)
+    sums_of = kernels(run, layer=layer, phase=phase)
     kind = run.meta.device or "device"
     columns = [column for column in figure_columns(run) if column.key in (f"{kind}_total", f"{kind}_avg", "calls")]
 
     def is_left_over(kernel: Kernel) -> bool:
         return kernel.op == LAUNCHED_BEFORE and kernel.layer == OUTSIDE_NAME
 
-    recorded = (sums.total for kernel, sums in found.items() if not is_left_over(kernel))
+    recorded = (sums.total for kernel, sums in sums_of.items() if not is_left_over(kernel))
     wholes = shares_of(columns, Cost(), sum(recorded, Cost()))
-    several = len({kernel.device for kernel in found}) > 1
+    several = len({kernel.device for kernel in sums_of}) > 1
     table = ranked(
         run,
         ["Kernel", "Operator", "Module", "Phase", *["Device"] * several],
@@ -70,7 +70,7 @@ def kernels_report(
                 sums,
                 left_over=is_left_over(kernel),
             )
-            for kernel, sums in found.items()
+            for kernel, sums in sums_of.items()
         ],
         columns,
         columns[0],

@@ -103,12 +103,12 @@ def layers_of_operator(run: Run, op: str, *, phase: str | None = None) -> dict[s
     def layer(of_layer: int, of_phase: str) -> str | None:
         return layer_name(run, of_layer) if phase in (None, of_phase) else None
 
-    found = _summed(run.rows, layer, lambda name, frame: name if frame.name == op else None)
-    if not found:
+    sums_of = _summed(run.rows, layer, lambda name, frame: name if frame.name == op else None)
+    if not sums_of:
         known = list(dict.fromkeys(operator.name for operator in operators(run, phase=phase)))
         in_phase = f" in {phase}" if phase is not None else ""
         raise TorchprofError(f"This run has no operator {op!r}{in_phase}. {suggest(str(op), known)}")
-    return found
+    return sums_of
 
 
 def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Kernel, Sums]:
@@ -131,22 +131,22 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
         raise TorchprofError(
             f"This run knows no kernels: {kind} was requested, but could not be recorded. run.warnings says why."
         )
-    found: dict[Kernel, Sums] = {}
+    sums_of: dict[Kernel, Sums] = {}
     columns = run.rows.columns
-    for at, of_layer in enumerate(columns["layer"]):
-        frames = run.rows.frames[columns["frames"][at]]
-        of_phase = PHASES[columns["phase"][at]]
+    for index, of_layer in enumerate(columns["layer"]):
+        frames = run.rows.frames[columns["frames"][index]]
+        of_phase = PHASES[columns["phase"][index]]
         if not is_kernel(frames) or (layers is not None and of_layer not in layers) or phase not in (None, of_phase):
             continue
         op = (_OWN_TIME + frames)[-2]
-        device = run.rows.devices[columns["device"][at]]
+        device = run.rows.devices[columns["device"][index]]
         key = Kernel(frames[-1].name, op.name, layer_name(run, of_layer), phase_of(of_layer, of_phase), device)
-        sums = found.setdefault(key, Sums())
-        cost = _cost(run.rows, at)
-        sums.calls += columns["calls"][at]
+        sums = sums_of.setdefault(key, Sums())
+        cost = _cost(run.rows, index)
+        sums.calls += columns["calls"][index]
         sums.self += cost
         sums.total += cost
-    return found
+    return sums_of
 
 
 def check_phase(phase: str | None) -> None:
@@ -199,10 +199,10 @@ def _summed(
         frames = rows.frames[key.frames]
         way_in += [step(scope, frame) for frame in (frames[:-1] if is_kernel(frames) else frames) or _OWN_TIME]
         inner = way_in[-1]
-        return Way(tuple(dict.fromkeys(one for one in way_in if one is not None)), -1 if inner is None else inner)
+        return Way(tuple(dict.fromkeys(index for index in way_in if index is not None)), -1 if inner is None else inner)
 
     sums = sum_operators(rows, way_of, _parts(rows))
-    return {key: sums[at] if at < len(sums) else Sums() for key, at in number.items()}
+    return {key: sums[index] if index < len(sums) else Sums() for key, index in number.items()}
 
 
 def parts_of_operators(rows: Rows) -> list[int]:
@@ -241,8 +241,8 @@ def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
     return is_part
 
 
-def _cost(rows: Rows, at: int) -> Cost:
-    return Cost(*(rows.columns[name][at] for name in FIELDS))
+def _cost(rows: Rows, index: int) -> Cost:
+    return Cost(*(rows.columns[name][index] for name in FIELDS))
 
 
 def _at_or_below(run: Run, path: Any) -> Set[int]:

@@ -67,7 +67,7 @@ def ops(
             raise TorchprofError(f"With op=, the rows are the layers of one operator: leave out {', '.join(refused)}.")
         return layers_using(run, op, sort_by=sort_by, top=top, phase=phase, tablefmt=tablefmt)
     check_number("group_by_stack_n", group_by_stack_n, "source lines")
-    found = operators(
+    sums_of = operators(
         run,
         layer=layer,
         phase=phase,
@@ -75,13 +75,13 @@ def ops(
         group_by_stack_n=group_by_stack_n,
     )
     columns = figure_columns(run)
-    whole = sum((sums.self for operator, sums in found.items() if not _is_left_over(operator)), Cost())
+    whole = sum((sums.self for operator, sums in sums_of.items() if not _is_left_over(operator)), Cost())
     wholes = shares_of(columns, whole, whole)
     more = ["Input Shapes"] * bool(group_by_input_shape) + ["Source Lines"] * bool(group_by_stack_n)
     return ranked(
         run,
         ["Operator"],
-        [_line(operator, sums) for operator, sums in found.items()],
+        [_line(operator, sums) for operator, sums in sums_of.items()],
         columns,
         largest_by(columns, of_self=True),
         wholes=wholes,
@@ -147,7 +147,7 @@ def layers_using(
     number.
     """
     op = {operator_name(operator): operator.name for operator in operators(run)}.get(op, op)  # by the name in the table
-    found = layers_of_operator(run, op, phase=phase)
+    sums_of = layers_of_operator(run, op, phase=phase)
     everywhere = [sums for operator, sums in operators(run, phase=phase).items() if operator.name == op]
     columns = figure_columns(run)
     wholes = shares_of(
@@ -158,7 +158,7 @@ def layers_using(
     return ranked(
         run,
         ["Module"],
-        [line_of({"Module": [name]}, sums) for name, sums in found.items()],
+        [line_of({"Module": [name]}, sums) for name, sums in sums_of.items()],
         columns,
         largest_by(columns, of_self=False),
         wholes=wholes,

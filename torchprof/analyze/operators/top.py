@@ -142,15 +142,16 @@ def about_idle_devices(run: Run) -> Iterator[str]:
     busy = list(_busy_devices(run))
     if not busy:
         yield f"Nothing ran on {run.meta.device_heading}."
-    for one, name, ns in busy:
-        if one.wall_ns:
-            idle = max(0, one.wall_ns - ns)
-            which = f"{name} of rank {one.rank}" if len(run.metas) > 1 else name
-            yield f"{which} was idle for {format_time(idle)} of {format_time(one.wall_ns)} ({idle / one.wall_ns:.1%})."
+    for meta, name, ns in busy:
+        if meta.wall_ns:
+            idle = max(0, meta.wall_ns - ns)
+            which = f"{name} of rank {meta.rank}" if len(run.metas) > 1 else name
+            share = f"{idle / meta.wall_ns:.1%}"
+            yield f"{which} was idle for {format_time(idle)} of {format_time(meta.wall_ns)} ({share})."
 
 
 def _busy_devices(run: Run) -> Iterator[tuple[Meta, str, int]]:
-    return ((one, name, ns) for one in run.metas for name, ns in one.busy_ns if name != "cpu")
+    return ((meta, name, ns) for meta in run.metas for name, ns in meta.busy_ns if name != "cpu")
 
 
 def measures_of(run: Run) -> Iterator[tuple[str, str]]:
@@ -182,9 +183,9 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
     parts = parts_of(run, field)
     whole = sum(parts.values())
     rows = [(sum(map(parts.__getitem__, row)), row) for row in _alike_as_one(run, parts)]
-    rows.sort(key=lambda one: -one[0])
+    rows.sort(key=lambda item: -item[0])
     lines = source_lines(run)
-    found = []
+    largest = []
     for amount, row in rows[:limit]:
         where, work = row[0]
         kind = ""
@@ -199,22 +200,24 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
             share = str(format_share(sum(parts[part] for part in row if part.where in lines) * of_these / whole))
             work = f"{work}, {share} at {line}" if share != str(format_share(0)) else work
         name = _name_of(run, row, parts)
-        found.append(LargestPart(amount / whole, amount, where.layer, name, kind, phase_cell(where.phase_name), work))
+        largest.append(LargestPart(amount / whole, amount, where.layer, name, kind, phase_cell(where.phase_name), work))
     if not (hidden := rows[limit:]):
-        return found, ""
+        return largest, ""
     rest = sum(amount for amount, _ in hidden)
-    return found, f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}."
+    return largest, f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}."
 
 
 def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None, width: int | None) -> Part:
-    found, about_hidden = largest_of(run, field, limit)
+    largest, about_hidden = largest_of(run, field, limit)
     show = format_count if field == "flops" else format_time
     headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
-    table = [[format_share(one.share), show(one.amount), one.name, one.kind, one.phase, one.work] for one in found]
+    table = [
+        [format_share(part.share), show(part.amount), part.name, part.kind, part.phase, part.work] for part in largest
+    ]
     if width is not None:
         _fit(headings, table, width)
     # A source line may follow "(between ops)".
-    about_gaps = _NO_OPERATOR[field] if any(one.work.startswith(BETWEEN_OPS) for one in found) else ""
+    about_gaps = _NO_OPERATOR[field] if any(part.work.startswith(BETWEEN_OPS) for part in largest) else ""
     drawn = ReportTable.of_cells(headings, table, tablefmt).of(f"largest_by_{field}")
     return drawn if width is not None else stacked(filter(None, [drawn, about_gaps, about_hidden]))
 
@@ -226,18 +229,18 @@ def _fit(headings: Sequence[str], table: list[list[Cell]], width: int) -> None:
     if _line_width(headings, table) > width:
         for row in table:
             row[work] = _shown_as(row[work], _FOLDERS.sub("", str(row[work]).removeprefix(f"{BETWEEN_OPS}, ")))
-    longest = [max((len(str(row[at])) for row in table), default=0) for at in (name, work)]
+    longest = [max((len(str(row[column])) for row in table), default=0) for column in (name, work)]
     room = sum(longest) - max(_line_width(headings, table) - width, 0)
-    for at, length, other in zip((name, work), longest, reversed(longest)):
-        _shorten(table, at, max(room - other, room // 2, _LEAST_NAME) - length)
+    for column, length, other in zip((name, work), longest, reversed(longest)):
+        _shorten(table, column, max(room - other, room // 2, _LEAST_NAME) - length)
     _shorten(table, kind, width - _line_width(headings, table))
 
 
-def _shorten(table: list[list[Cell]], at: int, change: int) -> None:
+def _shorten(table: list[list[Cell]], column: int, change: int) -> None:
     """Make the longest names of a column shorter by ``-change`` characters; nothing if that is not negative."""
-    most = max((len(str(row[at])) for row in table), default=0) + change
+    most = max((len(str(row[column])) for row in table), default=0) + change
     for row in table if change < 0 else ():
-        row[at] = _shown_as(row[at], shortened(str(row[at]), max(most, 1)))
+        row[column] = _shown_as(row[column], shortened(str(row[column]), max(most, 1)))
 
 
 def _shown_as(cell: Cell, text: str) -> Cell:
@@ -283,7 +286,7 @@ def _about_slower(row: Sequence[WorkPart], layers: Sequence[Layer], parts: Mappi
     if not slow:
         return ""
     times = mean(slow.values()) / usual
-    differs = [at for at, steps in enumerate(zip(*(layer.path for layer in layers))) if len(set(steps)) > 1]
+    differs = [position for position, steps in enumerate(zip(*(layer.path for layer in layers))) if len(set(steps)) > 1]
     steps = [".".join(path[position] for position in differs) for path in slow]
     verb = "takes" if len(slow) == 1 else "take"
     return f"; {len(slow)} of {len(row)} {verb} {times:.1f} × as long: {some(steps, 3)}"
@@ -343,7 +346,7 @@ def _work(frames: Sequence[Frame]) -> str:
 
 def source_lines(run: Run) -> dict[Where, Counter[str]]:
     """The number of samples of each source line between operators, by place."""
-    found: defaultdict[Where, Counter[str]] = defaultdict(Counter)
+    lines: defaultdict[Where, Counter[str]] = defaultdict(Counter)
     columns, chains = run.rows.columns, run.rows.frames
     is_line = [
         bool(frames)
@@ -355,8 +358,8 @@ def source_lines(run: Run) -> dict[Where, Counter[str]]:
         return {}
     for layer, phase, chain, samples in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
         if is_line[chain]:
-            found[Where(layer, phase, _label(chains[chain]))][chains[chain][-1].name] += samples
-    return dict(found)
+            lines[Where(layer, phase, _label(chains[chain]))][chains[chain][-1].name] += samples
+    return dict(lines)
 
 
 def most_sampled(seen: Counter[str]) -> tuple[str, float] | None:
