@@ -122,9 +122,9 @@ def collective_of(frames: Sequence[Frame]) -> Collective | None:
     3. for a kernel, the name of torch's op around it, or the name of the NCCL kernel. Then only the name is known.
     """
     for frame in reversed(frames):
-        found = _recorded(frame)
-        if found is not None:
-            return found
+        collective = _recorded(frame)
+        if collective is not None:
+            return collective
     for frame in reversed(frames):
         if _is_range(frame):
             return _of_range(frame)
@@ -136,8 +136,8 @@ def _named(frames: Sequence[Frame]) -> Collective | None:
     for frame in reversed(frames):
         if frame.kind == FrameKind.OP and frame.name.startswith(C10D_OPS):
             return Collective(name_of_collective(frame.name))
-    found = _NCCL_KERNEL.match(frames[-1].name)
-    return Collective(name_of_collective(found[1].lower())) if found else None
+    match = _NCCL_KERNEL.match(frames[-1].name)
+    return Collective(name_of_collective(match[1].lower())) if match else None
 
 
 def shows_collective(frame: Frame) -> bool:
@@ -211,5 +211,5 @@ def name_of_collective(name: str) -> str:
     (``torch/csrc/distributed/c10d/Ops.cpp``), ranges and records (``ProcessGroupNCCL.cpp``). "all_reduce_barrier", as
     which NCCL runs a barrier, is a barrier.
     """
-    found = COLLECTIVE_OP.search("barrier" if "barrier" in name else name)
-    return _NAMES[found[0].replace("_", "")] if found else name.rpartition(":")[2]
+    match = COLLECTIVE_OP.search("barrier" if "barrier" in name else name)
+    return _NAMES[match[0].replace("_", "")] if match else name.rpartition(":")[2]

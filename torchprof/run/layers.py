@@ -189,10 +189,10 @@ class Layers(tuple[Layer, ...]):
 
     def lineage(self, index: int) -> tuple[int, ...]:
         """The indices from the model down to a layer, which is last. For a negative number only that number."""
-        found = [index]
+        indices = [index]
         while index >= 0 and (index := self.parent[index]) >= 0:
-            found.append(index)
-        return tuple(reversed(found))
+            indices.append(index)
+        return tuple(reversed(indices))
 
     def roll_up(self, values: Sequence[_Value], plus: Callable[[_Value, _Value], _Value] = add) -> list[_Value]:
         """For each layer the total: its own value plus those of all layers below it.
@@ -212,8 +212,8 @@ class Layers(tuple[Layer, ...]):
         """The same for values by (layer, phase), of which most layers have none."""
         totals: dict[tuple[int, _Key], _Value] = {}
         for (layer, phase), value in values.items():
-            for at in self.lineage(layer):
-                key = at, phase
+            for index in self.lineage(layer):
+                key = index, phase
                 totals[key] = plus(totals[key], value) if key in totals else value
         return totals
 

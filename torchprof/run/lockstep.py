@@ -115,7 +115,7 @@ class Lockstep:
     def of(cls, rank: int, times: Sequence[int], beside_ns: int = 0) -> Lockstep:
         """The lockstep of one rank, from how long it took each time, in ns."""
         kept = _kept(len(times), cls.SIZE)
-        last = tuple(times[at] for at in kept)
+        last = tuple(times[number] for number in kept)
         numbers = kept if len(kept) < len(times) else ()
         return cls((rank,), (len(times),), (sum(times),), (beside_ns,), last, (rank,) * len(last), numbers)
 
@@ -133,22 +133,22 @@ class Lockstep:
         if not self.last_ns or not later.last_ns:
             return replace(whole, last_ns=(), last_rank=(), times=())
         before, after = self.times or range(count), later.times or range(more)
-        known = dict(zip((*before, *(count + at for at in after)), (*self.last_ns, *later.last_ns)))
+        known = dict(zip((*before, *(count + number for number in after)), (*self.last_ns, *later.last_ns)))
         kept = _kept_of_both(count, self.times, more, later.times, self.SIZE)
-        last_ns = tuple(known[at] for at in kept)
+        last_ns = tuple(known[number] for number in kept)
         times = kept if len(kept) < count + more else ()
         return replace(whole, last_ns=last_ns, last_rank=later.ranks * len(kept), times=times)
 
-    def of_one(self, at: int) -> Lockstep:
+    def of_one(self, index: int) -> Lockstep:
         """The part of the rank at index ``at``. It has single times only if they are kept for every rank."""
         if len(self.ranks) == 1:
             return self
-        rank = self.ranks[at]
-        alone = Lockstep((rank,), (self.counts[at],), (self.ns[at],), (self.beside_ns[at],), (), ())
+        rank = self.ranks[index]
+        alone = Lockstep((rank,), (self.counts[index],), (self.ns[index],), (self.beside_ns[index],), (), ())
         if self.values:
-            values = self.values[at]
+            values = self.values[index]
             return replace(alone, last_ns=values, last_rank=(rank,) * len(values), times=self.times)
-        return replace(alone, medians=self.medians[at : at + 1])
+        return replace(alone, medians=self.medians[index : index + 1])
 
     @property
     def is_valid(self) -> bool:
@@ -161,7 +161,7 @@ class Lockstep:
             and kept == len(self.last_rank)
             and set(self.last_rank) <= {*ranks, NO_LAST_RANK}
             and list(self.times) == sorted(set(self.times))
-            and all(0 <= at < min(counts) for at in self.times)
+            and all(0 <= number < min(counts) for number in self.times)
             and all(len(each) in (0, len(ranks)) for each in (self.kept_ns, self.medians, self.values))
             and all(len(values) == kept for values in self.values)
         )
@@ -178,11 +178,11 @@ class Lockstep:
         """
         if not self.is_paired or rank not in self.ranks:
             return None
-        at = self.ranks.index(rank)
+        index = self.ranks.index(rank)
         if not self.times:
-            return self.ns[at] - sum(self.last_ns)
+            return self.ns[index] - sum(self.last_ns)
         kept_ns = self.kept_ns or (sum(self.last_ns),)
-        return round((kept_ns[at] - sum(self.last_ns)) * self.counts[at] / len(self.times))
+        return round((kept_ns[index] - sum(self.last_ns)) * self.counts[index] / len(self.times))
 
 
 @lru_cache
@@ -201,7 +201,7 @@ def _kept_of_both(count: int, before: tuple[int, ...], more: int, after: tuple[i
     if it were always rounded the same way, the last of many short cycles would keep too many times, or none. Each
     addition uses another salt, or times that were kept for their small hash would be kept for it again.
     """
-    earlier, later = before or range(count), [count + at for at in after or range(more)]
+    earlier, later = before or range(count), [count + number for number in after or range(more)]
     whole = count + more
     if whole <= size:
         return (*earlier, *later)
@@ -220,12 +220,12 @@ class LockstepPart(RunPart[_Together]):
     """The lockstep as a part of a run."""
 
     def of_ranks(self, value: _Together, ranks: Collection[int]) -> dict[int, _Together]:
-        found: dict[int, dict[LockstepKey, Lockstep]] = {rank: {} for rank in ranks}
+        parts: dict[int, dict[LockstepKey, Lockstep]] = {rank: {} for rank in ranks}
         for key, lockstep in value.items():
-            for at, rank in enumerate(lockstep.ranks):
-                if rank in found:
-                    found[rank][key] = lockstep.of_one(at)
-        return {**found}
+            for index, rank in enumerate(lockstep.ranks):
+                if rank in parts:
+                    parts[rank][key] = lockstep.of_one(index)
+        return {**parts}
 
     def renumbered(self, value: _Together, to: Sequence[int]) -> _Together:
         return {key._replace(layer=to[key.layer]): lockstep for key, lockstep in value.items()}
@@ -258,13 +258,13 @@ class LockstepPart(RunPart[_Together]):
             yield {**key._asdict(), **{name: fields[name] for name in fields if fields[name] or name not in _IF_ANY}}
 
     def from_json(self, stored: Any, layers: int, ranks: Set[int]) -> _Together:
-        found = {}
+        locksteps = {}
         for entry in stored:
             key = read_as(LockstepKey, [entry.pop(name) for name in LockstepKey._fields])
-            found[key] = read_as(Lockstep, entry)
+            locksteps[key] = read_as(Lockstep, entry)
             demand_layer(key, layers)
-            demand(found[key].is_valid and ranks >= {*found[key].ranks}, f"the ranks of lockstep {tuple(key)}")
-        return found
+            demand(locksteps[key].is_valid and ranks >= {*locksteps[key].ranks}, f"the ranks of lockstep {tuple(key)}")
+        return locksteps
 
 
 def _zero_in_each_step(key: LockstepKey, cycles: _Together) -> Lockstep | None:
@@ -301,27 +301,28 @@ class _Merging:
             # in a collective the last rank has the shortest time, else the longest
             is_later = le if self.key.is_collective else ge
             later = map(is_later, other.last_ns, self.last_ns)
-            for at in compress(range(len(self.last_ns)), later):  # few times, if there are many ranks
-                is_equal = other.last_ns[at] == self.last_ns[at]
-                self.last_ns[at] = other.last_ns[at]
-                self.last_rank[at] = NO_LAST_RANK if is_equal else other.last_rank[at]
+            for index in compress(range(len(self.last_ns)), later):  # few times, if there are many ranks
+                is_equal = other.last_ns[index] == self.last_ns[index]
+                self.last_ns[index] = other.last_ns[index]
+                self.last_rank[index] = NO_LAST_RANK if is_equal else other.last_rank[index]
         self.ranks += other.ranks
         self.counts += other.counts
         self.figures = [
-            None if mine is None or its is None else mine + its for mine, its in zip(self.figures, self._figures(other))
+            None if mine is None or theirs is None else mine + theirs
+            for mine, theirs in zip(self.figures, self._figures(other))
         ]
 
-    def _figures(self, one: Lockstep) -> list[list[Any] | None]:
+    def _figures(self, lockstep: Lockstep) -> list[list[Any] | None]:
         """For each rank: ``ns``, ``beside_ns``, ``kept_ns``, the median of the kept times, and the kept times."""
-        kept, medians, values = one.kept_ns, one.medians, one.values
-        if len(one.ranks) == 1 and one.last_ns:  # the times of this rank
-            values = (one.last_ns,)
-            kept = (sum(one.last_ns),)
-            medians = (median_low(one.last_ns),)
+        kept, medians, values = lockstep.kept_ns, lockstep.medians, lockstep.values
+        if len(lockstep.ranks) == 1 and lockstep.last_ns:  # the times of this rank
+            values = (lockstep.last_ns,)
+            kept = (sum(lockstep.last_ns),)
+            medians = (median_low(lockstep.last_ns),)
         return [
-            [*one.ns],
-            [*one.beside_ns],
-            [*kept] if kept and one.times else None,
+            [*lockstep.ns],
+            [*lockstep.beside_ns],
+            [*kept] if kept and lockstep.times else None,
             [*medians] if medians and not self.key.is_collective else None,
             [*values] if values and self.key.keeps_values else None,
         ]
@@ -333,8 +334,8 @@ class _Merging:
         order = sorted(range(len(self.ranks)), key=self.ranks.__getitem__)
 
         def sorted_by_rank(values: Sequence[Any] | None) -> tuple[Any, ...]:
-            found = () if values is None else tuple(values[at] for at in order)
-            return known.setdefault(found, found)  # type: ignore[no-any-return]
+            ordered = () if values is None else tuple(values[index] for index in order)
+            return known.setdefault(ordered, ordered)  # type: ignore[no-any-return]
 
         ns, beside_ns, kept_ns, medians, values = map(sorted_by_rank, self.figures)
         is_paired = self.is_paired

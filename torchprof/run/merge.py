@@ -39,16 +39,16 @@ def merge(runs: Iterable[Run], *, add_cycles: bool = False) -> Run:
     """
     if isinstance(runs, (str, PathLike, Run)) or not isinstance(runs, Iterable):
         raise TorchprofError(f"merge needs several runs, as a list or a generator, but got {runs!r:.80} alone.")
-    found: Iterator[Run] = map(_checked, runs)
+    checked: Iterator[Run] = map(_checked, runs)
     if add_cycles:
-        found = iter(_sums_of_cycles(found))
-    first, second = next(found, None), next(found, None)
+        checked = iter(_sums_of_cycles(checked))
+    first, second = next(checked, None), next(checked, None)
     if first is None:
         raise TorchprofError("merge needs at least one run; it got none.")
     if second is None:
         return first
     merged = _Merged()
-    for run in chain((first, second), found):
+    for run in chain((first, second), checked):
         merged.add(run)
     return merged.run()
 
@@ -97,8 +97,8 @@ def _warnings_of_sum(of_runs: Sequence[Sequence[RunWarning]]) -> tuple[RunWarnin
             else:
                 numbers.setdefault(warning, []).append(number)
     count = len(of_runs)
-    found = [replace(one, added=((tuple(by), count), *one.added)) for one, by in numbers.items()]
-    return (*found, *([RunWarning.of(WITHOUT_SHAPES, names=tuple(without_shapes))] if without_shapes else []))
+    counted = [replace(warning, added=((tuple(by), count), *warning.added)) for warning, by in numbers.items()]
+    return (*counted, *([RunWarning.of(WITHOUT_SHAPES, names=tuple(without_shapes))] if without_shapes else []))
 
 
 class _Merged:

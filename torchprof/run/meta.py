@@ -144,10 +144,15 @@ class Meta:
         """
         busy = Counter(dict(self.busy_ns))
         busy.update(dict(cycle.busy_ns))
-        compilations = {(one.name, one.phase, one.began_ns): one for one in self.compilations}
-        for one in cycle.compilations:
-            step = None if one.step is None else self.steps + one.step
-            compilations.setdefault((one.name, one.phase, one.began_ns), one._replace(step=step))
+        compilations = {
+            (compilation.name, compilation.phase, compilation.began_ns): compilation
+            for compilation in self.compilations
+        }
+        for compilation in cycle.compilations:
+            step = None if compilation.step is None else self.steps + compilation.step
+            compilations.setdefault(
+                (compilation.name, compilation.phase, compilation.began_ns), compilation._replace(step=step)
+            )
         return replace(
             cycle,
             wall_ns=self.wall_ns + cycle.wall_ns,
@@ -158,7 +163,7 @@ class Meta:
             warnings=(),
             busy_ns=tuple(sorted(busy.items())),
             regions=_unambiguous(self.regions + cycle.regions),
-            compilations=tuple(sorted(compilations.values(), key=lambda one: one.began_ns)),
+            compilations=tuple(sorted(compilations.values(), key=lambda compilation: compilation.began_ns)),
         )
 
     def stripped(self) -> Meta:

@@ -67,7 +67,7 @@ def sum_operators(
     calls: dict[int, int] = {}
     parts: dict[int, int] = {}
     keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
-    for at, key in enumerate(keys):
+    for index, key in enumerate(keys):
         chain = key[3]
         if not is_work[chain]:
             continue
@@ -76,15 +76,15 @@ def sum_operators(
         way = ways[key]
         if way is None:
             continue
-        taken.append((at, way))
+        taken.append((index, way))
         if way.inner >= 0 and is_call[chain]:
-            called = columns["calls"][at]
+            called = columns["calls"][index]
             calls[way.inner] = calls.get(way.inner, 0) + called
             if is_part is not None and is_part(key):
                 parts[way.inner] = parts.get(way.inner, 0) + called
     size = 1 + max((number for way in ways.values() if way for number in (*way.totals, way.inner)), default=-1)
     costs = zip(*_costs(rows, taken, size))
-    return [Sums(calls.get(at, 0), parts.get(at, 0), own, total) for at, (own, total) in enumerate(costs)]
+    return [Sums(calls.get(number, 0), parts.get(number, 0), own, total) for number, (own, total) in enumerate(costs)]
 
 
 def _costs(rows: Rows, taken: Sequence[tuple[int, Way]], size: int) -> tuple[list[Cost], list[Cost]]:
@@ -100,8 +100,8 @@ def _costs(rows: Rows, taken: Sequence[tuple[int, Way]], size: int) -> tuple[lis
             totals.append(nothing)
             continue
         selves, sums = [0] * size, [0] * size
-        for at, (touched, last) in taken:
-            value = column[at]
+        for index, (touched, last) in taken:
+            value = column[index]
             if value:
                 for number in touched:
                     sums[number] += value
@@ -160,12 +160,12 @@ def operators_of_layers(rows: Rows, phase: str | None) -> dict[int, list[Op]]:
     """``Run.ops``, by the index of the layer in place of its path."""
     wanted = None if phase is None else number_of_phase(phase)
     made: list[Op] = []
-    found: dict[int, dict[tuple[FrameKind, str], int]] = {}  # indices in ``made``, by layer, kind and name
+    by_layer: dict[int, dict[tuple[FrameKind, str], int]] = {}  # indices in ``made``, by layer, kind and name
     levels: dict[int, dict[tuple[FrameKind, str], int]] = {}  # the same for ops inside a range, by its index
 
     def ops_on_path(layer: int, names: Sequence[tuple[FrameKind, str]]) -> list[int]:
         """The numbers of the ops with these kinds and names, outer to inner; new ones are added to ``made``."""
-        level = found.setdefault(layer, {})
+        level = by_layer.setdefault(layer, {})
         siblings: list[Op] | None = None
         numbers = []
         for name in names:
@@ -203,7 +203,7 @@ def operators_of_layers(rows: Rows, phase: str | None) -> dict[int, list[Op]]:
 
     for op, sums in zip(made, sum_operators(rows, way_of)):
         op.calls, op.self, op.total = sums.calls, sums.self, sums.total
-    return {layer: [made[number] for number in level.values()] for layer, level in found.items()}
+    return {layer: [made[number] for number in level.values()] for layer, level in by_layer.items()}
 
 
 def _names(frames: Sequence[Frame]) -> list[tuple[FrameKind, str]]:

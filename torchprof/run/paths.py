@@ -24,11 +24,11 @@ def find(path: Any, known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
             f"{path!r} is not a path of a module. Write a tuple of names, ('Net', 'features', '3'), or a dotted "
             "string, 'features.3'; '*' matches any one step."
         )
-    found = matching(steps, known) or matching(steps, known, without=1)
-    if not found:
+    indices = matching(steps, known) or matching(steps, known, without=1)
+    if not indices:
         dotted = [".".join(names[-1]) for names in known]
         raise TorchprofError(f"No module of the model matches the path {path!r}. {suggest('.'.join(steps), dotted)}")
-    return found
+    return indices
 
 
 def matching(steps: Sequence[str], known: Sequence[tuple[tuple[str, ...], ...]], without: int = 0) -> set[int]:

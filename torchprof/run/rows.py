@@ -25,11 +25,11 @@ def compacted(
     columns = dict(columns)
     used: dict[str, tuple[Any, ...]] = {}
     for name, table in tables.items():
-        found: dict[Any, int] = {} if name == "device" else {(): 0}
-        numbers = {number: found.setdefault(table[number], len(found)) for number in dict.fromkeys(columns[name])}
+        kept: dict[Any, int] = {} if name == "device" else {(): 0}
+        numbers = {number: kept.setdefault(table[number], len(kept)) for number in dict.fromkeys(columns[name])}
         if any(before != now for before, now in numbers.items()):
             columns[name] = array("q", map(numbers.__getitem__, columns[name]))
-        used[name] = tuple(found)
+        used[name] = tuple(kept)
     return Rows(layers, used["frames"], used["device"], columns, used["within"], used["shared"])
 
 
@@ -332,9 +332,9 @@ class Rows(Sequence[Row]):
                 for place, value in zip(places, columns[name]):
                     sums[place] += value
             fields.append(sums)
-        found = dict(zip(numbers, zip(map(Cost, *fields), calls)))
-        found.pop(_LEFT_OVER, None)
-        return found
+        costs_and_calls = dict(zip(numbers, zip(map(Cost, *fields), calls)))
+        costs_and_calls.pop(_LEFT_OVER, None)
+        return costs_and_calls
 
 
 class _Table:

@@ -176,12 +176,12 @@ class Run:
             calls = self.rows.by_layer.get((index, number), (NO_COST, 0))[1]
             return Node(layers[index], calls, own[index], total[index], [])
 
-        at = layers.roots[root]
-        top = node(at)
-        waiting = [(at, top)]
+        layer = layers.roots[root]
+        top = node(layer)
+        waiting = [(layer, top)]
         while waiting:
-            at, above = waiting.pop()
-            for child in layers.children[at]:
+            layer, above = waiting.pop()
+            for child in layers.children[layer]:
                 below = node(child)
                 above.children.append(below)
                 waiting.append((child, below))
@@ -219,8 +219,8 @@ class Run:
         """
         rows, columns = self.rows, self.rows.columns
         wanted = [*map(is_left_over, rows.frames)]
-        taken = [at for at, chain in enumerate(columns["frames"]) if wanted[chain]] if any(wanted) else ()
-        return Cost(*(sum(columns[name][at] for at in taken) for name in FIELDS))
+        taken = [index for index, chain in enumerate(columns["frames"]) if wanted[chain]] if any(wanted) else ()
+        return Cost(*(sum(columns[name][index] for index in taken) for name in FIELDS))
 
     def ops(self, phase: str | None = None) -> dict[tuple[str, ...], list[Op]]:
         """The operators and labels under each layer, by the layer's path, in the order of first call.
@@ -232,7 +232,7 @@ class Run:
         label is everything that ran in it in this phase, for any layer, even if the label was opened in another phase.
         Raises TorchprofError for an unknown phase.
         """
-        return {self.layers.path_of(at): ops for at, ops in operators_of_layers(self.rows, phase).items()}
+        return {self.layers.path_of(layer): ops for layer, ops in operators_of_layers(self.rows, phase).items()}
 
     def total_params(self) -> dict[tuple[str, ...], int | None]:
         """The parameters of each layer and all layers below it, by path; None if a lazy layer has not made them yet."""
@@ -312,5 +312,5 @@ RUN_PARTS: dict[str, RunPart[Any]] = {
 """The parts of a run by their names in ``Run`` and in the file, where they have this order."""
 
 
-def _sum_if_known(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
+def _sum_if_known(first: int | None, other: int | None) -> int | None:
+    return None if first is None or other is None else first + other

@@ -52,7 +52,7 @@ class Spread:
         entering = [*zip(later.hashes, later.sample)]
         if len(self.sample) == self.SIZE:  # in a long loop, few values enter the sample
             highest = max(self.hashes)
-            entering = [one for one in entering if one[0] <= highest]
+            entering = [pair for pair in entering if pair[0] <= highest]
         if len(entering) == 1 and len(self.sample) < self.SIZE:  # as in a cycle of one step
             sample = self._with(*entering[0])
         elif entering:
@@ -69,8 +69,8 @@ class Spread:
     def _with(self, number: int, value: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The sample and the hashes with one more value."""
         first, last = bisect_left(self.sample, value), bisect_right(self.sample, value)
-        at = bisect_left(self.hashes, number, first, last)  # equal values are sorted by their hashes
-        return (*self.sample[:at], value, *self.sample[at:]), (*self.hashes[:at], number, *self.hashes[at:])
+        slot = bisect_left(self.hashes, number, first, last)  # equal values are sorted by their hashes
+        return (*self.sample[:slot], value, *self.sample[slot:]), (*self.hashes[:slot], number, *self.hashes[slot:])
 
     @staticmethod
     def _by_value(chosen: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -96,7 +96,7 @@ def spreads_at(starts: Sequence[int]) -> Callable[[Sequence[int]], Spread]:
     first = min(range(len(starts)), key=starts.__getitem__)
 
     def spread(values: Sequence[int]) -> Spread:
-        sample = Spread._by_value((hashes[at], values[at]) for at in chosen)
+        sample = Spread._by_value((hashes[index], values[index]) for index in chosen)
         return Spread(len(values), sum(values), min(values), max(values), values[first], *sample)
 
     return spread
@@ -104,10 +104,10 @@ def spreads_at(starts: Sequence[int]) -> Callable[[Sequence[int]], Spread]:
 
 def quantile(values: Sequence[float], q: float) -> float:
     """The quantile ``q`` (0 to 1) of sorted values, interpolated linearly."""
-    at = q * (len(values) - 1)
-    low = int(at)
+    position = q * (len(values) - 1)
+    low = int(position)
     high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (at - low)
+    return values[low] + (values[high] - values[low]) * (position - low)
 
 
 def scrambled(number: int) -> int:
@@ -161,11 +161,11 @@ class SamplesPart(RunPart[_Samples]):
     """The samples as a part of a run. Cycles are joined, sample by sample."""
 
     def of_ranks(self, value: _Samples, ranks: Collection[int]) -> dict[int, _Samples]:
-        found: dict[int, dict[SampleKey, Spread]] = {rank: {} for rank in ranks}
+        by_rank: dict[int, dict[SampleKey, Spread]] = {rank: {} for rank in ranks}
         for key, spread in value.items():
-            if key.rank in found:
-                found[key.rank][key] = spread
-        return {**found}
+            if key.rank in by_rank:
+                by_rank[key.rank][key] = spread
+        return {**by_rank}
 
     def renumbered(self, value: _Samples, to: Sequence[int]) -> _Samples:
         return {key._replace(layer=to[key.layer]): spread for key, spread in value.items()}
