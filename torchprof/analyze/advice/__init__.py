@@ -181,31 +181,31 @@ def advise(run: Run) -> list[Advice]:
 def judge(run: Run) -> Judgement:
     """The findings of ``advise``, and the rules that failed. A rule that fails does not stop the others."""
     evidence = Evidence(run)
-    found: list[Advice] = []
+    findings: list[Advice] = []
     failed: dict[str, Exception] = {}
     for name, find in rules().items():
         try:
-            found += [_within_recorded_time(one, evidence) for one in find(evidence)]
+            findings += [_within_recorded_time(advice, evidence) for advice in find(evidence)]
         except Exception as error:  # a run file may hold anything: an error in one rule must not lose the report
             failed[name] = error
-    found.sort(key=lambda one: _share(_gain_of(one), evidence), reverse=True)
-    found = [one for one in _without_overlap(found, evidence) if _is_worth_it(one, evidence)]
-    return Judgement(sorted(found, key=lambda one: _share(_gain_of(one), evidence), reverse=True), failed)
+    findings.sort(key=lambda advice: _share(_gain_of(advice), evidence), reverse=True)
+    findings = [advice for advice in _without_overlap(findings, evidence) if _is_worth_it(advice, evidence)]
+    return Judgement(sorted(findings, key=lambda advice: _share(_gain_of(advice), evidence), reverse=True), failed)
 
 
-def _without_overlap(found: Sequence[Advice], evidence: Evidence) -> list[Advice]:
+def _without_overlap(findings: Sequence[Advice], evidence: Evidence) -> list[Advice]:
     """The findings, the largest gain first, with the gain of a later one limited to the time of its layers that earlier
     ones have not gained: the same time is gained once. An earlier gain is spread over its layers by their time.
     Findings outside all layers, and those of a device's time, stay.
     """
     if evidence.device != "cpu":
-        return [*found]
+        return [*findings]
     layers = evidence.run.layers
     number_of = {layer.name: number for number, layer in enumerate(layers)}
     times = {number: took.cpu_ns for number, took in evidence.took(always).items() if number >= 0}
     gained: list[tuple[set[int], float]] = []  # the layers of a finding, and the part of their time that it gains
     reported = []
-    for advice in found:
+    for advice in findings:
         concerned: set[int] = set()
         named = {number_of[name] for name in advice.layers if name in number_of}
         for number, above in enumerate(layers.parent if named else ()):

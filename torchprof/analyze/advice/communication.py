@@ -73,21 +73,21 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
     faster link. Needs kernels of collectives with a recorded size.
     """
     waited = _waited(evidence)
-    for name, one in _exchanged(evidence).items():
+    for name, sums in _exchanged(evidence).items():
         waiting = waited.get(name)
-        ns = one.sized_ns - (waiting or 0)
-        if not one.sized or one.nbytes < _LARGE * one.sized or ns < _SHARE * evidence.recorded_ns:
+        ns = sums.sized_ns - (waiting or 0)
+        if not sums.sized or sums.nbytes < _LARGE * sums.sized or ns < _SHARE * evidence.recorded_ns:
             continue
-        bandwidth = one.nbytes * 1e9 / ns
+        bandwidth = sums.nbytes * 1e9 / ns
         if bandwidth >= _SLOW:
             continue
         waits = "including" if waiting is None else "without"
         bound = "at least " if waiting is None else ""
         yield Advice(
-            evidence.name_of(one.layers.most_common(1)[0][0]),
-            f"{one.sized:,} call{'s' * (one.sized != 1)} of {name} ({format_memory(one.nbytes // one.sized)} on "
-            f"average) take{'s' * (one.sized == 1)} {format_time(ns)}, {waits} waiting for other ranks: a bandwidth of "
-            f"{bound}{format_count(bandwidth)}B/s.",
+            evidence.name_of(sums.layers.most_common(1)[0][0]),
+            f"{sums.sized:,} call{'s' * (sums.sized != 1)} of {name} ({format_memory(sums.nbytes // sums.sized)} on "
+            f"average) take{'s' * (sums.sized == 1)} {format_time(ns)}, {waits} waiting for other ranks: a bandwidth "
+            f"of {bound}{format_count(bandwidth)}B/s.",
             "Find out which transport NCCL uses (`NCCL_DEBUG=INFO`): sockets are slower than InfiniBand, NVLink and "
             "PCIe peer-to-peer. If ranks arrive late, the report `ranks` names them.",
             None,
@@ -98,28 +98,28 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
 
 def _exchanged(evidence: Evidence) -> dict[str, _Exchanged]:
     """The calls of communication kernels, by the name of their collective."""
-    found: defaultdict[str, _Exchanged] = defaultdict(_Exchanged)
+    by_name: defaultdict[str, _Exchanged] = defaultdict(_Exchanged)
     rows, columns = evidence.run.rows, evidence.run.rows.columns
-    for at in evidence.rows(_is_communication):
-        frames = rows.frames[columns["frames"][at]]
-        calls, ns = columns["calls"][at], columns["device_ns"][at]
+    for row in evidence.rows(_is_communication):
+        frames = rows.frames[columns["frames"][row]]
+        calls, ns = columns["calls"][row], columns["device_ns"][row]
         collective = collective_of(frames)
-        one = found["communication" if collective is None else collective.name]
-        one.ns += ns
-        one.layers[columns["layer"][at]] += ns
+        sums = by_name["communication" if collective is None else collective.name]
+        sums.ns += ns
+        sums.layers[columns["layer"][row]] += ns
         sizes = () if collective is None else (collective.bytes_in, collective.bytes_out)
         known = [size for size in sizes if size is not None]
         if known:
-            one.sized += calls
-            one.sized_ns += ns
-            one.nbytes += calls * max(known)
-    return dict(found)
+            sums.sized += calls
+            sums.sized_ns += ns
+            sums.nbytes += calls * max(known)
+    return dict(by_name)
 
 
 def _waited(evidence: Evidence) -> dict[str, int]:
     """The waiting of ranks in the kernels of a collective for the last rank, by its name; only if all of it is known: a
     missing rank may have come even later."""
-    found: dict[str, int | None] = {}
+    waited: dict[str, int | None] = {}
     of_job = max(meta.world_size for meta in evidence.run.metas)
     for key, lockstep in evidence.run.lockstep.items():
         if not key.is_collective or key.device == "cpu":
@@ -128,9 +128,9 @@ def _waited(evidence: Evidence) -> dict[str, int]:
         is_known = len(lockstep.ranks) >= max(size, 2) and key.group != NOT_RECORDED
         waits = [lockstep.waiting_ns(rank) if is_known else None for rank in lockstep.ranks]
         known = [wait for wait in waits if wait is not None]
-        before = found.get(key.what, 0)
-        found[key.what] = None if before is None or len(known) < len(waits) else before + sum(known)
-    return {name: ns for name, ns in found.items() if ns is not None}
+        before = waited.get(key.what, 0)
+        waited[key.what] = None if before is None or len(known) < len(waits) else before + sum(known)
+    return {name: ns for name, ns in waited.items() if ns is not None}
 
 
 def _is_communication(frames: Sequence[Frame]) -> bool:

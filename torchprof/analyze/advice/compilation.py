@@ -76,20 +76,24 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
     The gain is what compiling the function once would have saved: the time of all its versions that are known, with
     those of their backward, without the longest, and at most the time of those that were recorded.
     """
-    again = [one for one in _recorded(evidence) if one.name.rpartition("/")[2] != "0" and not one.failure]
+    again = [
+        compilation
+        for compilation in _recorded(evidence)
+        if compilation.name.rpartition("/")[2] != "0" and not compilation.failure
+    ]
     if not again:
         return
-    found = compiled_in(evidence.run)
+    usage = compiled_in(evidence.run)
     by_function: defaultdict[tuple[str, str, int], list[Compilation]] = defaultdict(list)
-    for one in again:
-        by_function[one.function, one.file, one.line].append(one)
+    for compilation in again:
+        by_function[compilation.function, compilation.file, compilation.line].append(compilation)
     for key, several in by_function.items():
-        versions = [one for one in several if one.phase == FORWARD]
+        versions = [compilation for compilation in several if compilation.phase == FORWARD]
         if not versions:
             continue
         alike: defaultdict[str, list[str]] = defaultdict(list)  # by remedy
-        for one in versions:
-            alike[remedy_of(one.reason)].append(one.reason)
+        for compilation in versions:
+            alike[remedy_of(compilation.reason)].append(compilation.reason)
         most = sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:_MOST_REASONS]
         why = [
             (f"`{first}`" if first else _NO_REASON) + (f" and {len(more)} more like it" if more else "")
@@ -97,15 +101,15 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
         ]
         others = len(versions) - sum(len(reasons) for _, reasons in most)
         why += [f"{others} for other reasons"] if others else []
-        ns = sum(one.ns for one in several)
+        ns = sum(compilation.ns for compilation in several)
         of_version: Counter[str] = Counter()
-        for one in _every(evidence):
-            if (one.function, one.file, one.line) == key and not one.failure:
-                of_version[one.name] += one.ns
-        layer, layers = _layers(evidence, found, several)
+        for compilation in _every(evidence):
+            if (compilation.function, compilation.file, compilation.line) == key and not compilation.failure:
+                of_version[compilation.name] += compilation.ns
+        layer, layers = _layers(evidence, usage, several)
         yield Advice(
             layer,
-            f"torch.compile compiled {_described(found, several[0])} again {_times(len(versions))}, for "
+            f"torch.compile compiled {_described(usage, several[0])} again {_times(len(versions))}, for "
             f"{format_time(ns)}: {', '.join(why)}.",
             " ".join(remedy for remedy, _ in most),
             min(ns, of_version.total() - max(of_version.values())),
@@ -119,17 +123,17 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
 def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
     """Functions that reached torch.compile's limit of versions: all further calls that fit no version run without
     torch.compile. The gain is unknown."""
-    for one in _every(evidence):
-        if one.phase == BACKWARD or not _AT_LIMIT.search(one.failure):
+    for compilation in _every(evidence):
+        if compilation.phase == BACKWARD or not _AT_LIMIT.search(compilation.failure):
             continue
-        found = compiled_in(evidence.run)
-        layer, layers = _layers(evidence, found, [one])
-        last = f" The last reason: `{one.reason}`." if one.reason else ""
+        usage = compiled_in(evidence.run)
+        layer, layers = _layers(evidence, usage, [compilation])
+        last = f" The last reason: `{compilation.reason}`." if compilation.reason else ""
         yield Advice(
             layer,
-            f"torch.compile gave up on {_described(found, one)}: it had compiled as many versions as it may. Calls "
-            f"that fit none of them run without torch.compile.{last}",
-            f"{remedy_of(one.reason)} To allow more versions: `torch._dynamo.config.recompile_limit`.",
+            f"torch.compile gave up on {_described(usage, compilation)}: it had compiled as many versions as it may. "
+            f"Calls that fit none of them run without torch.compile.{last}",
+            f"{remedy_of(compilation.reason)} To allow more versions: `torch._dynamo.config.recompile_limit`.",
             None,
             None,
             "no_longer_compiled",
@@ -143,8 +147,8 @@ def graph_broken(evidence: Evidence) -> Iterator[Advice]:
     recorded."""
     if not any(region.break_hint for meta in evidence.run.metas for region in meta.regions):
         return
-    found = compiled_in(evidence.run)
-    for region, uses in found.breaks.items():
+    usage = compiled_in(evidence.run)
+    for region, uses in usage.breaks.items():
         if not region.break_hint:
             continue
         numbers = dict.fromkeys(use.layer for use in uses)
@@ -180,27 +184,29 @@ def _every(evidence: Evidence) -> Iterator[Compilation]:
 
 def _recorded(evidence: Evidence) -> Iterator[Compilation]:
     """The compilations during the recording."""
-    return (one for one in _every(evidence) if one.step is not None)
+    return (compilation for compilation in _every(evidence) if compilation.step is not None)
 
 
-def _layers(evidence: Evidence, found: Compiled, several: list[Compilation]) -> tuple[str, tuple[str, ...]]:
+def _layers(evidence: Evidence, usage: Compiled, several: list[Compilation]) -> tuple[str, tuple[str, ...]]:
     """The layers that some compilations were for: as one name, and each."""
-    functions = {one.name.partition("/")[0] for one in several}
-    numbers = dict.fromkeys(use.layer for use in found.uses if use.name.partition("/")[0] in functions)
+    functions = {compilation.name.partition("/")[0] for compilation in several}
+    numbers = dict.fromkeys(use.layer for use in usage.uses if use.name.partition("/")[0] in functions)
     name = ", ".join(map(evidence.name_of, numbers)) or ", ".join(evidence.run.meta.model)
     return name, tuple(evidence.name_of(number) for number in numbers if number >= 0)
 
 
-def _described(found: Compiled, one: Compilation) -> str:
+def _described(usage: Compiled, compilation: Compilation) -> str:
     """The compiled function, with its file and line."""
-    of = one.name.partition("/")[0]
-    known = next((use.known for use in found.uses if use.known and use.name.partition("/")[0] == of), None)
+    of = compilation.name.partition("/")[0]
+    known = next((use.known for use in usage.uses if use.known and use.name.partition("/")[0] == of), None)
     if known is not None:
         return python_name(known)
-    if one.function == WRAPPED:
+    if compilation.function == WRAPPED:
         return OF_TORCH
-    file = PurePath(one.file).name
-    return f"{one.function} ({file}:{one.line})" if file else one.function or f"the region {one.name}"
+    file = PurePath(compilation.file).name
+    if file:
+        return f"{compilation.function} ({file}:{compilation.line})"
+    return compilation.function or f"the region {compilation.name}"
 
 
 def _times(count: int) -> str:

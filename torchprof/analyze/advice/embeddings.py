@@ -62,7 +62,7 @@ def one_hot_products(evidence: Evidence) -> Iterator[Advice]:
     for above, took in made.items():
         below = layers.children[above] if above >= 0 else ()
         fed = [number for number in below if _is_fed(layers[above], layers[number])]
-        number = max(fed, key=lambda one: layers[one].input_shapes[0][-1], default=None)
+        number = max(fed, key=lambda index: layers[index].input_shapes[0][-1], default=None)
         if number is not None and number in every and took.calls:
             gains[number] = Gain(evidence.time_of(every[number]) + evidence.time_of(own[above]))
     for group in merged(evidence, gains):

@@ -107,37 +107,37 @@ class Evidence:
         """For each layer the nearest layer above that was called, -1 for none: a ModuleList between them is not
         called."""
         parent, calls = self.run.layers.parent, self.run.rows.forward_calls
-        found = []
+        nearest = []
         for number in range(len(parent)):
             above = parent[number]
             while above >= 0 and not calls(above):
                 above = parent[above]
-            found.append(above)
-        return found
+            nearest.append(above)
+        return nearest
 
     @cached_property
     def calls_below(self) -> Counter[int]:
         """By layer, the forward calls of layers for which it is the nearest layer above that was called."""
-        found: Counter[int] = Counter()
+        below: Counter[int] = Counter()
         for number, above in enumerate(self.called_above):
-            found[above] += self.run.rows.forward_calls(number)
-        return found
+            below[above] += self.run.rows.forward_calls(number)
+        return below
 
     @cached_property
     def _rows_of_chain(self) -> list[list[int]]:
         rows: list[list[int]] = [[] for _ in self.run.rows.frames]
         left_over = [*map(is_left_over, self.run.rows.frames)]
-        for at, chain in enumerate(self.run.rows.columns["frames"]):
+        for row, chain in enumerate(self.run.rows.columns["frames"]):
             if not left_over[chain]:
-                rows[chain].append(at)
+                rows[chain].append(row)
         return rows
 
     @cached_property
     def _samples_of_measure(self) -> dict[str, list[tuple[SampleKey, Spread]]]:
-        found: defaultdict[str, list[tuple[SampleKey, Spread]]] = defaultdict(list)
+        of_measure: defaultdict[str, list[tuple[SampleKey, Spread]]] = defaultdict(list)
         for key, spread in self.run.samples.items():
-            found[key.measure].append((key, spread))
-        return found
+            of_measure[key.measure].append((key, spread))
+        return of_measure
 
     def samples(self, measure: str) -> list[tuple[SampleKey, Spread]]:
         """The samples of one measure, over all layers, phases, ranks and devices."""
@@ -156,7 +156,7 @@ class Evidence:
         wanted = {PHASES.index(phase) for phase in phases}
         of_phase = self.run.rows.columns["phase"]
         for chain, _ in self._matching(holds):
-            rows = [at for at in self._rows_of_chain[chain] if of_phase[at] in wanted]
+            rows = [row for row in self._rows_of_chain[chain] if of_phase[row] in wanted]
             if rows:
                 yield self.run.rows.frames[chain], rows
 
@@ -235,22 +235,22 @@ class Evidence:
         for chain, outermost in matching:
             rows = self._rows_of_chain[chain]
             if not self._phases <= wanted:
-                rows = [at for at in rows if of_phase[at] in wanted]
+                rows = [row for row in rows if of_phase[row] in wanted]
             taken += rows
             counted += rows if outermost else []
-        numbers = {layer: number for number, layer in enumerate(dict.fromkeys(layers[at] for at in taken))}
+        numbers = {layer: number for number, layer in enumerate(dict.fromkeys(layers[row] for row in taken))}
         nothing = [0] * len(numbers)
 
         def sums(name: str, rows: Sequence[int], places: Sequence[int]) -> Sequence[int]:
             if name not in self._not_zero:
                 return nothing
-            column, found = columns[name], nothing.copy()
-            for at, place in zip(rows, places):
-                found[place] += column[at]
-            return found
+            column, summed = columns[name], nothing.copy()
+            for row, place in zip(rows, places):
+                summed[place] += column[row]
+            return summed
 
-        places = [numbers[layers[at]] for at in taken]
-        calls = sums("calls", counted, [numbers[layers[at]] for at in counted])
+        places = [numbers[layers[row]] for row in taken]
+        calls = sums("calls", counted, [numbers[layers[row]] for row in counted])
         times = (sums(name, taken, places) for name in ("cpu_ns", "device_ns"))
         allocated = map(add, *(sums(name, taken, places) for name in ("cpu_allocated", "device_allocated")))
         return dict(zip(numbers, map(Took, calls, *times, allocated)))
@@ -265,7 +265,7 @@ class Evidence:
         root = self.run.layers.lineage(layer)[0]
         shapes = self.run.layers[root].input_shapes
         many = self.run.rows.forward_calls(root) >= _GENERATES
-        is_sound = any(one.kind == "Conv1d" for one in self.run.layers)  # (batch, channel, time)
+        is_sound = any(other.kind == "Conv1d" for other in self.run.layers)  # (batch, channel, time)
         return many and not is_sound and bool(shapes) and len(shapes[0]) in (2, 3) and shapes[0][1] == 1
 
     def name_of(self, layer: int) -> str:

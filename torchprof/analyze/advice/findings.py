@@ -31,14 +31,14 @@ def advice(run: Run, *, top: int | None = 20) -> Section:
     Raises TorchprofError for a negative number.
     """
     check_number("top", top, "findings")
-    found, failed = judge(run)
+    all_findings, failed = judge(run)
     parts: list[Part] = []
-    if found[:top]:
-        parts.append(findings_table("\n\n".join(findings(run, found[:top])), found[:top]))
-    if not found:
+    if all_findings[:top]:
+        parts.append(findings_table("\n\n".join(findings(run, all_findings[:top])), all_findings[:top]))
+    if not all_findings:
         parts.append("No findings: no rule found a change that is worth it in this run.")
-    elif top is not None and top < len(found):
-        parts.append(f"{not_shown(len(found) - top)}: top=None shows all.")
+    elif top is not None and top < len(all_findings):
+        parts.append(f"{not_shown(len(all_findings) - top)}: top=None shows all.")
     if failed:
         rules = ", ".join(f"{name} ({type(error).__name__}: {error})" for name, error in failed.items())
         parts.append(
@@ -51,25 +51,25 @@ def advice(run: Run, *, top: int | None = 20) -> Section:
     return spaced(parts)
 
 
-def findings(run: Run, found: Sequence[Advice]) -> list[str]:
+def findings(run: Run, shown: Sequence[Advice]) -> list[str]:
     """The text of each finding, numbered from 1."""
     evidence = Evidence(run)
-    return [_paragraphs(number, one, evidence, len(str(len(found)))) for number, one in enumerate(found, 1)]
+    return [_paragraphs(number, finding, evidence, len(str(len(shown)))) for number, finding in enumerate(shown, 1)]
 
 
-def findings_table(text: str, found: Sequence[Advice]) -> ReportTable:
+def findings_table(text: str, shown: Sequence[Advice]) -> ReportTable:
     """The text of some findings, with the findings as the rows of a table."""
     headings = ("Layer", "Gain time", "Gain memory", "Finding", "Remedy", "Rule")
     rows = [
         [
-            ReportCell(printable(one.layer), one.layer, ids={"layers": [*one.layers]}),
-            UNKNOWN if one.gain_ns is None else format_time(one.gain_ns),
-            UNKNOWN if one.gain_bytes is None else format_memory(one.gain_bytes),
-            one.finding,
-            one.remedy,
-            one.rule,
+            ReportCell(printable(finding.layer), finding.layer, ids={"layers": [*finding.layers]}),
+            UNKNOWN if finding.gain_ns is None else format_time(finding.gain_ns),
+            UNKNOWN if finding.gain_bytes is None else format_memory(finding.gain_bytes),
+            finding.finding,
+            finding.remedy,
+            finding.rule,
         ]
-        for one in found
+        for finding in shown
     ]
     return ReportTable(headings, [*map(TableRow, rows)], text=text, name="findings")
 

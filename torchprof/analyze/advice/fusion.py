@@ -93,18 +93,18 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
     """
     constant = constants(evidence)
     took = {
-        number: one
-        for number, one in _many_in_a_call(evidence, _is_elementwise, _MANY).items()
-        if evidence.time_of(one) > 2 * constant.get(number, 0)
+        number: ops
+        for number, ops in _many_in_a_call(evidence, _is_elementwise, _MANY).items()
+        if evidence.time_of(ops) > 2 * constant.get(number, 0)
     }
     if not took:
         return
-    found = _with_related_time(
+    ops_of = _with_related_time(
         evidence, took, _is_elementwise_node, {*layers_of_slow_python(evidence), *_tiny_ops(evidence)}
     )
-    for group in merged(evidence, {number: one.gain for number, one in found.items()}):
+    for group in merged(evidence, {number: ops.gain for number, ops in ops_of.items()}):
         yield group.advice(
-            _text_of_ops(evidence, [found[number] for number in group.numbers], "elementwise operators"),
+            _text_of_ops(evidence, [ops_of[number] for number in group.numbers], "elementwise operators"),
             "Fuse them: compile the layer (`layer.compile()` or `torch.compile(model)`), or use one function or layer "
             "of torch for them (`torch.nn.functional`).",
             "many_elementwise_ops",
@@ -126,18 +126,18 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
         return
     elementwise = evidence.took(_is_elementwise, phases=(FORWARD, RECOMPUTE))
     nodes = _tiny(evidence, _is_other_node, (BACKWARD,)) | _in_loops(evidence, took)
-    found = _with_related_time(
+    ops_of = _with_related_time(
         evidence,
         took,
         lambda frames: _is_other_node(frames) and outermost_op(frames) in nodes,
         layers_of_slow_python(evidence),
     )
-    for group in merged(evidence, {number: one.gain for number, one in found.items()}):
+    for group in merged(evidence, {number: ops.gain for number, ops in ops_of.items()}):
         others = any(number in elementwise for number in group.numbers)
         yield group.advice(
             _text_of_ops(
                 evidence,
-                [found[number] for number in group.numbers],
+                [ops_of[number] for number in group.numbers],
                 f"operators{' (without elementwise ones)' if others else ''}",
             ),
             "Compute all rows at once instead of in a loop, or compile the layer with `torch.compile`.",
@@ -179,7 +179,7 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
         if number < 0 or number in short or (evidence.device == "cpu" and evidence.gets_one_token(number)):
             continue
         own = [number, *(child for child in layers.children[number] if layers[child].kind == "Softmax")]
-        softmax_calls = sum(forward_weights.get(one, nothing).calls for one in own)
+        softmax_calls = sum(forward_weights.get(layer, nothing).calls for layer in own)
         if number in math:
             kinds[number] = _Attention.NOT_FUSED
         elif softmax_calls and forward_products.get(number, nothing).calls >= 2 * softmax_calls:
@@ -188,9 +188,12 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
             kinds[number] = _kind_of_attention(layers[number], number in is_attention)
         else:
             continue
-        parts = [*(took.get(number, nothing) for took in (math, products)), *(weights.get(one, nothing) for one in own)]
+        parts = [
+            *(took.get(number, nothing) for took in (math, products)),
+            *(weights.get(layer, nothing) for layer in own),
+        ]
         times[number] = sum(map(evidence.time_of, parts))
-        written = sum(results.get(one, nothing).allocated for one in own)
+        written = sum(results.get(layer, nothing).allocated for layer in own)
         saved = written * len(evidence.run.metas) // max(calls.get(number, 1), 1) if keeps and written else None
         gains[number] = Gain(int(times[number] * _FUSED_ATTENTION), saved)
     for group in merged(evidence, gains, kinds):
@@ -293,11 +296,11 @@ def _in_loops(evidence: Evidence, layers: Container[int]) -> set[str | None]:
     """The names of nodes that run at least 25 times for each forward call of one of these layers: they are of its loop,
     however long they take."""
     calls, columns, chains = _forward_calls(evidence), evidence.run.rows.columns, evidence.run.rows.frames
-    found: Counter[tuple[int, str | None]] = Counter()
-    for at in evidence.rows(lambda frames: _is_other_node(frames) and len(frames) == 1, phases=(BACKWARD,)):
-        if columns["layer"][at] in layers:
-            found[columns["layer"][at], outermost_op(chains[columns["frames"][at]])] += columns["calls"][at]
-    return {name for (layer, name), times in found.items() if _A_LOOP // 4 * calls[layer] <= times}
+    runs: Counter[tuple[int, str | None]] = Counter()
+    for row in evidence.rows(lambda frames: _is_other_node(frames) and len(frames) == 1, phases=(BACKWARD,)):
+        if columns["layer"][row] in layers:
+            runs[columns["layer"][row], outermost_op(chains[columns["frames"][row]])] += columns["calls"][row]
+    return {name for (layer, name), times in runs.items() if _A_LOOP // 4 * calls[layer] <= times}
 
 
 def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str | None]:
@@ -308,14 +311,14 @@ def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str | 
     calls: Counter[str | None] = Counter()
     for frames, rows in evidence.rows_of_chains(holds, phases=phases):
         name = outermost_op(frames)
-        ns[name] += sum(time[at] for at in rows)
+        ns[name] += sum(time[row] for row in rows)
         if not holds(frames[:-1]):
-            calls[name] += sum(columns["calls"][at] for at in rows)
+            calls[name] += sum(columns["calls"][row] for row in rows)
     return {name for name in ns if ns[name] < _FEW_NS * calls[name]}
 
 
 def _with_related_time(
-    evidence: Evidence, found: Mapping[int, Took], is_node: Holds, counted_elsewhere: Container[int]
+    evidence: Evidence, took_by_layer: Mapping[int, Took], is_node: Holds, counted_elsewhere: Container[int]
 ) -> dict[int, _Ops]:
     """The ops of each layer with the time of their backward, and between them."""
     calls, between = _forward_calls(evidence), _between_ops(evidence)
@@ -328,22 +331,22 @@ def _with_related_time(
             evidence.time_of(backward.get(layer, Took())),
             None if layer in counted_elsewhere and between.get(layer) else between.get(layer, 0),
         )
-        for layer, took in found.items()
+        for layer, took in took_by_layer.items()
     }
 
 
-def _text_of_ops(evidence: Evidence, found: Sequence[_Ops], what: str) -> str:
+def _text_of_ops(evidence: Evidence, all_ops: Sequence[_Ops], what: str) -> str:
     """The sentences on the ops of several layers: their number and time, their backward, and the time between them."""
     overhead = "dispatch" if evidence.device == "cpu" else "kernel launch"
-    number, ns = sum(one.number for one in found), sum(one.ns for one in found)
-    a_call = number / sum(one.forward_calls for one in found)
-    on_average = " on average" if len(found) > 1 else ""
+    number, ns = sum(ops.number for ops in all_ops), sum(ops.ns for ops in all_ops)
+    a_call = number / sum(ops.forward_calls for ops in all_ops)
+    on_average = " on average" if len(all_ops) > 1 else ""
     said = f"A forward call runs {a_call:,.0f} {what}{on_average}. "
     said += f"They take {format_time(ns)} in total, {format_time(ns / number)} each."
     said += f" Operators this short are usually bound by {overhead} overhead." if ns < _FEW_NS * number else ""
-    back_ns = sum(one.back_ns for one in found)
+    back_ns = sum(ops.back_ns for ops in all_ops)
     said += f" Their backward takes {format_time(back_ns)}." if back_ns else ""
-    between_ns, elsewhere = sum(one.between_ns or 0 for one in found), [one.between_ns is None for one in found]
+    between_ns, elsewhere = sum(ops.between_ns or 0 for ops in all_ops), [ops.between_ns is None for ops in all_ops]
     said += f" The time between operators is {format_time(between_ns)}." if between_ns else ""
     if any(elsewhere):
         of_layers = "" if all(elsewhere) else f" of {sum(elsewhere)} of these layers"
@@ -373,7 +376,7 @@ def _is_engine(frames: Sequence[Frame]) -> bool:
 
 def _forward_calls(evidence: Evidence) -> dict[int, int]:
     """The number of calls of each layer, recomputed calls included."""
-    return {number: one.calls for number, one in evidence.took(no_frames, phases=(FORWARD, RECOMPUTE)).items()}
+    return {number: took.calls for number, took in evidence.took(no_frames, phases=(FORWARD, RECOMPUTE)).items()}
 
 
 def _is_elementwise(frames: Sequence[Frame]) -> bool:
@@ -397,18 +400,18 @@ def _is_other_node(frames: Sequence[Frame]) -> bool:
 def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
     """The input shapes of the softmax of each layer, or of a Softmax layer directly below it."""
     layers, columns, chains = evidence.run.layers, evidence.run.rows.columns, evidence.run.rows.frames
-    found: defaultdict[int, set[_Shape]] = defaultdict(set)
+    shapes: defaultdict[int, set[_Shape]] = defaultdict(set)
     if not evidence.shapes_recorded:
-        return found
-    for at in evidence.rows(_SOFTMAX):
-        number = columns["layer"][at]
+        return shapes
+    for row in evidence.rows(_SOFTMAX):
+        number = columns["layer"][row]
         above = layers.parent[number] if number >= 0 and layers[number].kind == "Softmax" else number
-        for frame in chains[columns["frames"][at]]:
+        for frame in chains[columns["frames"][row]]:
             shape = shape_of_input(frame, 0)
             if _SOFTMAX([frame]) and shape:
-                found[number].add(shape)
-                found[above].add(shape)
-    return found
+                shapes[number].add(shape)
+                shapes[above].add(shape)
+    return shapes
 
 
 def _rows_are_short(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> set[int]:
@@ -424,13 +427,13 @@ def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> di
         return {}
     columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
     products: defaultdict[int, set[tuple[_Shape, _Shape]]] = defaultdict(set)
-    for at in evidence.rows(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
-        for frame in chains[columns["frames"][at]]:
+    for row in evidence.rows(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
+        for frame in chains[columns["frames"][row]]:
             if _PRODUCTS([frame]):
-                left, right = (shape_of_input(frame, one) for one in FACTORS[frame.name])
+                left, right = (shape_of_input(frame, index) for index in FACTORS[frame.name])
                 if not left or not right:
                     continue
-                products[columns["layer"][at]].add((left, right))
+                products[columns["layer"][row]].add((left, right))
     return {
         number: any(
             any(prod(left[:-1]) * right[-1] == prod(shape) for left, right in pairs)

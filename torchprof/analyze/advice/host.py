@@ -65,9 +65,9 @@ def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
     time, but at most the time for which the device is idle or copies. Needs the time of a CUDA, HIP or MUSA device; for
     others these copies are not recorded.
     """
-    found = {layer: seen for layer, seen in _copies(evidence).items() if layer >= 0}
-    limit = idle_ns(evidence) + sum(seen.device_ns for seen in found.values())
-    for group, seen in _at_most(evidence, found, limit):
+    copies = {layer: seen for layer, seen in _copies(evidence).items() if layer >= 0}
+    limit = idle_ns(evidence) + sum(seen.device_ns for seen in copies.values())
+    for group, seen in _at_most(evidence, copies, limit):
         yield group.advice(
             f"{_times(seen.copies, 'copy', 'copies')} between CPU and {evidence.device}{_in_calls(evidence, group)}"
             f"{seen.most_often} take{'s' * (seen.copies == 1)} {seen.both_times}.",
@@ -117,8 +117,8 @@ def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
     that time, but at most the time for which the device is idle: if it is always busy, nothing is lost. Needs the time
     of a device: on the CPU alone there is no such wait.
     """
-    found = {layer: seen for layer, seen in _waits(evidence).items() if layer >= 0}
-    for group, seen in _at_most(evidence, found, idle_ns(evidence)):
+    waits = {layer: seen for layer, seen in _waits(evidence).items() if layer >= 0}
+    for group, seen in _at_most(evidence, waits, idle_ns(evidence)):
         yield group.advice(
             f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')}{_in_calls(evidence, group)}"
             f"{seen.most_often}. It waits {format_time(seen.cpu_ns)}, and then the device waits for work.",
@@ -136,8 +136,8 @@ def waits_outside(evidence: Evidence) -> Iterator[Advice]:
     recording. Values that torch's optimizers read are left out too. Gain and requirements are as in
     ``waits_in_layers``.
     """
-    found = {layer: seen for layer, seen in _waits(evidence).items() if layer == OUTSIDE}
-    for group, seen in _at_most(evidence, found, idle_ns(evidence)):
+    waits = {layer: seen for layer, seen in _waits(evidence).items() if layer == OUTSIDE}
+    for group, seen in _at_most(evidence, waits, idle_ns(evidence)):
         steps = evidence.steps
         yield group.advice(
             f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')} to read a value"
@@ -163,7 +163,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     launches = sum(took.calls for took in on_device.values())
     if evidence.device == "cpu" or not launches:
         return
-    waiting = sum(columns["cpu_ns"][at] for at in evidence.rows(_is_runtime))
+    waiting = sum(columns["cpu_ns"][row] for row in evidence.rows(_is_runtime))
     loading = sum(took.cpu_ns for took in evidence.took(is_loading).values())
     models = evidence.run.layers.roots
     unusual = sum(beyond_median_ns(evidence, model) for model in models)
@@ -220,9 +220,9 @@ def is_loading(frames: Sequence[Frame]) -> bool:
 
 def inside_loading(frames: Sequence[Frame]) -> Sequence[Frame]:
     """The frames from that label inward, the label first; ``()`` without it. Steps and user labels may be around it."""
-    for at, frame in enumerate(frames):
+    for index, frame in enumerate(frames):
         if frame.kind == FrameKind.LABEL and frame.name.startswith(LOADING):
-            return frames[at:]
+            return frames[index:]
     return ()
 
 
@@ -240,19 +240,19 @@ def _reads_a_value(frames: Sequence[Frame]) -> bool:
 def _copies(evidence: Evidence, beginning: str = "") -> dict[int, _Transfers]:
     """The copies between host and device by layer, of kernels with this prefix; copies of single values are left
     out."""
-    found: dict[int, _Transfers] = {}
+    transfers: dict[int, _Transfers] = {}
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     ways = _copies_by_surroundings(evidence, beginning)
     for (layer, _, frames), (copies, device_ns) in ways.items():
-        seen = found.setdefault(layer, _Transfers())
+        seen = transfers.setdefault(layer, _Transfers())
         seen.copies += copies
         seen.device_ns += device_ns
         seen.ops[_op_of(frames)] += copies
-    for at in evidence.rows(_is_runtime):
-        way = columns["layer"][at], columns["phase"][at], rows.frames[columns["frames"][at]][:-1]
+    for row in evidence.rows(_is_runtime):
+        way = columns["layer"][row], columns["phase"][row], rows.frames[columns["frames"][row]][:-1]
         if way in ways:
-            found[way[0]].cpu_ns += columns["cpu_ns"][at]
-    return found
+            transfers[way[0]].cpu_ns += columns["cpu_ns"][row]
+    return transfers
 
 
 _Surroundings = tuple[int, int, tuple[Frame, ...]]
@@ -270,33 +270,33 @@ def _copies_by_surroundings(evidence: Evidence, beginning: str = "") -> dict[_Su
         name = frames[-1].name
         return name.startswith(beginning) and BETWEEN_HOST_AND_DEVICE.fullmatch(name) is not None
 
-    for at in evidence.rows(is_copy):
-        way = columns["layer"][at], columns["phase"][at], rows.frames[columns["frames"][at]][:-1]
+    for row in evidence.rows(is_copy):
+        way = columns["layer"][row], columns["phase"][row], rows.frames[columns["frames"][row]][:-1]
         copies, device_ns = ways.get(way, (0, 0))
-        ways[way] = copies + columns["calls"][at], device_ns + columns["device_ns"][at]
+        ways[way] = copies + columns["calls"][row], device_ns + columns["device_ns"][row]
     return ways
 
 
 def _waits(evidence: Evidence) -> dict[int, _Transfers]:
     """The waits of the CPU for the device, by layer, without those of copies; outside all layers only for values."""
-    found: dict[int, _Transfers] = {}
+    transfers: dict[int, _Transfers] = {}
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     copying = _copies_by_surroundings(evidence)
-    for at in evidence.rows(_is_runtime if evidence.device != "cpu" else lambda _: False):
-        layer, frames = columns["layer"][at], rows.frames[columns["frames"][at]]
+    for row in evidence.rows(_is_runtime if evidence.device != "cpu" else lambda _: False):
+        layer, frames = columns["layer"][row], rows.frames[columns["frames"][row]]
         is_wait = WAITING.fullmatch(frames[-1].name) is not None
         if _reads_a_value(frames):
             if layer == OUTSIDE and frames[0].kind == FrameKind.LABEL and frames[0].name.startswith(OPTIMIZER_RANGE):
                 continue
-        elif not is_wait or layer == OUTSIDE or (layer, columns["phase"][at], frames[:-1]) in copying:
+        elif not is_wait or layer == OUTSIDE or (layer, columns["phase"][row], frames[:-1]) in copying:
             continue
-        seen = found.setdefault(layer, _Transfers())
-        calls = columns["calls"][at]
+        seen = transfers.setdefault(layer, _Transfers())
+        calls = columns["calls"][row]
         seen.waits += calls if is_wait else 0
         seen.copies += 0 if is_wait else calls
-        seen.cpu_ns += columns["cpu_ns"][at]
+        seen.cpu_ns += columns["cpu_ns"][row]
         seen.ops[_op_of(frames)] += calls
-    return found
+    return transfers
 
 
 def _op_of(frames: Sequence[Frame]) -> str:
@@ -318,11 +318,13 @@ def _times(count: int, what: str, several: str = "") -> str:
     return f"{count:,} {what if count == 1 else several or what + 's'}"
 
 
-def _at_most(evidence: Evidence, found: Mapping[int, _Transfers], limit: int) -> Iterator[tuple[Merged, _Transfers]]:
+def _at_most(
+    evidence: Evidence, transfers: Mapping[int, _Transfers], limit: int
+) -> Iterator[tuple[Merged, _Transfers]]:
     """The layers that share a finding, and their transfers. The gain of all layers is at most ``limit``."""
-    whole = sum(seen.cpu_ns for seen in found.values())
+    whole = sum(seen.cpu_ns for seen in transfers.values())
     if not whole:
         return
-    gains = {layer: Gain(one.cpu_ns * min(whole, limit) // whole) for layer, one in found.items()}
+    gains = {layer: Gain(seen.cpu_ns * min(whole, limit) // whole) for layer, seen in transfers.items()}
     for group in merged(evidence, gains):
-        yield group, sum((found[layer] for layer in group.numbers), _Transfers())
+        yield group, sum((transfers[layer] for layer in group.numbers), _Transfers())

@@ -39,11 +39,13 @@ def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
             above = evidence.called_above[number]
             if above >= 0 and calls(number) >= _STEPS * calls(above):
                 cells[above].append(number)
-    for above, found in cells.items():
-        kind = layers[found[0]].kind
+    for above, numbers in cells.items():
+        kind = layers[numbers[0]].kind
         own = evidence.time_of(took[above]) if above in took else 0
-        gains = {number: Gain(round(_FUSED * (evidence.time_of(took[number]) + own / len(found)))) for number in found}
-        steps = calls(found[0]) // calls(above)
+        gains = {
+            number: Gain(round(_FUSED * (evidence.time_of(took[number]) + own / len(numbers)))) for number in numbers
+        }
+        steps = calls(numbers[0]) // calls(above)
         yield together(evidence, gains).advice(
             f"The cell runs for each point in time: {steps:,} times in a call of {layers[above].name}.",
             f"If all inputs are known before the first step: `torch.nn.{_CELLS[kind]}(…, batch_first=True)`, one "
@@ -67,7 +69,7 @@ def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
     took = evidence.took(always)
     totals = layers.roll_up([evidence.time_of(took[number]) if number in took else 0 for number in range(len(layers))])
     params = layers.roll_up([layer.params or 0 for layer in layers])
-    found: dict[int, Gain] = {}
+    gains: dict[int, Gain] = {}
     above_of: dict[int, str] = {}
     for number, layer in enumerate(layers):
         above = evidence.called_above[number]
@@ -76,11 +78,11 @@ def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
         if calls(number) < _ITEMS * calls(above):
             continue
         if totals[number] < _ITEM_NS * calls(number):
-            found[number] = Gain(round(_FUSED * totals[number]))
+            gains[number] = Gain(round(_FUSED * totals[number]))
             above_of[number] = f"{calls(number) // calls(above):,} times in a call of {layers[above].name}"
-    if sum(gain.ns or 0 for gain in found.values()) < _SHARE * evidence.recorded_ns:
+    if sum(gain.ns or 0 for gain in gains.values()) < _SHARE * evidence.recorded_ns:
         return
-    for group in merged(evidence, found):
+    for group in merged(evidence, gains):
         yield group.advice(
             f"It is called {above_of[group.numbers[0]]}, one item after the other.",
             "If no item depends on an earlier one, call it once: `layer(torch.cat(items)).split(sizes)`, or pad them "
@@ -129,8 +131,8 @@ def casts_in_layers(evidence: Evidence) -> Iterator[Advice]:
     took = evidence.took(inside("aten::to", "aten::_to_copy"), phases=(FORWARD,))
     others = layers.roll_up([sum(dtype != "float32" for dtype, _ in layer.dtype_bytes) for layer in layers])
     times = {
-        number: evidence.time_of(one)
-        for number, one in took.items()
+        number: evidence.time_of(work)
+        for number, work in took.items()
         if number >= 0 and others[number] and has_python(layers[number])
     }
     if evidence.device != "cpu" or sum(times.values()) < _SHARE * evidence.recorded_ns:
@@ -156,9 +158,9 @@ def tensors_that_grow(evidence: Evidence) -> Iterator[Advice]:
         return
     took = evidence.took(inside("aten::cat"), phases=(FORWARD,))
     times = {
-        number: evidence.time_of(one)
-        for number, one in took.items()
-        if number >= 0 and one.calls >= _GROWTH and evidence.gets_one_token(number)
+        number: evidence.time_of(work)
+        for number, work in took.items()
+        if number >= 0 and work.calls >= _GROWTH and evidence.gets_one_token(number)
     }
     if not times or sum(times.values()) < _SHARE * evidence.recorded_ns:
         return

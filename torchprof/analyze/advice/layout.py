@@ -22,9 +22,9 @@ def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
     Tensor cores need channels last, so cuDNN converts other layouts. The gain is the time of these kernels. On the CPU
     oneDNN reorders inside an op, where it is not recorded. Needs a device.
     """
-    found = evidence.took(_is_conversion)
-    for group in merged(evidence, {number: Gain(one.device_ns) for number, one in found.items()}):
-        calls = sum(found[number].calls for number in group.numbers)
+    took = evidence.took(_is_conversion)
+    for group in merged(evidence, {number: Gain(work.device_ns) for number, work in took.items()}):
+        calls = sum(took[number].calls for number in group.numbers)
         yield group.advice(
             f"{calls:,} kernel{'s convert' if calls != 1 else ' converts'} between NCHW and NHWC around convolutions, "
             f"for {format_time(group.gain.ns or 0)} in total.",

@@ -202,31 +202,31 @@ def functions(
     )
     for frames, rows in matching:
         outermost = _outermost(frames)
-        for at in rows:
-            layer = columns["layer"][at]
+        for row in rows:
+            layer = columns["layer"][row]
             if (layer >= 0) != in_layers:
                 continue
             place = (_ANY_LAYER, outermost[-1:] and (_ANY_OPERATOR,)) if in_layers else (layer, outermost)
             if is_line(frames):
-                lines[place][frames[-1].name] += columns["calls"][at]
+                lines[place][frames[-1].name] += columns["calls"][row]
             else:
-                times[place] += columns["cpu_ns"][at]
+                times[place] += columns["cpu_ns"][row]
                 if len(place[1]) == len(frames) and not is_own_time(frames):
-                    calls[place] += columns["calls"][at]
-    found: dict[str, Function] = {}
+                    calls[place] += columns["calls"][row]
+    by_name: dict[str, Function] = {}
     for place, seen in lines.items():
         samples = seen.total()
         for text, count in seen.items():
             line, _, called = text.partition(" → ")
             parts = _LINE.fullmatch(line)
             name = f"{parts['file']} {parts['function']}" if parts else line
-            function = found.setdefault(name, Function(name))
+            function = by_name.setdefault(name, Function(name))
             op = "" if is_own_time(place[1]) else place[1][-1].name
             function.samples += count
             function.spent[Spent(line, called, op)] += times[place] * count // samples
             if op:
                 function.op_calls[op] += calls[place] * count // samples
-    return sorted(found.values(), key=lambda one: one.ns, reverse=True)
+    return sorted(by_name.values(), key=lambda function: function.ns, reverse=True)
 
 
 def _outermost(frames: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -274,7 +274,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
         known = {kind: spent for kind, spent in by_kind.items() if spent.total() >= _SHARE * whole}
         for kind, spent in known.items():
             yield _finding(evidence, _line_of(spent), spent.total(), limit, kind.says, kind.remedy)
-            left -= sum(ns for one, ns in spent.items() if not one.op)
+            left -= sum(ns for part, ns in spent.items() if not part.op)
         unknown = function.spent - sum(known.values(), Counter[Spent]())
         prepares = _prepares_data(unknown, evidence)
         small = _small_operators(function, evidence) if 2 * unknown.total() >= function.ns else None
@@ -282,7 +282,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
             ns = unknown.total() + small.backward_ns
             yield _finding(evidence, _line_of(unknown), ns, limit, small.says, small.remedy)
         elif sum(prepares.values()) >= _DATA_SHARE * whole:
-            first = max((one for one in prepares if one.op), key=prepares.__getitem__)
+            first = max((part for part in prepares if part.op), key=prepares.__getitem__)
             says = f"it runs `{first.op}` on data without gradients"
             yield _finding(evidence, first.line, sum(prepares.values()), limit, says, _PREPARES)
         else:
@@ -316,10 +316,10 @@ def hooks(evidence: Evidence) -> Iterator[Advice]:
             )
 
 
-def _finding(evidence: Evidence, at: str, ns: int, limit: int, says: str, remedy: str) -> Advice:
+def _finding(evidence: Evidence, line: str, ns: int, limit: int, says: str, remedy: str) -> Advice:
     steps = evidence.steps
     each = f" ({format_time(ns / steps)} per step)" if steps > 1 else ""
-    where = f"{at} takes" if at else "No operator and no layer runs for"
+    where = f"{line} takes" if line else "No operator and no layer runs for"
     text = f"{where} {format_time(ns)}{each}: {says}."
     return Advice(evidence.name_of(OUTSIDE), text, remedy, min(ns, limit), None, "python_in_the_loop")
 
@@ -327,20 +327,20 @@ def _finding(evidence: Evidence, at: str, ns: int, limit: int, says: str, remedy
 def _line_of(spent: Counter[Spent]) -> str:
     """The line that takes most of the time."""
     lines: Counter[str] = Counter()
-    for one, ns in spent.items():
-        lines[one.line] += ns
+    for part, ns in spent.items():
+        lines[part.line] += ns
     return lines.most_common(1)[0][0]
 
 
 def _by_kind(function: Function) -> dict[_Kind, Counter[Spent]]:
     """The time of a function by what it calls, with the operators in that. ``_PYTHON``: all other time, without
     operators."""
-    found: dict[_Kind, Counter[Spent]] = {_PYTHON: Counter()}
+    by_kind: dict[_Kind, Counter[Spent]] = {_PYTHON: Counter()}
     for spent, ns in function.spent.items():
         kind = next((kind for kind in _KINDS if kind.calls.fullmatch(spent.called)), _PYTHON)
         if kind is not _PYTHON or not spent.op:
-            found.setdefault(kind, Counter())[spent] += ns
-    return found
+            by_kind.setdefault(kind, Counter())[spent] += ns
+    return by_kind
 
 
 def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
@@ -350,27 +350,27 @@ def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     trained: set[str | None] = set()  # the names of nodes outside all layers
     inside_of: defaultdict[str, set[str]] = defaultdict(set)  # by outermost operator: all operators in it
-    for at in evidence.rows(lambda frames: outermost_op(frames) is not None):
-        if columns["layer"][at] != OUTSIDE:
+    for row in evidence.rows(lambda frames: outermost_op(frames) is not None):
+        if columns["layer"][row] != OUTSIDE:
             continue
-        frames = rows.frames[columns["frames"][at]]
-        if columns["phase"][at] == PHASES.index(BACKWARD):
+        frames = rows.frames[columns["frames"][row]]
+        if columns["phase"][row] == PHASES.index(BACKWARD):
             trained.add(node_of(frames))
         else:
             inside_of[outermost_op(frames) or ""] |= {
                 _plain(frame.name) for frame in frames if frame.kind == FrameKind.OP
             }
-    found = {
-        one
-        for one in spent
+    on_data = {
+        part
+        for part in spent
         if trained
-        and one.op.startswith("aten::")
-        and not _OF_NO_DATA.fullmatch(one.op)
-        and not _AT_ONCE.fullmatch(one.called)
-        and not inside_of[one.op] & trained
+        and part.op.startswith("aten::")
+        and not _OF_NO_DATA.fullmatch(part.op)
+        and not _AT_ONCE.fullmatch(part.called)
+        and not inside_of[part.op] & trained
     }
-    lines = {one.line for one in found}
-    return Counter({one: ns for one, ns in spent.items() if one in found or (one.line in lines and not one.op)})
+    lines = {part.line for part in on_data}
+    return Counter({part: ns for part, ns in spent.items() if part in on_data or (part.line in lines and not part.op)})
 
 
 def _plain(name: str) -> str:

@@ -38,15 +38,15 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     labels: Counter[str] = Counter()
     whole = in_no_op = 0
-    for at in evidence.rows(is_loading):
-        if columns["layer"][at] != OUTSIDE:
+    for row in evidence.rows(is_loading):
+        if columns["layer"][row] != OUTSIDE:
             continue
-        frames = rows.frames[columns["frames"][at]]
+        frames = rows.frames[columns["frames"][row]]
         inside = inside_loading(frames)
-        whole += columns["cpu_ns"][at]
-        labels[inside[0].name] += columns["calls"][at] if len(inside) == 1 else 0
+        whole += columns["cpu_ns"][row]
+        labels[inside[0].name] += columns["calls"][row] if len(inside) == 1 else 0
         if is_own_time(inside):
-            in_no_op += columns["cpu_ns"][at]
+            in_no_op += columns["cpu_ns"][row]
     if not whole:
         return
     label = labels.most_common(1)[0][0]

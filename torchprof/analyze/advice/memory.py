@@ -30,7 +30,7 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
     share = max(_SHARE, 2 / max(called, 1))
     peaks: dict[str, int] = {}
     incomplete: set[str] = set()
-    found: defaultdict[int, dict[str, Counter[tuple[str, str]]]] = defaultdict(dict)
+    at_peak: defaultdict[int, dict[str, Counter[tuple[str, str]]]] = defaultdict(dict)
     for memory in evidence.run.memory:
         whole = memory.peak_bytes + sum(size for _, size in memory.before or ())
         device = memory.device if len(evidence.run.metas) == 1 else f"{memory.device} of rank {memory.rank}"
@@ -42,12 +42,12 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
             if sum(sums.values()) >= max(share * whole, _LEAST_BYTES):
                 peaks[device] = whole
                 incomplete |= {device} if memory.before is None else set()
-                found[layer][device] = sums
-    gains = {layer: Gain(nbytes=sum(map(Counter.total, by_device.values()))) for layer, by_device in found.items()}
-    remedies = {layer: _remedy(evidence, _largest_kind(by_device)) for layer, by_device in found.items()}
+                at_peak[layer][device] = sums
+    gains = {layer: Gain(nbytes=sum(map(Counter.total, by_device.values()))) for layer, by_device in at_peak.items()}
+    remedies = {layer: _remedy(evidence, _largest_kind(by_device)) for layer, by_device in at_peak.items()}
     for group in merged(evidence, gains, remedies):
-        devices = dict.fromkeys(device for layer in group.numbers for device in found[layer])
-        sums = sum((one for layer in group.numbers for one in found[layer].values()), Counter[tuple[str, str]]())
+        devices = dict.fromkeys(device for layer in group.numbers for device in at_peak[layer])
+        sums = sum((live for layer in group.numbers for live in at_peak[layer].values()), Counter[tuple[str, str]]())
         whole, nbytes = sum(peaks[device] for device in devices), sums.total()
         where = f"the peak of {next(iter(devices))}" if len(devices) == 1 else f"the peaks of {len(devices)} devices"
         above = " above the start" if incomplete & devices.keys() else ""

@@ -31,25 +31,25 @@ def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
     if _trains(evidence):
         return
     calls = evidence.took(no_frames, phases=(FORWARD,))
-    found = [
+    numbers = [
         number
         for number, layer in enumerate(evidence.run.layers)
         if layer.training and _depends_on_mode(layer) and number in calls and calls[number].calls
     ]
-    if not found:
+    if not numbers:
         return
     took = evidence.took(always, phases=(FORWARD,))
-    first = evidence.run.layers[found[0]]
-    more = f" and {len(found) - 1} more layer{'s' * (len(found) > 2)} were" if len(found) > 1 else " was"
+    first = evidence.run.layers[numbers[0]]
+    more = f" and {len(numbers) - 1} more layer{'s' * (len(numbers) > 2)} were" if len(numbers) > 1 else " was"
     yield Advice(
-        ", ".join(dict.fromkeys(evidence.run.layers[number].path[0] for number in found)),
+        ", ".join(dict.fromkeys(evidence.run.layers[number].path[0] for number in numbers)),
         f"{first.name} ({first.kind}){more} called in train mode, for "
-        f"{format_time(sum(evidence.time_of(took[number]) for number in found))}, but no backward was recorded.",
+        f"{format_time(sum(evidence.time_of(took[number]) for number in numbers))}, but no backward was recorded.",
         "If this is inference, call `model.eval()` first: otherwise results are random or depend on the batch.",
         None,
         None,
         "eval_forgotten",
-        tuple(evidence.run.layers[number].name for number in found),
+        tuple(evidence.run.layers[number].name for number in numbers),
     )
 
 
@@ -117,8 +117,10 @@ def evaluates_often(evidence: Evidence) -> Iterator[Advice]:
     """
     called = evidence.run.rows.forward_calls
     # A model that is only called without gradients is no model that trains.
-    found = {key.layer: one for key, one in evidence.samples("no_grad_ns") if called(key.layer) > one.count}
-    spreads = found.values()
+    spreads_of = {
+        key.layer: spread for key, spread in evidence.samples("no_grad_ns") if called(key.layer) > spread.count
+    }
+    spreads = spreads_of.values()
     calls, ns = sum(spread.count for spread in spreads), sum(spread.sum for spread in spreads)
     steps = evidence.steps
     if (
@@ -127,7 +129,7 @@ def evaluates_often(evidence: Evidence) -> Iterator[Advice]:
         and 4 * calls <= 5 * steps
         and ns >= _SHARE * evidence.recorded_ns > 0
     ):
-        models = tuple(map(evidence.name_of, found))
+        models = tuple(map(evidence.name_of, spreads_of))
         yield Advice(
             ", ".join(models),
             f"{calls:,} forward calls without gradients in {steps:,} steps take {format_time(ns)}.",
@@ -153,7 +155,7 @@ def few_threads(evidence: Evidence) -> Iterator[Advice]:
     if not 0 < threads * _THREADS <= usable or evidence.device != "cpu" or run.meta.world_size > 1:
         return
     took = evidence.took(inside(*FACTORS, *CONVOLUTIONS)).values()
-    products = sum(one.cpu_ns for one in took if one.cpu_ns >= _LONG_NS * one.calls)
+    products = sum(work.cpu_ns for work in took if work.cpu_ns >= _LONG_NS * work.calls)
     if products < _SHARE * evidence.recorded_ns:
         return
     cores = usable // 2

@@ -22,5 +22,5 @@ def outermost_op(frames: Sequence[Frame]) -> str | None:
 
 def node_of(frames: Sequence[Frame]) -> str | None:
     """The operator whose backward the outermost autograd node is, in lower case without underscores: "leakyrelu"."""
-    found = _NODE.fullmatch(outermost_op(frames) or "")
-    return found[1].lower() if found else None
+    match = _NODE.fullmatch(outermost_op(frames) or "")
+    return match[1].lower() if match else None

@@ -105,16 +105,16 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     ns = 0
     columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
     time = columns["cpu_ns" if evidence.device == "cpu" else "device_ns"]
-    for at in evidence.rows(zeroes):
-        frames = chains[columns["frames"][at]]
+    for row in evidence.rows(zeroes):
+        frames = chains[columns["frames"][row]]
         label = label or next(frame.name for frame in frames if frame.name.startswith(ZERO_GRAD))
-        ns += time[at]
+        ns += time[row]
         if frames[-1].name == "aten::zero_":
-            writes += columns["calls"][at]
+            writes += columns["calls"][row]
     if label is None:
         return
     added = evidence.took(_adds_to_gradient, phases=(BACKWARD,)).values()
-    additions = sum(one.calls for one in added)
+    additions = sum(work.calls for work in added)
     if additions:
         ns += sum(map(evidence.time_of, added)) * min(writes, additions) // additions
     before = [size for memory in evidence.run.memory for kind, size in memory.before or () if kind == "gradients"]
@@ -132,28 +132,33 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
 
 def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
     """The steps of optimizers, by the name of their class."""
-    found: defaultdict[str, _Steps] = defaultdict(_Steps)
+    by_class: defaultdict[str, _Steps] = defaultdict(_Steps)
     columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
-    for at in evidence.rows(lambda frames: _depth(frames, OPTIMIZER_STEP) >= 0):
-        frames = chains[columns["frames"][at]]
+    for row in evidence.rows(lambda frames: _depth(frames, OPTIMIZER_STEP) >= 0):
+        frames = chains[columns["frames"][row]]
         depth = _depth(frames, OPTIMIZER_STEP)
-        stepped = found[frames[depth].name.removeprefix(OPTIMIZER_STEP).partition(".")[0]]
-        stepped.cpu_ns += columns["cpu_ns"][at]
-        stepped.device_ns += columns["device_ns"][at]
+        stepped = by_class[frames[depth].name.removeprefix(OPTIMIZER_STEP).partition(".")[0]]
+        stepped.cpu_ns += columns["cpu_ns"][row]
+        stepped.device_ns += columns["device_ns"][row]
         if depth == len(frames) - 1:
-            stepped.steps += columns["calls"][at]
+            stepped.steps += columns["calls"][row]
             continue
-        stepped.op_ns += columns["cpu_ns"][at]
+        stepped.op_ns += columns["cpu_ns"][row]
         stepped.cannot_be_fused |= any(frame.name in _NOT_FUSED for frame in frames[depth + 1 :])
         if depth == len(frames) - 2 and frames[-1].kind == FrameKind.OP and frames[-1].name.startswith("aten::"):
-            stepped.calls[frames[-1].name] += columns["calls"][at]
-    return {name: stepped for name, stepped in found.items() if stepped.steps}
+            stepped.calls[frames[-1].name] += columns["calls"][row]
+    return {name: stepped for name, stepped in by_class.items() if stepped.steps}
 
 
 def _depth(frames: Sequence[Frame], label: str) -> int:
     """The position among the frames of torch's label with this prefix, -1 if there is none."""
     return next(
-        (at for at, frame in enumerate(frames) if frame.kind == FrameKind.LABEL and frame.name.startswith(label)), -1
+        (
+            position
+            for position, frame in enumerate(frames)
+            if frame.kind == FrameKind.LABEL and frame.name.startswith(label)
+        ),
+        -1,
     )
 
 

@@ -37,12 +37,12 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
         return
     long_ns = ops = stepping = 0
     columns = run.rows.columns
-    for at in evidence.rows(lambda frames: bool(frames) and frames[-1].kind == FrameKind.OP):
-        ns, times = columns["cpu_ns"][at], columns["calls"][at]
+    for row in evidence.rows(lambda frames: bool(frames) and frames[-1].kind == FrameKind.OP):
+        ns, times = columns["cpu_ns"][row], columns["calls"][row]
         ops += times
         if ns >= _SMALL_NS * times:
             long_ns += ns
-            stepping += ns if is_optimizer(run.rows.frames[columns["frames"][at]]) else 0
+            stepping += ns if is_optimizer(run.rows.frames[columns["frames"][row]]) else 0
     own = evidence.took(is_own_time, phases=(FORWARD,)).get(OUTSIDE)
     collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
     python = sum(slow.own_ns for slow in layers_of_slow_python(evidence).values())

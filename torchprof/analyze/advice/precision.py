@@ -57,13 +57,13 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
     if evidence.shapes_recorded:
         took = evidence.took(_is_in_double)
     elif all_double:
-        took = {number: one for number, one in evidence.took(always).items() if number in all_double}
+        took = {number: work for number, work in evidence.took(always).items() if number in all_double}
     else:
         return
     gains = {
         number: Gain(round(ns * _part_of_double(evidence, number)), held[number] // 2 if held.get(number) else None)
-        for number, one in took.items()
-        if (ns := evidence.time_of(one))
+        for number, work in took.items()
+        if (ns := evidence.time_of(work))
     }
     for group in merged(evidence, gains):
         size = sum(held.get(number, 0) for number in group.numbers)
@@ -96,14 +96,14 @@ def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
         return  # a device may compute it, even if its time was not recorded
     layers = evidence.run.layers
     took = evidence.took(always)
-    found = {
+    gains = {
         number: Gain(round(took[number].cpu_ns * _SLOW_HALF))
         for number, layer in enumerate(layers)
         if number in took and dict(layer.dtype_bytes).get("float16")
     }
-    if sum(gain.ns or 0 for gain in found.values()) < _HALF_SHARE * evidence.recorded_ns:
+    if sum(gain.ns or 0 for gain in gains.values()) < _HALF_SHARE * evidence.recorded_ns:
         return
-    for group in merged(evidence, found):
+    for group in merged(evidence, gains):
         yield group.advice(
             "It computes in float16, for which the CPU has no fast kernels.",
             "Use `model.float()` on a CPU, or `model.bfloat16()` where the CPU has instructions for it (AMX).",
@@ -127,15 +127,15 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     sizes: defaultdict[int, set[int]] = defaultdict(set)
     ns: defaultdict[int, int] = defaultdict(int)
-    for at in evidence.rows(lambda frames: any(map(_odd_sizes, frames)), phases=(FORWARD, RECOMPUTE)):
-        number = columns["layer"][at]
-        for frame in rows.frames[columns["frames"][at]]:
+    for row in evidence.rows(lambda frames: any(map(_odd_sizes, frames)), phases=(FORWARD, RECOMPUTE)):
+        number = columns["layer"][row]
+        for frame in rows.frames[columns["frames"][row]]:
             sizes[number].update(_odd_sizes(frame))
-        ns[number] += columns["device_ns"][at]
+        ns[number] += columns["device_ns"][row]
     if not sizes:
         return
-    for number, one in evidence.took(lambda frames: any(map(_is_half_product, frames)), phases=(BACKWARD,)).items():
-        ns[number] += one.device_ns
+    for number, work in evidence.took(lambda frames: any(map(_is_half_product, frames)), phases=(BACKWARD,)).items():
+        ns[number] += work.device_ns
     for group in merged(evidence, {number: Gain(int(ns[number] * _TENSOR_CORES)) for number in sizes}):
         odd = sorted(set().union(*(sizes[number] for number in group.numbers)))
         more = f" and {len(odd) - _SIZES_SHOWN} more" if len(odd) > _SIZES_SHOWN else ""
@@ -194,16 +194,16 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
     ):
         return
     by_layer = {
-        number: one.device_ns
-        for number, one in evidence.took(lambda frames: _is_float32_product(frames, with_tf32=True)).items()
-        if one.device_ns
+        number: work.device_ns
+        for number, work in evidence.took(lambda frames: _is_float32_product(frames, with_tf32=True)).items()
+        if work.device_ns
     }
     ns = sum(by_layer.values())
     if not ns or ns * 2 < whole or any(True for _ in evidence.rows(_is_half_work)):
         return
     has_tf32 = evidence.compute_capability >= (8, 0)
     saved = 1 / 2 if has_tf32 else _TENSOR_CORES
-    group = together(evidence, {number: Gain(int(one * saved)) for number, one in by_layer.items()})
+    group = together(evidence, {number: Gain(int(took_ns * saved)) for number, took_ns in by_layer.items()})
     yield group.advice(
         f"float32 matrix products and convolutions take {ns / whole:.0%} of the CUDA time ({format_time(ns)}), and "
         "nothing runs in half precision.",
@@ -240,7 +240,7 @@ def _odd_sizes(frame: Frame) -> list[int]:
         return []
     sizes: list[int] = []
     if frame.name in FACTORS:
-        left, right = (shape_of_input(frame, at) for at in FACTORS[frame.name])
+        left, right = (shape_of_input(frame, index) for index in FACTORS[frame.name])
         sizes = [*left[-1:], *right[-1:]]
     else:
         weight = shape_of_input(frame, 1)
@@ -262,7 +262,7 @@ def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
         *(CONVOLUTIONS if evidence.switches.get("cudnn_tf32") == "False" else ()),
     }
     took = evidence.took(lambda frames: _is_float32_product(frames, with_tf32=False) and frames[-2].name in ops)
-    return {number: one.device_ns for number, one in took.items() if one.device_ns}
+    return {number: work.device_ns for number, work in took.items() if work.device_ns}
 
 
 def _is_float32_product(frames: Sequence[Frame], *, with_tf32: bool) -> bool:

@@ -68,20 +68,22 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     into arrays, which torch records. The gain is at most all of the evidence, because without the loop nothing is
     called in it, and at most the idle time of a device.
     """
-    found = layers_of_slow_python(evidence)
+    layers = layers_of_slow_python(evidence)
     arrays = evidence.took(_is_array, phases=(FORWARD,))
-    lines = _lines(evidence) if found else {}
-    found = {layer: slow for layer, slow in found.items() if not _is_of_hooks(lines.get(layer, Counter()))}
-    whole = sum(slow.own_ns for slow in found.values())
+    lines = _lines(evidence) if layers else {}
+    layers = {layer: slow for layer, slow in layers.items() if not _is_of_hooks(lines.get(layer, Counter()))}
+    whole = sum(slow.own_ns for slow in layers.values())
     limit = idle_ns(evidence) if evidence.device != "cpu" else whole
-    gains = {layer: Gain(slow.own_ns * min(whole, limit) // whole) for layer, slow in found.items()}
-    for group in merged(evidence, gains, {layer: layer in arrays for layer in found}):
+    gains = {layer: Gain(slow.own_ns * min(whole, limit) // whole) for layer, slow in layers.items()}
+    for group in merged(evidence, gains, {layer: layer in arrays for layer in layers}):
         ns, calls = (
-            sum(column) for column in zip(*((found[layer].own_ns, found[layer].calls) for layer in group.numbers))
+            sum(column) for column in zip(*((layers[layer].own_ns, layers[layer].calls) for layer in group.numbers))
         )
-        at = sum((lines[layer] for layer in group.numbers if layer in lines), Counter[str]()).most_common(1)
-        line = f", most often at {at[0][0]}" if at else ""
-        in_calls = f" of {calls:,} call{'s' * (calls != 1)}" if all(found[one].calls for one in group.numbers) else ""
+        sampled = sum((lines[layer] for layer in group.numbers if layer in lines), Counter[str]()).most_common(1)
+        line = f", most often at {sampled[0][0]}" if sampled else ""
+        in_calls = (
+            f" of {calls:,} call{'s' * (calls != 1)}" if all(layers[layer].calls for layer in group.numbers) else ""
+        )
         leaves = sum(arrays[layer].calls for layer in group.numbers if layer in arrays)
         converted = (
             f" Tensors are converted to NumPy or to lists {leaves:,} time{'s' * (leaves != 1)}." if leaves else ""
@@ -122,7 +124,7 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
         return {}
     layers = evidence.run.layers
     direct = evidence.took(is_direct, phases=(FORWARD,))
-    found = {}
+    slow = {}
     for layer, took in evidence.took(_is_python, phases=(FORWARD,)).items():
         if layer < 0 or not has_python(layers[layer]) or took.cpu_ns < _SHARE * evidence.recorded_ns:
             continue
@@ -134,8 +136,8 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
         unusual -= sum(beyond_median_ns(evidence, child) for child in children)
         left = took.cpu_ns - gaps * _GAP_NS - max(0, unusual)
         if 2 * left > took.cpu_ns and left >= _SHARE * evidence.recorded_ns:
-            found[layer] = SlowPython(calls, took.cpu_ns)
-    return found
+            slow[layer] = SlowPython(calls, took.cpu_ns)
+    return slow
 
 
 def has_python(layer: Layer) -> bool:
@@ -177,9 +179,9 @@ def _is_array(frames: Sequence[Frame]) -> bool:
 
 def _lines(evidence: Evidence) -> dict[int, Counter[str]]:
     """The number of Python samples at each source line between the operators of each layer, in forward."""
-    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
     rows, columns = evidence.run.rows, evidence.run.rows.columns
-    for at in evidence.rows(lambda frames: is_line(frames) and is_own_time(frames[:-1])):
-        if columns["phase"][at] == PHASES.index(FORWARD):
-            found[columns["layer"][at]][rows.frames[columns["frames"][at]][-1].name] += columns["calls"][at]
-    return dict(found)
+    for row in evidence.rows(lambda frames: is_line(frames) and is_own_time(frames[:-1])):
+        if columns["phase"][row] == PHASES.index(FORWARD):
+            lines[columns["layer"][row]][rows.frames[columns["frames"][row]][-1].name] += columns["calls"][row]
+    return dict(lines)

@@ -38,15 +38,15 @@ def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
     forward = _times(evidence, FORWARD)
     backward = _times(evidence, BACKWARD)
     trainable = layers.roll_up([layer.trainable_params or 0 for layer in layers])
-    found = {}
+    gains = {}
     for number in range(len(layers)):
         above = layers.parent[number]
         if above < 0 or not backward[above] or backward[number] or not trainable[number]:
             continue
         if forward[number] and layers[number].grad_calls and not layers[number].compiled:
-            found[number] = Gain(forward[number])
-    for group in merged(evidence, found):
-        ns = format_time(sum(found[number].ns or 0 for number in group.numbers))
+            gains[number] = Gain(forward[number])
+    for group in merged(evidence, gains):
+        ns = format_time(sum(gains[number].ns or 0 for number in group.numbers))
         yield group.advice(
             f"No gradient reaches it, so no loss trains it, and its forward takes {ns}.",
             "Leave it out in training if no loss needs its values; else call it under `torch.no_grad()`.",
@@ -84,7 +84,7 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
             gains[root] = Gain(round(forward_ns[root] * unused / calls * _GRAPH))
             seen[root] = unused, calls
     for group in merged(evidence, gains):
-        unused, calls = (sum(seen[root][at] for root in group.numbers) for at in (0, 1))
+        unused, calls = (sum(seen[root][index] for root in group.numbers) for index in (0, 1))
         yield group.advice(
             f"{unused:,} of {calls:,} forward calls record a graph for a backward that never runs.",
             "If these calls evaluate the model, run them under `torch.inference_mode()` or `torch.no_grad()`.",
@@ -95,14 +95,14 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
 def _passes(evidence: Evidence) -> dict[int, int]:
     """How often backward ran through each layer of ``_NODES``."""
     rows, columns, layers = evidence.run.rows, evidence.run.rows.columns, evidence.run.layers
-    found: Counter[int] = Counter()
-    for at in evidence.rows(lambda frames: len(frames) == 1 and frames[0].kind == FrameKind.OP, phases=(BACKWARD,)):
-        number = columns["layer"][at]
+    passes: Counter[int] = Counter()
+    for row in evidence.rows(lambda frames: len(frames) == 1 and frames[0].kind == FrameKind.OP, phases=(BACKWARD,)):
+        number = columns["layer"][row]
         if number >= 0 and layers[number].kind in _NODES:
-            name = rows.frames[columns["frames"][at]][0].name
+            name = rows.frames[columns["frames"][row]][0].name
             if name.rpartition(" ")[2] in _NODES[layers[number].kind]:
-                found[number] += columns["calls"][at]
-    return dict(found)
+                passes[number] += columns["calls"][row]
+    return dict(passes)
 
 
 def _times(evidence: Evidence, phase: str) -> list[int]:
