@@ -140,7 +140,7 @@ class Lockstep:
         return replace(whole, last_ns=last_ns, last_rank=later.ranks * len(kept), times=times)
 
     def of_one(self, index: int) -> Lockstep:
-        """The part of the rank at index ``at``. It has single times only if they are kept for every rank."""
+        """The part of the rank at ``index``. It has single times only if they are kept for every rank."""
         if len(self.ranks) == 1:
             return self
         rank = self.ranks[index]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from torchprof.run.checked_json import demand, fields_of, read_as
@@ -144,15 +145,11 @@ class Meta:
         """
         busy = Counter(dict(self.busy_ns))
         busy.update(dict(cycle.busy_ns))
-        compilations = {
-            (compilation.name, compilation.phase, compilation.began_ns): compilation
-            for compilation in self.compilations
-        }
+        key = attrgetter("name", "phase", "began_ns")
+        compilations = {key(compilation): compilation for compilation in self.compilations}
         for compilation in cycle.compilations:
             step = None if compilation.step is None else self.steps + compilation.step
-            compilations.setdefault(
-                (compilation.name, compilation.phase, compilation.began_ns), compilation._replace(step=step)
-            )
+            compilations.setdefault(key(compilation), compilation._replace(step=step))
         return replace(
             cycle,
             wall_ns=self.wall_ns + cycle.wall_ns,
@@ -163,7 +160,7 @@ class Meta:
             warnings=(),
             busy_ns=tuple(sorted(busy.items())),
             regions=_unambiguous(self.regions + cycle.regions),
-            compilations=tuple(sorted(compilations.values(), key=lambda compilation: compilation.began_ns)),
+            compilations=tuple(sorted(compilations.values(), key=attrgetter("began_ns"))),
         )
 
     def stripped(self) -> Meta:

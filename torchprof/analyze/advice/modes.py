@@ -117,11 +117,8 @@ def evaluates_often(evidence: Evidence) -> Iterator[Advice]:
     """
     called = evidence.run.rows.forward_calls
     # A model that is only called without gradients is no model that trains.
-    spreads_of = {
-        key.layer: spread for key, spread in evidence.samples("no_grad_ns") if called(key.layer) > spread.count
-    }
-    spreads = spreads_of.values()
-    calls, ns = sum(spread.count for spread in spreads), sum(spread.sum for spread in spreads)
+    spreads = {key.layer: spread for key, spread in evidence.samples("no_grad_ns") if called(key.layer) > spread.count}
+    calls, ns = sum(spread.count for spread in spreads.values()), sum(spread.sum for spread in spreads.values())
     steps = evidence.steps
     if (
         evidence.device == "cpu"
@@ -129,7 +126,7 @@ def evaluates_often(evidence: Evidence) -> Iterator[Advice]:
         and 4 * calls <= 5 * steps
         and ns >= _SHARE * evidence.recorded_ns > 0
     ):
-        models = tuple(map(evidence.name_of, spreads_of))
+        models = tuple(map(evidence.name_of, spreads))
         yield Advice(
             ", ".join(models),
             f"{calls:,} forward calls without gradients in {steps:,} steps take {format_time(ns)}.",

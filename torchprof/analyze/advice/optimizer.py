@@ -152,14 +152,8 @@ def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
 
 def _depth(frames: Sequence[Frame], label: str) -> int:
     """The position among the frames of torch's label with this prefix, -1 if there is none."""
-    return next(
-        (
-            position
-            for position, frame in enumerate(frames)
-            if frame.kind == FrameKind.LABEL and frame.name.startswith(label)
-        ),
-        -1,
-    )
+    is_label = [frame.kind == FrameKind.LABEL and frame.name.startswith(label) for frame in frames]
+    return is_label.index(True) if any(is_label) else -1
 
 
 def zeroes(frames: Sequence[Frame]) -> bool:

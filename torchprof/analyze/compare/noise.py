@@ -108,7 +108,7 @@ def _ways(n: int, ties: tuple[int, ...]) -> tuple[int, int]:
     for size in ties:
         rank = 2 * below + size + 1  # twice the mean of the ranks below + 1 to below + size
         for place in range(below, below + size):
-            # At most ``at`` ranks were chosen before this one, and those after it must be enough for the rest.
+            # At most ``place`` ranks were chosen before this one, and those after it must be enough for the rest.
             for chosen in range(min(n, place + 1), max(0, n - (total - place)), -1):
                 ways[chosen] += ways[chosen - 1] << (rank * digit)
         below += size
