@@ -1038,21 +1038,12 @@ class Residual(nn.Module):
         return torch.relu(x + x * 0.5).neg()  # 4
 
 
-def test_a_gelu_in_python_is_reported(monkeypatch) -> None:
+def test_a_gelu_in_python_is_reported_with_its_backward(monkeypatch) -> None:
     monkeypatch.setattr(torchprof.analyze.advice.python, "_GAP_NS", 10**9)  # however slow this machine's Python is
-    model = nn.Sequential(nn.Linear(64, 64), Gelu())
-    run = profiled(model, lambda: [model(torch.rand(32, 64)) for _ in range(3)])
-    (found,) = of(run, "many_elementwise_ops")
-    assert found.layer == "Sequential.1" and found.finding.startswith("A forward call runs 8 elementwise operators. ")
-    rows = [one for one in run.rows if one.layer is not None and one.layer.name == "Sequential.1"]
-    assert found.gain_ns == sum(one.cost.cpu_ns for one in rows)  # the ops, and what is between them
-
-
-def test_the_gain_of_a_gelu_includes_its_backward(monkeypatch) -> None:
-    monkeypatch.setattr(torchprof.analyze.advice.python, "_GAP_NS", 10**9)
     model = nn.Sequential(nn.Linear(64, 64), Gelu())
     run = profiled(model, lambda: model(torch.rand(32, 64)).sum().backward())
     (found,) = of(run, "many_elementwise_ops")
+    assert found.layer == "Sequential.1" and found.finding.startswith("A forward call runs 8 elementwise operators. ")
     rows = [one for one in run.rows if one.layer is not None and one.layer.name == "Sequential.1"]
     assert {one.phase for one in rows} == {"forward", BACKWARD}  # all nodes in it are elementwise
     assert found.gain_ns == sum(one.cost.cpu_ns for one in rows)  # with the engine's time between the nodes
@@ -1541,14 +1532,4 @@ def test_no_rule_fails_on_real_models(options) -> None:
             (y[0] if isinstance(y, tuple) else y).sum().backward()
 
         run = profiled(model, work, **options)
-        assert not [one.finding for one in advise(run) if "cannot judge" in one.finding]
-        assert run.report("advice")
-
-
-def test_a_saved_run_gives_the_same_advice(tmp_path) -> None:
-    run = training(torch.optim.Adam, set_to_none=False)
-    run.save(tmp_path / "run.json")
-    loaded = torchprof.load(tmp_path / "run.json")
-    assert advise(loaded) == advise(run)
-    for name in ("optimizer_step_per_tensor", "gradients_zeroed"):
-        assert of(loaded, name) == of(run, name) != []
+        assert "These rules failed" not in run.report("advice")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import re
 import subprocess
@@ -172,17 +171,6 @@ def test_each_part_of_the_page_can_be_switched_off(capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     assert ("Mlp(\n" in printed, "Top 2 modules" in printed) == (tree, top)
     assert ("by this tool's convention" in printed) == (tree or top)
-
-
-def test_the_lenet_of_the_examples_has_the_known_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    found = importlib.util.spec_from_file_location("example_models", ROOT / "examples" / "models.py")
-    assert found is not None and found.loader is not None
-    examples = importlib.util.module_from_spec(found)
-    sys.modules["example_models"] = examples
-    found.loader.exec_module(examples)
-    assert get_model_profile(examples.LeNet5(), (1, 32, 32), warm_up=0) == ("429.25 KMac", "61.71 k")
-    (first,) = (line for line in capsys.readouterr().out.splitlines() if "(0): Conv2d" in line)
-    assert "122.304 KMac" in first
 
 
 def test_the_rate_follows_from_time_and_multiply_adds() -> None:
@@ -687,11 +675,6 @@ def test_gradients_are_recorded_if_the_caller_enables_them() -> None:
     assert seen == [True, False]
 
 
-def test_a_second_profile_counts_the_same(untouched: Any) -> None:
-    model = untouched(LeNet5())
-    assert [macs_of(model, 1, 32, 32) for _ in range(2)] == [429_248] * 2
-
-
 def test_only_ignored_modules_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
     model = LeNet5()
     macs, params = get_model_profile(
@@ -1107,15 +1090,6 @@ def test_the_device_time_is_shown_if_it_was_recorded(capsys: pytest.CaptureFixtu
     assert "(act): ReLU(0, 0.000% Params, 16 Mac, 14.286% MACs, 0.0 us, 0.00% time, – TFLOPS, )" in printed
     assert "Top 2 modules in time at depth 1 are {'Linear': '20.0 us', 'ReLU': '0.0 us'}" in printed
     assert "Time is that of the work on the cuda device." in printed
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_cuda_device_time_is_that_of_its_work(capsys: pytest.CaptureFixture[str]) -> None:
-    model = LeNet5().cuda()
-    assert get_model_profile(model, (1, 32, 32), as_strings=False)[0] == 429_248
-    printed = capsys.readouterr().out
-    assert "Time is that of the work on the cuda device." in printed
-    assert figures(printed)["root"][2] != "–"
 
 
 def test_only_public_names_of_torchprof_are_used() -> None:

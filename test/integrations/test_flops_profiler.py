@@ -30,14 +30,9 @@ def lenet5() -> nn.Module:
     """LeNet-5 for images of 32 x 32."""
     return nn.Sequential(
         nn.Sequential(
-            nn.Conv2d(1, 6, 5),
-            nn.Tanh(),
-            nn.AvgPool2d(2),
-            nn.Conv2d(6, 16, 5),
-            nn.Tanh(),
-            nn.AvgPool2d(2),
-            nn.Conv2d(16, 120, 5),
-            nn.Tanh(),
+            *(nn.Conv2d(1, 6, 5), nn.Tanh(), nn.AvgPool2d(2)),
+            *(nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2)),
+            *(nn.Conv2d(16, 120, 5), nn.Tanh()),
         ),
         nn.Flatten(),
         nn.Sequential(nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, 10)),

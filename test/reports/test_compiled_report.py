@@ -66,10 +66,6 @@ BACKWARD_EVENTS = [
 ]
 
 
-WITH_SHARED_KERNEL = [one for one in FORWARD_EVENTS if one.start_ns < 310]
-"""Without the second region, whose kernels are unknown."""
-
-
 def step(*path: str, kind: str) -> tuple[TracedModule, ...]:
     return (TracedModule("L['self']", path, kind),)
 

@@ -9,7 +9,6 @@ import pytest
 from build.hand_made import cells, headings, kernel, label, op, row, run_of
 from build.raw_events import MARKED, attributed, small_step
 from build.warnings import run_warnings
-from tabulate import tabulate_formats
 
 from torchprof import TorchprofError
 from torchprof.analyze.operators.kernels import short_kernel_name
@@ -213,8 +212,3 @@ def test_bad_input(meta: dict[str, Any], options: dict[str, Any], words: list[st
         run_of(STEP, **meta).report("kernels", **options)
     for word in words:
         assert word in str(error.value)
-
-
-@pytest.mark.parametrize("tablefmt", tabulate_formats)
-def test_every_format_of_tabulate(tablefmt: str) -> None:
-    assert "gemm" in run_of(STEP, **CUDA).report("kernels", tablefmt=tablefmt)

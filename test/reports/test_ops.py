@@ -23,7 +23,6 @@ from build.phases import in_column_of
 from build.places import ROOT
 from build.torchs_list import torchs_list
 from build.warnings import run_warnings
-from tabulate import tabulate_formats
 from torch import nn
 from torch.profiler import record_function
 
@@ -679,13 +678,6 @@ def test_warnings_are_below_the_tables() -> None:
     run = run_of(STEP, warnings=run_warnings("Beware."))
     for table in (run.report("ops"), run.report("ops", op="aten::add")):
         assert table.endswith("\nBeware.")
-
-
-@pytest.mark.parametrize("tablefmt", tabulate_formats)
-def test_every_format_of_tabulate(tablefmt: str) -> None:
-    run = run_of(STEP)
-    for table in (run.report("ops", tablefmt=tablefmt), run.report("ops", op="aten::add", tablefmt=tablefmt)):
-        assert "total" in table
 
 
 # The layers of an operator

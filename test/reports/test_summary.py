@@ -77,24 +77,6 @@ def test_the_figures_of_a_model() -> None:
     assert found["Peak memory above start"] == f"{memory.peak_bytes / 1024:.2f} KB on cpu"
 
 
-def peaks(run: Run) -> dict[str, int]:
-    """The memory peak of each device above its start."""
-    return {memory.device: memory.peak_bytes for memory in run.memory}
-
-
-def test_the_peak_of_a_chain_by_hand() -> None:
-    """Each layer allocates its output of 1 MB while its input of 1 MB is live. There is no convolution, so no
-    workspace."""
-    model = nn.Sequential(*(nn.ReLU() for _ in range(5)))
-    x = torch.rand(2**18)
-    with torch.no_grad(), torchprof.Profile(model, profile_memory=True) as prof:
-        model(x)
-    assert peaks(prof.run) == {"cpu": 2 * 2**20}
-    with torchprof.Profile(model, profile_memory=True) as prof:
-        model(x.requires_grad_())
-    assert peaks(prof.run) == {"cpu": 5 * 2**20}
-
-
 def test_figures_that_were_not_recorded_are_unknown() -> None:
     with torchprof.Profile(Mlp()) as prof:
         prof(torch.rand(3, 4))
@@ -138,19 +120,6 @@ def test_types_of_parameters_and_buffers() -> None:
     assert found["Model size"] == "72 B (bfloat16 40 B, float32 32 B)"
     assert found["Buffers"] == f"{4 * 4 + 4 * 4 + 8} B"
     assert stripped(run)["Buffers"] == f"{4 * 4 + 4 * 4 + 8} B"
-
-
-def test_direct_parameters_of_a_container_count() -> None:
-    class Container(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.token = nn.Parameter(torch.rand(7))
-            self.fc = nn.Linear(4, 4)
-
-    run_params = torchprof.Profile(Container(), with_flops=True)
-    with run_params as prof:
-        pass
-    assert stripped(prof.run)["Params"] == "27"
 
 
 def test_lazy_parameters_are_unknown() -> None:

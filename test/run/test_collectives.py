@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from build.hand_made import cells, headings, label, op, row, run_of
 from build.places import TRACES
 from build.warnings import run_warnings
 
-from torchprof import Run, TorchprofError, load
+from torchprof import Run, TorchprofError
 from torchprof.run.collectives import (
     COLLECTIVE_ARGS,
     Collective,
@@ -316,12 +315,6 @@ def test_the_report_in_another_table_format() -> None:
     assert headings(run.report("collectives", tablefmt="github"))[1] == "Collective"
     with pytest.raises(TorchprofError, match="githob"):
         run.report("collectives", tablefmt="githob")
-
-
-def test_the_report_of_a_saved_run_is_the_same(tmp_path: Path) -> None:
-    run = run_of(ROWS, **CUDA)
-    run.save(tmp_path / "run.json")
-    assert load(tmp_path / "run.json").report("collectives") == run.report("collectives")
 
 
 @pytest.mark.skipif(not A100.exists(), reason="the trace is not part of the project")

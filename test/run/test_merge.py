@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from build.examples import examples
-from build.merging import ADD, MINE, MUL, NET, calls, jobs, layer, line, run_of, timeline
+from build.merging import ADD, MINE, MUL, NET, jobs, layer, line, run_of, timeline
 from build.places import ROOT
 from build.warnings import run_warnings, sentences
 from hypothesis import given
@@ -24,7 +24,6 @@ from torchprof.run.lockstep import NO_LAST_RANK, STEP, WORK
 from torchprof.run.memory import Held, Memory
 from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey
 from torchprof.run.timeline import DeviceTime, StreamTime
 from torchprof.run.words import BACKWARD, FORWARD, OTHER
 
@@ -165,17 +164,6 @@ def test_metas_memory_and_device_times_are_sorted_by_rank() -> None:
     assert [one.peak_bytes for one in merged.memory] == [100, 101]
     assert [merged.layers[held.layer].name for one in merged.memory for held in one.held] == ["Net.b", "Net.a"]
     assert merged.device_times == tuple(times)
-
-
-def test_samples_keep_their_rank_and_layer() -> None:
-    samples = [{SampleKey(1, FORWARD, rank, "cpu", "cpu_ns"): calls(5 + rank)} for rank in range(2)]
-    zero = run_of(0, layers=["Net", "Net.b"], samples=samples[0])
-    one = run_of(1, samples=samples[1])
-    merged = torchprof.merge([one, zero])
-    assert {(merged.layers[key.layer].name, key.rank): spread.sum for key, spread in merged.samples.items()} == {
-        ("Net.b", 0): 5,
-        ("Net.a", 1): 6,
-    }
 
 
 def test_the_timeline_is_that_of_the_lowest_rank_that_has_one() -> None:

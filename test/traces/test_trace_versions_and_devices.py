@@ -13,7 +13,7 @@ from build.models import (
     DoublesInside,
     Mlp,
 )
-from build.trace_files import memory_event, trace_event, write
+from build.trace_files import trace_event, write
 from build.traced_runs import (
     X,
     annotated,
@@ -32,7 +32,6 @@ from torchprof.analyze import records
 from torchprof.cli import main
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.tree import Take
-from torchprof.run.run import Run
 
 
 def as_torch_1_12_wrote_it(path: Path) -> dict[str, Any]:
@@ -170,40 +169,6 @@ def test_kernels_launched_before_the_recording_make_no_rank_a_straggler(tmp_path
     assert "No straggler found" in torchprof.from_trace(files).report("ranks")
 
 
-@pytest.mark.parametrize(("runtime", "kind"), [("xpu_runtime", "xpu"), ("mtia_runtime", "mtia"), ("Runtime", "cuda")])
-def test_the_runtime_gives_the_kind_of_the_device(runtime: str, kind: str, trace: Path) -> None:
-    events = [
-        trace_event("user_annotation", "forward", 0, 50),
-        trace_event("cpu_op", "aten::mm", 10, 20, External_id=2),
-        trace_event(runtime, "launch", 12, 5, correlation=5),
-        trace_event("kernel", "gemm", 40, 8, External_id=2, correlation=5, device=1),
-    ]
-    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
-    assert run.meta.device == kind
-    assert "device_ns" in run.meta.measured
-    assert dict(run.meta.busy_ns)[f"{kind}:1"] == 8000
-    assert run.tree("forward").total.device_ns == 8000
-    assert f"{kind.upper()} total" in run.report("tree")
-
-
-def own_ns(run: Run, name: str) -> int:
-    """The self CPU time of a layer."""
-    return sum(row.cost.cpu_ns for row in run.rows if row.layer and row.layer.name == name)
-
-
-def test_a_collective_contains_no_range_that_starts_before_it_ends(trace: Path) -> None:
-    events = [
-        trace_event("user_annotation", "first", 0.001, 10),
-        trace_event("cpu_op", "aten::mm", 1, 2),
-        trace_event("user_annotation", "nccl:all_gather", 5, 1000),
-        trace_event("user_annotation", "second", 20, 30),
-        trace_event("cpu_op", "aten::mm", 21, 5),
-    ]
-    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
-    assert {name: own_ns(run, name) for name in names_of(run)} == {"first": 10_000, "second": 30_000}
-    assert not sentences(run)
-
-
 @pytest.mark.parametrize("shapes", [{}, {"Input_Dims": [[4]], "Input_type": ["float"]}], ids=["bare", "with shapes"])
 def test_an_old_collective_contains_no_work_that_runs_before_it_ends(shapes: dict[str, Any], trace: Path) -> None:
     events = [
@@ -216,62 +181,6 @@ def test_an_old_collective_contains_no_work_that_runs_before_it_ends(shapes: dic
     assert dict(run.meta.busy_ns) == {"cpu": 30_000 + 5000}
     of_collective = [row for row in run.rows if any(frame.name == "nccl:all_reduce" for frame in row.frames)]
     assert [(len(row.frames), row.cost.cpu_ns) for row in of_collective] == [(1, 0)]
-
-
-def test_a_range_in_many_places_counts_at_each_place(trace: Path) -> None:
-    """32 layers with 8 experts each, which call "w1" once: one row of "w1" for each expert."""
-    events = []
-    for layer in range(32):
-        events.append(trace_event("user_annotation", f"layer {layer}", 1000 * layer + 0.5, 900))
-        for expert in range(8):
-            start = 1000 * layer + 100 * expert
-            events += [
-                trace_event("user_annotation", f"expert {expert}", start + 1, 90),
-                trace_event("user_annotation", "w1", start + 2, 50),
-                trace_event("cpu_op", "aten::mm", start + 3, 10),
-            ]
-    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
-    called = {row.layer.path: row.calls for row in run.rows if row.layer and not row.frames}
-    assert {path: calls for path, calls in called.items() if path[-1] == "w1"} == {
-        (f"layer {layer}", f"expert {expert}", "w1"): 1 for layer in range(32) for expert in range(8)
-    }
-    assert set(called.values()) == {1}
-    assert not sentences(run)
-
-
-@pytest.mark.parametrize("nbytes", [512, 100_000_000], ids=["few bytes", "many bytes"])
-def test_memory_events_in_whole_microseconds_keep_their_order(nbytes: int, trace: Path) -> None:
-    """An operator allocates when it starts, frees, and allocates again in the same microsecond: one block at a time."""
-    events = [
-        trace_event("user_annotation", "layer", 0, 100),
-        trace_event("cpu_op", "aten::b", 60, 20),
-        memory_event(60, nbytes, Addr=0x10),
-        memory_event(65, -nbytes, Addr=0x10),
-        memory_event(65, nbytes, Addr=0x20),
-        memory_event(70, -nbytes, Addr=0x20),
-    ]
-    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
-    (memory,) = run.memory
-    assert memory.peak_bytes == nbytes
-    assert "Memory from before the recording is unknown" in run.report("memory")
-    allocated = {row.frames[-1].name if row.frames else "": row.cost.cpu_allocated for row in run.rows}
-    assert allocated == {"": 0, "aten::b": 2 * nbytes}
-
-
-def test_a_launch_as_long_as_its_op_is_inside_it(trace: Path) -> None:
-    events = [
-        trace_event("user_annotation", "layer", 0, 100),
-        trace_event("cpu_op", "aten::fill_", 10, 5, External_id=500),
-        trace_event("cuda_runtime", "cudaMemsetAsync", 10, 5, correlation=9),
-        trace_event("gpu_memset", "Memset", 50, 5, correlation=9, device=0, stream=7),
-    ]
-    run = torchprof.from_trace(write(trace, {"traceEvents": events}))
-    assert {tuple(frame.name for frame in row.frames) for row in run.rows} == {
-        (),
-        ("aten::fill_",),
-        ("aten::fill_", "cudaMemsetAsync"),
-        ("aten::fill_", "Memset"),
-    }
 
 
 COPIES = [("Memcpy HtoD (Pageable -> Device)", 20, 9), ("Memcpy DtoD (Device -> Device)", 30, 11)]
