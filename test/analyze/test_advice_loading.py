@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from build.even_times import evenly
 from build.hand_made import FORWARD, label, op, row, run_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -61,12 +60,6 @@ def test_a_real_loop_without_workers_is_reported() -> None:
     fetches = 4  # the last one ends the loop
     assert advice.layer == "(outside)" and advice.gain_ns == took - fetches * MS // 2 and took >= 60 * MS
     assert "its DataLoader has no workers" in advice.finding and "num_workers=4" in advice.remedy
-
-
-def test_a_real_loop_with_fast_batches_is_not_reported() -> None:
-    run = evenly(looped(0, 100))
-    assert any(row.frames and "DataLoader" in row.frames[0].name for row in run.rows)
-    assert of(run) == []
 
 
 def batches(loader: Any = ALONE, times: int = 4) -> list[Any]:

@@ -48,19 +48,6 @@ class InNumpy(nn.Module):
         return torch.from_numpy(np.sort(array))
 
 
-class InTorch(nn.Module):
-    """A container with many layers and operators, and so with much Python of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(30))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x).relu()
-        return x
-
-
 def test_numpy_in_a_real_layer_is_reported() -> None:
     model = nn.Sequential(nn.Linear(16, 16), InNumpy(0.01))
     model(torch.ones(4, 16))
@@ -75,23 +62,6 @@ def test_numpy_in_a_real_layer_is_reported() -> None:
     assert advice.gain_ns == own > 15 * MS
     assert " of 3 calls: this is Python between operators" in advice.finding
     assert "Tensors are converted to NumPy or to lists 3 times." in advice.finding and "NumPy" in advice.remedy
-
-
-def test_real_layers_that_only_call_others_are_not_reported() -> None:
-    model = InTorch()
-    with Profile(model) as prof:
-        for _ in range(30):
-            model(torch.ones(4, 16))
-    assert of(prof.run) == []
-
-
-def test_a_slow_first_call_is_not_reported() -> None:
-    model = InNumpy(0.05)
-    with Profile(model) as prof:
-        for _ in range(4):
-            model(torch.ones(4, 16))
-            model.seconds = 0
-    assert of(prof.run) == []
 
 
 def calls(*ms: int) -> Spread:
@@ -235,15 +205,6 @@ def test_python_in_a_loop_without_steps_is_reported() -> None:
         model(torch.ones(4, 16))
     [advice] = of(prof.run, "python_in_the_loop")
     assert 30 * MS < (advice.gain_ns or 0) <= prof.run.meta.wall_ns
-
-
-def test_a_real_loop_with_little_python_is_not_reported() -> None:
-    model = nn.Linear(512, 512)
-    with Profile(model) as prof:
-        for _ in range(40):
-            model(torch.ones(512, 512)).sum().backward()
-            prof.step()
-    assert of(prof.run, "python_in_the_loop") == []
 
 
 def loop(*gaps_ms: int, ops: int = 100, wall_ms: int = 100, **meta: Any) -> Run:

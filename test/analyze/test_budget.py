@@ -412,26 +412,6 @@ def test_limits_are_parsed_as_documented() -> None:
         assert len(check(diff, [limit_of(f"cpu_total > {amount}")])[0].failures) == 1
 
 
-@pytest.mark.parametrize(
-    ("amount", "number"),
-    [
-        *[("1536", 1536), ("1.5KB", 1536), ("1536 B", 1536), ("0.5MB", 2**19), ("2GB", 2**31)],
-        *[("10k", 10 * 1024), ("1.5K", 1536), ("1.5 kB", 1536), ("2M", 2**21), ("2MiB", 2**21), ("1G", 2**30)],
-    ],
-)
-def test_units_of_bytes_are_powers_of_1024(amount: str, number: int) -> None:
-    assert kept(remembering(number // 2), {"peak": amount})
-    assert "the run: peak" in exceeded(remembering(number // 2 + 1), {"peak": amount})
-
-
-@pytest.mark.parametrize(
-    ("amount", "number"), [("1.5K", 1500), ("10k", 10_000), ("2M", 2 * 10**6), ("3G", 3 * 10**9), ("1T", 10**12)]
-)
-def test_units_of_counts_are_powers_of_1000(amount: str, number: int) -> None:
-    assert kept(counting(2 * number), {"a: flops": amount})
-    assert "Net.a: flops" in exceeded(counting(2 * number + 2), {"a: flops": amount})
-
-
 # The command, and pytest
 
 

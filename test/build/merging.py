@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
+from build import hand_made
+from build.hand_made import row as line
 from build.warnings import run_warnings
 from hypothesis import strategies as st
 
-from torchprof.run.cost import Cost
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.memory import Held, Memory
 from torchprof.run.meta import Meta
-from torchprof.run.rows import Around, Rows
+from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, Lane, Spans, Timeline
@@ -33,43 +34,15 @@ def layer(name: str, **fields: Any) -> Layer:
     return Layer(tuple(name.split(".")), "Module", **fields)
 
 
-def line(
-    where: int,
-    *frames: Frame,
-    rank: int = 0,
-    phase: str = FORWARD,
-    within: tuple[Around, ...] = (),
-    shared: tuple[int, ...] = (),
-    device: str = "cpu",
-    calls: int = 1,
-    **cost: int,
-) -> tuple[Any, ...]:
-    return where, PHASES.index(phase), shared, within, frames, device, rank, calls, *astuple(Cost(**cost))
-
-
-def rows_of(layers: Sequence[Layer], lines: Sequence[tuple[Any, ...]]) -> Rows:
-    """Rows of these lines. Each table has entries in the order of first use, and one that no row refers to."""
-    tables: dict[int, list[Any]] = {2: [(), (0,)], 3: [(), (Around(-1, FORWARD, ()),)], 4: [(), (ADD, ADD)], 5: []}
-    columns = [array("q") for _ in Rows.COLUMNS]
-    for one in lines:
-        for at, (column, value) in enumerate(zip(columns, one)):
-            table = tables.get(at)
-            if table is not None:
-                if value not in table:
-                    table.append(value)
-                value = table.index(value)
-            column.append(value)
-    shared, within, frames, devices = (tuple(table) for table in tables.values())
-    return Rows(tuple(layers), frames, devices, dict(zip(Rows.COLUMNS, columns)), within, shared)
-
-
 def run_of(
     rank: int, *lines: tuple[Any, ...], layers: Sequence[Layer | str] = NET, world: int = 1, **parts: Any
 ) -> Run:
-    made = tuple(layer(one) if isinstance(one, str) else one for one in layers)
-    metas = (Meta(("Net",), rank, world),)
-    here = [(*one[:6], rank, *one[7:]) for one in lines]
-    return Run(metas, made, rows_of(made, here), **{"samples": {}, **parts})
+    """Its table of frames has an entry that no row refers to."""
+    run = hand_made.run_of(
+        [(*line[:8], rank) for line in lines], layers=[layer(one) if isinstance(one, str) else one for one in layers]
+    )
+    rows = replace(run.rows, frames=(*run.rows.frames, (ADD, ADD)))
+    return replace(run, metas=(Meta(("Net",), rank, world),), rows=rows, **parts)
 
 
 def calls(*values: int) -> Spread:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -121,39 +120,6 @@ def test_by_default_the_third_to_fifth_step_are_recorded(trainer: Any) -> None:
     found = outside(run)
     assert found["Optimizer.step"] == found["enumerate(DataLoader)"] == 3
     assert callback.profile.run is run
-
-
-class Timed:
-    """A function that adds up the time of its calls."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self.ns, self.calls = function, 0, 0
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter_ns()
-        try:
-            return self.function(*args, **kwargs)
-        finally:
-            self.ns, self.calls = self.ns + time.perf_counter_ns() - began, self.calls + 1
-
-
-def test_forward_and_backward_take_what_a_stopwatch_says(trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 3 % of all, or 60 us a call, in one of some attempts: the machine may be busy."""
-    for _ in range(4):
-        model, callback = Net(), ProfileCallback(schedule=always)
-        made = trainer(model, callback)
-        forward, backward = Timed(Net.forward), Timed(made.accelerator.backward)
-        with monkeypatch.context() as patch:
-            patch.setattr(Net, "forward", lambda *args, watch=forward, **kwargs: watch(*args, **kwargs))
-            patch.setattr(made.accelerator, "backward", backward)
-            made.train()
-        run = callback.run
-        found = run.tree("forward").total.cpu_ns, run.tree("backward").total.cpu_ns + run.no_layer("backward").cpu_ns
-        assert forward.calls == backward.calls == run.meta.steps == EXAMPLES
-        apart = found[0] - forward.ns, found[1] - backward.ns
-        if max(map(abs, apart)) <= max(0.03 * run.meta.wall_ns, 60_000 * EXAMPLES):
-            return
-    pytest.fail(f"{found} instead of {forward.ns, backward.ns}")
 
 
 def test_training_gives_the_same_weights_and_the_model_is_restored(trainer: Any) -> None:

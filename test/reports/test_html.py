@@ -49,8 +49,8 @@ from torchprof.run.cost import AT_LEAST, UNKNOWN, Bound, Cost, Unit
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.memory import Held, Memory
-from torchprof.run.meta import Meta, Peak
-from torchprof.run.rows import Around, Rows
+from torchprof.run.meta import Peak
+from torchprof.run.rows import Around
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime, StreamTime, Timeline
 from torchprof.run.warnings import RunWarning
@@ -213,14 +213,6 @@ RUNS: dict[str, Callable[[], Run]] = {
     **{make.__name__: cache(make) for make in (training, checkpointed, on_a_device, called_back, of_ranks)},
 }
 """For parts of the page that are not its table: test_views compares that for all kinds of runs."""
-
-
-def of_rank(run: Run, rank: int) -> Run:
-    """The run of a single rank."""
-    kept = [at for at, of in enumerate(run.rows.columns["rank"]) if of == rank]
-    columns = {name: array("q", [column[at] for at in kept]) for name, column in run.rows.columns.items()}
-    metas = tuple(meta for meta in run.metas if meta.rank == rank)
-    return replace(run, metas=metas, rows=replace(run.rows, columns=columns))
 
 
 # Reading the page
@@ -598,18 +590,13 @@ def test_the_width_of_a_block_is_its_share(name: str, look: Callable[..., Page])
     if len(run.metas) > 1:
         for meta in run.metas:
             page.get_by_label("Rank").select_option(f"rank {meta.rank}")
-            check_icicle(page, of_rank(run, meta.rank), "cpu_ns", [run.phases()[-1]])
+            check_icicle(page, run.of_rank(meta.rank), "cpu_ns", [run.phases()[-1]])
 
 
 def tree_of(own: Mapping[str, int], **meta: Any) -> Run:
     """A run in which each layer was called once, with a self of so many ns."""
-    layers = tuple(Layer(tuple(path.split(".")), "Module") for path in own)
-    columns = {name: array("q", [0] * len(layers)) for name in Rows.COLUMNS}
-    columns["layer"] = array("q", range(len(layers)))
-    columns["calls"] = array("q", [1] * len(layers))
-    columns["cpu_ns"] = array("q", own.values())
-    models = tuple(dict.fromkeys(layer.path[0] for layer in layers)) or ("Net",)
-    return Run((Meta(models, **meta),), layers, Rows(layers, ((),), ("cpu",), columns), {})
+    layers = [Layer(tuple(path.split(".")), "Module") for path in own]
+    return run_of([row(at, cpu_ns=ns) for at, ns in enumerate(own.values())], layers=layers, **meta)
 
 
 SMALL = {"Net": 100, "Net.a": 1000, "Net.a.x": 3000, "Net.a.y": 1000, "Net.b": 500, "Net.b.x": 4400}
@@ -1301,7 +1288,7 @@ def test_spread_over_the_ranks(look: Callable[..., Page]) -> None:
     )
     choice(page, "forward").click()
     sheets = {panel["path"]: panel["sheets"] for panel in panels(page, every=False) if panel["path"]}
-    totals = [of_rank(of_ranks(), rank).tree(FORWARD).children[0].total.cpu_ns for rank in (0, 3)]
+    totals = [of_ranks().of_rank(rank).tree(FORWARD).children[0].total.cpu_ns for rank in (0, 3)]
     assert sheets["Net.a"]["By rank"] == [[f"rank {rank}", format_time(ns)] for rank, ns in zip((0, 3), totals)]
     assert totals == [5 + 20_000, 3 * (5 + 20_000)]
     assert sheets["Net.b.0"]["By rank"] == [["rank 0", format_time(300_000)], ["rank 3", UNKNOWN]]
@@ -1359,13 +1346,7 @@ def test_the_description_of_a_layer_is_that_of_the_shown_run(look: Callable[...,
 def test_deep_model(look: Callable[..., Page]) -> None:
     path = ("Net", *(f"m{number}" for number in range(1, 2000)))
     layers = tuple(Layer(path[: number + 1], "Module") for number in range(2000))
-    columns = {name: array("q", [0] * 2000) for name in Rows.COLUMNS}
-    columns["layer"], columns["calls"], columns["cpu_ns"] = (
-        array("q", range(2000)),
-        array("q", [1] * 2000),
-        array("q", [1000] * 2000),
-    )
-    page = look(Run((Meta(("Net",)),), layers, Rows(layers, ((),), ("cpu",), columns), {}))
+    page = look(run_of([row(at, cpu_ns=1000) for at in range(2000)], layers=layers))
     button(page, "Open all").click()
     assert page.locator(".treetable").get_attribute("aria-rowcount") in ("2000", "2001")  # with the headings or without
     page.locator("input[type=search]").fill("m1999")
@@ -1510,13 +1491,7 @@ def test_hostile_names_of_models(look: Callable[..., Page]) -> None:
         if not name:
             continue
         layers = (Layer((name,), name), Layer((name, name), name))
-        columns = {column: array("q", [0, 0]) for column in Rows.COLUMNS}
-        columns["layer"], columns["calls"], columns["cpu_ns"] = (
-            array("q", [0, 1]),
-            array("q", [1, 1]),
-            array("q", [900, 100]),
-        )
-        page = look(Run((Meta((name,)),), layers, Rows(layers, ((),), ("cpu",), columns), {}))
+        page = look(run_of([row(0, cpu_ns=900), row(1, cpu_ns=100)], layers=layers))
         assert page.text_content("h1") == name
         assert page.locator(".lines .line").count() == 2
         check_nothing_ran(page)
@@ -1576,31 +1551,16 @@ def test_page_is_self_contained() -> None:
     assert text.isascii() or text.encode("utf-8")
 
 
-def framed(run: Run, attributes: str) -> str:
-    text = escape(run.report("html"))
-    return f'<!DOCTYPE html><title>t</title><iframe {attributes} width="1000" height="800" srcdoc="{text}"></iframe>'
-
-
-def check_framed(page: Page) -> None:
-    frame = page.frame_locator("iframe")
-    frame.locator(".icicle .block", has_text=re.compile("^b$")).click()
-    assert frame.locator(".panel h3").inner_text() == "Net.b"
-    frame.get_by_role("button", name="Copy as CSV").click()
-    frame.locator("#layers .found", has_text=re.compile("Copied|copy")).wait_for()
-
-
-def test_page_works_in_a_frame(look: Callable[..., Page]) -> None:
-    check_framed(look(framed(tree_of(SMALL), "")))
-
-
-def test_page_works_in_a_frame_without_rights(
-    open_tab: Callable[..., Tab],  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "frame.html").write_text(framed(tree_of(SMALL), 'sandbox="allow-scripts"'), encoding="utf-8")
-    tab = open_tab(tmp_path / "frame.html")
-    check_framed(tab.page)
-    assert tab.errors == []
+@pytest.mark.parametrize("attributes", ["", 'sandbox="allow-scripts"'], ids=["with all rights", "without"])
+def test_page_works_in_a_frame(attributes: str, look: Callable[..., Page]) -> None:
+    text = escape(tree_of(SMALL).report("html"))
+    frame = f'<iframe {attributes} width="1000" height="800" srcdoc="{text}"></iframe>'
+    page = look(f"<!DOCTYPE html><title>t</title>{frame}")
+    inside = page.frame_locator("iframe")
+    inside.locator(".icicle .block", has_text=re.compile("^b$")).click()
+    assert inside.locator(".panel h3").inner_text() == "Net.b"
+    inside.get_by_role("button", name="Copy as CSV").click()
+    inside.locator("#layers .found", has_text=re.compile("Copied|copy")).wait_for()
 
 
 def test_without_scripts_the_page_says_so(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
@@ -1710,16 +1670,9 @@ def read_contrasts(look: Callable[..., Page], selectors: Sequence[str], dark: bo
 
 
 @pytest.mark.parametrize("dark", LIGHT_AND_DARK)
-def test_texts_have_enough_contrast(dark: bool, look: Callable[..., Page]) -> None:
-    found = read_contrasts(look, TEXTS, dark)
-    assert set(TEXTS) - set(found) <= {".finding"}
-    assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
-
-
-@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
-def test_figures_have_enough_contrast_on_their_bars(dark: bool, look: Callable[..., Page]) -> None:
-    found = read_contrasts(look, ON_BARS, dark)
-    assert set(found) == set(ON_BARS)
+def test_texts_have_enough_contrast_and_figures_on_their_bars(dark: bool, look: Callable[..., Page]) -> None:
+    found = read_contrasts(look, [*TEXTS, *ON_BARS], dark)
+    assert {*TEXTS, *ON_BARS} - set(found) <= {".finding"}
     assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
 
 

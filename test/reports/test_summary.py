@@ -207,7 +207,7 @@ def test_figures_over_calls_of_different_shapes_are_marked(options: dict[str, bo
     assert found["Throughput"] == "–"
     assert found["Latency (median)"].endswith(" (over calls of different shapes)")
     assert 'Shapes vary over calls: "first"' in run.report("summary")
-    assert "that start-up" not in run.report("summary")
+    assert "This start-up" not in run.report("summary")
 
 
 def test_figures_over_calls_of_one_shape_are_not_marked() -> None:

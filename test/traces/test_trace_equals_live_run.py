@@ -167,7 +167,7 @@ def test_labels_inside_selected_layers_are_no_rows(trace: Path) -> None:
     read = torchprof.from_trace(trace, model, paths=["0"])
     assert {row.layer.name for row in read.rows if row.layer} == {"Sequential.0"}
     assert not [frame for row in read.rows for frame in row.frames if frame.name.startswith("torchprof:")]
-    assert not [warning for warning in sentences(read) if warning.startswith("Labelled")]
+    assert not [warning for warning in sentences(read) if warning.startswith("Labeled")]
     live = profiled(model, step, trace, paths=["0"])
 
     def calls(run: Run) -> Counter[Any]:

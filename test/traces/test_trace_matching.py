@@ -221,7 +221,7 @@ def test_a_model_of_another_size_gives_a_warning() -> None:
 def test_several_classes_of_one_name_give_a_warning() -> None:
     model = net(("a", "Linear", ((2, 4),)), ("b", "Linear", ((4, 4),)), ("c", "GELU", ()), ("d", "GELU", ()))
     calls = [call("Net_0"), call("Linear_0", "Net_0", shapes=((2, 4),))]
-    assert not any("one name" in warning for warning in warning_texts(match(calls, model)))
+    assert not any("the same name" in warning for warning in warning_texts(match(calls, model)))
     several = [one._replace(cls=number) for number, one in enumerate(model)]
     (warning,) = (warning for warning in warning_texts(match(calls, several)) if "the same name" in warning)
     assert "Several classes of the model have the same name (Linear)" in warning

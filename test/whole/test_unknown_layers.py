@@ -18,7 +18,7 @@ from build.hand_made import cells, kernel, label, line, names, op, row, run_of
 
 import torchprof
 from torchprof import Run, TorchprofError
-from torchprof.analyze.advice import advise
+from torchprof.analyze.advice import advise, judge
 from torchprof.cli import main
 from torchprof.reports import known
 from torchprof.run.layers import Layer
@@ -388,9 +388,8 @@ def test_work_that_no_operator_launched_has_time_on_the_device_alone() -> None:
 
 
 def rules_of(run: Run) -> set[str]:
-    found = advise(run)
-    assert not [one for one in found if "cannot judge" in one.finding]
-    return {one.rule for one in found}
+    assert not judge(run).failed
+    return {one.rule for one in advise(run)}
 
 
 def test_no_rule_of_the_advice_raises(run: Run) -> None:
