@@ -31,11 +31,7 @@ from torchprof.run.memory import Memory
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, NOT_SELECTED, OUTSIDE
 
-CUDA: dict[str, Any] = {
-    "device": "cuda",
-    "requested": ("cpu_ns", "device_ns"),
-    "measured": ("cpu_ns", "device_ns"),
-}
+CUDA: dict[str, Any] = {"device": "cuda", "requested": ("cpu_ns", "device_ns"), "measured": ("cpu_ns", "device_ns")}
 SHAPES: dict[str, Any] = {"flags": (("record_shapes", True),)}
 AMPERE = (("float32_matmul_precision", "highest"), ("cudnn_tf32", "True"), ("compute_capability", "8.0"))
 

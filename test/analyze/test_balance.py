@@ -382,9 +382,7 @@ def jobs(draw: st.DrawFn) -> dict[tuple[str, str], dict[int, list[int]]]:
 
 @examples(60)
 @given(jobs())
-def test_figures_of_layers_equal_a_count_over_all_steps(
-    own: dict[tuple[str, str], dict[int, list[int]]],
-) -> None:
+def test_figures_of_layers_equal_a_count_over_all_steps(own: dict[tuple[str, str], dict[int, list[int]]]) -> None:
     assume(any(any(times) for steps in own.values() for times in steps.values()))
     balance = balance_of(run_of_ranks(own))
     numbers = sorted({number for steps in own.values() for number in steps})

@@ -557,10 +557,7 @@ def test_models_of_different_classes_are_matched_in_order_with_a_note() -> None:
 
 
 def test_models_match_by_name_first_and_an_extra_model_is_not_guessed() -> None:
-    assert matched([layer("G"), layer("D")], [layer("D"), layer("G2")]) == {
-        "D": ("same", "D"),
-        "G2": ("same", "G"),
-    }
+    assert matched([layer("G"), layer("D")], [layer("D"), layer("G2")]) == {"D": ("same", "D"), "G2": ("same", "G")}
     assert matched([layer("G")], [layer("D"), layer("E")]) == {
         "D": ("added", None),
         "E": ("added", None),

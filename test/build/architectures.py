@@ -152,10 +152,7 @@ def vgg() -> nn.Module:
 
 def resnet(blocks: int = 2) -> nn.Module:
     def block(inside: int, outside: int, stride: int) -> nn.Module:
-        body = nn.Sequential(
-            conv_norm(inside, outside, stride=stride, act=nn.ReLU()),
-            conv_norm(outside, outside),
-        )
+        body = nn.Sequential(conv_norm(inside, outside, stride=stride, act=nn.ReLU()), conv_norm(outside, outside))
         shortcut = None if stride == 1 else conv_norm(inside, outside, 1, stride=stride)
         return Residual(body, shortcut, nn.ReLU())
 

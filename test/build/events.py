@@ -78,10 +78,7 @@ def run_of_events(
     """The run of events of one model. ``sites``: the layers of labels by name."""
     attribution = Attribution(sites, [layer.path for layer in layers], graphs=graphs)
     rows, samples, busy = fold(
-        stream_of(attribution, events),
-        attribution.places.all,
-        layers,
-        recorded_ns=meta.get("wall_ns", 0),
+        stream_of(attribution, events), attribution.places.all, layers, recorded_ns=meta.get("wall_ns", 0)
     )
     about = Meta((layers[0].path[0],), **{"busy_ns": tuple(sorted(busy.items())), **meta})
     return Run((about,), tuple(layers), rows, samples)

@@ -18,16 +18,7 @@ from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import (
-    BACKWARD,
-    FORWARD,
-    NOT_SELECTED,
-    OUTSIDE,
-    PHASES,
-    RECOMPUTE,
-    Frame,
-    FrameKind,
-)
+from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind
 
 WARNINGS = [
     (),

@@ -120,13 +120,7 @@ def llama_decoding_compiled(machine: Machine) -> Subject:
     return Subject(fast, step, {"compile_layers": True}, eager=False)
 
 
-SUBJECTS = (
-    resnet50_training,
-    llama_training,
-    llama_decoding,
-    llama_decoding_as_a_graph,
-    llama_decoding_compiled,
-)
+SUBJECTS = (resnet50_training, llama_training, llama_decoding, llama_decoding_as_a_graph, llama_decoding_compiled)
 
 
 def record(subject: Subject, machine: Machine, folder: Path) -> None:

@@ -12,13 +12,7 @@ from build.forests import Forest, Span
 
 from torchprof.attribute.events import Kind
 from torchprof.run.cost import Cost
-from torchprof.run.words import (
-    BACKWARD,
-    FORWARD,
-    NOT_SELECTED,
-    OUTSIDE,
-    RECOMPUTE,
-)
+from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, RECOMPUTE
 
 
 class Spot(NamedTuple):

@@ -606,10 +606,7 @@ def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture
     for options, expected in (
         (["--report", "ops", "--top", "3"], run.report("ops", top=3)),
         (["--report", "ops", "--layer", "body", "--by-shape"], None),
-        (
-            ["--report", "ops", "--op", "aten::linear", "--top", "1", "--phase", "forward"],
-            of_op,
-        ),
+        (["--report", "ops", "--op", "aten::linear", "--top", "1", "--phase", "forward"], of_op),
         (["--report", "top", "--top", "2"], run.report("top", top=2)),
         (["--report", "advice", "--top", "1"], run.report("advice", top=1)),
     ):

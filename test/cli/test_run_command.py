@@ -135,14 +135,7 @@ def test_the_whole_report_of_a_training_script(tmp_path: Path) -> None:
     before, _, report = done.stdout.partition("\ntorchprof: ")
     assert before.splitlines()[-1].endswith("% right")
     assert f"{SCRIPTS / 'train.py'} ended. Recorded: " in report.splitlines()[0]
-    headings = [
-        "Where the time goes",
-        "The layers",
-        "The operators",
-        "Between the operators",
-        "Recorded on",
-        "Legend",
-    ]
+    headings = ["Where the time goes", "The layers", "The operators", "Between the operators", "Recorded on", "Legend"]
     assert [heading for heading in sections(report) if heading != "Findings"] == headings
     ran, parts, headline, *_ = report.splitlines()[2:]
     assert ran.startswith("6 steps: median ") and " · 4 calls without gradients: median " in ran

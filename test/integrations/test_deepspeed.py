@@ -434,9 +434,7 @@ def test_a_module_that_contains_its_ancestor_is_printed_once(capsys: pytest.Capt
     assert (printed.count("(0): Linear("), printed.count("Holder(")) == (1, 1)
 
 
-def test_the_calls_of_a_shared_module_count_at_the_place_of_the_call(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_calls_of_a_shared_module_count_at_the_place_of_the_call(capsys: pytest.CaptureFixture[str]) -> None:
     macs, params = get_model_profile(Tied(), (4,), warm_up=0, as_strings=False)
     assert (macs, params) == (3 * 16, 20)
     lines = [line for line in capsys.readouterr().out.splitlines() if "(inner): Linear" in line]

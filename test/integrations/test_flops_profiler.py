@@ -379,17 +379,7 @@ def test_one_line_has_the_count_by_torchprofs_own_convention(page_of: Callable[.
 def test_a_module_has_the_tools_keys_in_the_tools_order(page_of: Callable[..., str]) -> None:
     line = next(line for line in page_of(Mlp(), torch.rand(3, 4)).splitlines() if "(fc1)" in line)
     module, ran, lasted = figures(line)
-    assert list(module) == [
-        "param",
-        "flops",
-        "macs",
-        "duration",
-        "FLOPS",
-        "params%",
-        "flops%",
-        "macs%",
-        "duration%",
-    ]
+    assert list(module) == ["param", "flops", "macs", "duration", "FLOPS", "params%", "flops%", "macs%", "duration%"]
     assert list(ran) == ["linear"]
     assert list(ran["linear"]) == [
         "flops",

@@ -397,11 +397,7 @@ def test_a_kernel_of_unknown_layers_leaves_all_possible_owners_with_a_lower_boun
         name: run_of(
             FORWARD_EVENTS + BACKWARD_EVENTS,
             by_layers=True,
-            graphs={
-                "graph-a": (fc, CompiledKernel("cpp_fused_relu_0", (part,))),
-                "graph-b": (fc,),
-                "graph-c": (fc,),
-            },
+            graphs={"graph-a": (fc, CompiledKernel("cpp_fused_relu_0", (part,))), "graph-b": (fc,), "graph-c": (fc,)},
         )
         for name, part in kernels.items()
     }

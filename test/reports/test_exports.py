@@ -584,10 +584,7 @@ def test_an_operator_of_another_phase_is_not_around_a_recomputed_layer() -> None
     run = run_of(
         [row(1, op("CheckpointBackward"), phase=BACKWARD, cpu_ns=1), row(2, phase=RECOMPUTE, within=within, cpu_ns=5)]
     )
-    assert lines_of_stacks(run, "cpu_ns") == [
-        "backward;Net;a;CheckpointBackward 1",
-        "recompute;mine (label);Net;b 5",
-    ]
+    assert lines_of_stacks(run, "cpu_ns") == ["backward;Net;a;CheckpointBackward 1", "recompute;mine (label);Net;b 5"]
 
 
 def test_stacks_of_a_measure_that_was_not_recorded_are_refused(real: Run) -> None:

@@ -134,12 +134,7 @@ def test_a_single_layer_with_children_is_named_with_self_and_total() -> None:
 
 def test_the_largest_layer_is_the_largest_of_the_phase() -> None:
     """The convolutions have 440 of 1000, but the largest single layer is the stem with 400."""
-    work = [
-        took("Net.body.a", 300),
-        took("Net.body.b", 140),
-        took("Net.stem", 400),
-        took("Net.c", 160),
-    ]
+    work = [took("Net.body.a", 300), took("Net.body.b", 140), took("Net.stem", 400), took("Net.c", 160)]
     kinds = {"Net": "Net", "Net.stem": "Stem", "Net.body": "Sequential", "Net.c": "Linear"}
     kinds |= {path: NET[path] for path in ("Net.body.a", "Net.body.b")}
     flat = {path.replace("body.", "body_"): kind for path, kind in kinds.items() if path != "Net.body"}

@@ -2022,13 +2022,7 @@ def test_ranks_are_compared(look: Callable[..., Page]) -> None:
         "Net": ["31.000ms", "1.00", "1.94", "1.00", "0.97"],
         "Net.a": ["30.000ms", "1.00", "2.00", "1.00", "1.00"],
         "Net.b": ["500.000us", "2.00", "0.00", "2.00", "0.00"],
-        "Net.b.0": [
-            "1.000ms",
-            "1.00",
-            "Net.b.0 is not on rank 1",
-            "1.00",
-            "Net.b.0 is not on rank 3",
-        ],
+        "Net.b.0": ["1.000ms", "1.00", "Net.b.0 is not on rank 1", "1.00", "Net.b.0 is not on rank 3"],
     }
     assert "Figures are sums over 4 ranks, unless one is chosen" in page.inner_text("header")
 

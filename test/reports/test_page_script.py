@@ -65,10 +65,7 @@ def trained(width: int) -> Run:
 def on_a_device() -> Run:
     streams = (StreamTime(7, 4, 6_500, 6_000, 0, 1_000), StreamTime(20, 1, 6_000, 0, 6_000, 0))
     times = (DeviceTime("cuda:0", 0, 10_000, 9_000, 6_000, 6_000, 1_500, 3_500, streams),)
-    rows = [
-        row(1, op("aten::mm"), cpu_ns=10),
-        row(1, op("aten::mm"), kernel("gemm"), device="cuda:0", device_ns=5),
-    ]
+    rows = [row(1, op("aten::mm"), cpu_ns=10), row(1, op("aten::mm"), kernel("gemm"), device="cuda:0", device_ns=5)]
     measured = ("cpu_ns", "device_ns")
     peaks = (Peak("cuda:0", "float32", 0, 1e14, 1e12),)
     switches = (("detect_anomaly", "True"),)  # a finding of the advice

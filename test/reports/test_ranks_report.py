@@ -251,11 +251,7 @@ def test_with_many_ranks_the_slowest_and_the_fastest_are_shown() -> None:
     rows = table(run, RANKS)
     assert [row["Rank"] for row in rows] == [*map(str, range(8)), "15", "16", "(min)", "(median)", "(max)"]
     # Of all ranks, not only of those shown.
-    assert [row["Own work a step"] for row in rows[-3:]] == [
-        "4.000ms",
-        "12.000ms",
-        "20.000ms",
-    ]
+    assert [row["Own work a step"] for row in rows[-3:]] == ["4.000ms", "12.000ms", "20.000ms"]
     assert notes(run, RANKS)[0] == "7 ranks are hidden: shown are the 8 slowest and the 2 fastest."
     assert [row["Rank"] for row in table(run, RANKS, top=1)][:-3] == ["0", "15", "16"]
     assert len(table(of_work(*[MS] * 16), RANKS)) == 16 + 3

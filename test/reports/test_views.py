@@ -159,11 +159,7 @@ def test_each_renderer_draws_all_rows_and_cells() -> None:
     ]
     drawn = html_of(part).partition("</style>")[2]
     shown = [re.findall(r"<t[hd](?: [^>]*)?>(.*?)</t[hd]>", line) for line in drawn.splitlines() if "<tr>" in line]
-    assert shown == [
-        ["Module", "CPU total", "Calls"],
-        ["Net ◄", "≥ 1.500us", "1"],
-        ["<i>└── </i>fc", "–", ""],
-    ]
+    assert shown == [["Module", "CPU total", "Calls"], ["Net ◄", "≥ 1.500us", "1"], ["<i>└── </i>fc", "–", ""]]
     assert "<p>A sentence.</p>" in drawn
     data = data_of("mine", part)
     assert data["tables"][0]["rows"] == [

@@ -48,10 +48,7 @@ def contents_of(run: Run) -> tuple[Any, ...]:
         rows,
         {(path(key.layer), *key[1:]): spread for key, spread in run.samples.items()},
         {
-            (one.rank, one.device): (
-                replace(one, held=()),
-                Counter((path(held.layer), *held[1:]) for held in one.held),
-            )
+            (one.rank, one.device): (replace(one, held=()), Counter((path(held.layer), *held[1:]) for held in one.held))
             for one in run.memory
         },
         timeline
@@ -167,11 +164,7 @@ def test_metas_memory_and_device_times_are_sorted_by_rank() -> None:
 
 
 def test_the_timeline_is_that_of_the_lowest_rank_that_has_one() -> None:
-    runs = [
-        run_of(0),
-        run_of(1, layers=["Net", "Net.b"], timeline=timeline(1, 1)),
-        run_of(2, timeline=timeline(2, 1)),
-    ]
+    runs = [run_of(0), run_of(1, layers=["Net", "Net.b"], timeline=timeline(1, 1)), run_of(2, timeline=timeline(2, 1))]
     for order in ([0, 1, 2], [2, 1, 0], [1, 0, 2]):
         merged = torchprof.merge([runs[at] for at in order])
         assert merged.timeline is not None and merged.timeline.spans is not None

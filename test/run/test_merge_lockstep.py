@@ -11,16 +11,7 @@ import pytest
 from build.merging import ALL_REDUCE, OF_TWO, run_of
 
 import torchprof
-from torchprof.run.lockstep import (
-    EXCHANGES,
-    GAP,
-    NO_LAST_RANK,
-    NOT_RECORDED,
-    STEP,
-    WORK,
-    Lockstep,
-    LockstepKey,
-)
+from torchprof.run.lockstep import EXCHANGES, GAP, NO_LAST_RANK, NOT_RECORDED, STEP, WORK, Lockstep, LockstepKey
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.models import (
-    Mlp,
-    Several,
-)
+from build.models import Mlp, Several
 from build.processes import run_fresh
 from build.trace_files import exact_ns, session, trace_event, write
 from build.traced_runs import (

@@ -23,15 +23,7 @@ from build.models import (
     Tied,
     WritesToViews,
 )
-from build.traced_runs import (
-    HAS_LIST_SHAPES,
-    X,
-    annotated,
-    assert_same,
-    names_of,
-    settle,
-    training,
-)
+from build.traced_runs import HAS_LIST_SHAPES, X, annotated, assert_same, names_of, settle, training
 from build.warnings import sentences
 from torch import Tensor, nn
 from torch.profiler import record_function

@@ -90,10 +90,7 @@ def test_the_oldest_nodes_are_recognized_by_their_names() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [
-        op("autograd::engine::evaluate_function: Mm", 300, 10),
-        op("Mm", 300, 10, Sequence_number=3, Fwd_thread_id=1),
-    ],
+    [op("autograd::engine::evaluate_function: Mm", 300, 10), op("Mm", 300, 10, Sequence_number=3, Fwd_thread_id=1)],
 )
 def test_names_do_not_count_if_the_trace_marks_its_nodes(more: Any) -> None:
     found = events_of(*OLDEST, more)

@@ -13,18 +13,7 @@ from typing import Any
 import pytest
 import torch
 from build.examples import examples
-from build.trace_texts import (
-    AFTER,
-    BEFORE,
-    BROKEN,
-    EVENTS,
-    LAYOUTS,
-    NASTY,
-    SMALL,
-    read_file,
-    trace_text,
-    write_file,
-)
+from build.trace_texts import AFTER, BEFORE, BROKEN, EVENTS, LAYOUTS, NASTY, SMALL, read_file, trace_text, write_file
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,15 +11,7 @@ from typing import Any
 
 import pytest
 from build.trace_files import exact_ns, write
-from build.traced_runs import (
-    A100,
-    MI250,
-    NEEDS_TRACES,
-    events_in,
-    rows_of,
-    samples_of,
-    trace_in,
-)
+from build.traced_runs import A100, MI250, NEEDS_TRACES, events_in, rows_of, samples_of, trace_in
 
 import torchprof
 from torchprof.run.run import Run

@@ -8,22 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from build.models import (
-    Mlp,
-    Several,
-)
+from build.models import Mlp, Several
 from build.trace_files import trace_event, write
-from build.traced_runs import (
-    X,
-    annotated,
-    names_of,
-    settle,
-    trace_in,
-    training,
-    two_steps,
-    with_modules,
-    with_ranges,
-)
+from build.traced_runs import X, annotated, names_of, settle, trace_in, training, two_steps, with_modules, with_ranges
 from build.warnings import sentences
 from torch import Tensor, nn
 

@@ -9,21 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from build.models import (
-    DoublesInside,
-    Mlp,
-)
+from build.models import DoublesInside, Mlp
 from build.trace_files import trace_event, write
-from build.traced_runs import (
-    X,
-    annotated,
-    assert_same,
-    names_of,
-    settle,
-    trace_in,
-    training,
-    two_steps,
-)
+from build.traced_runs import X, annotated, assert_same, names_of, settle, trace_in, training, two_steps
 from build.warnings import sentences
 from torch.profiler import record_function
 
@@ -81,10 +69,7 @@ def test_kernels_without_a_launch_have_a_row_of_their_own(trace: Path) -> None:
         for row in run.rows
         if row.cost.device_ns
     }
-    assert kernels == {
-        ("forward", ("aten::mm", "gemm")): 8000,
-        (None, ("(launch not recorded)", "gemm")): 3500,
-    }
+    assert kernels == {("forward", ("aten::mm", "gemm")): 8000, (None, ("(launch not recorded)", "gemm")): 3500}
     assert "(launch not recorded)" in run.report("tree", show_events=True)
 
 
