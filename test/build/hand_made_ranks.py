@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from statistics import median_low
 from typing import Any
 
-from torchprof.run.cost import FIELDS
+from build.hand_made import row, run_of
+
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
-from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES
@@ -120,15 +119,11 @@ def run_of_ranks(
     measured = ["device_ns" if device == "device" else "cpu_ns", "cpu_ns"]
     measured += ["flops", "macs"] if flops is not None else []
     measured += ["cpu_allocated", "cpu_freed"] if peaks is not None else []
-    columns = {name: array("q") for name in Rows.COLUMNS}
-    for name, counts in (("flops", flops), ("uncounted", uncounted)):
-        for (path, phase, rank), count in (counts or {}).items():
-            line = dict.fromkeys(Rows.COLUMNS, 0)
-            line.update(layer=index(path), phase=PHASES.index(phase), rank=rank, calls=1)
-            line[name] = count
-            for column in Rows.COLUMNS:
-                columns[column].append(line[column])
-    assert set(columns) >= set(FIELDS)
+    rows = [
+        row(index(path), phase=phase, rank=rank, **{name: count})
+        for name, counts in (("flops", flops), ("uncounted", uncounted))
+        for (path, phase, rank), count in (counts or {}).items()
+    ]
     samples = {
         SampleKey(index(path), phase, rank, "cpu", "peak_bytes"): Spread.of([(0, nbytes // 2), (1, nbytes)])
         for (path, phase, rank), nbytes in (peaks or {}).items()
@@ -144,7 +139,7 @@ def run_of_ranks(
             for rank in ranks
         ),
         layers,
-        Rows(layers, ((),), ("cpu",), columns),
+        run_of(rows, layers=layers).rows,
         samples,
         tuple(Memory(name, rank, nbytes) for (rank, name), nbytes in (memory or {}).items()),
         lockstep=found,

@@ -866,15 +866,6 @@ def test_memory_stays_at_its_level_until_the_next_step(look: Callable[..., Page]
     assert levels == [(0, 0), (0, 50), (10_000, 392), (10_002, 0), (100_000, 18), (200_000, 0)]
 
 
-def test_memory_freed_since_the_start_is_below_zero(look: Callable[..., Page]) -> None:
-    """A free of memory from before the start goes below 0; the upper edge is still the running total."""
-    steps = [(0, 300, 1), (25, -600, 1), (50, 1000, 2), (100, -1000, 2)]
-    run = with_memory(run_of([row(0, cpu_ns=10)]), steps, Memory("cpu", peak_bytes=700, peak_ns=50))
-    page = look(run)
-    check_upper_edge(page, run)
-    assert "-300 B" in page.evaluate(READ_CHART)["texts"]
-
-
 def test_a_run_without_a_timeline_says_how_to_record_one(look: Callable[..., Page]) -> None:
     model = Net()
     page = look(profiled(model, lambda: model(torch.rand(2, 3, 6, 6)), profile_memory=True))
@@ -1781,20 +1772,14 @@ def test_page_of_a_comparison(dark: bool, look: Callable[..., Page]) -> None:
         ".block[data-change]", "all => all.map((one) => [one.textContent, one.dataset.change])"
     )
     assert dict(changes)["slower"] == "more" and dict(changes)["faster"] == "less" and dict(changes)["same"] == "same"
+    found = page.evaluate(CONTRASTS, [".block[data-change]", ".legend", ".line .cell"])
+    assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
     for name in ("slower", "gone", "new"):
         page.locator(".lines .line", has_text=name).first.locator(".number").first.click()
         assert chosen(page).endswith(name)
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     narrow = look(text, width=400, dark=dark)
     assert narrow.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-
-
-@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
-def test_texts_of_a_comparison_have_enough_contrast(dark: bool, look: Callable[..., Page]) -> None:
-    before, after = compared()
-    page = look(torchprof.compare(before, after).report("html"), dark=dark)
-    found = page.evaluate(CONTRASTS, [".block[data-change]", ".legend", ".line .cell"])
-    assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
 
 
 class Grown(nn.Module):

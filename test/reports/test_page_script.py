@@ -15,7 +15,7 @@ import torch
 from build.all_kinds import KINDS
 from build.browser import missing
 from build.hand_made import kernel, op, row, run_of
-from build.hand_made_ranks import everybody, run_of_ranks
+from build.jobs import experts
 from build.models import Mlp
 from build.page import data_in
 from build.places import ROOT
@@ -25,7 +25,6 @@ from torchprof import Profile, Run
 from torchprof.reports.html import page_script
 from torchprof.run.meta import Peak
 from torchprof.run.timeline import DeviceTime, StreamTime
-from torchprof.run.words import FORWARD
 
 FOLDER = Path(torchprof.__file__).parent / "reports" / "page"
 CHECKS = ROOT / "test" / "page"
@@ -73,17 +72,6 @@ def on_a_device() -> Run:
     return replace(run, device_times=times)
 
 
-def of_ranks() -> Run:
-    """Three ranks: one is slow, and one does not have a layer."""
-    own = {
-        ("Net", FORWARD): {rank: [5_000_000] * 4 for rank in range(3)},
-        ("Net.a", FORWARD): {rank: [20_000_000 * (1 + (rank == 1))] * 4 for rank in range(3)},
-        ("Net.b.0", FORWARD): {rank: [1_000_000] * 4 for rank in (0, 1)},
-    }
-    exchange = {("Net", FORWARD, "all_reduce", everybody(3)): {rank: [1_000_000 + rank] * 4 for rank in range(3)}}
-    return run_of_ranks(own, exchange, ranks_of={"Net.b.0": (0, 1)}, steps=4, world_size=3)
-
-
 def places(value: Any, at: str = "") -> Iterator[str]:
     """The path of names to each value of the data, without indices of lists."""
     if isinstance(value, dict):
@@ -102,7 +90,7 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
     before, after = trained(2), trained(3)
     pages = [
         *(data_in(make().report("html")) for make in KINDS.values()),
-        *(data_in(run.report("html")) for run in (before, on_a_device(), of_ranks())),
+        *(data_in(run.report("html")) for run in (before, on_a_device(), experts())),
         data_in(before.report("html", beside={"after": after, "another": on_a_device()})),
         data_in(torchprof.compare(before, after).report("html")),
         data_in(torchprof.compare(before, torchprof.flops(Mlp(), torch.rand(3, 4))).report("html")),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from build.hand_made import op, row, run_of
 from build.models import Mlp, Several, Tied
 from torch import nn
 
@@ -17,11 +17,10 @@ import torchprof
 from examples.models import LeNet5
 from torchprof.run.cost import format_count
 from torchprof.run.layers import Layer
-from torchprof.run.meta import Meta, Peak
-from torchprof.run.rows import Rows
+from torchprof.run.meta import Peak
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import Frame, FrameKind, Signature
+from torchprof.run.words import Frame, FrameKind
 
 
 def figures(run: Run, root: int = 0) -> dict[str, str]:
@@ -129,29 +128,15 @@ def test_lazy_parameters_are_unknown() -> None:
     assert found["Params"] == found["Trainable params"] == found["Model size"] == "–"
 
 
-SIGNATURE = Signature(((5, 2), (2, 1)), ("float", "float"))
-
-
 def made(**meta: Any) -> Run:
     """A layer with two calls of 2 ms and 4 ms, with 8 MACs and 20 FLOPs in total, on any device."""
     layer = Layer(("Net",), "Net", 3, 3, 12, (("float32", 12),), input_shapes=((5, 2),), output_shapes=((5, 1),))
-    calls = {**dict.fromkeys(Rows.COLUMNS, 0), "calls": 2}
-    work = {
-        **dict.fromkeys(Rows.COLUMNS, 0),
-        "frames": 1,
-        "calls": 2,
-        "cpu_ns": 6_000_000,
-        "device_ns": 1_000_000,
-        "macs": 8,
-        "flops": 20,
-        **meta.pop("work", {}),
-    }
-    columns = {name: array("q", [calls[name], work[name]]) for name in Rows.COLUMNS}
+    work = {"cpu_ns": 6_000_000, "device_ns": 1_000_000, "macs": 8, "flops": 20, **meta.pop("work", {})}
+    rows = [row(0, calls=2), row(0, op("x", (5, 2), (2, 1)), calls=2, **work)]
     samples = {SampleKey(0, "forward", 0, "cpu", "cpu_ns"): Spread.of([(0, 2_000_000), (1, 4_000_000)])}
     fields = {"requested": ("cpu_ns", "macs", "flops", "uncounted"), **meta}
     fields.setdefault("measured", fields["requested"])
-    rows = Rows((layer,), ((), (Frame(FrameKind.OP, "x", SIGNATURE),)), ("cpu",), columns)
-    return Run((Meta(("Net",), **fields),), (layer,), rows, samples)
+    return replace(run_of(rows, layers=[layer], **fields), samples=samples)
 
 
 PEAKS = (
