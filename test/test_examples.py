@@ -32,6 +32,7 @@ def skip_without(needs: list[str]) -> None:
     ("name", "needs", "says"),
     [
         ("operators.py", [], ["aten::", "CPU avg"]),
+        ("deepspeed_dropin.py", [], ["step 5", "Number of multiply-adds:        429.25 KMac"]),
         ("memory.py", [], ["above the start", "The same with the blocks checkpointed:"]),
         ("compiled.py", ["g++"], ["(region ", "├── blocks", "Overhead"]),
         ("training_loop.py", [], ["data loading", "optimizer"]),

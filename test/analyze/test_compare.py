@@ -666,21 +666,26 @@ def drifting(correlation: float) -> Callable[[random.Random, int], list[float]]:
     return draw
 
 
+def net_of(*net: int, **times: Sequence[int]) -> Run:
+    """Net, whose calls took these times, or unknown ones; and layers in it, whose calls took these times."""
+    samples = {
+        SampleKey(at, FORWARD, 0, "cpu", "cpu_ns"): calls(*values) for at, values in enumerate(times.values(), 1)
+    }
+    samples |= {SampleKey(0, FORWARD, 0, "cpu", "cpu_ns"): calls(*net)} if net else {}
+    rows = [row(at, calls=len(values), cpu_ns=sum(values)) for at, values in enumerate(times.values(), 1)]
+    layers = [layer("Net"), *(layer(f"Net.{name}") for name in times)]
+    return made(layers, [row(0, calls=max(map(len, times.values()))), *rows], samples)
+
+
 def told(samples: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[bool]:
     """The layers that a comparison reports as slower or faster, given the times of their single calls."""
-    layers = [layer("Net"), *(layer(f"Net.l{number}") for number in range(len(samples)))]
-    runs = []
-    for side in (0, 1):
-        spreads, rows = {}, [row(0, calls=len(samples[0][side]))]
-        for number, both in enumerate(samples, 1):
-            values = [round(value * 1e6) for value in both[side]]
-            spreads[SampleKey(number, FORWARD, 0, "cpu", "cpu_ns")] = calls(*values)
-            rows.append(row(number, calls=len(values), cpu_ns=sum(values)))
-        runs.append(made(layers, rows, spreads))
-    diff = torchprof.compare(*runs)
-    return [
-        change(diff, f"Net.l{number}", "cpu_total").verdict in ("slower", "faster") for number in range(len(samples))
-    ]
+    diff = torchprof.compare(
+        *(
+            net_of(**{f"l{at}": [round(value * 1e6) for value in both[side]] for at, both in enumerate(samples)})
+            for side in (0, 1)
+        )
+    )
+    return [change(diff, f"Net.l{at}", "cpu_total").verdict in ("slower", "faster") for at in range(len(samples))]
 
 
 @pytest.mark.parametrize(
@@ -752,47 +757,27 @@ def test_too_few_calls_with_many_layers_give_unknown() -> None:
     assert verdicts(30) == {"unknown"}
 
 
+QUIET, NOISY = list(range(1000, 1010)), list(range(10_000, 20_000, 1000))
+
+
 def test_changes_within_noise_come_last() -> None:
-    layers = [layer("Net"), layer("Net.noisy"), layer("Net.slower")]
-    quiet, noisy = list(range(1000, 1010)), list(range(10_000, 20_000, 1000))
-    runs = []
-    for shift in (0, 1):
-        samples = {
-            SampleKey(1, FORWARD, 0, "cpu", "cpu_ns"): calls(*(value + 2000 * shift for value in noisy)),
-            SampleKey(2, FORWARD, 0, "cpu", "cpu_ns"): calls(*(value + 300 * shift for value in quiet)),
-        }
-        times = [145_000 + 20_000 * shift, 10_045 + 3000 * shift]
-        rows = [row(0, calls=10), *(row(at, calls=10, cpu_ns=ns) for at, ns in enumerate(times, 1))]
-        runs.append(made(layers, rows, samples))
-    text = torchprof.compare(*runs).report()
+    before = net_of(noisy=NOISY, slower=QUIET)
+    after = net_of(noisy=[ns + 2000 for ns in NOISY], slower=[ns + 300 for ns in QUIET])
+    text = torchprof.compare(before, after).report()
     assert [line[0] for line in shown(text)] == ["Net", "Net.slower", "Net.noisy"]
     assert text.splitlines()[0].endswith("The largest part beyond noise: Net.slower (+3.000us).")  # of 23 us
 
 
 def test_one_call_on_a_busy_machine_is_not_the_largest_change() -> None:
-    layers = [layer("Net"), layer("Net.slower"), layer("Net.hiccup")]
-    quiet = list(range(1000, 1010))
-    times = {
-        0: (quiet, quiet, quiet),
-        1: ([value * 10 for value in quiet], [value + 300 for value in quiet], [*quiet[:-1], 50_000]),
-    }
-    runs = []
-    for net, slower, hiccup in times.values():
-        samples = {SampleKey(0, FORWARD, 0, "cpu", "cpu_ns"): calls(*net)}
-        samples |= {SampleKey(1, FORWARD, 0, "cpu", "cpu_ns"): calls(*slower)}
-        samples |= {SampleKey(2, FORWARD, 0, "cpu", "cpu_ns"): calls(*hiccup)}
-        rows = [row(0, calls=10), row(1, calls=10, cpu_ns=sum(slower)), row(2, calls=10, cpu_ns=sum(hiccup))]
-        runs.append(made(layers, rows, samples))
-    diff = torchprof.compare(*runs)
+    before = net_of(*QUIET, slower=QUIET, hiccup=QUIET)
+    slower, net = [ns + 300 for ns in QUIET], [ns * 10 for ns in QUIET]
+    diff = torchprof.compare(before, net_of(*net, slower=slower, hiccup=[*QUIET[:-1], 50_000]))
     assert change(diff, "Net.hiccup", "cpu_total").difference == 50_000 - 1009
     assert change(diff, "Net.slower", "cpu_total").difference == 3000
     assert [line[0] for line in shown(diff.report())] == ["Net", "Net.slower", "Net.hiccup"]
     assert diff.report("headline").endswith("The largest part beyond noise: Net.slower (+3.000us).")
     # Of differences that are all beyond noise, the medians say which is the larger.
-    hiccup = [*(value + 100 for value in quiet[:-1]), 90_000]
-    samples = {**runs[1].samples, SampleKey(2, FORWARD, 0, "cpu", "cpu_ns"): calls(*hiccup)}
-    rows = [row(0, calls=10), row(1, calls=10, cpu_ns=13_045), row(2, calls=10, cpu_ns=sum(hiccup))]
-    diff = torchprof.compare(runs[0], made(layers, rows, samples))
+    diff = torchprof.compare(before, net_of(*net, slower=slower, hiccup=[*(ns + 100 for ns in QUIET[:-1]), 90_000]))
     assert change(diff, "Net.hiccup", "cpu_total").verdict == "slower"
     assert [line[0] for line in shown(diff.report())] == ["Net", "Net.slower", "Net.hiccup"]
 
@@ -1391,16 +1376,7 @@ def test_a_limit_that_only_waiting_exceeds_passes() -> None:
 
 
 def test_the_headline_names_what_is_beyond_noise_in_a_run_within_noise() -> None:
-    layers = [layer("Net"), layer("Net.noisy"), layer("Net.slower")]
-    quiet, noisy = list(range(1000, 1010)), list(range(10_000, 20_000, 1000))
-    runs = []
-    for shift in (0, 1):
-        samples = {
-            SampleKey(0, FORWARD, 0, "cpu", "cpu_ns"): calls(*(value + 300 * shift for value in noisy)),
-            SampleKey(1, FORWARD, 0, "cpu", "cpu_ns"): calls(*noisy),
-            SampleKey(2, FORWARD, 0, "cpu", "cpu_ns"): calls(*(value + 300 * shift for value in quiet)),
-        }
-        rows = [row(0, calls=10), row(1, calls=10, cpu_ns=145_000), row(2, calls=10, cpu_ns=10_045 + 3000 * shift)]
-        runs.append(made(layers, rows, samples))
-    headline = torchprof.compare(*runs).report("headline")
+    before = net_of(*NOISY, noisy=NOISY, slower=QUIET)
+    after = net_of(*(ns + 300 for ns in NOISY), noisy=NOISY, slower=[ns + 300 for ns in QUIET])
+    headline = torchprof.compare(before, after).report("headline")
     assert "within noise" in headline and headline.endswith(" Beyond noise: Net.slower (+3.000us).")

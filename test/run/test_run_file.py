@@ -84,32 +84,6 @@ def test_a_file_of_another_schema_is_refused(schema: Any, tmp_path: Path) -> Non
         torchprof.load(file)
 
 
-@pytest.mark.parametrize(
-    ("where", "value"),
-    [
-        (("frames", 1, 0, 2), 99),
-        (("frames", 1, 0, 2), -1),
-        (("frames", 1, 0), ["op"]),
-        (("frames", 1, 0, 0), "no such kind"),
-        (("frames", 1), "op"),
-        (("rows", "frames", 3), 99),
-        (("rows", "frames", 3), -1),
-        (("rows", "frames"), [0]),
-        (("unfinished",), None),
-    ],
-)
-def test_a_damaged_file_is_refused(where: tuple[Any, ...], value: Any, tmp_path: Path) -> None:
-    damaged = document(SAVED)
-    here = damaged
-    for step in where[:-1]:
-        here = here[step]
-    here[where[-1]] = value
-    file = tmp_path / "run.json"
-    file.write_text(json.dumps(damaged), encoding="utf-8")
-    with pytest.raises(TorchprofError, match="damaged"):
-        torchprof.load(file)
-
-
 def test_compiled_regions_are_saved_and_strip_removes_their_files(tmp_path: Path) -> None:
     region = CompiledRegion("0/1", "Net.forward", "/home/me/net.py", 12, 14, "Call to print")
     run = torchprof.load(SAVED)

@@ -488,6 +488,8 @@ def test_an_index_of_a_row_that_is_out_of_range_raises(saved, where, value, tmp_
         ("frames.1", 3),
         ("frames.1.0", ["op", "aten::mm"]),
         ("frames.1.0.0", 3),
+        ("frames.1.0.0", "no such kind"),
+        ("unfinished", None),
         ("frames.1.0.1", None),
         ("frames.1.0.2", -1),
         ("frames.1.0.2", 2),
