@@ -49,26 +49,26 @@ class Replicas:
         the gradients become ready. DistributedDataParallel rebuilds the buckets in that order before its second
         forward, but in some cases never."""
         layer_of = {id(module): layer for module, layer in reversed(modules)}
-        found: set[int] = set()
+        ids: set[int] = set()
         for replica in self._replicas(modules, models):
             recorded = _logging_data(replica)
             if not recorded.get("has_rebuilt_buckets") and "," in str(recorded.get("bucket_sizes", "")):
-                found.add(next(layer_of[id(module)] for module in replica.modules() if id(module) in layer_of))
-        return sorted(found)
+                ids.add(next(layer_of[id(module)] for module in replica.modules() if id(module) in layer_of))
+        return sorted(ids)
 
     def _replicas(
         self, modules: Sequence[tuple[Module | None, int]], models: Sequence[Module]
     ) -> list[DistributedDataParallel]:
-        known = [one for found in self._found if (one := found()) is not None]
-        inside = {id(module) for one in known for module in one.modules()}
+        known = [replica for alive in self._found if (replica := alive()) is not None]
+        inside = {id(module) for model in known for module in model.modules()}
         if not known or any(id(model) not in inside for model in models):
             known = [module for module, _ in modules if isinstance(module, DistributedDataParallel)]
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 known += all_replicas()
             ours = {id(module) for module, _ in modules}
-            known = [*{id(one): one for one in known if _is_built(one)}.values()]
-            known = [one for one in known if any(id(module) in ours for module in one.modules())]
-            self._found = [ref(one) for one in known]
+            known = [*{id(model): model for model in known if _is_built(model)}.values()]
+            known = [model for model in known if any(id(module) in ours for module in model.modules())]
+            self._found = [ref(model) for model in known]
         return known
 
 
@@ -77,7 +77,7 @@ def all_replicas() -> list[DistributedDataParallel]:
     classes = [DistributedDataParallel]
     for cls in classes:
         classes += cls.__subclasses__()
-    return [one for one in gc.get_referrers(*classes) if type(one) in classes]
+    return [instance for instance in gc.get_referrers(*classes) if type(instance) in classes]
 
 
 def _is_built(replica: DistributedDataParallel) -> bool:

@@ -78,16 +78,16 @@ def raws_in(ranges: Iterable[TimeRange], raws: Sequence[Any]) -> list[list[Any]]
         elif raw.device_type() == DeviceType.CPU or raw.name() == MEMORY:
             by_thread.setdefault(raw.start_thread_id(), []).append(raw)
     starts = {thread: [raw.start_ns() for raw in on_thread] for thread, on_thread in by_thread.items()}
-    found = []
-    for one in ranges:
-        on_thread = starts.get(one.thread, [])
-        first, last = bisect_left(on_thread, one.start_ns), bisect_left(on_thread, one.end_ns)
-        inside = by_thread.get(one.thread, [])[first:last]
+    events = []
+    for event in ranges:
+        on_thread = starts.get(event.thread, [])
+        first, last = bisect_left(on_thread, event.start_ns), bisect_left(on_thread, event.end_ns)
+        inside = by_thread.get(event.thread, [])[first:last]
         launched = [
             kernel for raw in inside if raw.correlation_id() for kernel in kernels.get(raw.correlation_id(), ())
         ]
-        found.append(inside + launched)
-    return found
+        events.append(inside + launched)
+    return events
 
 
 def event_lists_by_path(session: Session, plan: Plan) -> defaultdict[tuple[str, ...], list[EventList]]:

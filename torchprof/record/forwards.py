@@ -302,7 +302,7 @@ def _code_with_cells(wrapper: Callable[..., Any], cells: tuple[str, ...]) -> Cod
     made: dict[str, Any] = {}
     exec(compile(source, __file__, "exec"), made)
     code: CodeType = made["make"](*names).__code__
-    constants = tuple(wrapper if one == "the wrapper" else one for one in code.co_consts)
+    constants = tuple(wrapper if constant == "the wrapper" else constant for constant in code.co_consts)
     return code.replace(co_consts=constants, co_freevars=cells)
 
 

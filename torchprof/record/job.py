@@ -80,5 +80,5 @@ def _mesh_of(models: Iterable[nn.Module]) -> tuple[MeshDim, ...]:
                 mesh = find_root()
             names, positions = mesh.mesh_dim_names, mesh.get_coordinate()
             if names is not None and positions is not None:
-                return tuple(MeshDim(name, mesh.size(at), positions[at]) for at, name in enumerate(names))
+                return tuple(MeshDim(name, mesh.size(index), positions[index]) for index, name in enumerate(names))
     return ()

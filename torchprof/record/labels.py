@@ -227,7 +227,9 @@ class Labels:
         self.home = get_ident()
         modules = [module for target in self.targets if (module := target.module()) is not None]
         one_of_each = {type(unwrapped(module)): module for module in modules}  # compiled code is that of a class
-        self._may_be_guarded = any(map(has_code, one_of_each.values())) or any(one.inlined for one in self.targets)
+        self._may_be_guarded = any(map(has_code, one_of_each.values())) or any(
+            target.inlined for target in self.targets
+        )
         self.is_waiting = self.before_first is not None
         if self.before_first is not None:
             self.before_first = never_compiled(self.before_first)
@@ -286,17 +288,17 @@ class Labels:
             return
         kind = type(module), target.inlined
         if kind in of_class:
-            found, is_unlabelled = of_class[kind]
+            stand_ins, is_unlabelled = of_class[kind]
             self.unlabelled += [target.label] * is_unlabelled
-            yield from found
+            yield from stand_ins
         else:
-            found, before = [], len(self.unlabelled)
+            stand_ins, before = [], len(self.unlabelled)
             for stand_in in self._on_classes(target, module):
-                found.append(stand_in)
+                stand_ins.append(stand_in)
                 yield stand_in
-            of_class[kind] = found, len(self.unlabelled) > before
+            of_class[kind] = stand_ins, len(self.unlabelled) > before
         if getattr(module, "gradient_checkpointing", False):  # of transformers
-            for stand_in in found:
+            for stand_in in stand_ins:
                 stand_in.label_in_backward()
 
     def _on_classes(self, target: Target, module: nn.Module) -> Iterator[StandIn]:
@@ -378,17 +380,17 @@ def _shapes_and_types(values: Sequence[Any]) -> tuple[tuple[tuple[int, ...], ...
     they have at most 1,000 items."""
     if len(values) == 1 and isinstance(values[0], torch.Tensor):
         return (_shape(values[0]),), (values[0].dtype,)
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     seen = set()
     waiting = list(reversed(values))
     while waiting:
         value = waiting.pop()
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (tuple, list, dict)) and id(value) not in seen and len(value) <= 1000:
             seen.add(id(value))
             waiting.extend(reversed(value.values() if isinstance(value, dict) else value))
-    return tuple(map(_shape, found)), tuple(tensor.dtype for tensor in found)
+    return tuple(map(_shape, tensors)), tuple(tensor.dtype for tensor in tensors)
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:

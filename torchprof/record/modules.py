@@ -122,17 +122,17 @@ def checked_models(model: Any) -> list[nn.Module]:
     models = list(model) if isinstance(model, (list, tuple)) else [model]
     if not models:
         raise TorchprofError("Profile needs a model; the list is empty.")
-    for one in models:
-        if not isinstance(one, nn.Module):
+    for entry in models:
+        if not isinstance(entry, nn.Module):
             hint = ""
-            if hasattr(one, "_torchdynamo_orig_callable"):
+            if hasattr(entry, "_torchdynamo_orig_callable"):
                 hint = " A compiled function has no layers: profile the module it calls."
-            elif isinstance(one, torch.export.ExportedProgram):
+            elif isinstance(entry, torch.export.ExportedProgram):
                 hint = " Profile torch.export.unflatten(program): it has the layers of the model."
-            elif isinstance(one, type) and issubclass(one, nn.Module):
-                hint = f" Make one first: {one.__name__}(...)."
-            raise TorchprofError(f"Profile needs a torch.nn.Module or a list of them, not {one!r:.80}.{hint}")
-        for module in all_modules(one):
+            elif isinstance(entry, type) and issubclass(entry, nn.Module):
+                hint = f" Make one first: {entry.__name__}(...)."
+            raise TorchprofError(f"Profile needs a torch.nn.Module or a list of them, not {entry!r:.80}.{hint}")
+        for module in all_modules(entry):
             if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
                 raise TorchprofError(
                     f"nn.DataParallel runs replicas of {type(module.module).__name__} on {len(module.device_ids)} "

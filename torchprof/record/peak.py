@@ -79,8 +79,8 @@ def _place(device: str | torch.device | None) -> torch.device:
 
 
 def _is_available(kind: str) -> bool:
-    found: bool = getattr(torch, kind).is_available()
-    return found
+    is_available: bool = getattr(torch, kind).is_available()
+    return is_available
 
 
 def _clock(where: torch.device) -> Callable[[], float]:

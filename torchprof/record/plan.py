@@ -155,10 +155,10 @@ class Plan:
         if paths is not None:
             chosen = select(paths, [(spot.path, spot.shown) for spot in spots])
         self.with_event_lists |= {
-            spot.path for at, spot in enumerate(spots, first) if (spot.leaf if paths is None else at in chosen)
+            spot.path for index, spot in enumerate(spots, first) if (spot.leaf if paths is None else index in chosen)
         }
         # A wrapper and the module it wraps are one layer: to select one of them selects both.
-        self._layers_chosen |= {self._layer_of[at] for at in chosen}
+        self._layers_chosen |= {self._layer_of[index] for index in chosen}
         self.selected = None if paths is None else self._layers_chosen
         self._label(first)
 
@@ -167,14 +167,14 @@ class Plan:
         at_or_below_chosen: set[tuple[str, ...]] = set()
         inside_chosen: set[int] = set()
         spots_of: dict[int, list[int]] = {}  # id of a module → its spots
-        for at, spot in enumerate(self._spots[first:], first):
+        for index, spot in enumerate(self._spots[first:], first):
             key = id(spot.module())
-            spots_of.setdefault(key, []).append(at)
-            if self._layer_of[at] in self._layers_chosen or spot.path[:-1] in at_or_below_chosen:
+            spots_of.setdefault(key, []).append(index)
+            if self._layer_of[index] in self._layers_chosen or spot.path[:-1] in at_or_below_chosen:
                 at_or_below_chosen.add(spot.path)
                 inside_chosen.add(key)
         for key, numbers in spots_of.items():
-            layers = tuple(dict.fromkeys(self._layer_of[at] for at in numbers))
+            layers = tuple(dict.fromkeys(self._layer_of[index] for index in numbers))
             if self._layers_chosen.isdisjoint(layers) and key in inside_chosen:
                 continue
             spot = self._spots[numbers[0]]
@@ -194,8 +194,8 @@ class Plan:
             around = self._around(spot)
             before = self.sites.get(target.label, Site((), around.label if around else None))
             self.sites[target.label] = before._replace(layers=(*before.layers, *layers))
-            for at in reversed(numbers):
-                self._real_paths[target.label, self._layer_of[at]] = self._spots[at].path
+            for index in reversed(numbers):
+                self._real_paths[target.label, self._layer_of[index]] = self._spots[index].path
 
     def _around(self, spot: ModuleAtPath) -> Target | None:
         """The target of the module that only wraps this one."""
@@ -211,8 +211,8 @@ class Plan:
     @property
     def traces(self) -> tuple[Trace, ...]:
         """All modules that are alive."""
-        found = [(spot, spot.module()) for spot in self._spots]
-        return tuple(Trace(spot.path, spot.leaf, module) for spot, module in found if module is not None)
+        modules = [(spot, spot.module()) for spot in self._spots]
+        return tuple(Trace(spot.path, spot.leaf, module) for spot, module in modules if module is not None)
 
     @property
     def names(self) -> list[str]:
@@ -224,21 +224,23 @@ class Plan:
         """The selected layers that run only if their forward is called: compiled code may inline the others."""
         return {
             layer
-            for at, layer in enumerate(self._layer_of)
-            if layer in self._layers_chosen and not self._spots[at].compiled and self._spots[at].callable
+            for index, layer in enumerate(self._layer_of)
+            if layer in self._layers_chosen and not self._spots[index].compiled and self._spots[index].callable
         }
 
     @property
     def modules(self) -> dict[tuple[str, ...], ProfiledModule]:
         """The layer and the class of each module that is alive, by its real path."""
-        found = [(spot.path, layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
-        return {path: ProfiledModule(layer, type(one).__name__) for path, layer, one in found if one is not None}
+        modules = [(spot.path, layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
+        return {
+            path: ProfiledModule(layer, type(module).__name__) for path, layer, module in modules if module is not None
+        }
 
     @property
     def under_compile(self) -> list[tuple[int, nn.Module]]:
         """The layers whose calls go through torch.compile, with their modules."""
-        found = [(layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
-        return [(layer, one) for layer, one in found if one is not None and is_under_compile(one)]
+        modules = [(layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
+        return [(layer, module) for layer, module in modules if module is not None and is_under_compile(module)]
 
     def holders_of(self, tensors: Sequence[torch.Tensor | None]) -> list[tuple[tuple[str, ...], ...] | None]:
         """For each tensor, the real paths of the modules that have it as their own parameter or buffer; ``()`` if only
@@ -251,20 +253,23 @@ class Plan:
     def is_alone(self, path: tuple[str, ...]) -> bool:
         """Whether the module with this real path is the only instance of its class in this process."""
         module = next((spot.module() for spot in self._spots if spot.path == path), None)
-        return module is not None and sum(type(one) is type(module) for one in gc.get_referrers(type(module))) == 1
+        return (
+            module is not None
+            and sum(type(referrer) is type(module) for referrer in gc.get_referrers(type(module))) == 1
+        )
 
     @property
     def fqns(self) -> dict[str, list[int]]:
         """The layers by their names in FSDP: their real paths, starting below the outermost sharded module."""
         root_of: dict[tuple[str, ...], tuple[str, ...]] = {}  # path → path of the outermost sharded module
-        found: dict[str, list[int]] = {}
+        by_fqn: dict[str, list[int]] = {}
         for spot, layer in zip(self._spots, self._layer_of):
             root = root_of.get(spot.path[:-1], spot.path if _is_sharded(spot.module()) else None)
             if root is not None:
                 root_of[spot.path] = root
-                layers = found.setdefault(".".join(spot.path[len(root) :]), [])
+                layers = by_fqn.setdefault(".".join(spot.path[len(root) :]), [])
                 layers += [] if layer in layers else [layer]
-        return found or layers_by_fqn(self.layer_paths)
+        return by_fqn or layers_by_fqn(self.layer_paths)
 
     @property
     def replicated(self) -> dict[int, set[int]]:
@@ -340,7 +345,7 @@ class Plan:
                     compiled=index in compiled,
                     shared_with=()
                     if places[id(core)] == [index]
-                    else tuple(self.layer_paths[at] for at in places[id(core)] if at != index),
+                    else tuple(self.layer_paths[place] for place in places[id(core)] if place != index),
                 )
             )
             updated[index] = sum(number for param, number in zip(params, numbers) if self._updates.changed(param))
@@ -380,12 +385,12 @@ def _uncounted_tensors(
     buffers: list[torch.Tensor] = []
     tied = False
     for module in modules:
-        for found, tensors in ((params, module._parameters), (buffers, module._buffers)):
+        for of_kind, tensors in ((params, module._parameters), (buffers, module._buffers)):
             for tensor in tensors.values():
                 if tensor is not None and id(tensor) not in counted:
                     counted.add(id(tensor))
-                    found.append(tensor)
-                elif tensor is not None and found is params:
+                    of_kind.append(tensor)
+                elif tensor is not None and of_kind is params:
                     tied = True
     return params, buffers, tied
 

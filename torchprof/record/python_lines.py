@@ -144,9 +144,9 @@ class Sampler:
                 _shown(code.co_filename, self._folder),
                 line,
                 f"{code.co_name} (hook)" if caller is not None and _is_hook(*caller) else code.co_name,
-                _called(code, at, called),
+                _called(code, offset, called),
             )
-            for code, line, at, called, caller in self._locations
+            for code, line, offset, called, caller in self._locations
         ]
         for at_ns, index, intervals in taken:
             yield Sample(at_ns, locations[index], intervals)
@@ -233,9 +233,9 @@ def _calling_module(frame: FrameType) -> tuple[CodeType, int] | None:
     return (caller.f_code, caller.f_lasti) if is_torchs else None
 
 
-def _is_hook(code: CodeType, at: int) -> bool:
+def _is_hook(code: CodeType, offset: int) -> bool:
     """Whether ``nn.Module`` calls a hook there, and not the module's forward. Needs its source, and Python 3.11."""
-    return _called(code, at, None).endswith("hook")
+    return _called(code, offset, None).endswith("hook")
 
 
 def _owner_of(file: str) -> str:
@@ -252,19 +252,19 @@ def _owner_of(file: str) -> str:
     return _LIBRARY if is_installed else _USER
 
 
-def _called(code: CodeType, at: int, called: CodeType | None) -> str:
+def _called(code: CodeType, offset: int, called: CodeType | None) -> str:
     """What a call at this instruction calls, as it is written in the source; else the name of ``called``, if any."""
     positions = getattr(code, "co_positions", None)
-    while at > 0 and dis.opname[code.co_code[at]] == "CACHE":  # the rest of the instruction before it
-        at -= 2
-    if positions is not None and dis.opname[code.co_code[at]].startswith(_CALLS):
-        line, last, begin, end = next(islice(positions(), at // 2, None), (None,) * 4)
+    while offset > 0 and dis.opname[code.co_code[offset]] == "CACHE":  # the rest of the instruction before it
+        offset -= 2
+    if positions is not None and dis.opname[code.co_code[offset]].startswith(_CALLS):
+        line, last, begin, end = next(islice(positions(), offset // 2, None), (None,) * 4)
         if line is not None and begin is not None and end is not None:
             text = linecache.getline(code.co_filename, line).encode()
             written = text[begin : end if last == line else None].decode(errors="replace")
-            found = _NAME.match(written)
-            if found is not None:
-                return found[1]
+            match = _NAME.match(written)
+            if match is not None:
+                return match[1]
     return getattr(called, "co_qualname", called.co_name) if called is not None else ""
 
 

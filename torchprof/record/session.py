@@ -209,7 +209,7 @@ class Session(SessionEvents):
     @property
     def step_starts(self) -> list[int]:
         """When the recording, and each step after the first, began: in ns since 1970."""
-        return [at + self._epoch_ns for at in (self.began_ns, *self._step_ends)]
+        return [time_ns + self._epoch_ns for time_ns in (self.began_ns, *self._step_ends)]
 
     def stop(self, distributed: str | None = None) -> None:
         """End the session. ``distributed``: the job of this process, as JSON for the trace."""

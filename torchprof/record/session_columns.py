@@ -62,7 +62,7 @@ class SessionColumns:
         nbytes, addresses = self._memory(address_of)
         kinds = [*self._kinds]
         self._shorten_async(kinds)
-        has_nodes = any(one is not None and one.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) for one in kinds)
+        has_nodes = any(kind is not None and kind.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) for kind in kinds)
         signatures = self._signatures(kinds, detail)
         kept = compress(range(len(self._numbers)), self._numbers)  # 0 is the number of events that are left out
         threads, order = by_thread(kept, self._threads)
@@ -72,7 +72,7 @@ class SessionColumns:
             return array(code, values if is_in_order else map(values.__getitem__, order))
 
         return EventColumns(
-            [EventKind(Kind.OP, "") if one is None else one for one in self._kinds],
+            [EventKind(Kind.OP, "") if kind is None else kind for kind in self._kinds],
             threads,
             column(self._numbers, "i"),
             column(events.starts),
@@ -120,8 +120,8 @@ class SessionColumns:
 
         def number_of(name: int, scope: int) -> int:
             kind = None if is_python[name] else _kind(names[name], scope)
-            one = None if kind is None else EventKind(kind, names[name])
-            return self._kinds[one]
+            event_kind = None if kind is None else EventKind(kind, names[name])
+            return self._kinds[event_kind]
 
         of_functions = [number_of(name, 0) for name in range(len(names))]
         self._numbers = array("i", map(of_functions.__getitem__, names_of))
@@ -140,7 +140,7 @@ class SessionColumns:
 
     def _memory(self, address_of: Mapping[tuple[int, int, int], int]) -> tuple[array[int] | None, array[int] | None]:
         """The bytes and the addresses of memory events. Each device has a kind of its own."""
-        of_memory = self._of(one is not None and one.kind is Kind.MEMORY for one in self._kinds)
+        of_memory = self._of(kind is not None and kind.kind is Kind.MEMORY for kind in self._kinds)
         if not of_memory:
             return None, None
         raws, starts, threads = self._events.all, self._events.starts, self._threads
@@ -159,7 +159,7 @@ class SessionColumns:
 
     def _shorten_async(self, kinds: Sequence[EventKind | None]) -> None:
         """A label that ends on another thread takes no time of its own thread."""
-        for index in self._of(one is not None and one.kind is Kind.USER_LABEL for one in kinds):
+        for index in self._of(kind is not None and kind.kind is Kind.USER_LABEL for kind in kinds):
             raw = self._events.all[index]
             if self._events.scopes[index] == USER_SCOPE and (
                 raw.is_async() or raw.end_thread_id() != raw.start_thread_id()
@@ -170,20 +170,20 @@ class SessionColumns:
         self, kinds: Sequence[EventKind | None], detail: Callable[[str], Detail] | None
     ) -> array[int] | None:
         """The numbers of the inputs of ops; None if none were recorded."""
-        wanted = [_detail(one, detail) for one in kinds]
+        wanted = [_detail(kind, detail) for kind in kinds]
         names_metadata = [
-            one is not None and one.name == RECORDS_COLLECTIVE and HAS_COLLECTIVE_METADATA for one in kinds
+            kind is not None and kind.name == RECORDS_COLLECTIVE and HAS_COLLECTIVE_METADATA for kind in kinds
         ]
         if detail is None and not any(names_metadata):
             return None
         raws, number_of, nothing = self._events.all, self._inputs.number_of, Detail.NOTHING
-        found = array("i", bytes(4 * len(raws)))
+        numbers = array("i", bytes(4 * len(raws)))
         for index, number in enumerate(self._numbers):
             if wanted[number] is not nothing:
-                found[index] = number_of(raws[index], wanted[number])
+                numbers[index] = number_of(raws[index], wanted[number])
         for index in self._of(names_metadata):
-            found[index] = self._inputs.number_of_collective(raws[index]) or found[index]
-        return found
+            numbers[index] = self._inputs.number_of_collective(raws[index]) or numbers[index]
+        return numbers
 
     def _device_work(self) -> Iterator[Event]:
         """The kernels, copies and sets of devices."""
@@ -191,7 +191,7 @@ class SessionColumns:
         hip = [index for device_type, index in devices if device_type.name == "HIP"]
         counted = numbers_of_devices((raw.device_index() for raw in work), hip)
         first = first_correlation_id(self._calls, (raw.correlation_id() for raw in work if raw.linked_correlation_id()))
-        labels = {one.name for one in self._kinds if one is not None and one.kind is Kind.USER_LABEL}
+        labels = {kind.name for kind in self._kinds if kind is not None and kind.kind is Kind.USER_LABEL}
         for raw in work:
             name = raw.name()
             # A copy of a CPU range on the device's timeline is no work. If this torch does not mark such copies, they
@@ -231,14 +231,14 @@ def _kind(name: str, scope: int) -> Kind | None:
     return Kind.BACKWARD_FUNCTION if scope == BACKWARD_SCOPE else Kind.OP
 
 
-def _detail(one: EventKind | None, detail: Callable[[str], Detail] | None) -> Detail:
+def _detail(kind: EventKind | None, detail: Callable[[str], Detail] | None) -> Detail:
     """How much is read of the inputs of events of one kind."""
-    if detail is None or one is None:
+    if detail is None or kind is None:
         return Detail.NOTHING
-    if one.kind is Kind.COLLECTIVE:
+    if kind.kind is Kind.COLLECTIVE:
         return Detail.SHAPES
-    if one.kind is Kind.OP or (one.kind is Kind.BACKWARD_FUNCTION and one.name.endswith(ACCUMULATES)):
-        return detail(one.name)
+    if kind.kind is Kind.OP or (kind.kind is Kind.BACKWARD_FUNCTION and kind.name.endswith(ACCUMULATES)):
+        return detail(kind.name)
     return Detail.NOTHING
 
 

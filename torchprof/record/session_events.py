@@ -129,7 +129,7 @@ class SessionEvents:
 
     def _addresses(self) -> dict[tuple[int, int, int], int]:
         """The address of each memory event, by its time, thread and bytes. Only torch's tree of events has it."""
-        found: dict[tuple[int, int, int], int] = {}
+        addresses: dict[tuple[int, int, int], int] = {}
         results = self._profiler.kineto_results
         waiting = [] if results is None else [results.experimental_event_tree()]
         allocation = optional("torch._C._profiler._ExtraFields_Allocation")
@@ -143,12 +143,12 @@ class SessionEvents:
                     continue  # no allocation; `extra_fields` makes a copy, so it is read only if needed
                 fields = event.extra_fields
                 if type(fields) is allocation:
-                    found[event.start_time_ns, event.start_tid, fields.alloc_size] = fields.ptr
-        return found
+                    addresses[event.start_time_ns, event.start_tid, fields.alloc_size] = fields.ptr
+        return addresses
 
     def calls(self) -> list[Call]:
         """The forward calls of labelled modules, in the order in which they ended."""
-        found: list[Call] = []
+        calls: list[Call] = []
         open_calls: OpenRanges[_OpenCall] = OpenRanges()
         for raw in self._raw():
             name = raw.name()
@@ -158,12 +158,12 @@ class SessionEvents:
             around = open_calls.at(thread, start)
             if name in (RAISED, STOPPED) and around:
                 number = around[-1].number
-                found[number] = found[number]._replace(finished=False)
+                calls[number] = calls[number]._replace(finished=False)
             elif is_of_a_call(name):
                 end = end_ns(raw)
-                around.append(_OpenCall(end, len(found)))
-                found.append(Call(name, start, end, thread, True))
-        return sorted(found, key=lambda call: call.end_ns)
+                around.append(_OpenCall(end, len(calls)))
+                calls.append(Call(name, start, end, thread, True))
+        return sorted(calls, key=lambda call: call.end_ns)
 
     def event_list(self) -> EventList:
         """torch's own list of the whole session, without our labels."""

@@ -40,9 +40,9 @@ class Owners:
             return None if tensor is None else tuple(self._by_tensor[id(tensor)])
         if self._elsewhere is None:
             # torch.compile's own modules have the tensors that freezing made parts of graphs.
-            every = (one for one in gc.get_objects() if issubclass(type(one), nn.Module))
-            modules = [one for one in every if not issubclass(type(one), torch.fx.GraphModule)]
-            self._elsewhere = {id(one) for module in modules for one in _own_tensors(module)}
+            every = (value for value in gc.get_objects() if issubclass(type(value), nn.Module))
+            modules = [module for module in every if not issubclass(type(module), torch.fx.GraphModule)]
+            self._elsewhere = {id(tensor) for module in modules for tensor in _own_tensors(module)}
         if id(tensor) in self._elsewhere:
             return ()
         return tuple(self._by_memory.get(_memory_of(tensor) or (0, 0), ())) or None
@@ -51,7 +51,7 @@ class Owners:
 def _own_tensors(module: nn.Module) -> Iterator[torch.Tensor]:
     """A module's own parameters and buffers, without those of its children."""
     for name in ("_parameters", "_buffers"):
-        yield from (one for one in module.__dict__.get(name, {}).values() if one is not None)
+        yield from (value for value in module.__dict__.get(name, {}).values() if value is not None)
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
@@ -70,6 +70,6 @@ def _gathered_in(module: nn.Module) -> Iterator[tuple[nn.Module, torch.Tensor]]:
     with suppress(Exception):
         state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
         groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for one in (one for group in groups for one in getattr(group, "fsdp_params", ())):
-            if hasattr(one, "_unsharded_param"):
-                yield one._module_info.module, one._unsharded_param
+        for param in (param for group in groups for param in getattr(group, "fsdp_params", ())):
+            if hasattr(param, "_unsharded_param"):
+                yield param._module_info.module, param._unsharded_param

@@ -224,23 +224,23 @@ def optional(name: str, default: Any = None) -> Any:
     """A part of torch, by its name in ``INTERNALS``; ``default`` if this torch does not have it."""
     assert name in INTERNALS, name
     module, *attributes = name.split(".")
-    found: Any = importlib.import_module(module)
+    value: Any = importlib.import_module(module)
     for number, attribute in enumerate(attributes):
-        if not hasattr(found, attribute):
+        if not hasattr(value, attribute):
             try:
                 importlib.import_module(".".join((module, *attributes[: number + 1])))
             except ImportError:
                 return default
-        found = getattr(found, attribute, default)
-    return found
+        value = getattr(value, attribute, default)
+    return value
 
 
 def needed(name: str) -> Any:
     """The same for a part without which nothing can be recorded. Raises TorchprofError if it is missing."""
-    found = optional(name)
-    if found is None:
+    value = optional(name)
+    if value is None:
         raise TorchprofError(
             f"torch {torch.__version__} has no {name} (for: {INTERNALS[name].use}), and torchprof cannot record "
             f"without it. Install torch {INTERNALS[name].since} to {INTERNALS[name].until}, or a newer torchprof."
         )
-    return found
+    return value

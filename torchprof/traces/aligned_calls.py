@@ -85,9 +85,9 @@ class AlignedCalls:
         self._replaced = replaced
         self._names = [op.name for op in model]
         self._spans: dict[LayerCall, tuple[int, int]] = {}  # of each call: its first and last operator
-        for at, op in enumerate(model):
+        for index, op in enumerate(model):
             for call in op.calls:
-                self._spans[call] = self._spans.get(call, (at, at))[0], at
+                self._spans[call] = self._spans.get(call, (index, index))[0], index
         self.labels: list[Event] = []
         self.operators: set[tuple[int, int]] = set()
         self.total_ns = 0
@@ -107,7 +107,7 @@ class AlignedCalls:
                 from_start=number > 0,
                 from_end=number < len(matched),
             )
-            pairs.update((traced + 1 + one, model + 1 + other) for one, other in between)
+            pairs.update((traced + 1 + traced_op, model + 1 + other) for traced_op, other in between)
         self._label(thread, ops, pairs, {place: self._model[model].calls for place, model in pairs.items()})
         return AlignedForward(pairs, matched, min(pairs), max(pairs))
 
@@ -131,14 +131,14 @@ class AlignedCalls:
             return
         copies = dict(zip(compared, matched))  # place in what is computed again → place in the forward
         borders = [(-1, forward.first - 1), *zip(compared, matched), (len(names), forward.last + 1)]
-        for number, ((one, other), (next_one, next_other)) in enumerate(pairwise(borders)):
+        for number, ((traced, other), (next_one, next_other)) in enumerate(pairwise(borders)):
             between = pair_between(
-                names[one + 1 : next_one],
+                names[traced + 1 : next_one],
                 [op.name for op in on.ops[other + 1 : next_other]],
                 from_start=number > 0,
                 from_end=number < len(compared),
             )
-            copies.update((one + 1 + here, other + 1 + there) for here, there in between)
+            copies.update((traced + 1 + here, other + 1 + there) for here, there in between)
         pairs = {place: forward.pairs[copy] for place, copy in copies.items() if copy in forward.pairs}
         first_copy, last_compared = min(copies.values()), forward.pairs[matched[-1]]
         begin = 1 + max((pair for place, pair in forward.pairs.items() if place < first_copy), default=-1)
@@ -191,7 +191,9 @@ class AlignedCalls:
         """
         if not ops:
             return []
-        around = tuple(one for one, other in zip(self._model[before].calls, self._model[after].calls) if one == other)
+        around = tuple(
+            call for call, other in zip(self._model[before].calls, self._model[after].calls) if call == other
+        )
         missing = self._model[before + 1 : after]
         if not missing:
             return [] if self._model[before].calls == self._model[after].calls else [*ops]
@@ -209,10 +211,10 @@ class AlignedCalls:
 def _with_ranges(first: TracedOp, last: TracedOp, end_ns: int) -> tuple[int, int]:
     """From the start of an operator to the end of another one, with the ranges of users that begin or end between."""
     start, end = first.start_ns, end_ns
-    for one in first.ranges:
-        if one.end_ns < end:
-            start = min(start, one.start_ns)
-    for one in last.ranges:
-        if one.start_ns > start:
-            end = max(end, one.end_ns)
+    for opened in first.ranges:
+        if opened.end_ns < end:
+            start = min(start, opened.start_ns)
+    for opened in last.ranges:
+        if opened.start_ns > start:
+            end = max(end, opened.end_ns)
     return start, end

@@ -92,14 +92,14 @@ def align(
 def _best(references: Sequence[Reference], traced: TracedOps, signatures: Sequence[Signature]) -> _Search:
     """The search that finds most forwards of a model: first with all operators that are compared; if there is none,
     without those of attention, which may be computed in another way."""
-    found = [_Search(one, traced, signatures) for one in references]
-    if not any(search.forwards for search in found):
-        why_not = max(found, key=lambda search: search.longest).why_not()
-        if not any(search.is_refused for search in found):
-            found = [_Search(one, traced, signatures, replaced=_OF_ATTENTION) for one in references]
-        if not any(search.forwards for search in found):
+    searches = [_Search(reference, traced, signatures) for reference in references]
+    if not any(search.forwards for search in searches):
+        why_not = max(searches, key=lambda search: search.longest).why_not()
+        if not any(search.is_refused for search in searches):
+            searches = [_Search(reference, traced, signatures, replaced=_OF_ATTENTION) for reference in references]
+        if not any(search.forwards for search in searches):
             raise TorchprofError(why_not)
-    return max(found, key=lambda search: (search.forwards, -search.calls.unknown_ns.total(), search.longest))
+    return max(searches, key=lambda search: (search.forwards, -search.calls.unknown_ns.total(), search.longest))
 
 
 class _Search:
@@ -117,7 +117,7 @@ class _Search:
         self._signatures = signatures
         self._replaced = replaced
         self._places = self._compared(self._ops)
-        self._classes = [_class_of(self._ops[at].name) for at in self._places]
+        self._classes = [_class_of(self._ops[place].name) for place in self._places]
         self._fallback = _borders(self._classes)
         block = len(self._classes) - (self._fallback[-1] if self._classes else 0)
         self._repeats_blocks = block < len(self._classes) and len(self._classes) % block == 0
@@ -127,13 +127,13 @@ class _Search:
         self._other_shape = ""
         self._is_ambiguous = False
         if self._classes:
-            found = {thread: self._search(thread, on.ops) for thread, on in traced.by_thread.items()}
+            forwards = {thread: self._search(thread, on.ops) for thread, on in traced.by_thread.items()}
             for again in traced.again:
-                self._add_computed_again(again, traced, found.get(again.forward_thread, []))
+                self._add_computed_again(again, traced, forwards.get(again.forward_thread, []))
 
     def _compared(self, ops: Iterable[TracedOp | ReferenceOp]) -> list[int]:
         """The places of the operators that are compared."""
-        return [at for at, op in enumerate(ops) if _class_of(op.name) and op.name not in self._replaced]
+        return [place for place, op in enumerate(ops) if _class_of(op.name) and op.name not in self._replaced]
 
     @property
     def is_refused(self) -> bool:
@@ -144,24 +144,26 @@ class _Search:
 
     def _search(self, thread: int, ops: list[TracedOp]) -> list[AlignedForward]:
         places = self._compared(ops)
-        classes = [_class_of(ops[at].name) for at in places]
+        classes = [_class_of(ops[place].name) for place in places]
         size = len(self._classes)
-        ends = self._ends(classes, [ops[at].name for at in places])
+        ends = self._ends(classes, [ops[place].name for place in places])
         fitting = [end - size + 1 for end in ends]
         fitting = [
-            first for first in fitting if self._has_same_parameters([ops[at] for at in places[first : first + size]])
+            first
+            for first in fitting
+            if self._has_same_parameters([ops[place] for place in places[first : first + size]])
         ]
-        starts = self._apart(fitting, [(ops[at].nodes, ops[at].ranges[:1]) for at in places])
-        found: list[AlignedForward] = []
+        starts = self._apart(fitting, [(ops[place].nodes, ops[place].ranges[:1]) for place in places])
+        forwards: list[AlignedForward] = []
         for first in starts:
             matched = places[first : first + size]
-            last = found[-1].last if found else -1
+            last = forwards[-1].last if forwards else -1
             before = max(last, places[first - 1] if first else -1) + 1
             self.adjacent += last >= 0 and self._is_adjacent(ops, last, matched[0])
             after = places[first + size] if first + size < len(places) else len(ops)
-            found.append(self.calls.add_forward(thread, ops, matched, self._places, range(before, after)))
-        self.forwards += len(found)
-        return found
+            forwards.append(self.calls.add_forward(thread, ops, matched, self._places, range(before, after)))
+        self.forwards += len(forwards)
+        return forwards
 
     def _add_computed_again(self, again: ComputedAgain, traced: TracedOps, forwards: Sequence[AlignedForward]) -> None:
         on = traced.by_thread.get(again.forward_thread)
@@ -176,15 +178,15 @@ class _Search:
     def _ends(self, classes: Sequence[str | None], names: Sequence[str]) -> list[int]:
         """Where the whole order ends, by the search of Knuth, Morris and Pratt: each operator is looked at once."""
         ends, matched = [], 0
-        for at, one in enumerate(classes):
-            while matched and (matched == len(self._classes) or one != self._classes[matched]):
+        for index, name in enumerate(classes):
+            while matched and (matched == len(self._classes) or name != self._classes[matched]):
                 if matched > self.longest[0] and matched < len(self._classes):
-                    self.longest = matched, names[at]
+                    self.longest = matched, names[index]
                 matched = self._fallback[matched - 1]
-            if one == self._classes[matched]:
+            if name == self._classes[matched]:
                 matched += 1
             if matched == len(self._classes):
-                ends.append(at)
+                ends.append(index)
         if matched > self.longest[0] and matched < len(self._classes):
             self.longest = matched, ""
         return ends
@@ -196,16 +198,16 @@ class _Search:
         that time."""
         size = len(self._classes)
         kept: list[int] = []
-        at = 0
-        while at < len(starts):
-            group = [starts[at]]
-            while at + len(group) < len(starts) and starts[at + len(group)] < group[-1] + size:
-                group.append(starts[at + len(group)])
+        start = 0
+        while start < len(starts):
+            group = [starts[start]]
+            while start + len(group) < len(starts) and starts[start + len(group)] < group[-1] + size:
+                group.append(starts[start + len(group)])
             if len(group) == 1:
                 kept += group
             else:
                 kept += self._filling(group, spans)
-            at += len(group)
+            start += len(group)
         return kept
 
     def _is_adjacent(self, ops: list[TracedOp], last: int, first: int) -> bool:
@@ -217,7 +219,7 @@ class _Search:
 
     def _filling(self, group: list[int], spans: Sequence[tuple[int, tuple[RangeAround, ...]]]) -> list[int]:
         size, known = len(self._classes), set(group)
-        found: list[int] = []
+        starts: list[int] = []
         segments: list[list[int]] = []
         for place in range(group[0], group[-1] + size):
             if segments and spans[segments[-1][-1]] == spans[place]:
@@ -231,24 +233,24 @@ class _Search:
             whole = range(first, last + 1, size)
             is_whole = len(segment) % size == 0 and known.issuperset(whole)
             if begins and ends and is_whole and (len(whole) == 1 or not self._repeats_blocks):
-                found += whole
+                starts += whole
             else:
                 self._is_ambiguous = True
-        return found
+        return starts
 
     def _has_same_parameters(self, traced: Sequence[TracedOp]) -> bool:
         """Whether the parameters have the same shapes, as far as the trace has shapes."""
-        for at, op in zip(self._places, traced):
+        for place, op in zip(self._places, traced):
             if not op.signature:
                 continue
-            ours, theirs = self._ops[at].shapes, self._signatures[op.signature].shapes
+            ours, theirs = self._ops[place].shapes, self._signatures[op.signature].shapes
             inputs = (1,) if op.name == "aten::linear" else _PARAMETERS.get(_class_of(op.name) or "", ())
             for number in inputs:
-                if number < min(len(ours), len(theirs)) and op.name == self._ops[at].name:
+                if number < min(len(ours), len(theirs)) and op.name == self._ops[place].name:
                     here, there = tuple(ours[number]), tuple(theirs[number])
                     if here and there and here != there:
                         self._other_shape = self._other_shape or (
-                            f"`{self._ops[at].layer}` has a parameter of shape {[*here]}, and {op.name} in the "
+                            f"`{self._ops[place].layer}` has a parameter of shape {[*here]}, and {op.name} in the "
                             f"trace one of {[*there]}"
                         )
                         return False
@@ -284,10 +286,10 @@ class _Search:
 
 def _borders(classes: Sequence[str | None]) -> list[int]:
     """For each beginning of the order: how much of it is also its end. (Knuth, Morris, Pratt, 1977)"""
-    found, length = [0] * len(classes), 0
-    for at in range(1, len(classes)):
-        while length and classes[at] != classes[length]:
-            length = found[length - 1]
-        length += classes[at] == classes[length]
-        found[at] = length
-    return found
+    borders, length = [0] * len(classes), 0
+    for index in range(1, len(classes)):
+        while length and classes[index] != classes[length]:
+            length = borders[length - 1]
+        length += classes[index] == classes[length]
+        borders[index] = length
+    return borders

@@ -81,11 +81,11 @@ class Columns:
                 if len(several) > 1:
                     doubles.update(self._doubles(start, several, groups))
         if doubles:
-            kept = [at for at in range(len(self.start)) if at not in doubles]
+            kept = [index for index in range(len(self.start)) if index not in doubles]
             columns = {name: getattr(self, name) for name in self.__slots__ if name != "stretches"}
             for name, column in columns.items():
                 setattr(self, name, array(column.typecode, map(column.__getitem__, kept)))
-            self.stretches = [0, *(at for at in range(1, len(kept)) if self.start[at] < self.start[at - 1])]
+            self.stretches = [0, *(index for index in range(1, len(kept)) if self.start[index] < self.start[index - 1])]
         return len(doubles)
 
     def separate(self, groups: Sequence[str], threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
@@ -98,49 +98,49 @@ class Columns:
         starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
         open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
         for window in self.windows(groups):
-            for at in window:
-                if is_left_out[names[at]]:
+            for index in window:
+                if is_left_out[names[index]]:
                     continue
-                start, end = starts[at], starts[at] + lengths[at]
-                stack = open_ranges[threads[lanes[at]]]
+                start, end = starts[index], starts[index] + lengths[index]
+                stack = open_ranges[threads[lanes[index]]]
                 while stack:
                     last = stack[-1]
                     shared = starts[last] + lengths[last] - start
                     if shared > 0:
-                        is_rounded = shared < _ROUNDED and 2 * shared < min(lengths[last], lengths[at])
+                        is_rounded = shared < _ROUNDED and 2 * shared < min(lengths[last], lengths[index])
                         if not is_rounded or start + shared >= end:
                             break
                         lengths[last] -= shared
                     stack.pop()
-                stack.append(at)
+                stack.append(index)
 
     def _doubles(self, start: int, several: Sequence[int], groups: Sequence[str]) -> Iterator[int]:
         """The doubles among events that start at the same time, given in their order."""
         seen: set[tuple[int, ...]] = set()
         last_at: dict[tuple[int, int, int], int] = {}  # by thread, device and address: bytes allocated or freed
-        for at in several:
-            ns, name, lane, number = self.ns[at], self.name[at], self.lane[at], self.number[at]
+        for index in several:
+            ns, name, lane, number = self.ns[index], self.name[index], self.lane[index], self.number[index]
             group = groups[name]
             if group is MEMORY_EVENTS:
                 if number and last_at.get((lane, name, number)) == ns:
-                    yield at
+                    yield index
                 last_at[lane, name, number] = ns
                 continue
-            event = ns, name, lane, number, self.sequence[at], self.signature[at]
+            event = ns, name, lane, number, self.sequence[index], self.signature[index]
             is_exact = start % 1000 or ns % 1000
             if event in seen and (is_exact or (ns > _ROUNDED if group is DEVICE_WORK else number)):
-                yield at
+                yield index
             seen.add(event)
 
     def windows(self, groups: Sequence[str]) -> Iterator[Sequence[int]]:
         """The numbers of the events in the order of their start, in lists."""
         start, ns, number = self.start, self.ns, self.number
 
-        def outer_first(at: int) -> tuple[int, int, bool, int]:
-            group = groups[self.name[at]]
+        def outer_first(index: int) -> tuple[int, int, bool, int]:
+            group = groups[self.name[index]]
             if group is MEMORY_EVENTS:  # inside the innermost operator that starts then; in the order of the file
-                return start[at], 1, False, 0
-            return start[at], -ns[at], group is RUNTIME_CALLS, number[at]
+                return start[index], 1, False, 0
+            return start[index], -ns[index], group is RUNTIME_CALLS, number[index]
 
         # In whole microseconds, as torch wrote them before 2.3, many events start at the same time.
         key: Callable[[int], Any] = start.__getitem__ if any(time % 1000 for time in start) else outer_first

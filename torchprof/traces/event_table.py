@@ -314,8 +314,8 @@ class Arrows:
         if len(grown) > _MANY_ARROWS:
             self._dropped_bits = self._dropped_bits * 2 + 1
             for arrows in (self._from, self._to):
-                for one in [one for one in arrows if one & self._dropped_bits]:
-                    del arrows[one]
+                for arrow in [arrow for arrow in arrows if arrow & self._dropped_bits]:
+                    del arrows[arrow]
 
     def forward_threads(self, lanes: Sequence[tuple[int, int]], cpu: Columns) -> dict[int, int]:
         """The thread for each number of a forward thread.

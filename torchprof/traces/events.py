@@ -153,7 +153,7 @@ class TraceEvents:
     @property
     def has_nodes(self) -> bool:
         """Whether there are autograd nodes."""
-        return self.has_engine or any(self._is_node_by_name(*one) for one in self._names)
+        return self.has_engine or any(self._is_node_by_name(*names) for names in self._names)
 
     @cached_property
     def has_engine(self) -> bool:
@@ -216,7 +216,8 @@ class TraceEvents:
             elif signature:
                 signatures[around].add(signature)
         shapes = {
-            name: frozenset(shapes_in(self.signatures[one] for one in numbers)) for name, numbers in signatures.items()
+            name: frozenset(shapes_in(self.signatures[number] for number in numbers))
+            for name, numbers in signatures.items()
         }
         return [ModuleCall(name, tuple(above), shapes.get(name, frozenset())) for name, above in parents.items()]
 
@@ -232,9 +233,9 @@ class TraceEvents:
         if not any(wanted):
             return []
         names = [name for _, name in self._names]
-        found = ranges_in(self._cpu_events(), self.table.lanes, names, kinds, wanted, self._are_nodes(kinds))
-        self._in_backward = found.in_backward
-        return found.calls
+        ranges = ranges_in(self._cpu_events(), self.table.lanes, names, kinds, wanted, self._are_nodes(kinds))
+        self._in_backward = ranges.in_backward
+        return ranges.calls
 
     def _cpu_events(self) -> Iterator[Line]:
         """The CPU's events in the order of their start, without memory events, which have no duration."""
@@ -248,7 +249,7 @@ class TraceEvents:
         """
         names = [name for _, name in self._names]
         inner = {name.removeprefix(NODE_PREFIX) for name, kind in zip(names, kinds) if kind is Kind.NODE}
-        return [name in inner or self._is_node_by_name(*one) for name, one in zip(names, self._names)]
+        return [name in inner or self._is_node_by_name(*names) for name, names in zip(names, self._names)]
 
     def _is_node_by_name(self, group: str, name: str) -> bool:
         """Whether this is the name of a node, in a trace without ranges of the engine around nodes (torch 1.8).

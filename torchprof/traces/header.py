@@ -20,11 +20,11 @@ def meta_of_header(path: Path, header: Mapping[str, Any]) -> Meta:
     rank, ranks = (_number(distributed.get(key)) for key in ("rank", "world_size"))
     devices: Counter[str] = Counter()
     properties = header.get("deviceProperties")
-    for one in properties if isinstance(properties, list) else ():
-        if isinstance(one, dict) and one.get("name"):
-            memory = one.get("totalGlobalMem")
+    for device in properties if isinstance(properties, list) else ():
+        if isinstance(device, dict) and device.get("name"):
+            memory = device.get("totalGlobalMem")
             size = f" ({memory / _GIGABYTE:.0f} GB)" if isinstance(memory, int) and memory > 0 else ""
-            devices[f"{one['name']}{size}"] += 1
+            devices[f"{device['name']}{size}"] += 1
     environment = [("devices", ", ".join(f"{count} × {name}" for name, count in devices.items()))] if devices else []
     if ranks:
         backend = " ".join(str(distributed[key]) for key in ("backend", "nccl_version") if distributed.get(key))

@@ -104,8 +104,8 @@ class JsonText:
 
     def step(self, gap: re.Pattern[str]) -> None:
         """Step over the part of a gap that was already read."""
-        found = gap.match(self.text, self.at)
-        self.at = found.end() if found else self.at
+        match = gap.match(self.text, self.at)
+        self.at = match.end() if match else self.at
 
     def ahead(self, count: int) -> str:
         """The next ``count`` characters, or fewer if no more were read."""
@@ -117,8 +117,8 @@ class JsonText:
             self.more()  # the match of the first pattern may be in the next chunk
         while True:
             for pattern in patterns:
-                if found := pattern.search(self.text, self.at):
-                    self.at = found.end()
+                if match := pattern.search(self.text, self.at):
+                    self.at = match.end()
                     return True
             self.at = max(self.at, len(self.text) - _LONGEST_MARK)
             if not self.more():
@@ -177,8 +177,8 @@ class JsonText:
         """Repair the text at the place of an error. Raises as ``value`` if it cannot be repaired."""
         if error.msg.startswith("Unterminated string") or _CUT_WORD.match(self.text, error.pos):
             self._raise_incomplete(error)
-        if found := _NO_NUMBER.match(self.text, error.pos):
-            self._replace(*found.span(), "null")
+        if match := _NO_NUMBER.match(self.text, error.pos):
+            self._replace(*match.span(), "null")
         elif error.msg.startswith("Invalid \\"):
             # If one string is not escaped, the others are not either: repair all strings in the text at once.
             strings = self.text[self.at :]
@@ -224,11 +224,11 @@ class JsonText:
 
     def _last_event(self) -> int:
         """Where the last event in the text probably starts; 0 if there is no second event."""
-        at = len(self.text)
-        while (at := self.text.rfind("{", self.at + 1, at)) > 0:
-            before = self.text[max(at - _LONGEST_GAP, self.at) : at].rstrip()
+        start = len(self.text)
+        while (start := self.text.rfind("{", self.at + 1, start)) > 0:
+            before = self.text[max(start - _LONGEST_GAP, self.at) : start].rstrip()
             if before.endswith(",") and before[:-1].rstrip().endswith("}"):
-                return at
+                return start
         return 0
 
 
@@ -239,4 +239,4 @@ def _with_literal_backslashes(string: re.Match[str]) -> str:
     """
     if "\\" not in string[0] or _ESCAPED.fullmatch(string[0]):
         return string[0]
-    return _BACKSLASH.sub(lambda one: one[0] if one[1] else "\\\\", string[0])
+    return _BACKSLASH.sub(lambda escape: escape[0] if escape[1] else "\\\\", string[0])

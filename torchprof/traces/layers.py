@@ -108,12 +108,12 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
         model = path[0].partition("#")[0]  # the second one of a class is "Net#2"
         shown: tuple[str, ...] = ()
         wraps = False
-        for at, step in enumerate(path):
-            owner = model if at == 1 else kinds.get(label_at.get(path[:at], ""), "")
-            wraps = at > 0 and (step in _WRAPPING_STEPS or (step == "module" and owner in _PARALLEL))
+        for index, step in enumerate(path):
+            owner = model if index == 1 else kinds.get(label_at.get(path[:index], ""), "")
+            wraps = index > 0 and (step in _WRAPPING_STEPS or (step == "module" and owner in _PARALLEL))
             if not wraps:
                 shown = (*shown, step)
-            kind = kinds.get(label_at.get(path[: at + 1], ""), "") or ("" if at else model)
+            kind = kinds.get(label_at.get(path[: index + 1], ""), "") or ("" if index else model)
             kind_at[shown] = kind or kind_at.get(shown, "")
         paths[label] = [shown]
         wrapper_of[label] = label_at.get(path[:-1]) if wraps else None
@@ -141,13 +141,13 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
         for core in dict.fromkeys(core_of.values())
     }
     places = _places(inner)
-    models = Counter(traced_class_name(at[0]) for found in places.values() for at in found if len(at) == 1)
+    models = Counter(traced_class_name(path[0]) for paths in places.values() for path in paths if len(path) == 1)
 
-    def shown(at: tuple[str, ...]) -> tuple[str, ...]:
-        model = traced_class_name(at[0])
-        return (model if models[model] == 1 else strip_module_prefix(at[0]), *map(strip_module_prefix, at[1:]))
+    def shown(path: tuple[str, ...]) -> tuple[str, ...]:
+        model = traced_class_name(path[0])
+        return (model if models[model] == 1 else strip_module_prefix(path[0]), *map(strip_module_prefix, path[1:]))
 
-    paths = {name: [shown(at) for at in places[core]] for name, core in core_of.items() if core in places}
+    paths = {name: [shown(path) for path in places[core]] for name, core in core_of.items() if core in places}
     kind_at = {path: traced_class_name(name) for name in places for path in paths[name]}
     return _hierarchy(kind_at, paths, wrapper_of, about_crowded([name for name in inner if name not in places]))
 
@@ -170,7 +170,7 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
             (folded.get(name, name), None) for name in _nearest_kept(call.parents, folded, around)
         )
     places = _places({name: tuple(names) for name, names in parents.items()})
-    kind_at = {path: "" for found in places.values() for path in found}
+    kind_at = {path: "" for of_name in places.values() for path in of_name}
     paths = {name: places[fold] for name, fold in folded.items() if fold in places}
     return _hierarchy(kind_at, paths, {}, about_crowded([name for name in parents if name not in places]))
 
@@ -197,10 +197,10 @@ def about_crowded(names: Sequence[str]) -> Iterator[RunWarning]:
 def other_places(paths: Iterable[Sequence[tuple[str, ...]]]) -> dict[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """For each path of a name with several paths, its other paths; for a name with more than 100 paths, none."""
     return {
-        path: tuple(other for other in found if other != path)
-        for found in paths
-        if 1 < len(found) <= _MOST_OTHERS
-        for path in found
+        path: tuple(other for other in of_name if other != path)
+        for of_name in paths
+        if 1 < len(of_name) <= _MOST_OTHERS
+        for path in of_name
     }
 
 
@@ -279,13 +279,13 @@ def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str,
             continue
         waiting: list[tuple[str, ...]] = [(name,)]
         while waiting:
-            at = waiting.pop()
-            if len(places[at[-1]]) <= MOST_PLACES:
-                places[at[-1]].append(at)
-                waiting.extend((*at, child) for child in reversed(inside[at[-1]]) if child not in at)
-    crowded = {name for name, found in places.items() if len(found) > MOST_PLACES}
-    clear = {name: [at for at in found if crowded.isdisjoint(at)] for name, found in places.items()}
-    return {name: found for name, found in clear.items() if found}
+            path = waiting.pop()
+            if len(places[path[-1]]) <= MOST_PLACES:
+                places[path[-1]].append(path)
+                waiting.extend((*path, child) for child in reversed(inside[path[-1]]) if child not in path)
+    crowded = {name for name, paths in places.items() if len(paths) > MOST_PLACES}
+    clear = {name: [path for path in paths if crowded.isdisjoint(path)] for name, paths in places.items()}
+    return {name: paths for name, paths in clear.items() if paths}
 
 
 def _hierarchy(
@@ -311,7 +311,7 @@ def _hierarchy(
         number[path] = len(layers)
         layers.append(layer_of_trace(path, kind_at[path], others.get(path, ())))
         waiting.extend(reversed(below[path]))
-    sites = {name: Site(tuple(number[path] for path in found), wrapper_of.get(name)) for name, found in paths.items()}
+    sites = {name: Site(tuple(number[path] for path in paths), wrapper_of.get(name)) for name, paths in paths.items()}
     return Hierarchy(tuple(layers), sites, tuple(warnings))
 
 

@@ -162,6 +162,8 @@ def _abbreviated(paths: Sequence[tuple[str, ...]]) -> str:
         return some([".".join(path) for path in paths])
     steps = [path[-1] for path in paths]
     first = ".".join(paths[0])
-    if len(steps) > 2 and steps == [str(int(steps[0]) + at) for at in range(len(steps)) if steps[0].isdecimal()]:
+    if len(steps) > 2 and steps == [
+        str(int(steps[0]) + number) for number in range(len(steps)) if steps[0].isdecimal()
+    ]:
         return f"{first} to .{steps[-1]}"
     return some([first, *(f".{step}" for step in steps[1:])])

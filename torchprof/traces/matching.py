@@ -53,8 +53,8 @@ def match_modules(
     model, traced = ModelTree(modules), TracedModules(calls)
     matching = _Matching(traced, model)
     matching.match()
-    found = matching.matches.module_of
-    if calls and not found:
+    module_of = matching.matches.module_of
+    if calls and not module_of:
         roots = dict.fromkeys(traced_class_name(call.name) for call in calls if not traced.callers[call.name])
         models = dict.fromkeys(module.path[0] for module in modules if len(module.path) == 1)
         raise TorchprofError(
@@ -62,7 +62,7 @@ def match_modules(
             f"certainly matches. {GIVE_THE_RIGHT_MODEL}"
         )
     if not compiled:
-        model.refuse_other_calls(set(found.values()), matching.replaced())
+        model.refuse_other_calls(set(module_of.values()), matching.replaced())
     return matched_layers(model, traced, matching.matches, layers)
 
 
@@ -106,12 +106,12 @@ class _Matching:
 
     def replaced(self) -> set[int]:
         """The matched modules that called modules of classes which the model does not have."""
-        found = self.matches.module_of
+        module_of = self.matches.module_of
         return {
             module
-            for name, module in found.items()
+            for name, module in module_of.items()
             if any(
-                callee not in found and traced_class_name(callee) not in self._shapes_of_class
+                callee not in module_of and traced_class_name(callee) not in self._shapes_of_class
                 for callee in self.traced.callees[name]
             )
         }
@@ -202,8 +202,8 @@ class _Matching:
             if _is_enough(fitting):
                 certain = self._assign(names, fitting, in_order=len(_all_of(fitting)) == len(names))
                 alone = len(anywhere) == len(names)
-                found = self.matches.module_of
-                self.matches.far += [found[name] for name in certain if not (alone and self._is_distinct(name))]
+                module_of = self.matches.module_of
+                self.matches.far += [module_of[name] for name in certain if not (alone and self._is_distinct(name))]
                 break
         else:  # there are not enough modules for all names: the first names that fit get them
             fitting = self._fitting(names, nearest)
@@ -329,18 +329,18 @@ class _Matching:
             self._contains[key] = _covers(available, needed)
         return self._contains[key]
 
-    def _number(self, one: Hashable, content: Counter[Any]) -> int:
+    def _number(self, key: Hashable, content: Counter[Any]) -> int:
         """A number for a content, equal for equal contents: most blocks of a model have the same."""
-        if one not in self._numbers:
-            self._numbers[one] = self._numbers.setdefault(frozenset(content.items()), len(self._numbers))
-        return self._numbers[one]
+        if key not in self._numbers:
+            self._numbers[key] = self._numbers.setdefault(frozenset(content.items()), len(self._numbers))
+        return self._numbers[key]
 
     def _needed(self, name: str) -> Counter[_Observed]:
         """What was called below a name, at any depth; without classes that the model does not have."""
         if name not in self._observed_below:
             below = self.traced.descendants(name)
             self._observed_below[name] = Counter(
-                self._observed(one) for one in below if traced_class_name(one) in self._shapes_of_class
+                self._observed(module) for module in below if traced_class_name(module) in self._shapes_of_class
             )
         return self._observed_below[name]
 

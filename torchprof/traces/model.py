@@ -21,27 +21,27 @@ def model_modules(plan: Plan) -> list[ModelModule]:
     first: dict[int, int] = {}  # ID of a module → its first place
     orders: dict[type, dict[str, bool]] = {}  # class → the order in which it calls its submodules
     classes: dict[type, int] = {}  # class → its number
-    found = []
-    for at, (spot, layer) in enumerate(plan.spots):
+    layers = []
+    for index, (spot, layer) in enumerate(plan.spots):
         module = spot.module()
-        before = at if module is None else first.setdefault(id(module), at)
+        before = index if module is None else first.setdefault(id(module), index)
         if module is not None and type(module) not in orders:
             classes[type(module)] = len(classes)
             orders[type(module)] = call_order(user_class_of(module))
         params = () if module is None else tuple(module._parameters.values())
-        found.append(
+        layers.append(
             ModelModule(
                 path=spot.path,
                 kind="" if module is None else type(module).__name__,
                 layer=layer,
                 callable=spot.callable,
-                param_shapes=tuple(tuple(one.shape) for one in params if one is not None and not is_lazy(one)),
-                same_as=None if before == at else before,
+                param_shapes=tuple(tuple(param.shape) for param in params if param is not None and not is_lazy(param)),
+                same_as=None if before == index else before,
                 calls={} if module is None else orders[type(module)],
                 cls=-1 if module is None else classes[type(module)],
             )
         )
-    return found
+    return layers
 
 
 def call_order(cls: type) -> dict[str, bool]:
@@ -55,9 +55,9 @@ def call_order(cls: type) -> dict[str, bool]:
 
     Empty if there is no source. Takes about a millisecond.
     """
-    found: dict[str, bool] = {}
-    _Uses(cls, found).follow("forward")
-    return found
+    called: dict[str, bool] = {}
+    _Uses(cls, called).follow("forward")
+    return called
 
 
 def _may_return(statement: ast.stmt) -> bool:
@@ -68,9 +68,9 @@ def _may_return(statement: ast.stmt) -> bool:
 class _Uses(ast.NodeVisitor):
     """Walks the methods of a class in the order in which they are evaluated."""
 
-    def __init__(self, cls: type, found: dict[str, bool]) -> None:
+    def __init__(self, cls: type, called: dict[str, bool]) -> None:
         self._cls = cls
-        self._found = found
+        self._found = called
         self._followed: set[str] = set()
         self._self = ""
         self._conditions = 0  # if not 0, the current node may not run, or it calls nothing

@@ -58,7 +58,7 @@ def refuse_another_model(
     always calls has one. Then this function refuses nothing.
     """
     model = ModelTree(modules)
-    called = {model.first[at] for at, entry in enumerate(modules) if entry.path in labelled}
+    called = {model.first[index] for index, entry in enumerate(modules) if entry.path in labelled}
     known = {entry.path for entry in modules}
     foreign = any(path not in known and path[:1] in known for path in labelled)  # no selection adds modules
     if foreign or not model.is_selection(called):
@@ -92,8 +92,10 @@ class ModelTree:
         A container without a forward (ModuleList) is replaced by its content.
         """
         if module not in self._callable_children:
-            place = {step: at for at, step in enumerate(self.entries[module].calls)}
-            entries = sorted(self._children[module], key=lambda at: place.get(self.entries[at].path[-1], len(place)))
+            place = {step: index for index, step in enumerate(self.entries[module].calls)}
+            entries = sorted(
+                self._children[module], key=lambda index: place.get(self.entries[index].path[-1], len(place))
+            )
             self._callable_children[module] = self._callable(entries, also_inside_callable=False)
         return self._callable_children[module]
 
@@ -105,21 +107,23 @@ class ModelTree:
 
     def _callable(self, entries: Iterable[int], also_inside_callable: bool) -> list[int]:
         """The modules with a forward among some entries and in their containers, depth first."""
-        found: dict[int, None] = {}
+        descendants: dict[int, None] = {}
         waiting = list(reversed(list(entries)))
         while waiting:
             index = waiting.pop()
             callable_ = self.entries[index].callable
             if callable_:
-                found[self.first[index]] = None
+                descendants[self.first[index]] = None
             if also_inside_callable or not callable_:
                 waiting.extend(reversed(self._children[index]))
-        return list(found)
+        return list(descendants)
 
     def descendant_traits(self, module: int) -> Counter[Traits]:
         """How many modules with the same traits are below a module, by traits."""
         if module not in self._descendant_traits:
-            self._descendant_traits[module] = Counter(self.traits[one] for one in self.callable_descendants(module))
+            self._descendant_traits[module] = Counter(
+                self.traits[descendant] for descendant in self.callable_descendants(module)
+            )
         return self._descendant_traits[module]
 
     def layers(self, module: int) -> tuple[int, ...]:
@@ -146,15 +150,15 @@ class ModelTree:
     def is_selection(self, called: Set[int]) -> bool:
         """Whether some module was called and none of the submodules that it always calls."""
         always = (self._always_called(index) for index in called)
-        return any(needed and called.isdisjoint(self.first[at] for at in needed) for needed in always)
+        return any(needed and called.isdisjoint(self.first[index] for index in needed) for needed in always)
 
     def _always_called(self, module: int) -> list[int]:
         """The entries directly below a module that every forward of it calls, according to its source."""
         owner = self.entries[module]
-        children = ((at, self.entries[at]) for at in self._children[module])
+        children = ((index, self.entries[index]) for index in self._children[module])
         return [
-            at
-            for at, child in children
+            index
+            for index, child in children
             if child.callable and (owner.kind == "Sequential" or owner.calls.get(child.path[-1], False))
         ]
 
@@ -173,14 +177,22 @@ class ModelTree:
         missing: dict[int, list[int]] = {}  # module → what it always calls, and was not called
         missing_in_replaced = expected = 0
         for index in sorted(called):
-            needed = [at for at in self._always_called(index) if selected is None or self.entries[at].layer in selected]
-            absent = [at for at in needed if self.first[at] not in called]
+            needed = [
+                index
+                for index in self._always_called(index)
+                if selected is None or self.entries[index].layer in selected
+            ]
+            absent = [index for index in needed if self.first[index] not in called]
             expected += len(needed)
             if index in replaced:
                 missing_in_replaced += len(absent)
             if absent and (len(absent) < len(needed) or index in replaced):
                 missing[index] = absent
-        innermost = [index for index in missing if not any(one in missing for one in self.callable_descendants(index))]
+        innermost = [
+            index
+            for index in missing
+            if not any(descendant in missing for descendant in self.callable_descendants(index))
+        ]
         incomplete = [index for index in innermost if index not in replaced]
         if len(incomplete) < _FEW and 2 * missing_in_replaced <= expected:
             return

@@ -123,11 +123,13 @@ def ranges_in(
             stack.append(_Open(end, around.range, True, None))
         elif sequence >= 0 and around.opened is not None:
             around.opened.records = True
-    for one in reversed(in_backward):  # inner ones come after those around them
-        if one.records and one.outer is not None:
-            one.outer.records = True
+    for event in reversed(in_backward):  # inner ones come after those around them
+        if event.records and event.outer is not None:
+            event.outer.records = True
     of_backward = {
-        (one.start, one.thread, one.name) for one in in_backward if not (one.records and names[one.name] in parents)
+        (event.start, event.thread, event.name)
+        for event in in_backward
+        if not (event.records and names[event.name] in parents)
     }
     _add_outer(full, parents)
     return RangesFound([RangeCall(name, tuple(above), name in full) for name, above in parents.items()], of_backward)

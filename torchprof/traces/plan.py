@@ -154,21 +154,21 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
     if isinstance(references, str):
         raise TorchprofError(f"{path} names no layers. {references} {how_else}")
     try:
-        found = align(events.columns(()).events(), references, events.signatures)
+        aligned = align(events.columns(()).events(), references, events.signatures)
     except TorchprofError as why:
         compiled = " Code that torch.compile compiled cannot be aligned, and the trace has some." * events.has_compiled
         raise TorchprofError(
             f"{path} names no layers. {why}{compiled} Give from_trace the model of the recording. {how_else}"
         ) from None
-    seen.warnings.append(RunWarning.of("layers_by_alignment", count=found.forwards))
-    if unknown := found.unknown_ns.total():
-        layers = [layer for layer, _ in found.unknown_ns.most_common()]
-        seen.warnings.append(RunWarning.of("layers_in_doubt", layers, share=unknown / max(found.total_ns, 1)))
-    if found.adjacent:
-        seen.warnings.append(RunWarning.of("adjacent_forwards", count=found.adjacent))
+    seen.warnings.append(RunWarning.of("layers_by_alignment", count=aligned.forwards))
+    if unknown := aligned.unknown_ns.total():
+        layers = [layer for layer, _ in aligned.unknown_ns.most_common()]
+        seen.warnings.append(RunWarning.of("layers_in_doubt", layers, share=unknown / max(aligned.total_ns, 1)))
+    if aligned.adjacent:
+        seen.warnings.append(RunWarning.of("adjacent_forwards", count=aligned.adjacent))
     sites = {**model.plan.sites, UNALIGNED: Site((OUTSIDE,))}
     # Without those inside the selected layers.
-    labels = [label for label in found.labels if label.name in sites or label.kind is Kind.STOPPED]
+    labels = [label for label in aligned.labels if label.name in sites or label.kind is Kind.STOPPED]
     called = {layer for label in labels if label.kind is Kind.LABEL for layer in sites[label.name].layers if layer >= 0}
     return replace(model.plan, sites=sites, callable_layers=called & set(model.plan.callable_layers), labels=labels)
 
@@ -180,10 +180,10 @@ _KINDS_OF_LAYERS = {
 
 def _kinds_of_layers(events: TraceEvents) -> tuple[tuple[str, int], ...]:
     """How often the operators ran by which people know a model, the most frequent first."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for name, count in events.count_of(_KINDS_OF_LAYERS).items():
-        found[_KINDS_OF_LAYERS[name]] += count
-    return tuple(found.most_common())
+        counts[_KINDS_OF_LAYERS[name]] += count
+    return tuple(counts.most_common())
 
 
 def _how_to_record_modules(events: TraceEvents) -> str:

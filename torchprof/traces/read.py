@@ -95,10 +95,10 @@ def from_trace(
     try:
         if processes > 1 and len(files) > 1:
             known = known and known.complete()
-            found = _read_at_once(files, partial(read, model=known), progress, min(processes, len(files)))
+            outcomes = _read_at_once(files, partial(read, model=known), progress, min(processes, len(files)))
         else:
-            found = _read_in_turn(files, partial(read, model=known), progress)
-        runs = _without_errors(files, found)
+            outcomes = _read_in_turn(files, partial(read, model=known), progress)
+        runs = _without_errors(files, outcomes)
     except TorchprofError as error:
         # Of several files, the error may be that of another one than the first.
         part = None if model is None or len(files) > 1 else _part_of_trace(files[0], model, inputs, kwargs)
@@ -127,10 +127,10 @@ def _part_of_trace(
     """The submodule of a model that made all of a trace, as Python, with its class. None if none did."""
     for name, part in _main_parts(model):
         try:
-            found = _read(file, _plan_of(part, None, inputs, kwargs), with_timeline=False)
+            run = _read(file, _plan_of(part, None, inputs, kwargs), with_timeline=False)
         except TorchprofError:
             continue
-        if all(warning.code != "not_in_model" for warning in found.seen.warnings):
+        if all(warning.code != "not_in_model" for warning in run.seen.warnings):
             step_by_step = re.sub(r"\.(\d+)", r"[\1]", f"model.{name}")
             return f"{step_by_step} ({type(part).__name__})"
     return None
@@ -180,13 +180,13 @@ def traces_in(paths: Iterable[str | PathLike[str]]) -> list[Path]:
             files.append(path)
             continue
         named = (file for file in sorted(path.iterdir()) if file.name.lower().endswith(_SUFFIXES) and file.is_file())
-        found = [file for file in named if not is_run_file(file)]
-        if not found:
+        traces = [file for file in named if not is_run_file(file)]
+        if not traces:
             raise TorchprofError(
                 f"{path} is a folder without traces: their names end in {' or '.join(_SUFFIXES)}, and it has no such "
                 "file."
             )
-        files += found
+        files += traces
     return files
 
 
@@ -246,10 +246,10 @@ def _read(
     )
 
     def columns() -> EventColumns:
-        found = events.columns(planned.sites)
+        columns = events.columns(planned.sites)
         if planned.labels:
-            found.add(before=planned.labels)
-        return found
+            columns.add(before=planned.labels)
+        return columns
 
     recording = Recording(
         events,
@@ -275,10 +275,10 @@ def _read_or_error(path: Path, *, in_folders: frozenset[Path], **options: Any) -
         return error
 
 
-def _without_errors(files: Sequence[Path], found: Sequence[_FileRun | TorchprofError]) -> list[_FileRun]:
+def _without_errors(files: Sequence[Path], outcomes: Sequence[_FileRun | TorchprofError]) -> list[_FileRun]:
     """The runs, with a warning for each file that could not be read. Raises its error if no file could be."""
-    runs = [run for run in found if isinstance(run, _FileRun)]
-    for file, error in zip(files, found):
+    runs = [run for run in outcomes if isinstance(run, _FileRun)]
+    for file, error in zip(files, outcomes):
         if isinstance(error, TorchprofError):
             if not runs:
                 raise error
@@ -296,9 +296,9 @@ def _read_in_turn(
     sizes = [file.stat().st_size for file in files]
     whole = max(sum(sizes), 1)
     runs: list[_FileRun | TorchprofError] = []
-    for at, file in enumerate(files):
+    for number, file in enumerate(files):
 
-        def report(fraction: float, before: int = sum(sizes[:at]), size: int = sizes[at]) -> None:
+        def report(fraction: float, before: int = sum(sizes[:number]), size: int = sizes[number]) -> None:
             if progress is not None:
                 progress((before + fraction * size) / whole)
 
@@ -338,19 +338,19 @@ def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[RunWarn
 def _combined(runs: Iterable[_FileRun]) -> Run:
     """One run of several files. The cycles of one process add up; ranks are merged side by side."""
     by_rank: dict[int, list[_FileRun]] = {}
-    for one in sorted(runs, key=lambda one: (one.run.meta.rank, one.start_ns)):
-        by_rank.setdefault(one.run.meta.rank, []).append(one)
+    for cycle in sorted(runs, key=lambda cycle: (cycle.run.meta.rank, cycle.start_ns)):
+        by_rank.setdefault(cycle.run.meta.rank, []).append(cycle)
     for cycles in by_rank.values():
-        for one, after in pairwise(cycles):
-            if after.start_ns < one.start_ns + one.run.meta.wall_ns:
+        for cycle, after in pairwise(cycles):
+            if after.start_ns < cycle.start_ns + cycle.run.meta.wall_ns:
                 raise TorchprofError(
-                    f"{one.path} and {after.path} are of the same time: one recording twice, or two processes "
+                    f"{cycle.path} and {after.path} are of the same time: one recording twice, or two processes "
                     f"without a rank. Give each recording once, and read each process separately. {_HOW_TO_ADD_A_RANK}"
                 )
-        for one in cycles:
-            if one.process != cycles[0].process:
+        for cycle in cycles:
+            if cycle.process != cycles[0].process:
                 raise TorchprofError(
-                    f"{cycles[0].path} and {one.path} are both of rank {one.run.meta.rank}, and of different "
+                    f"{cycles[0].path} and {cycle.path} are both of rank {cycle.run.meta.rank}, and of different "
                     f"processes. Read each of them separately. {_HOW_TO_ADD_A_RANK}"
                 )
     return merge(map(_sum_of_cycles, by_rank.values()))

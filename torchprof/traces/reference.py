@@ -57,48 +57,53 @@ def references_of(
         path, wrapped = (*path, step), getattr(wrapped, step)
     twin = without_data(model)
     inputs = [tuple(args)] if args is not None else [*_likely_inputs(twin)]
-    found: dict[tuple[tuple[str, tuple[LayerCall, ...]], ...], Reference] = {}
+    references: dict[tuple[tuple[str, tuple[LayerCall, ...]], ...], Reference] = {}
     failure: BaseException | None = None
 
     def run(model: nn.Module, device: str) -> None:
         nonlocal failure
         for mode in _MODES:
             model.train(mode.training)
-            for one in inputs:
-                reference = _recorded(model, path, device, one, kwargs, mode)
+            for args in inputs:
+                reference = _recorded(model, path, device, args, kwargs, mode)
                 if isinstance(reference, Exception):
                     failure = failure or reference
                     continue
-                found.setdefault(tuple((op.name, op.calls) for op in reference.ops), reference)
+                references.setdefault(tuple((op.name, op.calls) for op in reference.ops), reference)
                 break
 
     run(twin, "meta")
-    if (not found or any(isinstance(one, _FUSED) for one in wrapped.modules())) and _is_small_on_cpu(wrapped):
+    if (not references or any(isinstance(module, _FUSED) for module in wrapped.modules())) and _is_small_on_cpu(
+        wrapped
+    ):
         run(_on_cpu(wrapped), "cpu")
-    if not found:
+    if not references:
         name, what = type(model).__name__, "the inputs" if args is not None else "likely inputs"
         raise TorchprofError(
             f"The forward of {name} does not run on the meta device with {what}"
             f"{f': {first_line(failure)}' if failure is not None else '.'} Give inputs that it can be called with: "
             "from_trace(trace, model, inputs=(x,)), or --input 1,3,224,224."
         )
-    return [*found.values()]
+    return [*references.values()]
 
 
 def _is_small_on_cpu(model: nn.Module) -> bool:
     """Whether a model can be called on the CPU, too: its tensors are there or have no data, and are not too large."""
     tensors = [*model.parameters(), *model.buffers()]
-    return all(one.device.type in ("cpu", "meta") for one in tensors) and sum(one.nbytes for one in tensors) <= _SMALL
+    return (
+        all(tensor.device.type in ("cpu", "meta") for tensor in tensors)
+        and sum(tensor.nbytes for tensor in tensors) <= _SMALL
+    )
 
 
 def _on_cpu(model: nn.Module) -> nn.Module:
     """A copy of the model on the CPU, with zeros for tensors without data."""
     twin = copy.deepcopy(model)
-    if any(one.is_meta for one in (*twin.parameters(), *twin.buffers())):
+    if any(tensor.is_meta for tensor in (*twin.parameters(), *twin.buffers())):
         twin.to_empty(device="cpu")
         with torch.no_grad():
-            for one in (*twin.parameters(), *twin.buffers()):
-                one.zero_()
+            for tensor in (*twin.parameters(), *twin.buffers()):
+                tensor.zero_()
     return twin
 
 

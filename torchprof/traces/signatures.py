@@ -111,4 +111,4 @@ def shapes_in(signatures: Iterable[Signature]) -> Iterator[tuple[int, ...]]:
         if all(type(size) is int for size in shape):
             yield shape
         else:
-            waiting.extend(one for one in shape if type(one) is tuple and one)
+            waiting.extend(part for part in shape if type(part) is tuple and part)

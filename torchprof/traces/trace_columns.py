@@ -37,7 +37,7 @@ class TraceColumns:
                 self._kinds[number] = EventKind(Kind.MEMORY, MEMORY, name)
         is_kept = [kind is not None for kind in kinds]
         cpu, thread_of = table.cpu, [thread for thread, _ in table.lanes]
-        kept = (at for window in cpu.windows(self._groups) for at in window if is_kept[cpu.name[at]])
+        kept = (index for window in cpu.windows(self._groups) for index in window if is_kept[cpu.name[index]])
         self._threads, self._order = by_thread(kept, [*map(thread_of.__getitem__, cpu.lane)])
         self._names = self._ordered(cpu.name)
         self._memory = [*self._indices(kind.kind is Kind.MEMORY for kind in self._kinds)]
@@ -49,19 +49,19 @@ class TraceColumns:
         sequence, signature = self._ordered(cpu.sequence), self._ordered(cpu.signature)
         numbers: Numbers[EventKind] = Numbers()
         number = array("i", map([numbers[kind] for kind in self._kinds].__getitem__, self._names))
-        for at in self._functions(sequence):
-            kind = self._kinds[self._names[at]]
-            number[at] = numbers[kind._replace(kind=Kind.BACKWARD_FUNCTION)]
+        for index in self._functions(sequence):
+            kind = self._kinds[self._names[index]]
+            number[index] = numbers[kind._replace(kind=Kind.BACKWARD_FUNCTION)]
             if not kind.name.endswith(ACCUMULATES):
-                signature[at] = 0
+                signature[index] = 0
         start = self._ordered(cpu.start)
-        for at in self._labels_in(in_backward, start):
-            number[at] = numbers[self._kinds[self._names[at]]._replace(kind=Kind.USER_LABEL)]
+        for index in self._labels_in(in_backward, start):
+            number[index] = numbers[self._kinds[self._names[index]]._replace(kind=Kind.USER_LABEL)]
         if base_ns:
             start = array("q", map(base_ns.__add__, start))
         end = array("q", map(add, start, map(cpu.ns.__getitem__, self._order)))
-        for at in self._memory:
-            end[at] = start[at]
+        for index in self._memory:
+            end[index] = start[index]
         return EventColumns(
             [*numbers],
             self._threads,
@@ -92,26 +92,26 @@ class TraceColumns:
         if not self._memory:
             return None
         values = array("q", bytes(8 * len(self._order)))
-        for at in self._memory:
-            values[at] = column[self._order[at]]
+        for index in self._memory:
+            values[index] = column[self._order[index]]
         return values
 
     def _labels_in(self, ranges: Set[tuple[int, int, int]], start: Sequence[int]) -> Iterator[int]:
         """The indices of labels with these starts, threads, and numbers of names."""
         if ranges:
             thread_of = [thread for thread, first, after in self._threads for _ in range(first, after)]
-            for at in self._indices(kind.kind is Kind.LABEL for kind in self._kinds):
-                if (start[at], thread_of[at], self._names[at]) in ranges:
-                    yield at
+            for index in self._indices(kind.kind is Kind.LABEL for kind in self._kinds):
+                if (start[index], thread_of[index], self._names[index]) in ranges:
+                    yield index
 
     def _functions(self, sequence: Sequence[int]) -> Iterator[int]:
         """The indices of the functions of autograd nodes: operators with the number of a forward thread."""
         forward_of = [forward for _, forward in self._table.lanes]
         lanes = self._table.cpu.lane
         are_ops = (kind.kind is Kind.OP and group != RUNTIME_CALLS for kind, group in zip(self._kinds, self._groups))
-        for at in self._indices(are_ops):
-            if forward_of[lanes[self._order[at]]] if sequence[at] >= 0 else self._are_nodes[self._names[at]]:
-                yield at
+        for index in self._indices(are_ops):
+            if forward_of[lanes[self._order[index]]] if sequence[index] >= 0 else self._are_nodes[self._names[index]]:
+                yield index
 
     def _forward_threads(self) -> array[int] | None:
         """The thread of the forward of each autograd node, 0 for other events; None if the trace has no such number."""
@@ -157,10 +157,10 @@ class TraceColumns:
             return None
         number, order = self._table.cpu.number, self._order
         correlations = array("q", map(self._ops.get, map(number.__getitem__, order), repeat(0)))
-        for at in self._indices(group == RUNTIME_CALLS for group in self._groups):
-            correlations[at] = self._calls.get(number[order[at]], 0)
-        for at in self._memory:  # this number is the address
-            correlations[at] = 0
+        for index in self._indices(group == RUNTIME_CALLS for group in self._groups):
+            correlations[index] = self._calls.get(number[order[index]], 0)
+        for index in self._memory:  # this number is the address
+            correlations[index] = 0
         return correlations
 
     def _device_work(self) -> Iterator[Event]:

@@ -59,8 +59,8 @@ class OpsOfThread(NamedTuple):
 
     def maker_of(self, sequence: int) -> int:
         """The place of the operator that created an autograd node; -1 if it is not there."""
-        at = bisect_right(self.sequences, sequence) - 1
-        return self.makers[at] if at >= 0 else -1
+        index = bisect_right(self.sequences, sequence) - 1
+        return self.makers[index] if index >= 0 else -1
 
 
 class TracedOps(NamedTuple):
@@ -114,7 +114,9 @@ def traced_ops(events: Iterable[Event]) -> TracedOps:
                 again.append(thread.nodes[-1][1])
         elif kind not in (Kind.MEMORY, Kind.STEP, Kind.SAMPLE, Kind.COLLECTIVE, Kind.STOPPED):
             thread.hidden_until = end
-    return TracedOps({number: thread.found for number, thread in threads.items()}, [one for one in again if one.ops])
+    return TracedOps(
+        {number: thread.found for number, thread in threads.items()}, [thread for thread in again if thread.ops]
+    )
 
 
 def _add(thread: _Thread, event: Event, nodes: int) -> None:

@@ -37,7 +37,7 @@ def parse_shape(value: Any) -> Any:
     """The sizes of a tensor as a tuple, or a tuple of these for a list of tensors; None for other values."""
     if not isinstance(value, list):
         return None
-    if value and all(isinstance(one, list) for one in value):
+    if value and all(isinstance(part, list) for part in value):
         tensors = tuple(map(_sizes, value))
         return None if None in tensors else tensors
     return _sizes(value)

@@ -107,10 +107,10 @@ class CalledGraphs:
         if key in Provenance.known:
             return None
         number = None
-        for one in cls._all_on:
-            if key not in one._kept:
-                one._kept[key] = KeptGraph.of(graph, inputs)
-            number = one._kept[key].number_of(graph, inputs, one._calls)
+        for graphs in cls._all_on:
+            if key not in graphs._kept:
+                graphs._kept[key] = KeptGraph.of(graph, inputs)
+            number = graphs._kept[key].number_of(graph, inputs, graphs._calls)
         return number
 
     def _note(self, key: str, text: str, inputs: Sequence[Any]) -> None:
@@ -118,7 +118,9 @@ class CalledGraphs:
         if known is None:
             known = self.by_key.setdefault(key, CalledGraph(text, []))
         if known.has_symbols and is_observed():
-            known.calls.append(tuple(tuple(one.shape) if isinstance(one, torch.Tensor) else one for one in inputs))
+            known.calls.append(
+                tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs)
+            )
 
 
 def _noting_calls() -> Callable[[], None]:
@@ -134,8 +136,8 @@ def _noting_calls() -> Callable[[], None]:
             graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
         key, text = (getattr(graph, name, None) for name in ("_fx_graph_cache_key", "inductor_post_grad_graph_str"))
         if isinstance(key, str) and isinstance(text, str):
-            for one in CalledGraphs._all_on:
-                one._note(key, text, inputs)
+            for graphs in CalledGraphs._all_on:
+                graphs._note(key, text, inputs)
         number = CalledGraphs._number_of(key, graph, inputs) if isinstance(key, str) and is_observed() else None
         if number is None:
             return original(graph, inputs)

@@ -28,56 +28,56 @@ def compilations(step_starts: Sequence[int]) -> tuple[Compilation, ...]:
     """
     if "torch._dynamo.convert_frame" not in sys.modules:
         return ()
-    found: list[Compilation] = []
+    compilations: list[Compilation] = []
     with suppress(Exception):  # these are private names of torch, which another version may change
         from torch._dynamo.utils import get_compilation_metrics
 
-        found += _read(get_compilation_metrics(), step_starts)
-    return tuple(sorted(found, key=lambda one: one.began_ns))
+        compilations += _read(get_compilation_metrics(), step_starts)
+    return tuple(sorted(compilations, key=lambda compilation: compilation.began_ns))
 
 
 def _read(metrics: Sequence[Any], step_starts: Sequence[int]) -> Iterator[Compilation]:
     functions: dict[str, tuple[str, str, int]] = {}  # by the first number of a compile id
-    for one in metrics:
-        began, name = getattr(one, "start_time", None), str(one.compile_id)
+    for metric in metrics:
+        began, name = getattr(metric, "start_time", None), str(metric.compile_id)
         if began is None:  # torch 2.4 does not tell it of a backward
             continue
-        is_forward = getattr(one, "is_forward", None) is not False
+        is_forward = getattr(metric, "is_forward", None) is not False
         of = name.partition("/")[0]
-        if one.co_name is not None:
-            functions[of] = str(one.co_name), str(one.co_filename), int(one.co_firstlineno)
+        if metric.co_name is not None:
+            functions[of] = str(metric.co_name), str(metric.co_filename), int(metric.co_firstlineno)
         began_ns = round(began * 1e9)
-        inner = _ns(one, "inductor_compile_time_s", 1e9)
-        whole = _ns(one, "entire_frame_compile_time_s", 1e9) or _ns(one, "duration_us", 1e3) or inner
-        backend = min(_ns(one, "backend_compile_time_s", 1e9), whole) if is_forward else whole
+        inner = _ns(metric, "inductor_compile_time_s", 1e9)
+        whole = _ns(metric, "entire_frame_compile_time_s", 1e9) or _ns(metric, "duration_us", 1e3) or inner
+        backend = min(_ns(metric, "backend_compile_time_s", 1e9), whole) if is_forward else whole
         inductor = min(inner, backend)
-        kernels = min(_ns(one, "triton_compile_time_us", 1e3), inductor)
+        kernels = min(_ns(metric, "triton_compile_time_us", 1e3), inductor)
         step = bisect_right(step_starts, began_ns) - 1
         yield Compilation(
             name,
             FORWARD if is_forward else BACKWARD,
             *functions.get(of, ("", "", 0)),
             None if step < 0 else step,
-            _in_short(str(getattr(one, "recompile_reason", None) or "")),
-            _first_line(one.fail_reason) if one.fail_type is not None else "",
+            _in_short(str(getattr(metric, "recompile_reason", None) or "")),
+            _first_line(metric.fail_reason) if metric.fail_type is not None else "",
             whole,
             whole - backend,
             backend - inductor,
             inductor - kernels,
             kernels or None,  # torch does not tell it where they are compiled in the same thread
-            _from_cache(one),
+            _from_cache(metric),
             began_ns,
         )
 
 
-def _ns(one: Any, name: str, unit_ns: float) -> int:
+def _ns(metric: Any, name: str, unit_ns: float) -> int:
     """A time of a compilation; 0 if it has no such part. ``unit_ns``: the unit of the record."""
-    return round(unit_ns * (getattr(one, name, None) or 0))
+    return round(unit_ns * (getattr(metric, name, None) or 0))
 
 
-def _from_cache(one: Any) -> bool | None:
+def _from_cache(metric: Any) -> bool | None:
     """Whether the graph of a compilation was in a cache of torch; None if this torch does not tell."""
-    counts = [getattr(one, name, None) for name in _CACHE_HITS]
+    counts = [getattr(metric, name, None) for name in _CACHE_HITS]
     return None if all(count is None for count in counts) else any(counts)
 
 

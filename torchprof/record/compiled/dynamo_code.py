@@ -59,13 +59,13 @@ def has_code(module: nn.Module) -> bool | None:
 
 def forwards_under_compile(modules: Iterable[tuple[int, nn.Module]]) -> tuple[CompiledForward, ...]:
     """The functions that torch.compile compiles for these layers."""
-    found = []
+    regions = []
     for layer, module in modules:
         code = getattr(_forwards(module)[-1], "__code__", None)
         if code is not None and not _is_disabled(module):
             name = getattr(code, "co_qualname", code.co_name)
-            found.append(CompiledForward(layer, name, code.co_filename, code.co_firstlineno))
-    return tuple(found)
+            regions.append(CompiledForward(layer, name, code.co_filename, code.co_firstlineno))
+    return tuple(regions)
 
 
 def _is_left_alone(module: nn.Module) -> bool:
@@ -145,9 +145,9 @@ def compiled_regions() -> tuple[CompiledRegion, ...]:
 
         # Compile IDs start again after torch.compiler.reset(), which forgets these reasons, too.
         breaks = {
-            (frame.filename, frame.name, frame.lineno or 0): one.reason
-            for one in graph_break_reasons
-            for frame in one.user_stack
+            (frame.filename, frame.name, frame.lineno or 0): reason.reason
+            for reason in graph_break_reasons
+            for frame in reason.user_stack
         }
         return tuple(
             _region(code, version.code, str(version.compile_id), breaks)
@@ -166,11 +166,11 @@ def _region(
     the rest, and their names have the offset of the instruction with which they continue. ``breaks``: by file,
     function and line, the reasons of graph breaks, in torch's words."""
     resumes = [int(match[1]) for match in map(_RESUME.match, compiled.co_names) if match]
-    lines = [line for start, end, line in code.co_lines() if line and any(start <= at < end for at in resumes)]
+    lines = [line for start, end, line in code.co_lines() if line and any(start <= offset < end for offset in resumes)]
     line, reason = min(lines, default=None), ""
-    for at in sorted({at for _, _, at in code.co_lines() if at}) if lines else ():
-        if (code.co_filename, code.co_name, at) in breaks:
-            line, reason = at, breaks[code.co_filename, code.co_name, at]
+    for number in sorted({number for _, _, number in code.co_lines() if number}) if lines else ():
+        if (code.co_filename, code.co_name, number) in breaks:
+            line, reason = number, breaks[code.co_filename, code.co_name, number]
     if reason.startswith(_BRANCH):
         reason = _ON_A_VALUE
     return CompiledRegion(

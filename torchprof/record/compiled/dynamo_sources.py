@@ -40,7 +40,7 @@ def taken_by(graph: Any) -> list[Taken]:
     forward belongs is left out: its label is known from the range around the call.
     """
     called = called_module()
-    found: dict[str, dict[tuple[str, tuple[str, ...]], Taken]] = {"parameters": {}, "buffers": {}}
+    tensors: dict[str, dict[tuple[str, tuple[str, ...]], Taken]] = {"parameters": {}, "buffers": {}}
     for number, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
         name = getattr(getattr(node, "_dynamo_source", None), "name", "")
         source = str(name() if callable(name) else name)
@@ -48,8 +48,8 @@ def taken_by(graph: Any) -> list[Taken]:
             step = step_of(source, "")
             taken = Taken(number, root_of(step.root, called), step.path[:-1])
             if taken.root != SELF:
-                found[own[2]].setdefault((taken.root, taken.path[:1]), taken)
-    return [*{**found["buffers"], **found["parameters"]}.values()]
+                tensors[own[2]].setdefault((taken.root, taken.path[:1]), taken)
+    return [*{**tensors["buffers"], **tensors["parameters"]}.values()]
 
 
 def step_of(source: str, cls: Any) -> TracedModule:
@@ -57,11 +57,11 @@ def step_of(source: str, cls: Any) -> TracedModule:
     ``L['self'].__dict__['_modules']['fc']``. A source of another form is a root without a path. ``cls``: the class of
     the module, or its qualified name."""
     kind = (cls if isinstance(cls, str) else getattr(cls, "__name__", "")).rpartition(".")[2]
-    found = _SOURCE.fullmatch(source)
-    if found is None or _STEP.sub("", found[2]):
+    match = _SOURCE.fullmatch(source)
+    if match is None or _STEP.sub("", match[2]):
         return TracedModule(source, (), kind)
-    path = (next(filter(None, step), "") for step in _STEP.findall(found[2]))
-    return TracedModule(found[1], tuple(step for step in path if step not in _NO_STEPS), kind)
+    path = (next(filter(None, step), "") for step in _STEP.findall(match[2]))
+    return TracedModule(match[1], tuple(step for step in path if step not in _NO_STEPS), kind)
 
 
 def root_of(root: str, called: str | None) -> str:

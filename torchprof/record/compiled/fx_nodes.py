@@ -31,9 +31,9 @@ def op_name(node: Any) -> str:
 def _op_and_inputs(node: Any) -> tuple[Any, tuple[Any, ...]]:
     """The op that a node runs, and its arguments. Some nodes get the op as an argument: inside a checkpoint, nodes that
     save and restore the state of random numbers around the op (``torch/_prims/rng_prims.py``)."""
-    for at, one in enumerate(node.args[:2]):
-        if hasattr(one, "overloadpacket"):
-            return one, node.args[at + 1 :]
+    for index, arg in enumerate(node.args[:2]):
+        if hasattr(arg, "overloadpacket"):
+            return arg, node.args[index + 1 :]
     return node.target, node.args
 
 
@@ -128,9 +128,9 @@ def restores_random_state(node: Any) -> bool:
 def _numels(value: Any) -> list[int]:
     """The number of elements of each tensor in the value of a node."""
     return [
-        prod(_shape(one))
-        for one in (value if isinstance(value, (tuple, list)) else [value])
-        if hasattr(one, "dtype") and hasattr(one, "shape")
+        prod(_shape(item))
+        for item in (value if isinstance(value, (tuple, list)) else [value])
+        if hasattr(item, "dtype") and hasattr(item, "shape")
     ]
 
 
@@ -150,7 +150,7 @@ def _number(size: Any) -> int:
 def _in_numbers(value: Any) -> Any:
     """An argument or a result of an op in the form that a FLOPs formula expects: tensors as their shapes."""
     if isinstance(value, (tuple, list)):
-        return [_in_numbers(one) for one in value]
+        return [_in_numbers(item) for item in value]
     if hasattr(value, "meta"):
         return _in_numbers(value.meta.get("val"))
     if hasattr(value, "dtype") and hasattr(value, "shape"):

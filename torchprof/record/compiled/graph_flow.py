@@ -81,7 +81,7 @@ class GraphFlow:
 
     def reads(self, op: GraphOp) -> frozenset[str]:
         """The parameters that a call reads, also in another type or layout."""
-        return frozenset().union(*(self.made_of.get(one, frozenset()) for one in op.given))
+        return frozenset().union(*(self.made_of.get(name, frozenset()) for name in op.given))
 
     def works_for(self, op: GraphOp) -> frozenset[str]:
         """The parameters that a call works for: those that it reads, else those whose gradients it computes.
@@ -113,44 +113,44 @@ def _nodes_of(source: GraphSource, text: GraphText) -> dict[int, GraphOp]:
     """
     inputs = _inputs_of(text)
     calls: defaultdict[str, list[tuple[int, SourceKernel]]] = defaultdict(list)
-    for at, one in enumerate(source.kernels):
-        if one.name and one.is_library:
-            name = plain_kernel_name(one.name)
-            calls[_SAME_KERNELS.get(name, name)].append((at, one))
-    found: dict[int, GraphOp] = {}
+    for index, kernel in enumerate(source.kernels):
+        if kernel.name and kernel.is_library:
+            name = plain_kernel_name(kernel.name)
+            calls[_SAME_KERNELS.get(name, name)].append((index, kernel))
+    ops: dict[int, GraphOp] = {}
     given = frozenset(source.inputs)
     for name, of_name in calls.items():
         alike = of_operator = [op for op in text.ops if op.name.rpartition("::")[2] == name]
         if len(alike) < len(of_name):
             alike = [op for op in text.ops if op.name.rpartition("::")[2] in (name, "")]
-        if len(alike) == 1 or all(one.number is not None for _, one in of_name):
+        if len(alike) == 1 or all(kernel.number is not None for _, kernel in of_name):
             of_name = sorted(of_name, key=lambda call: call[1].number or 0)
         else:
             alike = []
-        pairs = [(at, one.reads & given, op) for (at, one), op in zip(of_name, alike)]
+        pairs = [(index, kernel.reads & given, op) for (index, kernel), op in zip(of_name, alike)]
         if len(alike) == len(of_name) and all(reads <= inputs[op.node] for _, reads, op in pairs):
-            found.update({at: op for at, _, op in pairs})
+            ops.update({index: op for index, _, op in pairs})
             continue
-        for at, one in of_name:
-            reads = one.reads & given
+        for index, kernel in of_name:
+            reads = kernel.reads & given
             same = [op for op in of_operator if reads and reads <= inputs[op.node]]
             others = [other for _, other in of_name if reads <= other.reads]
             if len(same) == len(others) == 1:
-                found[at] = same[0]
-    return found
+                ops[index] = same[0]
+    return ops
 
 
 def _inputs_of(text: GraphText) -> Mapping[str, Set[str]]:
     """The inputs of the graph that each node reads, also as views."""
     ops = {op.node: op for op in text.ops}
     shown: dict[str, Set[str]] = {name: {name} for name in text.inputs}
-    found: dict[str, Set[str]] = {}
+    made_of: dict[str, Set[str]] = {}
     for name, reads in text.reads.items():
-        found[name] = _union(shown.get(read, frozenset()) for read in reads)
+        made_of[name] = _union(shown.get(read, frozenset()) for read in reads)
         if name in ops and ops[name].name in VIEWS:
-            shown[name] = found[name]
-    return found
+            shown[name] = made_of[name]
+    return made_of
 
 
 def _union(sets: Iterable[Set[str]]) -> Set[str]:
-    return {one for each in sets for one in each}
+    return {name for each in sets for name in each}

@@ -31,7 +31,7 @@ def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> 
     hiding: set[str] = set()
     forwards = {key: GraphSpans(graph) for key, graph in graphs.items() if not graph.source.is_backward}
     for key, graph in graphs.items():
-        if any(one.name and not one.has_event for one in graph.source.kernels):
+        if any(kernel.name and not kernel.has_event for kernel in graph.source.kernels):
             hiding.add(key)
         if not graph.source.is_backward:
             if graph.roots:
@@ -51,22 +51,22 @@ def _saves_for(forward: GraphText, backward: GraphText) -> bool:
     """Whether a backward takes what a forward returns last, by name, type and sizes, and returns gradients of its
     inputs, by type and sizes."""
     saved = [(name, value) for name, value in backward.inputs.items() if not name.startswith(TANGENTS)]
-    saved.sort(key=lambda one: not isinstance(one[1], GraphTensor))  # a forward returns numbers last
+    saved.sort(key=lambda pair: not isinstance(pair[1], GraphTensor))  # a forward returns numbers last
     returned = forward.outputs[len(forward.outputs) - len(saved) :]
     if [name for name, _ in saved] != [name for name, _ in returned] or len(backward.outputs) != len(forward.inputs):
         return False
     pairs = [(value, other) for (_, value), (_, other) in zip(saved, returned)]
     pairs += [(value, other) for (name, value), other in zip(backward.outputs, forward.inputs.values()) if name]
-    return all(_may_be_equal(one, other) for one, other in pairs)
+    return all(_may_be_equal(first, other) for first, other in pairs)
 
 
-def _may_be_equal(one: GraphTensor | ast.expr | None, other: GraphTensor | ast.expr | None) -> bool:
+def _may_be_equal(first: GraphTensor | ast.expr | None, other: GraphTensor | ast.expr | None) -> bool:
     """Whether two values of graphs have the same type and sizes, as far as these are numbers."""
-    if not isinstance(one, GraphTensor) or not isinstance(other, GraphTensor):
-        return isinstance(one, GraphTensor) is isinstance(other, GraphTensor)
-    if (one.dtype, len(one.sizes)) != (other.dtype, len(other.sizes)):
+    if not isinstance(first, GraphTensor) or not isinstance(other, GraphTensor):
+        return isinstance(first, GraphTensor) is isinstance(other, GraphTensor)
+    if (first.dtype, len(first.sizes)) != (other.dtype, len(other.sizes)):
         return False
-    sizes = [(ours, theirs) for ours, theirs in zip(one.sizes, other.sizes)]
+    sizes = [(ours, theirs) for ours, theirs in zip(first.sizes, other.sizes)]
     return all(
         ours.value == theirs.value
         for ours, theirs in sizes
@@ -79,12 +79,12 @@ def _kernels(spans: GraphSpans, roots: Mapping[str, str], why_unknown: str) -> I
     any other kernel it is known which layers work before and after it. ``roots``: of the parameters."""
     flow = spans.flow
     repeated = _roots(spans.repeated, roots)
-    for at, kernel in enumerate(spans.source.kernels):
+    for index, kernel in enumerate(spans.source.kernels):
         if kernel.name and kernel.has_event:
-            op = flow.node_of.get(at)
+            op = flow.node_of.get(index)
             names = frozenset() if op is None else flow.works_for(op)
             parts = [OwnedWork((TracedModule(roots[name], (), ""),), 0) for name in sorted(names)]
-            between = frozenset() if names else spans.of_kernel(at)
+            between = frozenset() if names else spans.of_kernel(index)
             yield CompiledKernel(
                 plain_kernel_name(kernel.name),
                 tuple(parts) or (OwnedWork(None, 0),),

@@ -41,8 +41,8 @@ class SourceKernel(NamedTuple):
         """The number in the name of the buffer with the result of a call of a library; None if it writes into what
         another one made. Inductor numbers buffers in the order of the nodes that they are for, and may then call the
         kernels in another order."""
-        found = [int(match[1]) for name in self.writes if (match := _BUFFER.fullmatch(name))]
-        return found[0] if len(found) == 1 and self.writes.isdisjoint(self.reads) else None
+        numbers = [int(match[1]) for name in self.writes if (match := _BUFFER.fullmatch(name))]
+        return numbers[0] if len(numbers) == 1 and self.writes.isdisjoint(self.reads) else None
 
 
 class GraphSource(NamedTuple):
@@ -65,9 +65,9 @@ def read_source(source: str) -> GraphSource:
         module = ast.parse(source)
     except SyntaxError as error:
         raise ValueError(f"not the source of a graph: {error}") from error
-    functions = [one for one in ast.walk(module) if isinstance(one, ast.FunctionDef)]
-    calls = [one for one in functions if one.name == "call"]
-    if len(calls) != 1 or any(one.name.startswith("partition_") for one in functions):
+    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+    calls = [function for function in functions if function.name == "call"]
+    if len(calls) != 1 or any(function.name.startswith("partition_") for function in functions):
         raise ValueError("not the source of one graph")
     return _Reader(module).read(calls[0])
 
@@ -87,7 +87,7 @@ class _Reader:
             if isinstance(statement, ast.Assign):
                 self._assign(statement.targets[0], statement.value)
             elif isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
-                self._returned = tuple(next(iter(self._names(one)), "") for one in statement.value.elts)
+                self._returned = tuple(next(iter(self._names(element)), "") for element in statement.value.elts)
             elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
                 called = statement.value
                 is_kernel = self._call(called, None)
@@ -97,7 +97,7 @@ class _Reader:
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Name) and value.id == "args":
-            self._inputs = tuple(one.id for one in target.elts if isinstance(one, ast.Name))
+            self._inputs = tuple(element.id for element in target.elts if isinstance(element, ast.Name))
         elif isinstance(target, ast.Name):
             if isinstance(value, ast.Call) and self._call(value, target.id):
                 return
@@ -114,10 +114,10 @@ class _Reader:
         is_generated = generated in self._outputs
         if not is_generated and not _LIBRARY.fullmatch(name):
             return False
-        given = [self._names(one) for one in call.args]
-        out = {name for one in call.keywords if one.arg == "out" for name in self._names(one.value)}
+        given = [self._names(arg) for arg in call.args]
+        out = {name for keyword in call.keywords if keyword.arg == "out" for name in self._names(keyword.value)}
         reads = {name for names in given for name in names}
-        reads |= {name for one in call.keywords if one.arg != "out" for name in self._names(one.value)}
+        reads |= {name for keyword in call.keywords if keyword.arg != "out" for name in self._names(keyword.value)}
         writes = out | ({result} if result is not None else set())
         if is_generated:
             is_written = self._outputs[generated] or [True] * len(given)
@@ -138,7 +138,7 @@ class _Reader:
 
     def _names(self, expression: ast.expr) -> list[str]:
         """The inputs and buffers in an expression; for a part of a result, the result."""
-        names = [one.id for one in ast.walk(expression) if isinstance(one, ast.Name)]
+        names = [node.id for node in ast.walk(expression) if isinstance(node, ast.Name)]
         return [self._whole(name) for name in names if name in self._inputs or _BUFFER.fullmatch(name)]
 
     def _whole(self, name: str) -> str:
@@ -149,7 +149,7 @@ def _sources(module: ast.Module) -> Iterator[tuple[str, str]]:
     """The kernels that Inductor generated: name and source."""
     for name, call in _assigned_calls(module):
         if ast.unparse(call.func).startswith("async_compile."):
-            texts = [one.value for one in call.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
             yield name, max(texts, key=len, default="")
 
 
@@ -161,7 +161,7 @@ def _outputs(module: ast.Module, sources: Mapping[str, str]) -> Iterator[tuple[s
             types[name] = call.args[0].elts
     for name, text in sources.items():
         if name in types:  # C++: the types of its arguments
-            yield name, ["const" not in ast.unparse(one) for one in types[name]]
+            yield name, ["const" not in ast.unparse(declared) for declared in types[name]]
         elif match := re.search(rf"def {re.escape(name)}\(([^)]*)\)", text):  # Triton
             yield name, ["out_ptr" in argument for argument in match[1].split(",")]
         else:
@@ -178,8 +178,8 @@ def _assigned_calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 
 def _flat(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements, with those inside ``with``."""
-    for one in statements:
-        if isinstance(one, ast.With):
-            yield from _flat(one.body)
+    for statement in statements:
+        if isinstance(statement, ast.With):
+            yield from _flat(statement.body)
         else:
-            yield one
+            yield statement

@@ -50,9 +50,9 @@ class GraphSpans:
             last = (self._last(read, number_of.get(read, -1)) for read in alike)
             self._before[name] = max(last, key=lambda work: (bool(work.parameters), work.number), default=_NOTHING)
         self._node_of = self._written()
-        uses = Counter(one for own in self._own.values() for one in own)
+        uses = Counter(name for own in self._own.values() for name in own)
         self.repeated: _Names = (
-            forward.repeated if forward is not None else frozenset(one for one in uses if uses[one] > 1)
+            forward.repeated if forward is not None else frozenset(name for name in uses if uses[name] > 1)
         )
         """The parameters that several nodes of the forward work for: their layers may be called several times."""
         self._after: dict[str, _Work] = {}
@@ -61,7 +61,7 @@ class GraphSpans:
             work = _Work(number_of[name], own) if own else self._after.get(name, _NOTHING)
             alike = reads & flow.of_gradients if name in flow.of_gradients else reads
             for read in alike if work.parameters else ():
-                self._after[read] = min(work, self._after.get(read, work), key=lambda one: one.number)
+                self._after[read] = min(work, self._after.get(read, work), key=lambda known: known.number)
 
     def _parameters_of(self, name: str) -> _Names:
         """The parameters that a node works for or reads directly."""
@@ -80,17 +80,17 @@ class GraphSpans:
     def _written(self) -> Mapping[str, str]:
         """The nodes of buffers, as far as they are arguments or results of library calls, or outputs of the graph. Of
         an input that a kernel may write to, it is what is written."""
-        found = {name: name for name in self.source.inputs}
+        names = {name: name for name in self.source.inputs}
         copies = [op.given for op in self.flow.text.ops if op.name == "aten::copy_" and len(op.given) > 1]
-        found.update((given[0], given[1]) for given in copies)
-        for at, op in self.flow.node_of.items():
-            kernel = self.source.kernels[at]
-            found.update(dict.fromkeys(kernel.writes, op.node) if kernel.number is not None else {})
+        names.update((given[0], given[1]) for given in copies)
+        for index, op in self.flow.node_of.items():
+            kernel = self.source.kernels[index]
+            names.update(dict.fromkeys(kernel.writes, op.node) if kernel.number is not None else {})
             if len(kernel.given) == len(op.given):
-                found.update((name, node) for name, node in zip(kernel.given, op.given) if name not in found)
+                names.update((name, node) for name, node in zip(kernel.given, op.given) if name not in names)
         returned = zip(self.source.returned, self.flow.text.outputs)
-        found.update((name, node) for name, (node, _) in returned if name and node and name not in found)
-        return found
+        names.update((name, node) for name, (node, _) in returned if name and node and name not in names)
+        return names
 
     def of_kernel(self, number: int) -> frozenset[Span]:
         """Of what a kernel computes, the parameters of the layers before and after; empty if that is unknown. Names of
@@ -126,15 +126,15 @@ class GraphSpans:
         if not unknown <= read:
             return set()
         reads = {self._node_of[name] for name in kernels[number].reads if name in self._node_of} - results
-        found: set[str] = set()
+        inside: set[str] = set()
         waiting = [*results]
-        while waiting and len(found) <= _MOST_NODES:
+        while waiting and len(inside) <= _MOST_NODES:
             node = waiting.pop()
             is_inside = node not in reads and node in self.flow.text.reads and node not in self.flow.calls
-            if is_inside and node not in found:
-                found.add(node)
+            if is_inside and node not in inside:
+                inside.add(node)
                 waiting.extend(self.flow.text.reads[node])
-        return found if len(found) <= _MOST_NODES else set()
+        return inside if len(inside) <= _MOST_NODES else set()
 
     def _nodes_written(self, writes: Set[str]) -> tuple[set[str], set[str]]:
         """The nodes of some buffers, and the buffers of which they are unknown."""

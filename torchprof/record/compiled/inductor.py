@@ -256,8 +256,8 @@ def _range_of(wrapper: Any, kernel: str, is_called_by_name: bool) -> str:
     source still has placeholders for the name."""
     for source, name in reversed(getattr(wrapper, "src_to_kernel", {}).items()):
         if name == kernel:
-            found = _RANGE.search(str(source))
-            label = found[1].replace("Placeholder.DESCRIPTIVE_NAME", kernel) if found else kernel
+            match = _RANGE.search(str(source))
+            label = match[1].replace("Placeholder.DESCRIPTIVE_NAME", kernel) if match else kernel
             return label.replace("Placeholder.KERNEL_NAME", kernel if is_called_by_name else "kernel")
     return kernel
 
@@ -269,7 +269,7 @@ def _template(lowering: Any) -> tuple[set[str], set[str]]:
     if scheduled is None or not scheduled.is_template():
         return set(), set()
     prologue, template, _ = scheduled.get_prologue_template_epilogue([*scheduled.get_nodes()])
-    before = [node for one in prologue if one.node is not None for node in one.node.origins]
+    before = [node for entry in prologue if entry.node is not None for node in entry.node.origins]
     return {node.name for node in template.node.origins}, {node.name for node in before}
 
 

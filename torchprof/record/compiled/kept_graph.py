@@ -40,9 +40,11 @@ class KeptGraph:
         if not isinstance(code, str) or not isinstance(nodes, str):
             return cls("", "")
         given = () if TANGENTS in nodes else inputs  # a backward's parameters are those of its forward
-        taken = [Taken(at, f"input {at}", ()) for at, one in enumerate(given) if isinstance(one, nn.Parameter)]
+        taken = [
+            Taken(index, f"input {index}", ()) for index, value in enumerate(given) if isinstance(value, nn.Parameter)
+        ]
         frozen = dict(_FROZEN.findall(nodes))
-        taken += [Taken(len(inputs) + at, f"{FROZEN}{node}", ()) for at, node in enumerate(frozen)]
+        taken += [Taken(len(inputs) + index, f"{FROZEN}{node}", ()) for index, node in enumerate(frozen)]
         return cls(code, nodes, tuple(taken), frozen)
 
     def number_of(self, graph: Any, inputs: Sequence[Any], calls: NotedCalls) -> int | None:
@@ -78,10 +80,10 @@ class KeptGraph:
             inputs, of_text = self.source.inputs, tuple(self.text.inputs)
         except ValueError:
             return False
-        return inputs == of_text and all(one.number < len(inputs) + len(self.frozen) for one in self.taken)
+        return inputs == of_text and all(taken.number < len(inputs) + len(self.frozen) for taken in self.taken)
 
     @cached_property
     def roots(self) -> dict[str, str]:
         """By the name of an input that is a parameter: its root, see ``TracedModule``."""
         names = [*self.source.inputs, *self.frozen]
-        return {names[one.number]: one.root for one in self.taken}
+        return {names[taken.number]: taken.root for taken in self.taken}

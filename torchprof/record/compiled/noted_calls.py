@@ -42,28 +42,30 @@ class NotedCalls:
 
     def number_of(self, taken: tuple[Taken, ...], inputs: Sequence[Any]) -> int:
         """The number of a call. Raises IndexError or TypeError if the inputs are not those of the compiled graph."""
-        tensors = [inputs[one.number] for one in taken]
+        tensors = [inputs[place.number] for place in taken]
         noted: list[Any] = tensors
         for most in (NotedCalls.MOST, 2 * NotedCalls.MOST, None):
             key = taken, tuple(map(id, noted))
             number = self._numbers.get(key)
-            if number is not None and all(known() is one for (_, known), one in zip(self._tensors[number], noted)):
+            if number is not None and all(
+                known() is tensor for (_, known), tensor in zip(self._tensors[number], noted)
+            ):
                 return number
             if most is None or len(self._tensors) < most:
                 break
             is_full = most > NotedCalls.MOST
-            noted = [None if is_full or not isinstance(one, nn.Parameter) else one for one in tensors]
+            noted = [None if is_full or not isinstance(tensor, nn.Parameter) else tensor for tensor in tensors]
         number = next(self._free)
         self._tensors[number] = [
-            (one, _nothing if tensor is None else ref(tensor)) for one, tensor in zip(taken, noted)
+            (place, _nothing if tensor is None else ref(tensor)) for place, tensor in zip(taken, noted)
         ]
         self._numbers[key] = number
         return number
 
     def tensors_of(self, number: int) -> dict[str, Any]:
         """The tensors of a call that still exist, by the root that they were taken from."""
-        found = {one.root: tensor() for one, tensor in self._tensors[number]}
-        return {root: tensor for root, tensor in found.items() if tensor is not None}
+        tensors = {place.root: tensor() for place, tensor in self._tensors[number]}
+        return {root: tensor for root, tensor in tensors.items() if tensor is not None}
 
     def given(self, holders_of: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, list[ModuleTensor]]:
         """The tensors taken in each call, by the name of its range. ``holders_of``: see ``Plan``."""
@@ -73,7 +75,7 @@ class NotedCalls:
         alive = iter(tensors)
         return {
             f"{COMPILED_INPUTS}{number}": [
-                ModuleTensor(one.root, one.path, next(holders), next(alive) is None) for one, _ in call
+                ModuleTensor(place.root, place.path, next(holders), next(alive) is None) for place, _ in call
             ]
             for number, call in calls
         }

@@ -101,14 +101,14 @@ class TracedGraph:
         for node in graph.nodes:
             description = node.meta.get("desc")
             if node.op == "output":
-                names = [getattr(one, "name", "") for one in node.args[0]]
+                names = [getattr(output, "name", "") for output in node.args[0]]
                 self._outputs = {
-                    one: name for one, name in zip(description or (), names) if not is_saved_for_backward(one)
+                    value: name for value, name in zip(description or (), names) if not is_saved_for_backward(value)
                 }
                 continue
             self._nodes[node.name] = _Node(
-                tuple(one.name for one in node.all_input_nodes),
-                tuple(one.name for one in node.users if one.op != "output"),
+                tuple(input_node.name for input_node in node.all_input_nodes),
+                tuple(user.name for user in node.users if user.op != "output"),
                 owner_of(node),
                 sums_gradients(node),
                 only_copies(node),
@@ -129,9 +129,12 @@ class TracedGraph:
         if hasattr(lowering, "parent"):
             self.why_unknown = NESTED_GRAPHS
         if self._lowered[0] is not lowering:
-            self._lowered = lowering, {node.name: (at, node) for at, node in enumerate(lowering.module.graph.nodes)}
-        found = {name: self._lowered[1][name] for name in names if name in self._lowered[1]}
-        return [node for _, node in sorted(found.values(), key=operator.itemgetter(0))]
+            self._lowered = (
+                lowering,
+                {node.name: (index, node) for index, node in enumerate(lowering.module.graph.nodes)},
+            )
+        lowered = {name: self._lowered[1][name] for name in names if name in self._lowered[1]}
+        return [node for _, node in sorted(lowered.values(), key=operator.itemgetter(0))]
 
     def forget_lowering(self) -> None:
         """Drop the reference to the graph that was lowered: it keeps tensors alive."""
@@ -164,15 +167,15 @@ class TracedGraph:
     def _made_in(self, nodes: Sequence[Any], prologue: Sequence[Any]) -> list[Any]:
         """The nodes that are computed in a kernel, of those that Inductor lists for it: without the nodes before a
         library op or a template, which only made its inputs."""
-        among, found = set(nodes), set(prologue)
+        among, within = set(nodes), set(prologue)
         waiting = [node for node in nodes if among.isdisjoint(node.users)]
         while waiting:
             node = waiting.pop()
-            if node not in found:
-                found.add(node)
+            if node not in within:
+                within.add(node)
                 if node.name not in self._of_library:
                     waiting.extend(among.intersection(node.all_input_nodes))
-        return [node for node in nodes if node in found]
+        return [node for node in nodes if node in within]
 
     @property
     def written(self) -> int:
@@ -205,7 +208,7 @@ class TracedGraph:
         """An owner with the root ``SELF`` for the module whose forward this graph is."""
         if owner is None:
             return None
-        return tuple(one._replace(root=root_of(one.root, self._called)) for one in owner)
+        return tuple(taken._replace(root=root_of(taken.root, self._called)) for taken in owner)
 
     def _is_recomputed(self, node: Any) -> bool:
         """Whether a node of the lowered graph, or what it replaced, repeats work of the forward: it needs no gradients,
@@ -275,9 +278,9 @@ class TracedGraph:
             forward = self._forward
             taken = [self._gradient_of(inner) for inner in self._nodes[name].inputs]
             if forward is not None and taken:
-                shared = {one for one in set.intersection(*taken) if len(forward._users(one)) > 1}
-                found = [one for one in shared if shared <= forward._same_gradient([one])]
-                self._summed[name] = found[0] if len(found) == 1 else None
+                shared = {name for name in set.intersection(*taken) if len(forward._users(name)) > 1}
+                same = [name for name in shared if shared <= forward._same_gradient([name])]
+                self._summed[name] = same[0] if len(same) == 1 else None
         return self._summed[name]
 
     def _gradient_of(self, name: str) -> set[str]:
@@ -290,19 +293,19 @@ class TracedGraph:
             takes = [forward._outputs.get(node.gradient_of)]
         elif forward is not None:
             made = forward._of_sequence.get(node.sequence, []) if node.sequence is not None else []
-            takes = [one for maker in made for one in forward._nodes[maker].inputs if one not in made]
-        return set() if forward is None else forward._same_gradient(one for one in takes if one)
+            takes = [name for maker in made for name in forward._nodes[maker].inputs if name not in made]
+        return set() if forward is None else forward._same_gradient(name for name in takes if name)
 
     def _same_gradient(self, names: Iterable[str]) -> set[str]:
         """Some tensors, and those whose gradient may be the unchanged gradient of one of them."""
-        found: set[str] = set()
+        same: set[str] = set()
         waiting = [*names]
         while waiting:
             name = waiting.pop()
-            if name not in found:
-                found.add(name)
+            if name not in same:
+                same.add(name)
                 waiting.extend(self._nodes[name].inputs if self._nodes[name].keeps_gradient else ())
-        return found
+        return same
 
     def _users(self, name: str) -> list[Owner | None]:
         """The owners of the operators that use a tensor, with () if the tensor is an output of the graph."""
@@ -314,24 +317,27 @@ class TracedGraph:
         """The nodes that a pass of Inductor replaced by this node: all between its inputs and its result. None if torch
         does not record which result it replaces, or if the replaced nodes have other inputs."""
         result = self._replaced_node(node)
-        inputs = {one.name if one.name in self._nodes else self._replaced_node(one) for one in node.all_input_nodes}
-        found: set[str] = set()
+        inputs = {
+            input_node.name if input_node.name in self._nodes else self._replaced_node(input_node)
+            for input_node in node.all_input_nodes
+        }
+        owners: set[str] = set()
         waiting = [] if result is None else [result]
         while waiting:
             name = waiting.pop()
-            if name in inputs or name in found:
+            if name in inputs or name in owners:
                 continue
             if self._nodes[name].is_given:
                 return None
-            found.add(name)
+            owners.add(name)
             waiting.extend(self._nodes[name].inputs)
-        return found or None
+        return owners or None
 
     def _replaced_node(self, node: Any) -> str | None:
         """The node whose result a node that a pass added computes instead; None if torch does not record it."""
         sources = node.meta.get("from_node", ())
         while sources:  # a pass may have replaced a node that another pass added
-            replaced = [one for one in sources if any(action.name == "REPLACE" for action in one.action)]
+            replaced = [source for source in sources if any(action.name == "REPLACE" for action in source.action)]
             if replaced and replaced[-1].name in self._nodes:
                 return str(replaced[-1].name)
             sources = replaced[-1].from_node if replaced else ()
