@@ -92,18 +92,20 @@ class CollectiveOwners:
         order. Then a match counts only if it is the only one, or if sizes were recorded.
         """
         size = self._size(signature)
-        found = [
-            at
-            for at, one in enumerate(self._requests)
-            if _requests_collective(one.name, name)
-            and (size is None or size in (self._sizes(one.signature) or (size,)))
+        fitting = [
+            index
+            for index, request in enumerate(self._requests)
+            if _requests_collective(request.name, name)
+            and (size is None or size in (self._sizes(request.signature) or (size,)))
         ]
-        requester = self._requests[found[0]].place if found else None
-        if found:
+        requester = self._requests[fitting[0]].place if fitting else None
+        if fitting:
             is_certain = (
-                self._is_one_group or size is not None or {self._requests[at].place for at in found} == {requester}
+                self._is_one_group
+                or size is not None
+                or {self._requests[index].place for index in fitting} == {requester}
             )
-            del self._requests[found[0]]
+            del self._requests[fitting[0]]
             if is_certain:
                 return requester
         self.unmatched += 1
@@ -154,8 +156,8 @@ class CollectiveOwners:
         that is not from FSDP2.
         """
         if label not in self._names_in_range:
-            found = _FSDP.fullmatch(label)
-            names = None if found is None else tuple((found["next"] or found["own"] or "").split(", "))
+            match = _FSDP.fullmatch(label)
+            names = None if match is None else tuple((match["next"] or match["own"] or "").split(", "))
             self._names_in_range[label] = names
         names = self._names_in_range[label]
         if names is None:
@@ -191,7 +193,7 @@ def _elements(shape: object) -> int | None:
         return None
     if all(type(size) is int for size in shape):
         return prod(shape)
-    sizes = [_elements(one) for one in shape]
+    sizes = [_elements(part) for part in shape]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
@@ -203,7 +205,7 @@ def _requests_collective(op: str, collective: str) -> bool:
 
 def layers_by_fqn(paths: Iterable[tuple[str, ...]]) -> dict[str, list[int]]:
     """The layers by their names in FSDP, if the FSDP roots are the models."""
-    found: dict[str, list[int]] = {}
+    by_name: dict[str, list[int]] = {}
     for index, path in enumerate(paths):
-        found.setdefault(".".join(path[1:]), []).append(index)
-    return found
+        by_name.setdefault(".".join(path[1:]), []).append(index)
+    return by_name

@@ -291,16 +291,18 @@ class CompiledGraphs:
         """The real paths of the modules of some parameters, as far as they are known. ``looked_up``: those of which a
         module that only looks them up says nothing."""
         known = [(root, place) for root in roots if not isinstance(place := places[root, ()], str)]
-        return [one for root, one in known if root not in looked_up or self._modules[one].kind not in _LOOKUPS]
+        return [path for root, path in known if root not in looked_up or self._modules[path].kind not in _LOOKUPS]
 
     def _that_multiplies(self, root: str, inputs: str, place: tuple[str, ...] | str) -> tuple[str, ...] | str:
         """The module that multiplies with a parameter, which is at this place: not one that only looks it up."""
         if not isinstance(place, str):
             return SHARED_PARAMETER if self._modules[place].kind in _LOOKUPS else place
-        holders = {path for one in self._inputs.get(inputs, ()) if one.root == root for path in one.holders or ()}
+        holders = {
+            path for tensor in self._inputs.get(inputs, ()) if tensor.root == root for path in tensor.holders or ()
+        }
         known = {_unwrapped(path): self._modules.get(_unwrapped(path)) for path in holders}
-        found = [path for path, module in known.items() if module is not None and module.kind not in _LOOKUPS]
-        return found[0] if len(found) == 1 else place
+        computing = [path for path, module in known.items() if module is not None and module.kind not in _LOOKUPS]
+        return computing[0] if len(computing) == 1 else place
 
     def _that_calls(self, path: tuple[str, ...]) -> tuple[str, ...]:
         """The module that works with the parameters of a module: itself, unless it is only a container."""
@@ -314,7 +316,7 @@ class CompiledGraphs:
         key = (graph, around, inputs)
         if key in self._places:
             return self._places[key]
-        found = self._places[key] = {}
+        places = self._places[key] = {}
         traced: dict[str, set[tuple[tuple[str, ...], str]]] = {}
         for kernel in self._graphs[graph]:
             for part in kernel.parts:
@@ -323,16 +325,16 @@ class CompiledGraphs:
             for parameter in {root for span in kernel.between for root in span.before | span.after}:
                 traced.setdefault(parameter, set()).add(((), ""))
         for root, steps in traced.items():
-            taken = [one for one in self._inputs.get(inputs, ()) if one.root == root]
-            has_holders = any(one.holders is not None for one in taken)
+            taken = [tensor for tensor in self._inputs.get(inputs, ()) if tensor.root == root]
+            has_holders = any(tensor.holders is not None for tensor in taken)
             for top in _outermost(path for path, _ in steps) if has_holders else [()]:
                 below = {(rest, kind) for path, kind in steps if (rest := _below(top, path)) is not None}
-                inside = [(rest, one) for one in taken if (rest := _below(top, one.path)) is not None]
-                held = [(rest, one.holders) for rest, one in inside if one.holders is not None]
-                may_be_gone = any(one.is_gone for _, one in inside)
+                inside = [(rest, tensor) for tensor in taken if (rest := _below(top, tensor.path)) is not None]
+                held = [(rest, tensor.holders) for rest, tensor in inside if tensor.holders is not None]
+                may_be_gone = any(tensor.is_gone for _, tensor in inside)
                 place = self._place_of(root, below, around, held, may_be_gone)
-                found |= {(root, top + rest): place if isinstance(place, str) else place + rest for rest, _ in below}
-        return found
+                places |= {(root, top + rest): place if isinstance(place, str) else place + rest for rest, _ in below}
+        return places
 
     def _place_of(
         self,
@@ -355,7 +357,7 @@ class CompiledGraphs:
         elif not held and any(not kind for _, kind in steps):
             return REPLACED_PARAMETER
         elif held:
-            fitting = set.intersection(*({_above(rest, _unwrapped(one)) for one in paths} for rest, paths in held))
+            fitting = set.intersection(*({_above(rest, _unwrapped(path)) for path in paths} for rest, paths in held))
         else:
             fitting = set(self._modules)
         fitting = {path for path in fitting if path and self._fits(path, steps)}
@@ -374,11 +376,11 @@ class CompiledGraphs:
 
 def _outermost(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The paths that are below no other of these paths."""
-    found: list[tuple[str, ...]] = []
+    unwrapped: list[tuple[str, ...]] = []
     for path in sorted(paths):
-        if not found or _below(found[-1], path) is None:
-            found.append(path)
-    return found
+        if not unwrapped or _below(unwrapped[-1], path) is None:
+            unwrapped.append(path)
+    return unwrapped
 
 
 def _below(top: tuple[str, ...], path: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -396,13 +398,13 @@ def _are_all_in(path: tuple[str, ...], places: RealPaths, repeated: Set[str]) ->
     """Whether all parameters in a module are used several times: it may be called several times."""
     if not repeated or len(path) == 1:
         return False
-    inside = {root for (root, _), one in places.items() if not isinstance(one, str) and one[: len(path)] == path}
+    inside = {root for (root, _), place in places.items() if not isinstance(place, str) and place[: len(path)] == path}
     return bool(inside) and inside <= repeated
 
 
-def _around(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+def _around(first: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     """The module around two modules; around one if they are the same."""
-    return one[:-1] if one == other and len(one) > 1 else common_prefix((one, other))
+    return first[:-1] if first == other and len(first) > 1 else common_prefix((first, other))
 
 
 def _unwrapped(path: tuple[str, ...]) -> tuple[str, ...]:
@@ -428,9 +430,9 @@ def _plain(name: str) -> str:
 def cut_in_proportion(start: int, end: int, weights: Sequence[int]) -> list[tuple[int, int]]:
     """Cut an interval of time in proportion to weights: (start, end) of each piece. Not all weights may be 0."""
     whole, before = sum(weights), 0
-    found = []
+    cuts = []
     for weight in weights:
         cut = start + (end - start) * before // whole
         before += weight
-        found.append((cut, start + (end - start) * before // whole))
-    return found
+        cuts.append((cut, start + (end - start) * before // whole))
+    return cuts

@@ -69,10 +69,10 @@ class CompiledRanges:
             self._inputs_at(node.thread, node.start_ns)
             self._inputs[node.thread].append((node.end_ns, name))
 
-    def _inputs_at(self, thread: int, at: int) -> str:
+    def _inputs_at(self, thread: int, index: int) -> str:
         """The name of the COMPILED_INPUTS range around a time on a thread; "" if there is none."""
         ranges = self._inputs[thread]
-        while ranges and ranges[-1][0] <= at:
+        while ranges and ranges[-1][0] <= index:
             ranges.pop()
         return ranges[-1][1] if ranges else ""
 
@@ -164,9 +164,9 @@ def divide(shares: WeightedPlaces, start: int, end: int) -> list[tuple[Place, in
 
 def regions_around(place: Place | None) -> list[str]:
     """The compiled regions around a place within its layer, outer to inner."""
-    found = []
+    ranges = []
     while place is not None:
         if place.frame is not None and place.frame.kind == FrameKind.REGION:
-            found.append(place.frame.name)
+            ranges.append(place.frame.name)
         place = place.outer
-    return found[::-1]
+    return ranges[::-1]

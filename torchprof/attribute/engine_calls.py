@@ -45,11 +45,11 @@ def add_engine_calls(columns: EventColumns) -> None:
 def _has_nodes_outside_calls(columns: EventColumns) -> bool:
     """Whether there are nodes that are in no recorded call of the engine on their thread."""
     until: dict[int, int] = {}
-    for at, thread in columns.of_kinds(Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.ENGINE):
-        if until.get(thread, 0) <= columns.start[at]:
-            if columns.kinds[columns.number[at]].kind is not Kind.ENGINE:
+    for index, thread in columns.of_kinds(Kind.NODE, Kind.BACKWARD_FUNCTION, Kind.ENGINE):
+        if until.get(thread, 0) <= columns.start[index]:
+            if columns.kinds[columns.number[index]].kind is not Kind.ENGINE:
                 return True
-            until[thread] = columns.end[at]
+            until[thread] = columns.end[index]
     return False
 
 
@@ -59,8 +59,8 @@ def _passes(columns: EventColumns) -> Iterator[_Pass]:
     current: _Pass | None = None
     engine, node, backward = Kind.ENGINE, Kind.NODE, Kind.BACKWARD_FUNCTION
     kinds, numbers, starts, ends_of = columns.kinds, columns.number, columns.start, columns.end
-    for at, thread in columns.in_time_order():
-        (kind, name, _), start, end = kinds[numbers[at]], starts[at], ends_of[at]
+    for index, thread in columns.in_time_order():
+        (kind, name, _), start, end = kinds[numbers[index]], starts[index], ends_of[index]
         ends = around[thread]
         while ends[-1] <= start:
             ends.pop()
@@ -71,11 +71,11 @@ def _passes(columns: EventColumns) -> Iterator[_Pass]:
             busy[thread] = end
             if current is None:
                 current = _Pass()
-            current.add(columns.event(at, thread), at, ends[-1])
+            current.add(columns.event(index, thread), index, ends[-1])
         if end > start:
             ends.append(end)
         if current is not None:
-            current.ran.append((at, start, end, thread))
+            current.ran.append((index, start, end, thread))
     if current is not None:
         yield current
 
@@ -99,13 +99,13 @@ class _Pass:
     def has_spans(self) -> bool:
         return bool(self._spans)
 
-    def add(self, event: Event, at: int, until: float) -> None:
+    def add(self, event: Event, index: int, until: float) -> None:
         """Add a node, or the call of the engine, inside a range that ends at ``until``. ``at``: its index."""
         if event.kind is Kind.ENGINE:
-            self._call, self.call_at, self.call_starts = event, at, (event.thread, event.start_ns)
+            self._call, self.call_at, self.call_starts = event, index, (event.thread, event.start_ns)
             return
         if event.thread not in self._spans:
-            self.first_nodes[event.thread, event.start_ns] = at
+            self.first_nodes[event.thread, event.start_ns] = index
         first, last, ns = self._spans.get(event.thread, (event.start_ns, event.end_ns, 0))
         self._spans[event.thread] = first, max(last, event.end_ns), ns + event.end_ns - event.start_ns
         self._until.setdefault(event.thread, until)
@@ -138,7 +138,9 @@ class _Pass:
         if call is not None:
             first, last = min(span[0] for span in spans.values()), max(span[1] for span in spans.values())
             on_thread = [
-                (start, end) for at, start, end, thread in self.ran if thread == call.thread and at != self.call_at
+                (start, end)
+                for index, start, end, thread in self.ran
+                if thread == call.thread and index != self.call_at
             ]
             added += _without_wait(call, first, last, on_thread)
         return added

@@ -139,9 +139,9 @@ class EventColumns:
         for _, first, after in self.threads:
             # Most events contain no other.
             contains = map(gt, islice(end, first, after), islice(start, first + 1, after))
-            for at, is_around in enumerate(contains, first):
+            for index, is_around in enumerate(contains, first):
                 if is_around:
-                    sizes[at] = bisect_left(start, end[at], at + 1, after) - at
+                    sizes[index] = bisect_left(start, end[index], index + 1, after) - index
         return sizes
 
     def __len__(self) -> int:
@@ -172,13 +172,13 @@ class EventColumns:
         number, start, end = (columns.pop(name, array(_COLUMNS[name][0])) for name in ("number", "start", "end"))
         return EventColumns([*numbers], of_threads, number, start, end, **columns, kernels=kernels)
 
-    def event(self, at: int, thread: int) -> Event:
+    def event(self, index: int, thread: int) -> Event:
         """One event of a thread."""
-        kind, name, device = self.kinds[self.number[at]]
-        start, end, signature = self.start[at], self.end[at], self.signature
+        kind, name, device = self.kinds[self.number[index]]
+        start, end, signature = self.start[index], self.end[index], self.signature
         if kind is Kind.MEMORY:
-            address = self.address[at] if self.address else 0
-            nbytes = self.nbytes[at] if self.nbytes else 0
+            address = self.address[index] if self.address else 0
+            nbytes = self.nbytes[index] if self.nbytes else 0
             values: tuple[Any, ...] = (kind, name, start, end, thread, -1, 0, address, device, nbytes, 0)
         else:
             sequence, forward, correlation = self.sequence, self.forward_thread, self.correlation
@@ -188,12 +188,12 @@ class EventColumns:
                 start,
                 end,
                 thread,
-                sequence[at] if sequence else -1,
-                forward[at] if forward else 0,
-                correlation[at] if correlation else 0,
+                sequence[index] if sequence else -1,
+                forward[index] if forward else 0,
+                correlation[index] if correlation else 0,
                 device,
                 0,
-                signature[at] if signature else 0,
+                signature[index] if signature else 0,
             )
         return tuple.__new__(Event, values)  # takes a third of the time of Event(...)
 
@@ -201,10 +201,10 @@ class EventColumns:
         """All events in the order of start, those of the CPU first."""
         if len(self.threads) == 1:
             thread, first, after = self.threads[0]
-            yield from (self.event(at, thread) for at in range(first, after))
+            yield from (self.event(index, thread) for index in range(first, after))
         else:
-            for at, thread in self.in_time_order():
-                yield self.event(at, thread)
+            for index, thread in self.in_time_order():
+                yield self.event(index, thread)
         yield from self.kernels
 
     def in_time_order(self) -> Iterator[tuple[int, int]]:
@@ -213,21 +213,21 @@ class EventColumns:
             zip(islice(self.start, first, after), range(first, after), repeat(thread))
             for thread, first, after in self.threads
         )
-        return ((at, thread) for _, at, thread in merge(*of_threads))
+        return ((index, thread) for _, index, thread in merge(*of_threads))
 
     def of_kinds(self, *kinds: Kind) -> list[tuple[int, int]]:
         """The indices of the events of these kinds and their threads, in the order of start."""
-        wanted = bytes(one.kind in kinds for one in self.kinds)
+        wanted = bytes(kind.kind in kinds for kind in self.kinds)
         is_wanted = bytes(map(wanted.__getitem__, self.number)) if any(wanted) else b""
-        found = []
+        places = []
         for thread, first, after in self.threads:
-            at = is_wanted.find(1, first, after)
-            while at >= 0:
-                found.append((at, thread))
-                at = is_wanted.find(1, at + 1, after)
+            index = is_wanted.find(1, first, after)
+            while index >= 0:
+                places.append((index, thread))
+                index = is_wanted.find(1, index + 1, after)
         if len(self.threads) > 1:
-            found.sort(key=lambda line: self.start[line[0]])
-        return found
+            places.sort(key=lambda line: self.start[line[0]])
+        return places
 
     def add(
         self,
@@ -304,12 +304,12 @@ class EventColumns:
         """Give these events another name."""
         self.kinds = [*self.kinds]
         numbers: dict[int, int] = {}
-        for at in events:
-            before = self.number[at]
+        for index in events:
+            before = self.number[index]
             if before not in numbers:
                 numbers[before] = len(self.kinds)
                 self.kinds.append(self.kinds[before]._replace(name=name))
-            self.number[at] = numbers[before]
+            self.number[index] = numbers[before]
 
     def groupable(self) -> bytes:
         """By index of an event: 1 if nothing is to be known of it but its place and its values, else 0. IN_NODE if that
@@ -325,21 +325,21 @@ class EventColumns:
             kind in groups and name != RECORDS_COLLECTIVE and name not in REPLAYS and not name.startswith(C10D_OPS)
             for kind, name, _ in self.kinds
         )
-        found = bytearray(map(is_groupable.__getitem__, self.number))
+        groupable = bytearray(map(is_groupable.__getitem__, self.number))
         is_in_job = Kind.COLLECTIVE in kinds or any(kind.name.startswith(C10D_OPS) for kind in self.kinds)
         if not is_in_job:
-            for at in self._functions_of_nodes():
-                found[at] = IN_NODE
-        return bytes(found)
+            for index in self._functions_of_nodes():
+                groupable[index] = IN_NODE
+        return bytes(groupable)
 
     def _functions_of_nodes(self) -> Iterator[int]:
         is_node = [kind.kind is Kind.NODE for kind in self.kinds]
         is_function = [
             kind.kind is Kind.BACKWARD_FUNCTION and not kind.name.endswith("Backward") for kind in self.kinds
         ]
-        for at in compress(range(len(self)), map(is_function.__getitem__, self.number)):
-            if at and is_node[self.number[at - 1]] and self.size[at - 1] > 1:
-                yield at
+        for index in compress(range(len(self)), map(is_function.__getitem__, self.number)):
+            if index and is_node[self.number[index - 1]] and self.size[index - 1] > 1:
+                yield index
 
     def makes_nodes(self) -> bytes:
         """By index of an event: 1 if it is an operator that creates an autograd node, else 0. The node has its sequence

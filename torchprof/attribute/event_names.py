@@ -117,7 +117,8 @@ def keep_recorded(columns: EventColumns, note: Callable[[int], object] = int) ->
     begin = end = None
     if opened:
         begin = next(
-            (at for at, _ in columns.of_kinds(Kind.STEP) if columns.start[at] >= columns.start[opened[0][0]]), None
+            (index for index, _ in columns.of_kinds(Kind.STEP) if columns.start[index] >= columns.start[opened[0][0]]),
+            None,
         )
         if begin is None:  # nothing was recorded
             columns.threads, columns.kernels = [], ()
@@ -135,17 +136,17 @@ def add_steps(columns: EventColumns, steps: int) -> None:
     torch numbers the ranges of steps; here they all get the same name.
     """
     ranges = [
-        (at, thread)
-        for at, thread in columns.of_kinds(Kind.USER_LABEL)
-        if is_torchs_step(columns.kinds[columns.number[at]].name)
+        (index, thread)
+        for index, thread in columns.of_kinds(Kind.USER_LABEL)
+        if is_torchs_step(columns.kinds[columns.number[index]].name)
     ]
-    columns.rename((at for at, _ in ranges), ANY_STEP)
-    marks = [_mark(columns.start[at], thread) for at, thread in ranges]
+    columns.rename((index for index, _ in ranges), ANY_STEP)
+    marks = [_mark(columns.start[index], thread) for index, thread in ranges]
     if len(ranges) >= steps:
-        at, thread = ranges[steps - 1]
-        marks.append(_mark(columns.end[at], thread))
+        index, thread = ranges[steps - 1]
+        marks.append(_mark(columns.end[index], thread))
     columns.add(before=marks)
 
 
-def _mark(at: int, thread: int) -> Event:
-    return Event(Kind.STEP, STEP_MARK, at, at, thread)
+def _mark(time: int, thread: int) -> Event:
+    return Event(Kind.STEP, STEP_MARK, time, time, thread)

@@ -11,13 +11,13 @@ _LARGEST_TABLE = 4_000_000
 def kernels_of(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:
     """For each op that ran, the number of its kernel; None if that is unknown."""
     both = set(kernels) & set(ran)
-    ours = [at for at, name in enumerate(kernels) if name in both]
-    theirs = [at for at, name in enumerate(ran) if name in both]
-    pairs = _common_pairs([kernels[at] for at in ours], [ran[at] for at in theirs])
-    found: list[int | None] = [None] * len(ran)
-    for at, other in pairs:
-        found[theirs[other]] = ours[at]
-    return found
+    ours = [index for index, name in enumerate(kernels) if name in both]
+    theirs = [index for index, name in enumerate(ran) if name in both]
+    pairs = _common_pairs([kernels[index] for index in ours], [ran[index] for index in theirs])
+    matches: list[int | None] = [None] * len(ran)
+    for index, other in pairs:
+        matches[theirs[other]] = ours[index]
+    return matches
 
 
 def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
@@ -27,16 +27,16 @@ def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int,
     subsequence has one pair of every rank. So a pair is in all of them if it is the only one of its rank.
     """
     if ours == theirs:
-        return [(at, at) for at in range(len(ours))]
+        return [(index, index) for index in range(len(ours))]
     if len(ours) * len(theirs) > _LARGEST_TABLE:
         return []
     before, after = _lengths(ours, theirs), _lengths(ours[::-1], theirs[::-1])
     longest = before[-1][-1]
     of_rank: dict[int, list[tuple[int, int]]] = {}
-    for at, name in enumerate(ours):
+    for index, name in enumerate(ours):
         for other, called in enumerate(theirs):
-            if name == called and before[at][other] + 1 + after[-at - 2][-other - 2] == longest:
-                of_rank.setdefault(before[at][other], []).append((at, other))
+            if name == called and before[index][other] + 1 + after[-index - 2][-other - 2] == longest:
+                of_rank.setdefault(before[index][other], []).append((index, other))
     return [pairs[0] for pairs in of_rank.values() if len(pairs) == 1]
 
 

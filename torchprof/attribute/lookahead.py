@@ -29,14 +29,14 @@ class LookAhead:
         self._after = {lane.thread: lane.after for lane in columns.threads}
         self._work_of: dict[int, tuple[list[int], list[int]]] = {}  # by thread: starts and ends of its outermost ranges
 
-    def completed(self, event: Event, at: int) -> Event:
+    def completed(self, event: Event, index: int) -> Event:
         """The event with this index, with what later ones say of it."""
         if event.kind is Kind.NODE:
-            return event if event.name.endswith(ACCUMULATES) else self._with_number(event, at)
+            return event if event.name.endswith(ACCUMULATES) else self._with_number(event, index)
         if event.kind is Kind.GUARDS:
-            return self._of_region(event, at)
+            return self._of_region(event, index)
         if not self._graphs.why_unknown(graph_of(event.name)):
-            self._find_kernels(event, at)
+            self._find_kernels(event, index)
         return event
 
     def others_work(self, event: Event) -> bool:
@@ -55,41 +55,41 @@ class LookAhead:
     def _outermost(self, first: int, after: int) -> tuple[list[int], list[int]]:
         columns = self._columns
         starts, ends = [], []
-        at = first
-        while at < after:
-            if columns.kinds[columns.number[at]].kind in (
+        index = first
+        while index < after:
+            if columns.kinds[columns.number[index]].kind in (
                 Kind.COLLECTIVE,
                 Kind.COMPILED_INPUTS,
             ):  # no work of the thread
-                at += 1
+                index += 1
                 continue
-            starts.append(columns.start[at])
-            ends.append(columns.end[at])
-            at += columns.size[at]
+            starts.append(columns.start[index])
+            ends.append(columns.end[index])
+            index += columns.size[index]
         return starts, ends
 
-    def _later(self, at: int, thread: int) -> Iterator[Event]:
+    def _later(self, index: int, thread: int) -> Iterator[Event]:
         """The events of a thread after this one."""
-        return (self._columns.event(later, thread) for later in range(at + 1, self._after[thread]))
+        return (self._columns.event(later, thread) for later in range(index + 1, self._after[thread]))
 
-    def _with_number(self, node: Event, at: int) -> Event:
-        for inner in self._later(at, node.thread):
+    def _with_number(self, node: Event, index: int) -> Event:
+        for inner in self._later(index, node.thread):
             if inner.start_ns >= node.end_ns:
                 break
             if inner.kind is Kind.BACKWARD_FUNCTION and node.name.endswith(inner.name):
                 return node._replace(sequence=inner.sequence, forward_thread=inner.forward_thread)
         return node
 
-    def _of_region(self, guards: Event, at: int) -> Event:
-        for later in self._later(at, guards.thread):
+    def _of_region(self, guards: Event, index: int) -> Event:
+        for later in self._later(index, guards.thread):
             if later.start_ns >= guards.end_ns and later.kind not in (Kind.MEMORY, Kind.SAMPLE, Kind.GARBAGE):
                 return guards._replace(name=later.name) if later.kind is Kind.REGION else guards
         return guards
 
-    def _find_kernels(self, call: Event, at: int) -> None:
+    def _find_kernels(self, call: Event, index: int) -> None:
         inside: list[Event] = []
         until = call.start_ns
-        for event in self._later(at, call.thread):
+        for event in self._later(index, call.thread):
             if event.start_ns >= call.end_ns:
                 break
             if event.start_ns >= until and event.kind in (Kind.OP, Kind.GARBAGE):

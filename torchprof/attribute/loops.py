@@ -55,20 +55,20 @@ def loop_of(
     elif engine:
         ends = _of_backward(ranges_of(engine | labels))
     else:
-        ends = [one.end_ns for one in calls if one.name == calls[0].name]
+        ends = [call.end_ns for call in calls if call.name == calls[0].name]
     without: list[NamedRange] = []
     if calls and backward and not any(name.startswith(REGION) for name in seen):
         without = [call for call in calls if not has_gradients(call)]
     if without and engine:  # reentrant checkpointing: the forward is without gradients, and runs again in backward
         inside = _inside(_outermost(ranges_of(engine)), ranges_of(labels))
-        without = [one for one in without if one.name not in inside]
+        without = [call for call in without if call.name not in inside]
     return Loop(ends, without)
 
 
 def _of_optimizers(ranges: Iterable[NamedRange], optimizers: Set[str], worked_always: bool) -> list[int]:
     """``worked_always``: backward was not recorded."""
     of_both = [*ranges]
-    steps = set(_outermost(one for one in of_both if one.name in optimizers))
+    steps = set(_outermost(call for call in of_both if call.name in optimizers))
     ends: list[int] = []
     missing, worked = {*optimizers}, worked_always
     # In the order of their ends: the closure of an optimizer runs backward inside its step.

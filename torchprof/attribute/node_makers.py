@@ -27,23 +27,23 @@ class NodeMakers:
     def add(self, number: int, place: Place) -> None:
         numbers = self._numbers
         if not numbers or number > numbers[-1]:
-            at = len(numbers)
+            index = len(numbers)
         elif number == numbers[-1]:
             self._last[-1] = place
             return
         else:
-            at = bisect_left(numbers, number)
-            if numbers[at] == number:
-                self._last[at] = place
+            index = bisect_left(numbers, number)
+            if numbers[index] == number:
+                self._last[index] = place
                 return
-        numbers.insert(at, number)
-        self._first.insert(at, place)
-        self._last.insert(at, place)
+        numbers.insert(index, number)
+        self._first.insert(index, place)
+        self._last.insert(index, place)
 
     def find(self, number: int, of_graph: bool = False) -> Place | None:
         """The place of the op that created a node; None if it was not recorded. ``of_graph``: whether the node is that
         of a TorchScript graph."""
-        at = bisect_right(self._numbers, number)
+        index = bisect_right(self._numbers, number)
         if of_graph:
-            return self._first[at] if at < len(self._numbers) else None
-        return self._last[at - 1] if at else None
+            return self._first[index] if index < len(self._numbers) else None
+        return self._last[index - 1] if index else None

@@ -112,17 +112,17 @@ class OpTrees:
         key = around, place.is_closed, source, *columns.pattern(first, after)
         tree = self._known.get(key)
         if tree is None:
-            events = [self._event(at, source) for at in range(first, after)]
+            events = [self._event(index, source) for index in range(first, after)]
             tree = self._known[key] = OpTree(events, around, place.is_closed)
         return tree
 
-    def _event(self, at: int, source: int | None) -> tuple[Kind, str, int, int]:
+    def _event(self, index: int, source: int | None) -> tuple[Kind, str, int, int]:
         columns = self._columns
-        kind, name, _ = columns.kinds[columns.number[at]]
-        signature = columns.signature[at] if columns.signature and kind is Kind.OP else 0
+        kind, name, _ = columns.kinds[columns.number[index]]
+        signature = columns.signature[index] if columns.signature and kind is Kind.OP else 0
         if source is not None and self._called_from is not None:
             signature = self._called_from(signature, source)
-        return kind, name, signature, columns.size[at]
+        return kind, name, signature, columns.size[index]
 
 
 class OpGroup(NamedTuple):
@@ -159,14 +159,14 @@ class OpGroup(NamedTuple):
         columns, path_of = self.columns, self.tree.path_of
         nbytes, addresses = columns.nbytes, columns.address
         for index in self.tree.memory:
-            at = self.first + index
-            device = columns.kinds[columns.number[at]].device
+            number = self.first + index
+            device = columns.kinds[columns.number[number]].device
             yield (
-                columns.start[at],
+                columns.start[number],
                 path_of[index],
                 device,
-                addresses[at] if addresses else 0,
-                nbytes[at] if nbytes else 0,
+                addresses[number] if addresses else 0,
+                nbytes[number] if nbytes else 0,
             )
 
     def places(self) -> list[Place]:
@@ -180,9 +180,9 @@ class OpGroup(NamedTuple):
         around = None if self.outer is None else self.place
         items: list[Attributed] = []
         rows = zip(count(self.first), tree.path_of, tree.is_call, self.ns, tree.parents)
-        for at, path, is_call, ns, parent in rows:
+        for index, path, is_call, ns, parent in rows:
             outer, taken_from = (items[parent], items[parent].place) if parent >= 0 else (self.outer, around)
-            items.append(Attributed(columns.event(at, thread), places[path], taken_from, is_call, ns, outer))
+            items.append(Attributed(columns.event(index, thread), places[path], taken_from, is_call, ns, outer))
             yield items[-1]
 
 

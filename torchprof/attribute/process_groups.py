@@ -24,14 +24,14 @@ def sole_group(groups: Iterable[Mapping[str, Any]]) -> GroupOfRanks | None:
     groups = list(groups)
     if not groups:
         return NOT_RECORDED
-    found: dict[tuple[int, ...], GroupOfRanks] = {}
+    described: dict[tuple[int, ...], GroupOfRanks] = {}
     for group in groups:
         size, ranks = group.get("group_size", group.get("pg_size")), _ranks(group)
         if type(size) is int and size > 1:
             text = str(list(ranks)) if ranks else ""
-            described = GroupOfRanks(str(group.get("pg_name", "")), str(group.get("pg_desc", "")), size, text)
-            found.setdefault(ranks, described)
-    return next(iter(found.values())) if len(found) == 1 else None
+            group_of_ranks = GroupOfRanks(str(group.get("pg_name", "")), str(group.get("pg_desc", "")), size, text)
+            described.setdefault(ranks, group_of_ranks)
+    return next(iter(described.values())) if len(described) == 1 else None
 
 
 def mesh_of_groups(groups: Iterable[Mapping[str, Any]], rank: int) -> tuple[MeshDim, ...]:

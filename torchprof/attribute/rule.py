@@ -136,7 +136,7 @@ class Attribution:
         starts, thread, extra = self._columns.start, walk.thread, self._extra
         stack = self._stacks.setdefault(thread, [])
         while walk.at < walk.after and (start := starts[walk.at]) < horizon:
-            at = walk.at
+            index = walk.at
             while stack and stack[-1][0] <= start:
                 stack.pop()
             open_range = stack[-1] if stack else _NOTHING_OPEN
@@ -144,12 +144,12 @@ class Attribution:
             if self._ends and (number := bisect_right(self._ends, start)) < len(self._ends):
                 end = min(horizon, self._ends[number])
             until = walk.end_of_group(open_range[5], end)
-            if until > at and (groupable[at] != IN_NODE or (open_range[1] or self._outside).is_node):
+            if until > index and (groupable[index] != IN_NODE or (open_range[1] or self._outside).is_node):
                 walk.at = until
-                yield self._group(at, until, thread, open_range)
+                yield self._group(index, until, thread, open_range)
                 continue
-            walk.at = at + 1
-            item = self._single(at, thread, stack, open_range)
+            walk.at = index + 1
+            item = self._single(index, thread, stack, open_range)
             if extra:
                 yield from extra
                 extra.clear()
@@ -194,13 +194,13 @@ class Attribution:
         if self._selected is not None:
             self._made_in.update(((group.thread, number), layer) for number in numbers)
 
-    def _single(self, at: int, thread: int, stack: list[_Open], open_range: _Open) -> Attributed | None:
+    def _single(self, index: int, thread: int, stack: list[_Open], open_range: _Open) -> Attributed | None:
         """An event that is in no group; None if it is left out. What comes before it is in ``_extra``."""
         limit, around, label, layer, outer_range, limit_at = open_range
-        event = self._columns.event(at, thread)
+        event = self._columns.event(index, thread)
         kind, _, start, end, _, sequence, *_ = event
         if kind in _NEEDS_LATER_EVENTS and (kind is not Kind.NODE or sequence < 0):
-            event = self._ahead.completed(event, at)
+            event = self._ahead.completed(event, index)
         if stack and end > limit:  # clocks of different sources differ by a few ns
             end = limit
         if kind is Kind.OP:
@@ -227,7 +227,7 @@ class Attribution:
             if gap is not None:
                 self._extra.append(gap)
         attributed = tuple.__new__(Attributed, (event, place, around, calls, end - start, outer_range))
-        until = at + self._columns.size[at]
+        until = index + self._columns.size[index]
         stack.append((end, place, label, layer, attributed, until if until < limit_at else limit_at))
         if event.correlation:
             self._launches.note_op(event.correlation, thread, place, around, limit)

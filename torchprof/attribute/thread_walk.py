@@ -26,14 +26,14 @@ class ThreadWalk:
         A group ends before any event that is in no group, and before an operator that contains one; at ``limit``, where
         the range around it ends; and before an operator that ends after ``horizon``, when another thread continues.
         """
-        at, columns = self.at, self._columns
-        if self._single < at:
-            found = self._groupable.find(0, at, self.after)
-            self._single = found if found >= 0 else self.after
+        index, columns = self.at, self._columns
+        if self._single < index:
+            end = self._groupable.find(0, index, self.after)
+            self._single = end if end >= 0 else self.after
         single, sizes, starts, ends = self._single, columns.size, columns.start, columns.end
         if limit > self.after:
             limit = self.after
-        until = at
+        until = index
         while until < single and until < limit and ends[until] <= horizon and starts[until] < horizon:
             beyond = until + sizes[until]
             if beyond > limit:

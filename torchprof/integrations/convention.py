@@ -45,11 +45,11 @@ class Counted:
         self.device_ns += other.device_ns
 
 
-def input_shape(signature: Any, at: int = 0) -> tuple[int, ...] | None:
+def input_shape(signature: Any, index: int = 0) -> tuple[int, ...] | None:
     """The shape of the input number ``at`` of an operator; None if it is not a tensor or its shape is unknown."""
-    if signature is None or at >= len(signature.dtypes) or signature.dtypes[at] in _NOT_A_TENSOR:
+    if signature is None or index >= len(signature.dtypes) or signature.dtypes[index] in _NOT_A_TENSOR:
         return None
-    shape: tuple[int, ...] | None = signature.shapes[at]
+    shape: tuple[int, ...] | None = signature.shapes[index]
     return shape
 
 
@@ -70,15 +70,15 @@ def count(run: Run, rules: Mapping[str, CountingRule]) -> dict[tuple[str, ...], 
     Child layers are not included. The keys of ``rules`` are torch's names (``aten::linear``). If operators call each
     other, the outermost one with a rule counts, with all time and work inside it. Others do not count.
     """
-    found: dict[tuple[str, ...], dict[str, Counted]] = {}
+    counts: dict[tuple[str, ...], dict[str, Counted]] = {}
     for row in run.rows:
         if row.layer is None or row.phase != "forward":
             continue
-        outermost = next((at for at, frame in enumerate(row.frames) if frame.name in rules), None)
+        outermost = next((depth for depth, frame in enumerate(row.frames) if frame.name in rules), None)
         if outermost is None:
             continue
         rule = rules[row.frames[outermost].name]
-        counted = found.setdefault(row.layer.path, {}).setdefault(rule.name, Counted())
+        counted = counts.setdefault(row.layer.path, {}).setdefault(rule.name, Counted())
         counted.ns += row.cost.cpu_ns
         counted.device_ns += row.cost.device_ns
         counted.macs += row.cost.macs
@@ -90,4 +90,4 @@ def count(run: Run, rules: Mapping[str, CountingRule]) -> dict[tuple[str, ...], 
             counted.calls += row.calls
             if callable(rule.flops) and row.signature is not None:
                 counted.flops += row.calls * rule.flops(row.signature)
-    return found
+    return counts

@@ -37,8 +37,8 @@ def positions(model: nn.Module) -> Iterator[Position]:
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
     """All modules of a model, each once. ``Module.modules()`` fails on models deeper than Python's recursion limit."""
-    found = (position.module for position in positions(model))
-    return list({id(module): module for module in found if module is not None}.values())
+    modules = (position.module for position in positions(model))
+    return list({id(module): module for module in modules if module is not None}.values())
 
 
 def parameters_of(model: nn.Module) -> list[nn.Parameter]:

@@ -230,16 +230,16 @@ def _compilations_of(recording: Recording, ran: Sequence[CompiledRegion]) -> tup
     """The compilations during the recording, and the last ones before it of the regions that ran: earlier ones of the
     same name are of code that torch.compile forgot meanwhile."""
     code = {(region.name, region.file, region.line) for region in ran}
-    before = {(one.name, one.phase): one for one in recording.compilations if one.step is None}
-    known = [one for one in before.values() if (one.name, one.file, one.line) in code]
-    return (*known, *(one for one in recording.compilations if one.step is not None))
+    before = {(known.name, known.phase): known for known in recording.compilations if known.step is None}
+    of_code = [known for known in before.values() if (known.name, known.file, known.line) in code]
+    return (*of_code, *(known for known in recording.compilations if known.step is not None))
 
 
 def _not_compiled(recording: Recording, regions_in: Set[int], called: Set[int]) -> Iterator[RunWarning]:
     """A warning for each layer that was called through torch.compile, and in which no compiled code ran.
     ``regions_in``: the layers that compiled code ran in; outside all layers it may be of any."""
     layers = recording.layers
-    failures = {(one.file, one.line): one.failure for one in recording.compilations if one.failure}
+    failures = {(known.file, known.line): known.failure for known in recording.compilations if known.failure}
     if any(index < 0 for index in regions_in):
         return
     for layer, function, file, line in recording.under_compile:
@@ -268,8 +268,8 @@ def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[i
         return anywhere or any(path[:steps] in above for steps in range(1, len(path)))
 
     return tuple(
-        replace(one, compiled=True) if index not in called and may_run(one.path) else one
-        for index, one in enumerate(layers)
+        replace(layer, compiled=True) if index not in called and may_run(layer.path) else layer
+        for index, layer in enumerate(layers)
     )
 
 
@@ -281,8 +281,8 @@ def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, str, int]],
     marks = columns.of_kinds(Kind.STEP)
     if not marks:
         return
-    at, thread = marks[0]
-    offset_ns = columns.end[at] - began_ns
+    index, thread = marks[0]
+    offset_ns = columns.end[index] - began_ns
     columns.add(
         after=[
             Event(Kind.SAMPLE, line, at_ns + offset_ns, at_ns + offset_ns, thread)

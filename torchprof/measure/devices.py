@@ -85,8 +85,8 @@ class DeviceTimes:
         if times is None:
             whole = self._devices.setdefault(device, _Times(start))
             times = self._streams[device, event.thread] = whole, _Times(start)
-        for one in times:
-            one.add(work, start, end)
+        for stream in times:
+            stream.add(work, start, end)
 
     def result(self) -> dict[str, tuple[DeviceTime, ...]]:
         """The times of each device that ran any work."""

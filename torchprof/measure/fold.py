@@ -174,12 +174,12 @@ def _add_counts(values: _Values, counts: Mapping[int, tuple[int, int, int]], pla
 
 def _by_thread(collections: Iterable[_Call]) -> dict[int, tuple[list[int], list[int]]]:
     """By thread: the starts of its garbage collections, in order; and the total time of the first 0, 1, 2, … ones."""
-    found: dict[int, tuple[list[int], list[int]]] = {}
+    of_thread: dict[int, tuple[list[int], list[int]]] = {}
     for start, ns, thread in collections:
-        starts, sums = found.setdefault(thread, ([], [0]))
+        starts, sums = of_thread.setdefault(thread, ([], [0]))
         starts.append(start)
         sums.append(sums[-1] + ns)
-    return found
+    return of_thread
 
 
 def _without(
@@ -188,11 +188,11 @@ def _without(
     """Start and duration of calls, less the garbage collections that interrupted them."""
     if not collected:
         return [(start, ns) for start, ns, _ in calls]
-    found = []
+    interrupted = []
     for start, ns, thread in calls:
         starts, sums = collected.get(thread, ((), (0,)))
-        found.append((start, ns - sums[bisect_left(starts, start + ns)] + sums[bisect_left(starts, start)]))
-    return found
+        interrupted.append((start, ns - sums[bisect_left(starts, start + ns)] + sums[bisect_left(starts, start)]))
+    return interrupted
 
 
 def _rows(
@@ -232,15 +232,15 @@ def _rows(
         if ns or called:
             lines.add(home, devices.setdefault("cpu", len(devices)), (chain,), (called,), (ns,))
         for tree, times, own_ns in trees:
-            found = chains_of.get((chain, tree))
-            if found is None:
-                found = chains_of[chain, tree] = _chains_inside(chains, chain, tree, signatures)
+            inside = chains_of.get((chain, tree))
+            if inside is None:
+                inside = chains_of[chain, tree] = _chains_inside(chains, chain, tree, signatures)
             cpu = devices.setdefault("cpu", len(devices))
-            lines.add(home, cpu, found[1:], [times * calls_in_one for calls_in_one in tree.calls[1:]], own_ns[1:])
+            lines.add(home, cpu, inside[1:], [times * calls_in_one for calls_in_one in tree.calls[1:]], own_ns[1:])
             for (path, device), costs in of_groups.get((place, tree), {}).items():
                 number = devices.setdefault(device, len(devices))
-                lines.add(home, number, (found[path],), (0,), (0,))
-                lines.add_costs(home, number, found[path], costs)
+                lines.add(home, number, (inside[path],), (0,), (0,))
+                lines.add_costs(home, number, inside[path], costs)
         for device, (*costs, called) in on_devices.get(index, ()):
             number = devices.setdefault(device, len(devices))
             lines.add(home, number, (chain,), (called,), (0,))
@@ -282,13 +282,13 @@ def _surroundings(
 
 def _chains_inside(chains: Chains, around: int, tree: OpTree, signatures: Sequence[Signature]) -> list[int]:
     """The chain of each path of a tree; that of the first is ``around``."""
-    found = [around]
+    inside = [around]
     for outer, name, signature in tree.paths[1:]:
         frame = Frame(FrameKind.OP, name)
         if signature:
             frame = frame._replace(signature=signatures[signature])
-        found.append(chains.inside(found[outer], frame))
-    return found
+        inside.append(chains.inside(inside[outer], frame))
+    return inside
 
 
 _Home = tuple[int, int, int, int]
@@ -311,8 +311,8 @@ class _Lines:
         known = self._numbers.setdefault((home, device), {})
         if known and not known.keys().isdisjoint(chains):
             if len(chains) > 1:
-                for one in zip(chains, calls, cpu_ns):
-                    self.add(home, device, *((value,) for value in one))
+                for line in zip(chains, calls, cpu_ns):
+                    self.add(home, device, *((value,) for value in line))
                 return
             number = known[chains[0]]
             self._calls[number] += calls[0]

@@ -45,8 +45,8 @@ class LiveMemory:
 
     def stop_watching(self) -> None:
         """Note no more frees."""
-        for one in self.watches:
-            one.detach()
+        for watch in self.watches:
+            watch.detach()
         self.watches.clear()
 
 
@@ -80,8 +80,8 @@ def add_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> None:
     main, offset_ns = _UNKNOWN_THREAD, 0  # the offset is from the clock of the notes to that of the events
     marks = columns.of_kinds(Kind.STEP)
     if marks:
-        at, main = marks[0]
-        offset_ns = columns.end[at] - began_ns
+        index, main = marks[0]
+        offset_ns = columns.end[index] - began_ns
     else:
         notes.clear()
     added: list[Event] = []
@@ -96,8 +96,8 @@ def add_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> None:
                     _free(block, live.pop(block), at_ns + offset_ns, main if on_same_thread else _UNKNOWN_THREAD)
                 )
 
-    for at, thread in columns.of_kinds(Kind.MEMORY):
-        event = columns.event(at, thread)
+    for index, thread in columns.of_kinds(Kind.MEMORY):
+        event = columns.event(index, thread)
         note_until(event.start_ns)
         block = event.device, event.correlation
         if block in live:
@@ -107,7 +107,7 @@ def add_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> None:
         else:
             continue
         if event.nbytes < 0:
-            omitted.add(at)
+            omitted.add(index)
     note_until(inf)
     if added:
         columns.add(before=added, without=omitted)

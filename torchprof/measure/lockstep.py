@@ -63,7 +63,7 @@ class _LastStep:
     ) -> tuple[Unfinished, ...]:
         if main not in threads:
             return ()
-        since = min(one.first for one in threads.values()) if since is None else since
+        since = min(thread.first for thread in threads.values()) if since is None else since
         ends = [*map(_open_until, threads.values()), *(end for _, end, _ in self._exchanges)]
         ended = max([since, *ends, *([] if ended is None else [ended])])
         longest, elsewhere = self.longest, self.longest_elsewhere
@@ -77,10 +77,10 @@ class _LastStep:
             longest = elsewhere  # autograd's thread, for example: the main thread waits for it
         ns, start, place, has_requested = longest
         waits = self._waits_for(ns, start, place, has_requested)
-        at = waits or place
-        name = "" if at is None or at.frame is None else at.frame.name
+        owner = waits or place
+        name = "" if owner is None or owner.frame is None else owner.frame.name
         entered = tuple(Entered(*key, times) for key, times in self._entered.items())
-        layer, phase = (OUTSIDE, FORWARD) if at is None else (at.layer, at.phase)
+        layer, phase = (OUTSIDE, FORWARD) if owner is None else (owner.layer, owner.phase)
         name = name if waits is None else _exchange_of(waits)
         return (Unfinished(rank, ended - since, ns, layer, phase, name, waits is not None, entered),)
 
@@ -122,17 +122,17 @@ def _open_until(thread: _Thread) -> int:
 
 def _intervals_at_end(thread: _Thread, since: int, ended: int) -> Iterator[_Interval]:
     """The intervals of a thread after its last range began: one for each range that was open then, inner to outer."""
-    at = max(thread.began, since)
+    time = max(thread.began, since)
     has_requested = thread.has_requested
     item = thread.innermost
     while item is not None:
-        if item.end_ns > at:
-            yield item.end_ns - at, at, item.place, has_requested
-            at = item.end_ns
+        if item.end_ns > time:
+            yield item.end_ns - time, time, item.place, has_requested
+            time = item.end_ns
         has_requested = is_communication(item.place.frames)
         item = item.outer
-    if ended > at:
-        yield ended - at, at, None, has_requested
+    if ended > time:
+        yield ended - time, time, None, has_requested
 
 
 def _is_of_loop(place: Place) -> bool:
@@ -245,27 +245,27 @@ class Locksteps:
                     if correlation:
                         self._launched[correlation] = len(self._marks)
 
-    def _mark(self, at: int) -> None:
+    def _mark(self, time: int) -> None:
         """A step ends here, and the next begins."""
-        self._threads.setdefault(self._main, _Thread(at))
+        self._threads.setdefault(self._main, _Thread(time))
         if self._marks:
-            self._end_step(at)
+            self._end_step(time)
         if self._marks or self._from_first_mark:
-            self._discard_until(at)
-            self._marks.append(at)
+            self._discard_until(time)
+            self._marks.append(time)
             self._last = _LastStep()
         self._from_first_mark = True
 
-    def _discard_until(self, at: int) -> None:
+    def _discard_until(self, time: int) -> None:
         """Forget the time before: it does not belong to the current step."""
         for number in self._threads:
-            self._advance(number, at)
+            self._advance(number, time)
         self._own.clear()
         self._gap = 0
 
-    def _end_step(self, at: int) -> None:
+    def _end_step(self, time: int) -> None:
         for number in self._threads:
-            self._advance(number, at)
+            self._advance(number, time)
         sums: defaultdict[tuple[int, str], int] = defaultdict(int)
         for place, ns in self._own.items():
             sums[place.layer, place.phase] += ns
@@ -274,25 +274,25 @@ class Locksteps:
     def _advance(self, number: int, until: int) -> None:
         """Count the time of a thread up to ``until``, each part for its innermost range."""
         thread = self._threads[number]
-        item, at = thread.innermost, thread.until
+        item, time = thread.innermost, thread.until
         while item is not None and (end := item.event.start_ns + item.ns) <= until:
             place, item = item.place, item.outer
-            if end > at:
-                self._share(number, place, at, end, thread.has_requested)
-                at = end
+            if end > time:
+                self._share(number, place, time, end, thread.has_requested)
+                time = end
             if not _is_collection(place):
                 thread.has_requested = not self._kind_of(place)[0]
         thread.innermost = item
-        if until > at:
+        if until > time:
             if item is not None:
-                self._share(number, item.place, at, until, thread.has_requested)
+                self._share(number, item.place, time, until, thread.has_requested)
             elif number == self._main:
-                if until - at > self._last.longest[0]:
-                    self._last.longest = until - at, at, None, thread.has_requested
-                waits = self._waiting.within(at, until, True)
-                self._gap += until - at - covered_ns([*waits, *self._elsewhere.within(at, until)])
-            at = until
-        thread.until = at
+                if until - time > self._last.longest[0]:
+                    self._last.longest = until - time, time, None, thread.has_requested
+                waits = self._waiting.within(time, until, True)
+                self._gap += until - time - covered_ns([*waits, *self._elsewhere.within(time, until)])
+            time = until
+        thread.until = time
 
     def _kind_of(self, place: Place) -> tuple[bool, bool]:
         """Whether time in a place is own work; and whether it is in an op of torch, which never waits."""
@@ -358,11 +358,13 @@ class Locksteps:
         while outer is not None and outer.frame is not None:
             frames.insert(0, outer.frame._replace(signature=self._signature_of(outer)))
             outer = outer.outer
-        found = collective_of(frames)
-        if found is None or found.name.startswith(POINT_TO_POINT):
+        collective = collective_of(frames)
+        if collective is None or collective.name.startswith(POINT_TO_POINT):
             return None
-        recorded = GroupOfRanks(found.group, found.description, found.size, found.ranks)
-        return LockstepKey(place.layer, place.phase, "device", found.name, recorded if found.group else self._group)
+        recorded = GroupOfRanks(collective.group, collective.description, collective.size, collective.ranks)
+        return LockstepKey(
+            place.layer, place.phase, "device", collective.name, recorded if collective.group else self._group
+        )
 
     def _signature_of(self, place: Place) -> Signature | None:
         return self._signatures[place.signature] if place.signature else None
@@ -375,17 +377,17 @@ class Locksteps:
         if len(self._marks) < 2:  # no step: the whole recording is one
             self._end_step(max(map(_open_until, self._threads.values()), default=0))
         count = len(self._steps)
-        found: dict[LockstepKey, Lockstep] = {}
+        of_key: dict[LockstepKey, Lockstep] = {}
 
         def note(device: str, steps: Sequence[Mapping[tuple[int, str], int]], gaps: Sequence[int]) -> None:
             rolled_up = [*map(self._layers.roll_up_by_phase, steps)]
             for layer, phase in sorted({key for step in rolled_up for key in step}):
                 times = [step.get((layer, phase), 0) for step in rolled_up]
-                found[LockstepKey(layer, phase, device, WORK)] = Lockstep.of(self._rank, times)
+                of_key[LockstepKey(layer, phase, device, WORK)] = Lockstep.of(self._rank, times)
             if any(gaps):
-                found[LockstepKey(OUTSIDE, FORWARD, device, GAP)] = Lockstep.of(self._rank, gaps)
+                of_key[LockstepKey(OUTSIDE, FORWARD, device, GAP)] = Lockstep.of(self._rank, gaps)
             whole = [sum(step.values()) + gap for step, gap in zip(steps, gaps)]
-            found[LockstepKey(OUTSIDE, FORWARD, device, STEP)] = Lockstep.of(self._rank, whole)
+            of_key[LockstepKey(OUTSIDE, FORWARD, device, STEP)] = Lockstep.of(self._rank, whole)
 
         note("cpu", [sums for sums, _ in self._steps], [gap for _, gap in self._steps])
         if self._kernels:
@@ -398,15 +400,15 @@ class Locksteps:
             by_step: Counter[int] = Counter()
             for marks, ns in by_marks.items():
                 by_step[self._step_of(marks)] += ns
-            found[key] = Lockstep.of(self._rank, [by_step[step] for step in range(count)])
+            of_key[key] = Lockstep.of(self._rank, [by_step[step] for step in range(count)])
         for key, times in sorted(self._collectives.items(), key=lambda item: str(item[0])):
             if key.group == NOT_RECORDED and not is_one_group:
                 key = key._replace(group=None)
             # If there are steps, collectives outside them do not count, like own work.
             if len(self._marks) > 1:
-                times = [one for one in times if 0 < one[2] < len(self._marks)]
+                times = [time for time in times if 0 < time[2] < len(self._marks)]
             if not times:
                 continue
             lockstep = Lockstep.of(self._rank, [ns for ns, *_ in times], sum(overlap for _, overlap, _ in times))
-            found[key] = lockstep if key.group is not None else replace(lockstep, last_ns=(), last_rank=())
-        return {"lockstep": found, "unfinished": unfinished}
+            of_key[key] = lockstep if key.group is not None else replace(lockstep, last_ns=(), last_rank=())
+        return {"lockstep": of_key, "unfinished": unfinished}

@@ -177,9 +177,9 @@ class Allocations:
     def _on_group(self, group: OpGroup) -> None:
         columns, first = group.columns, group.first
         if self._no_graph_yet is not None and columns.sequence:
-            for at in range(first, group.after):
-                if columns.sequence[at] >= 0 and columns.kinds[columns.number[at]].kind is Kind.OP:
-                    self._on_graph(columns.start[at])
+            for index in range(first, group.after):
+                if columns.sequence[index] >= 0 and columns.kinds[columns.number[index]].kind is Kind.OP:
+                    self._on_graph(columns.start[index])
                     break
         in_op = group.place.frame is not None and group.place.frame.kind == FrameKind.OP
         for start, path, device, address, nbytes in group.memory():
@@ -323,7 +323,7 @@ class Allocations:
         while first and ranges[first - 1].stage is None and ranges[first - 1].within == within:
             first -= 1
         limit = min(within, ranges[first - 1].end_ns) if first else within
-        open_already = {one.layer for one in ranges[:first] if one.stage is None}
+        open_already = {open_range.layer for open_range in ranges[:first] if open_range.stage is None}
         lineage = [
             layer for layer in (self._lineages[place.layer] if place.layer >= 0 else ()) if layer not in open_already
         ]
@@ -368,16 +368,16 @@ class Allocations:
             SampleKey(layer, phase, self._rank, device, "peak_bytes"): Spread.of(values)
             for (layer, phase, device), values in sorted(self._samples.items())
         }
-        for device, (peak, at, place) in sorted(self._peaks.items()):
+        for device, (peak, index, place) in sorted(self._peaks.items()):
             key = SampleKey(place.layer, place.phase, self._rank, device, "device_peak_bytes")
-            samples[key] = Spread.of([(self._times[at], peak)])
+            samples[key] = Spread.of([(self._times[index], peak)])
         samples.update(self._kept(ends))
         timeline = {"timeline": self._timeline(kinds)} if self._with_timeline else {}
         return {"memory": memory, "samples": samples, **timeline}
 
     def _kinds(self, ends: Sequence[float]) -> list[str]:
         """The kind of each block."""
-        starts = [one.start_ns for one in self._passes]
+        starts = [backward.start_ns for backward in self._passes]
         kinds = []
         for stage, end in zip(self._stages, ends):
             if end < stage.end_ns:
@@ -392,18 +392,18 @@ class Allocations:
         return kinds
 
     def _in_a_pass(self, starts: Sequence[int], time: float) -> bool:
-        at = bisect_right(starts, time) - 1
-        return at >= 0 and time < self._passes[at].end_ns
+        index = bisect_right(starts, time) - 1
+        return index >= 0 and time < self._passes[index].end_ns
 
     def _memory(self, device: str, before: tuple[tuple[str, int], ...] | None, kinds: Sequence[str]) -> Memory:
         allocator = self._allocators.get(device, ())
         if device not in self._peaks:
             return Memory(device, self._rank, before=before, allocator=allocator)
-        peak, at, _ = self._peaks[device]
+        peak, index, _ = self._peaks[device]
         held: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
         rest = peak
         for block, (born, died) in enumerate(zip(self._born, self._died)):
-            if born <= at and (died > at or died == _NONE) and self._devices[born] == device:
+            if born <= index and (died > index or died == _NONE) and self._devices[born] == device:
                 place = self._places[block]
                 entry = held[place.layer, place.phase, kinds[block]]
                 entry[0] += self._sizes[born]
@@ -411,8 +411,8 @@ class Allocations:
                 rest -= self._sizes[born]
         if rest:
             held[OUTSIDE, FORWARD, "unknown"][0] = rest
-        largest = sorted((Held(*key, *value) for key, value in held.items()), key=lambda one: (-one.nbytes, one))
-        return Memory(device, self._rank, peak, self._times[at] - self._zero, tuple(largest), before, allocator)
+        largest = sorted((Held(*key, *value) for key, value in held.items()), key=lambda row: (-row.nbytes, row))
+        return Memory(device, self._rank, peak, self._times[index] - self._zero, tuple(largest), before, allocator)
 
     @property
     def _zero(self) -> int:
@@ -426,11 +426,11 @@ class Allocations:
         These are the blocks of the call that are live when the first backward pass after the outermost call begins. If
         no block of the outermost call is live then, its graph was dropped: the blocks count that are live when it ends.
         """
-        starts = [one.start_ns for one in self._passes]
+        starts = [backward.start_ns for backward in self._passes]
         needed: dict[_Stage, float] = {}  # outermost call → the time when its live blocks count
         for stage in {stage for _, _, stage in self._calls if stage.has_graph}:
-            at = bisect_left(starts, stage.end_ns)
-            needed[stage] = starts[at] if at < len(starts) else inf
+            index = bisect_left(starts, stage.end_ns)
+            needed[stage] = starts[index] if index < len(starts) else inf
         saved = {stage for stage, end in zip(self._stages, ends) if stage in needed and end >= needed[stage]}
         kept = {device: [0] * len(self._calls) for device in sorted(self._live_bytes)}
         for stage, call, born, end in zip(self._stages, self._call_of, self._born, ends):

@@ -92,20 +92,20 @@ class Steps:
                 if kind is kernel:
                     self._note_kernel(item, launched, copies)
                 elif kind is step:
-                    at = event.end_ns
-                    beyond = _beyond(at, last.values(), alike)
+                    time = event.end_ns
+                    beyond = _beyond(time, last.values(), alike)
                     for inside, rest in beyond.items():
                         self_ns[inside] -= rest
-                    rest = max(until - at, 0)
+                    rest = max(until - time, 0)
                     if self._starts:
-                        lasted = at - self._starts[-1]
-                        idle = max(lasted - covered + max(covered_until - at, 0), 0)
+                        lasted = time - self._starts[-1]
+                        idle = max(lasted - covered + max(covered_until - time, 0), 0)
                         self._end_step(self_ns, bare, explained - rest, lasted, idle)
                         closure.move(self._outside[-1])
                     if self._from_first_mark:
-                        self._starts.append(at)
+                        self._starts.append(time)
                     self._from_first_mark = True
-                    self_ns, explained, covered = beyond, rest, max(covered_until - at, 0)
+                    self_ns, explained, covered = beyond, rest, max(covered_until - time, 0)
                 elif kind is not memory and kind is not stopped and kind is not sample:
                     end = start + ns
                     part = parts[place] if kind is user_label else OTHER_NS
@@ -187,10 +187,10 @@ class Steps:
         event, place, _, _, ns, _ = item
         if event.correlation == BEFORE:
             return  # launched before the first step, though it may run in a later one
-        at = launched.get(event.correlation)
-        if at is None:  # its launch was not recorded: it counts in the step in which it ran
-            at = bisect_right(self._starts, event.start_ns) - 1
-        if not 0 <= at < self.count:
+        step = launched.get(event.correlation)
+        if step is None:  # its launch was not recorded: it counts in the step in which it ran
+            step = bisect_right(self._starts, event.start_ns) - 1
+        if not 0 <= step < self.count:
             return
         by_step = [self._device[place.layer, place.phase]]
         part = self._parts[place]
@@ -201,7 +201,7 @@ class Steps:
         for sums in by_step:
             if event.device not in sums:
                 sums[event.device] = array("q", bytes(8 * self.count))
-            sums[event.device][at] += ns
+            sums[event.device][step] += ns
         if event.correlation in copies and WITHIN_DEVICES.fullmatch(event.name):
             step, copying, took = copies.pop(event.correlation)
             self._outside[step][COPY_NS] -= took
@@ -243,22 +243,22 @@ class Steps:
         return {"samples": samples, "steps": 0 if self._loop_ends else self.count}
 
 
-def _both(one: _Sums, other: _Sums) -> _Sums:
+def _both(first: _Sums, other: _Sums) -> _Sums:
     """The sums of both, for each device and step."""
-    total = dict(one)
+    total = dict(first)
     for device, values in other.items():
         before = total.get(device)
         total[device] = _sum(before, values) if before else values
     return total
 
 
-def _sum(one: array[int], other: array[int]) -> array[int]:
-    return array("q", map(add, one, other))
+def _sum(first: array[int], other: array[int]) -> array[int]:
+    return array("q", map(add, first, other))
 
 
 def _with_marks(stream: Iterable[Attributed | OpGroup], ends: Iterable[int]) -> Iterator[Attributed | OpGroup]:
     """The events in their order, with a STEP mark where each pass of a loop ends."""
-    marks = (Attributed(Event(Kind.STEP, "", at, at, 0), _LOOP_END, None, 0, 0) for at in ends)
+    marks = (Attributed(Event(Kind.STEP, "", time, time, 0), _LOOP_END, None, 0, 0) for time in ends)
     mark = next(marks, None)
     for item in stream:
         if mark is not None:
@@ -370,14 +370,14 @@ class _Closure:
         self._python_ns = 0
 
 
-def _beyond(at: int, last: Iterable[Attributed], alike: Mapping[Place, Place]) -> defaultdict[Place, int]:
+def _beyond(time: int, last: Iterable[Attributed], alike: Mapping[Place, Place]) -> defaultdict[Place, int]:
     """The time of the open ranges after ``at``, as self time by their place in ``alike``. ``last``: the range that
     began last on each thread."""
     beyond: defaultdict[Place, int] = defaultdict(int)
     for innermost in last:
         item: Attributed | None = innermost
         while item is not None:
-            rest = item.end_ns - at
+            rest = item.end_ns - time
             if rest > 0:
                 beyond[alike[item.place]] += rest
                 if item.around is not None:

@@ -60,7 +60,7 @@ class OpenSpans:
         """``selected``: the layers that have spans, None for all. ``start_ns``: when the recording began, used if no
         mark was recorded. ``from_first_mark``: whether it began with a step, and not in the middle of a step."""
         lineages = map(Layers.of(layers).lineage, range(len(layers)))
-        self._lineages = [[one for one in path if selected is None or one in selected] for path in lineages]
+        self._lineages = [[layer for layer in path if selected is None or layer in selected] for path in lineages]
         self._recording_start_ns = start_ns
         self._start_ns: int | None = None
         self._marks: list[int] = []
@@ -114,7 +114,9 @@ class OpenSpans:
         for ranges in self._open.by_thread.values():
             while ranges and (ranges[-1].end_ns <= time or ranges[-1].layer != _NONE):
                 ranges.pop()
-            if ranges and any(one.layer != _NONE for one in ranges):  # a node is still running on another thread
+            if ranges and any(
+                open_range.layer != _NONE for open_range in ranges
+            ):  # a node is still running on another thread
                 self._in_backward = True
 
     def _on_label(self, item: Attributed) -> None:
@@ -141,7 +143,7 @@ class OpenSpans:
         while first and ranges[first - 1].layer != _NONE:
             first -= 1
         limit = ranges[first - 1].end_ns if first else inf
-        around = {one.layer for one in ranges[:first]}
+        around = {open_range.layer for open_range in ranges[:first]}
         lineage = [layer for layer in (self._lineages[place.layer] if place.layer >= 0 else ()) if layer not in around]
         same = 0
         while same < len(lineage) and first + same < len(ranges) and ranges[first + same].layer == lineage[same]:
@@ -158,7 +160,7 @@ class OpenSpans:
     def _on_kernel(self, item: Attributed) -> None:
         event, place, _, _, _, _ = item
         stream = self._of_stream.setdefault((event.device, event.thread), [])
-        lane = next((one for one in stream if one[1] <= event.start_ns), None)
+        lane = next((free for free in stream if free[1] <= event.start_ns), None)
         if lane is None:
             lane = [len(self._lanes), 0]
             stream.append(lane)

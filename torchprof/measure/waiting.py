@@ -60,10 +60,10 @@ class Intervals:
 
     def within(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The pieces of the union inside an interval, in reverse order."""
-        at = bisect_right(self._starts, end) - 1
-        while at >= 0 and self._ends[at] > start:
-            yield max(start, self._starts[at]), min(end, self._ends[at])
-            at -= 1
+        index = bisect_right(self._starts, end) - 1
+        while index >= 0 and self._ends[index] > start:
+            yield max(start, self._starts[index]), min(end, self._ends[index])
+            index -= 1
 
 
 def covered_ns(pieces: Iterable[tuple[int, int]]) -> int:
@@ -101,14 +101,14 @@ class Waiting:
     def within(self, start: int, end: int, for_any: bool) -> list[tuple[int, int]]:
         """The parts of a gap in which its thread waited. ``for_any``: any collective that ended in the gap counts."""
         late = max(_RECORDED_LATE_NS, min((end - start) // 10, PROMPTLY_NS))
-        at = bisect_right(self._by_end, (end + late, end, True))
+        index = bisect_right(self._by_end, (end + late, end, True))
         ended = []
-        while at and self._by_end[at - 1][0] > start:
-            at -= 1
+        while index and self._by_end[index - 1][0] > start:
+            index -= 1
             # The recorded end of a receive is when a thread waits for it. That may be soon after a gap without waits.
-            until, begun, is_collective = self._by_end[at]
+            until, begun, is_collective = self._by_end[index]
             if begun < end and (is_collective or until <= end):
-                ended.append(self._by_end[at])
+                ended.append(self._by_end[index])
         if not ended or ended[0][0] < end - PROMPTLY_NS:
-            ended = [one for one in ended if for_any and one[2]]
+            ended = [call for call in ended if for_any and call[2]]
         return [(max(start, begun), min(until, end)) for until, begun, _ in ended]

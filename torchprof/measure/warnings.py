@@ -71,21 +71,25 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
         *above, _ = tree.lineage(index)
         if not above or not idle.isdisjoint(above):
             return not above
-        caller = next((one for one in reversed(above) if one in called), OUTSIDE)
+        caller = next((layer for layer in reversed(above) if layer in called), OUTSIDE)
         is_tied = (layers[index].kind, layers[index].settings) in tied
         return bool(params[index]) and caller not in with_ops and not is_tied
 
-    found = [layers[index].name for index in sorted(idle) if matters(index)]
-    if found:
-        yield RunWarning.of("never_called", found)
+    names = [layers[index].name for index in sorted(idle) if matters(index)]
+    if names:
+        yield RunWarning.of("never_called", names)
 
 
 def about_exported(layers: Sequence[Layer], called: Set[int]) -> Iterator[RunWarning]:
     """Graphs of torch.export, which run the operators of the layers below them themselves."""
     hiding = {layer.path[:-1] for index, layer in enumerate(layers) if layer.compiled and index not in called}
-    found = [layers[at].name for at in sorted(called) if layers[at].kind == "GraphModule" and layers[at].path in hiding]
-    if found:
-        yield RunWarning.of("exported", found)
+    modules = [
+        layers[index].name
+        for index in sorted(called)
+        if layers[index].kind == "GraphModule" and layers[index].path in hiding
+    ]
+    if modules:
+        yield RunWarning.of("exported", modules)
 
 
 def _layers_with(operators: Set[str], rows: Rows) -> set[int]:

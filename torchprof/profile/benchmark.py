@@ -211,8 +211,8 @@ class _Timing:
 
     def _clock(self, batch: Batch) -> Callable[[], float]:
         """A clock that waits for all devices of the model and the batch; torch's ``timer`` waits for one of them."""
-        found = {tensor.device: None for tensor in (*self.state.tensors, *batch.tensors)}
-        devices = [device for device in found if device.type not in ("cpu", "meta")]
+        used = {tensor.device: None for tensor in (*self.state.tensors, *batch.tensors)}
+        devices = [device for device in used if device.type not in ("cpu", "meta")]
         self.devices = tuple(dict.fromkeys((*self.devices, *devices)))
         waits = []
         for device in devices:

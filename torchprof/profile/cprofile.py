@@ -110,16 +110,16 @@ def _functions_of(profile: cProfile.Profile) -> list[PythonFunction]:
     cProfile's own row objects must not outlive this call: Python's shutdown may clear their type before it clears a
     frame that holds such an object, and then it writes a SystemError to stderr.
     """
-    found: dict[tuple[str, int, str], list[float]] = {}
+    sums_of: dict[tuple[str, int, str], list[float]] = {}
     for code, calls, _, total_s, self_s, _ in profile.getstats():
         where = ("~", 0, code) if isinstance(code, str) else (code.co_filename, code.co_firstlineno, code.co_name)
         if where[0].startswith(OUR_FILES) or where[0] == cProfile.__file__ or "_lsprof.Profiler" in where[2]:
             continue
-        sums = found.setdefault(where, [0, 0, 0])  # a function that is defined in a loop has several code objects
+        sums = sums_of.setdefault(where, [0, 0, 0])  # a function that is defined in a loop has several code objects
         for column, value in enumerate((calls, self_s, total_s)):
             sums[column] += value
     functions = [
         PythonFunction(*where, round(calls), round(self_s * 1e9), round(total_s * 1e9))
-        for where, (calls, self_s, total_s) in found.items()
+        for where, (calls, self_s, total_s) in sums_of.items()
     ]
-    return sorted(functions, key=lambda one: -one.self_ns)
+    return sorted(functions, key=lambda function: -function.self_ns)

@@ -314,20 +314,20 @@ def _remove_our_frames(error: BaseException) -> None:
     waiting: list[BaseException | None] = [error]
     seen = set()
     while waiting:
-        one = waiting.pop()
-        if one is None or id(one) in seen:
+        raised = waiting.pop()
+        if raised is None or id(raised) in seen:
             continue
-        seen.add(id(one))
+        seen.add(id(raised))
         kept = []
-        trace = one.__traceback__
+        trace = raised.__traceback__
         while trace is not None:
             if not trace.tb_frame.f_code.co_filename.startswith(OUR_FILES):
                 kept.append(trace)
             trace = trace.tb_next
         for outer, inner in zip(kept, [*kept[1:], None]):
             outer.tb_next = inner
-        one.__traceback__ = kept[0] if kept else None
-        waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        raised.__traceback__ = kept[0] if kept else None
+        waiting += [raised.__cause__, raised.__context__, *getattr(raised, "exceptions", ())]
 
 
 def flush() -> None:

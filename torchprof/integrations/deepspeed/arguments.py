@@ -48,7 +48,7 @@ def checked_ignored_types(types: Any) -> frozenset[type]:
     if types is None:
         return frozenset()
     listed = list(types) if isinstance(types, Iterable) and not isinstance(types, (str, nn.Module)) else [types]
-    for one in listed:
-        if not isinstance(one, type) or not issubclass(one, nn.Module):
-            raise TorchprofError(f"Modules to ignore are given by type, [torch.nn.Dropout], not as {one!r:.80}.")
+    for module in listed:
+        if not isinstance(module, type) or not issubclass(module, nn.Module):
+            raise TorchprofError(f"Modules to ignore are given by type, [torch.nn.Dropout], not as {module!r:.80}.")
     return frozenset(listed)

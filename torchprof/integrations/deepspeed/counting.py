@@ -38,7 +38,7 @@ def _fused_encoder_layer(signature: Any) -> int:
     if not input_elements(signature):
         return 0
     tokens = prod(signature.shapes[0][:-1])
-    linear = tokens * sum(prod(signature.shapes[at]) for at in (3, 5, 14, 16))
+    linear = tokens * sum(prod(signature.shapes[index]) for index in (3, 5, 14, 16))
     return int(linear + (0 if signature.scalars[7] else tokens * signature.shapes[14][0]))
 
 
@@ -105,16 +105,18 @@ def _per_token(module: nn.Module) -> int:
 
 def uncounted_calls(run: Run) -> Counter[tuple[str, ...]]:
     """For each layer, the number of calls that should count but have unknown multiply-adds, as shapes are missing."""
-    found: Counter[tuple[str, ...]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     for row in run.rows:
         if row.layer is None or row.phase != "forward" or not row.frames:
             continue
         innermost = row.frames[-1].name
         outer = next((frame.name for frame in row.frames if frame.name in RULES), None)
         if outer is None:
-            found[row.layer.path] += row.cost.uncounted  # torchprof has no formula for it: it may contain multiply-adds
+            counts[row.layer.path] += (
+                row.cost.uncounted
+            )  # torchprof has no formula for it: it may contain multiply-adds
         elif not callable(RULES[outer].flops):
-            found[row.layer.path] += row.cost.uncounted
+            counts[row.layer.path] += row.cost.uncounted
         elif outer == innermost and input_shape(row.signature) is None:
-            found[row.layer.path] += row.calls
-    return found
+            counts[row.layer.path] += row.calls
+    return counts

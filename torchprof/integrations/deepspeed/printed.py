@@ -89,12 +89,12 @@ class Printed:
 
     def top(self, depth: int, top_num: int) -> str:
         """The module classes at one depth with the most multiply-adds, parameters and time."""
-        found = [(position, position.module) for position in positions(self._model) if position.module is not None]
-        deepest = max(position.depth for position, _ in found)
+        modules = [(position, position.module) for position in positions(self._model) if position.module is not None]
+        deepest = max(position.depth for position, _ in modules)
         depth = deepest if depth == -1 else min(depth, deepest)
         work: dict[str, LayerSums] = {}
         sizes: dict[str, dict[int, int | None]] = {}
-        for position, module in found:
+        for position, module in modules:
             if position.depth == depth:
                 kind = type(module).__name__
                 work.setdefault(kind, LayerSums()).add(self._figures(position.path))

@@ -72,18 +72,18 @@ class Recorded:
 
     def total(self) -> LayerSums:
         """The sum over all layers."""
-        found = LayerSums()
+        sums = LayerSums()
         for own in self.own.values():
-            found.add(own)
-        return found
+            sums.add(own)
+        return sums
 
     def totals(self) -> dict[tuple[str, ...], LayerSums]:
         """For each layer, by path, the sum over the layer and all layers below it."""
-        found = {path: replace(own) for path, own in self.own.items()}
-        for path in reversed(found):  # children come after their parents
+        totals = {path: replace(own) for path, own in self.own.items()}
+        for path in reversed(totals):  # children come after their parents
             if len(path) > 1:
-                found[path[:-1]].add(found[path])
-        return found
+                totals[path[:-1]].add(totals[path])
+        return totals
 
 
 def _layers_of(traces: Iterable[Any], layers: Iterable[Any]) -> dict[tuple[str, ...], tuple[str, ...]]:
@@ -93,15 +93,15 @@ def _layers_of(traces: Iterable[Any], layers: Iterable[Any]) -> dict[tuple[str, 
     """
     kinds = {layer.path: layer.kind for layer in layers}
     above: dict[tuple[str, ...], Any] = {}
-    found: dict[tuple[str, ...], tuple[str, ...]] = {}
+    paths: dict[tuple[str, ...], tuple[str, ...]] = {}
     for trace in traces:
         kind = type(trace.module).__name__
         if len(trace.path) == 1:
-            found[trace.path] = next(iter(kinds))
+            paths[trace.path] = next(iter(kinds))
         else:
-            shared = found[trace.path[:-1]]
+            shared = paths[trace.path[:-1]]
             own = (*shared, trace.path[-1])
             is_wrapped = kinds[shared] == kind != above[trace.path[:-1]]
-            found[trace.path] = shared if is_wrapped or own not in kinds else own
+            paths[trace.path] = shared if is_wrapped or own not in kinds else own
         above[trace.path] = kind
-    return found
+    return paths

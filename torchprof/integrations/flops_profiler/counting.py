@@ -33,7 +33,7 @@ def _batch_normalized(signature: Any) -> int:
 
 def _added_product(signature: Any) -> int:
     """2 for each multiply-accumulate, and 1 for each element of the added tensor, before it is broadcast."""
-    added, first, second = (input_shape(signature, at) for at in range(3))
+    added, first, second = (input_shape(signature, index) for index in range(3))
     if added is None or first is None or second is None:
         return 0
     return 2 * prod(first) * second[-1] + prod(added)
@@ -123,10 +123,10 @@ def functionals(run: Run) -> tuple[dict[LayerPath, dict[str, Counted]], Counter[
                 rules[name] = CountingRule(name.removeprefix("aten::"), "macs")
         elif callable(rule.flops) and rule.flops is not zero_flops and input_shape(row.signature) is None:
             unknown[rule.name] += row.calls
-    found = count(run, rules)
+    counts = count(run, rules)
     for path, functionals in count(run, _BATCH_NORM).items():
         if "batch_norm" in functionals:
-            found.setdefault(path, {}).setdefault("batch_norm", Counted()).flops += functionals["batch_norm"].flops
-    for functionals in found.values():
+            counts.setdefault(path, {}).setdefault("batch_norm", Counted()).flops += functionals["batch_norm"].flops
+    for functionals in counts.values():
         functionals.pop("", None)
-    return found, unknown
+    return counts, unknown

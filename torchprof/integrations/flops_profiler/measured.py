@@ -81,13 +81,13 @@ class Measured:
 
     def _layers_without_work(self) -> dict[LayerPath, LayerFigures]:
         totals = self.run.total_params()
-        found = {}
+        measured = {}
         for node in self.run.tree("forward").walk():
             layer, module = node.layer, self._modules.get(node.layer.path)
             params = totals[layer.path] if module is None else known_sum(parameter_sizes(module).values())
             ns = getattr(node.total, self.time)
-            found[layer.path] = LayerFigures(layer.kind, params, ns, seen=bool(node.total) or not layer.compiled)
-        return found
+            measured[layer.path] = LayerFigures(layer.kind, params, ns, seen=bool(node.total) or not layer.compiled)
+        return measured
 
     def _add_work(self) -> Counter[str]:
         """Add the functionals and the uncounted calls of each layer to the layer and to all layers above it.
@@ -145,4 +145,4 @@ def _class_name(module: nn.Module) -> str:
 
 def is_one_of(module: nn.Module, modules: Iterable[Any]) -> bool:
     """Whether the object ``module`` itself is in ``modules``."""
-    return any(module is one for one in modules)
+    return any(module is known for known in modules)

@@ -147,13 +147,13 @@ def _checked_ignored(ignore: Any, model: nn.Module) -> tuple[Any, ...]:
             f"What is to be ignored is a list of classes of modules, [nn.Dropout], or of modules, not {ignore!r:.80}."
         )
     ignored = tuple(ignore)
-    for one in ignored:
-        if isinstance(one, nn.Module):
-            if not is_one_of(one, model.modules()):
-                raise torchprof.TorchprofError(f"{one!r:.80}, which is to be ignored, is not a module of the model.")
-        elif not isinstance(one, type):
+    for kind in ignored:
+        if isinstance(kind, nn.Module):
+            if not is_one_of(kind, model.modules()):
+                raise torchprof.TorchprofError(f"{kind!r:.80}, which is to be ignored, is not a module of the model.")
+        elif not isinstance(kind, type):
             raise torchprof.TorchprofError(
-                f"{one!r:.80} cannot be ignored: it is neither a class of modules nor a module."
+                f"{kind!r:.80} cannot be ignored: it is neither a class of modules nor a module."
             )
     return ignored
 

@@ -354,54 +354,54 @@ class Estimate:
     def _close(self, stack: list[_Open]) -> None:
         """An op has ended: add its count to the op around it, or to ``counts`` if there is none."""
         done = stack.pop()
-        found, work = done.found, None if done.is_dispatched else done.work
+        counts, work = done.found, None if done.is_dispatched else done.work
         is_part = self._is_on_a_part(done)
         if done.call is not None:
-            found, known = done.call.counts(done.place, [found[one.start : one.end] for one in done.inner])
+            counts, known = done.call.counts(done.place, [counts[inner.start : inner.end] for inner in done.inner])
             self._known |= known
         elif work is None:
             if not self._explains(done) and not any(count.uncounted for _, count in done.found):
-                found = [*done.found, (done.place, Count(0, 0, 1))]
+                counts = [*done.found, (done.place, Count(0, 0, 1))]
         elif is_part:
             for around in stack:
                 around.is_dispatched = True
-        elif found and self._inner_is_more(done):
+        elif counts and self._inner_is_more(done):
             if stack:
                 stack[-1].is_batch = True
         else:
-            found = [(done.place, Count(work[0], work[1], 0))]
+            counts = [(done.place, Count(work[0], work[1], 0))]
         if done.parts:
-            found = [one for place, count in found for one in divided(count, done.parts)]
+            counts = [part for place, count in counts for part in divided(count, done.parts)]
         if stack:
             around = stack[-1]
             is_same = around.name == done.name
             is_trial = done.is_in_mode if around.is_dispatched else is_same and self._are_alike(done, around)
-            around.inner.append(_Inner(is_same, is_trial, len(around.found), len(around.found) + len(found)))
-            around.found.extend(found)
+            around.inner.append(_Inner(is_same, is_trial, len(around.found), len(around.found) + len(counts)))
+            around.found.extend(counts)
             return
-        for place, count in found:
+        for place, count in counts:
             self._add(place, count)
 
-    def _are_alike(self, one: _Open, other: _Open) -> bool:
-        return self._signatures[one.signature].shapes == self._signatures[other.signature].shapes
+    def _are_alike(self, first: _Open, other: _Open) -> bool:
+        return self._signatures[first.signature].shapes == self._signatures[other.signature].shapes
 
     def _is_on_a_part(self, done: _Open) -> bool:
         """Whether an op calls itself on a part of its inputs, as that of a ``DTensor`` does: then the op inside counts,
         and what has no products next to it (the arithmetic of an exchange). Trials are dropped from ``done.found``:
         they run on fake tensors."""
-        of_inner = [[count for _, count in done.found[one.start : one.end]] for one in done.inner]
+        of_inner = [[count for _, count in done.found[inner.start : inner.end]] for inner in done.inner]
         macs = [sum(count.macs for count in counts) for counts in of_inner]
-        real = [at for at, one in enumerate(done.inner) if one.is_same and not one.is_trial]
+        real = [index for index, inner in enumerate(done.inner) if inner.is_same and not inner.is_trial]
         if not real:
             return False
         if not done.is_dispatched:
-            flops = sum(count.flops for at in real for count in of_inner[at])
-            is_known = not any(count.uncounted for at in real for count in of_inner[at])
-            if done.work is None or not is_known or (sum(macs[at] for at in real), flops) >= done.work:
+            flops = sum(count.flops for index in real for count in of_inner[index])
+            is_known = not any(count.uncounted for index in real for count in of_inner[index])
+            if done.work is None or not is_known or (sum(macs[index] for index in real), flops) >= done.work:
                 return False
-        for at, one in reversed([*enumerate(done.inner)]):
-            if one.is_trial or (macs[at] and not one.is_same):
-                del done.found[one.start : one.end]
+        for index, inner in reversed([*enumerate(done.inner)]):
+            if inner.is_trial or (macs[index] and not inner.is_same):
+                del done.found[inner.start : inner.end]
         return True
 
     def _inner_is_more(self, done: _Open) -> bool:

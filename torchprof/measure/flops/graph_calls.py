@@ -62,18 +62,18 @@ class GraphCall:
                 of_unknown += counts
                 explained += 1
             else:
-                of_ops += [(at, count._replace(uncounted=0)) for at, count in counts if count.macs or count.flops]
+                of_ops += [(place, count._replace(uncounted=0)) for place, count in counts if count.macs or count.flops]
         left = dict(self._nodes)
         known: set[int] = set()
         if self._layers is not None:
             for works, parts in self._kernels(left):
                 if works is None:
-                    of_ops += [(at, Count(0, 0, 1)) for at, _ in parts]
+                    of_ops += [(place, Count(0, 0, 1)) for place, _ in parts]
                     continue
                 of_ops += divided(_sum(works), parts)
-                known.update(at for at, _ in parts)
+                known.update(place for place, _ in parts)
         whole = _sum([*self._nodes.values()])
-        macs, flops = (of_all - sum(one[at] for _, one in of_ops) for at, of_all in enumerate(whole[:2]))
+        macs, flops = (of_all - sum(count[field] for _, count in of_ops) for field, of_all in enumerate(whole[:2]))
         if macs >= 0 and flops >= 0:
             unknown = max(sum(work is None for work in left.values()) - explained, 0)
             return [*of_ops, *of_unknown, (place, Count(macs, flops, unknown))], known

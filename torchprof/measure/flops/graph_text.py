@@ -95,13 +95,13 @@ class GraphText(NamedTuple):
 
     def symbols(self, given: Sequence[Any]) -> dict[str, int]:
         """The values of the symbols in a call of the graph. ``given``: by input, the sizes of a tensor, or a number."""
-        found: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for ours, theirs in zip(self.inputs.values(), given):
             sizes = ours.sizes if isinstance(ours, GraphTensor) else [ours]
             for size, value in zip(sizes, theirs if isinstance(theirs, tuple) else [theirs]):
                 if isinstance(size, ast.Name) and isinstance(value, int):
-                    found.setdefault(size.id, value)
-        return found
+                    numbers.setdefault(size.id, value)
+        return numbers
 
 
 @lru_cache(maxsize=256)
@@ -110,7 +110,7 @@ def read_graph(text: str) -> GraphText:
     try:
         # The class has the name of the graph's, which may be that of a lambda.
         module = ast.parse(re.sub(r"\bclass <lambda>\(", "class GraphModule(", text, count=1))
-        functions = [one for one in ast.walk(module) if isinstance(one, ast.FunctionDef)]
+        functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
     except SyntaxError as error:
         raise ValueError(f"not the text of a graph: {error}") from error
     if len(functions) != 1:
@@ -125,7 +125,7 @@ def read_graph(text: str) -> GraphText:
     known = {*inputs}
     for line in functions[0].body:
         if isinstance(line, ast.Return) and isinstance(line.value, ast.Tuple):
-            names = [one.id if isinstance(one, ast.Name) else "" for one in line.value.elts]
+            names = [element.id if isinstance(element, ast.Name) else "" for element in line.value.elts]
             outputs = tuple((name, values.get(name)) for name in names)
         if not isinstance(line, (ast.Assign, ast.AnnAssign)) or isinstance(line.value, (ast.Constant, type(None))):
             continue  # "x = None" frees it
@@ -159,7 +159,7 @@ def _work_of(op: GraphOp, symbols: Mapping[str, int]) -> Work | None:
         return None
     name = _SAME_AS.get(op.name, op.name)
     if name == "prims::fma":
-        product, total = (work_of(Operation(f"aten::{one}", signature)) for one in ("mul", "add"))
+        product, total = (work_of(Operation(f"aten::{name}", signature)) for name in ("mul", "add"))
         return Work(0, product.flops + total.flops) if product is not None and total is not None else None
     if name == "prims::_low_memory_max_pool_with_offsets":
         name = f"aten::max_pool{len(signature.scalars[1] or ())}d_with_indices"
@@ -190,7 +190,7 @@ def _annotated(annotation: ast.expr | None) -> GraphTensor | ast.expr | None:
 def _names_in(expressions: Sequence[ast.expr], known: Set[str]) -> Iterator[str]:
     """The nodes that expressions name, in their order."""
     for expression in expressions:
-        yield from (one.id for one in ast.walk(expression) if isinstance(one, ast.Name) and one.id in known)
+        yield from (node.id for node in ast.walk(expression) if isinstance(node, ast.Name) and node.id in known)
 
 
 def _op(node: str, call: ast.Call, values: Mapping[str, Any], known: Set[str]) -> GraphOp:
@@ -202,15 +202,15 @@ def _op(node: str, call: ast.Call, values: Mapping[str, Any], known: Set[str]) -
         function = function.value
     if len(names) == 3:
         names.insert(0, "default")  # an operator without overloads, such as torch.ops.mkl._mkl_linear
-    used = tuple(_names_in([*call.args, *(one.value for one in call.keywords)], known))
+    used = tuple(_names_in([*call.args, *(keyword.value for keyword in call.keywords)], known))
     if len(names) != 4 or names[3] != "ops":
         return GraphOp(node, "", (), used)
     overload, name, namespace, _ = names
     schema = getattr(operator_of(f"{namespace}::{name}", overload), "_schema", None)
     if schema is None:
         return GraphOp(node, "", (), used)
-    given: dict[str, Any] = {one.name: value for one, value in zip(schema.arguments, call.args)}
-    given.update({one.arg: one.value for one in call.keywords if one.arg is not None})
+    given: dict[str, Any] = {argument.name: value for argument, value in zip(schema.arguments, call.args)}
+    given.update({keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None})
     inputs = []
     for argument in schema.arguments:
         if argument.name in given:
@@ -236,7 +236,7 @@ def _value(expression: ast.expr, values: Mapping[str, Any]) -> Any:
     if isinstance(expression, ast.Constant):
         return expression.value
     if isinstance(expression, (ast.List, ast.Tuple)):
-        return [_value(one, values) for one in expression.elts]
+        return [_value(element, values) for element in expression.elts]
     return expression
 
 
@@ -244,8 +244,8 @@ def _signature(op: GraphOp, symbols: Mapping[str, int]) -> Signature:
     shapes: list[Any] = []
     dtypes: list[str] = []
     scalars: list[Any] = []
-    for one in op.inputs:
-        shape, dtype, scalar = _recorded(one, symbols)
+    for value in op.inputs:
+        shape, dtype, scalar = _recorded(value, symbols)
         shapes.append(shape)
         dtypes.append(dtype)
         scalars.append(scalar)
@@ -257,8 +257,8 @@ def _recorded(value: Any, symbols: Mapping[str, int]) -> tuple[Any, str, Any]:
     if isinstance(value, GraphTensor):
         return tuple(_number(size, symbols) for size in value.sizes), value.dtype, None
     if isinstance(value, list):
-        inner = [_recorded(one, symbols) for one in value]
-        if any(isinstance(one, GraphTensor) for one in value):
+        inner = [_recorded(part, symbols) for part in value]
+        if any(isinstance(part, GraphTensor) for part in value):
             return tuple(shape for shape, _, _ in inner), "TensorList", None
         return (), "ScalarList", tuple(scalar for _, _, scalar in inner)
     if value is None:
@@ -280,6 +280,6 @@ def _number(expression: ast.expr, symbols: Mapping[str, int]) -> int:
     if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.USub):
         return -_number(expression.operand, symbols)
     if isinstance(expression, ast.BinOp) and type(expression.op) in _OPERATORS:
-        left, right = (_number(one, symbols) for one in (expression.left, expression.right))
+        left, right = (_number(side, symbols) for side in (expression.left, expression.right))
         return _OPERATORS[type(expression.op)](left, right)
     raise Unknown

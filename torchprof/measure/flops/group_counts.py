@@ -47,7 +47,7 @@ class GroupCounts:
             of_tree = sums.setdefault((place, kind[0]), {})
             for path, count in self._counts[kind].items():
                 before = of_tree.get(path, (0, 0, 0))
-                of_tree[path] = Count(*(one + times * other for one, other in zip(before, count)))
+                of_tree[path] = Count(*(known + times * other for known, other in zip(before, count)))
         return sums
 
     def uncounted_places(self) -> Iterator[int]:

@@ -146,9 +146,9 @@ def broadcast(shapes: Iterable[Shape]) -> Shape:
     result: list[int] = []
     for shape in shapes:
         result = [1] * (len(shape) - len(result)) + result
-        for at in range(1, len(shape) + 1):
-            if shape[-at] != 1:
-                result[-at] = shape[-at]
+        for length in range(1, len(shape) + 1):
+            if shape[-length] != 1:
+                result[-length] = shape[-length]
     return tuple(result)
 
 

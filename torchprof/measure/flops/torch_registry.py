@@ -88,13 +88,13 @@ def _all_overloads(name: str, keys: Sequence[str]) -> bool | None:
     """
     packet = _packet(name)
     has_kernel: Any = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", None)
-    found = None
+    has_formula = None
     for overload in packet.overloads() if packet is not None and has_kernel is not None else ():
         full = name if overload == "default" else f"{name}.{overload}"
         with suppress(RuntimeError):  # an overload that exists only in TorchScript
             if not overload.endswith("out"):
-                found = found is not False and any(has_kernel(full, key) for key in keys)
-    return found
+                has_formula = has_formula is not False and any(has_kernel(full, key) for key in keys)
+    return has_formula
 
 
 def operator_of(name: str, overload: str) -> Any:

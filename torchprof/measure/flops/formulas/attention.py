@@ -51,9 +51,9 @@ def _heads_first(shape: Shape) -> Shape:
 @counts("_flash_attention_forward", "_efficient_attention_forward", "flash_attn::_flash_attn_forward")
 def _forward_attention_heads_last(op: Operation) -> tuple[int, int]:
     lengths = {"_flash_attention_forward": (3, 4), "_efficient_attention_forward": (4, 5)}.get(bare(op.name), ())
-    if any(op.has(at) for at in lengths):
+    if any(op.has(index) for index in lengths):
         raise Unknown  # packed sequences: their lengths are in the data, which is not recorded
-    of_scores, of_values, scores = _attention(*(_heads_first(op.shape(at)) for at in range(3)))
+    of_scores, of_values, scores = _attention(*(_heads_first(op.shape(index)) for index in range(3)))
     return of_scores + of_values, (SOFTMAX + 1) * scores
 
 
@@ -61,7 +61,7 @@ def _forward_attention_heads_last(op: Operation) -> tuple[int, int]:
 def _backward_attention_heads_last(op: Operation) -> tuple[int, int]:
     if "flash_attn" not in op.name and (op.has(6) or op.has(7)):
         raise Unknown
-    of_scores, of_values, scores = _attention(*(_heads_first(op.shape(at)) for at in (1, 2, 3)))
+    of_scores, of_values, scores = _attention(*(_heads_first(op.shape(index)) for index in (1, 2, 3)))
     return 3 * of_scores + 2 * of_values, 7 * scores
 
 

@@ -18,10 +18,10 @@ def _pool(dims: int, average: bool) -> Formula:
         dilation = (1,) * dims if average else op.sizes(4, dims)
         round_up = bool(op.scalar(4 if average else 5))
         windows = 1
-        for at in range(dims):
-            length = image[at - dims]
-            count = windows_along(length + 2 * padding[at], kernel[at], stride[at], dilation[at], round_up)
-            if round_up and (count - 1) * stride[at] >= length + padding[at]:
+        for dim in range(dims):
+            length = image[dim - dims]
+            count = windows_along(length + 2 * padding[dim], kernel[dim], stride[dim], dilation[dim], round_up)
+            if round_up and (count - 1) * stride[dim] >= length + padding[dim]:
                 count -= 1  # a window must begin inside the image or its padding on the left
             windows *= count
         return 0, prod(image[:-dims]) * windows * prod(kernel)
@@ -42,7 +42,7 @@ def _adaptive_elements(image: Shape, sizes: Shape) -> int:
     dims = len(sizes)
     elements = prod(image[:-dims])
     for length, size in zip(image[-dims:], sizes):
-        elements *= sum(-(-(at + 1) * length // size) - at * length // size for at in range(size))
+        elements *= sum(-(-(place + 1) * length // size) - place * length // size for place in range(size))
     return elements
 
 

@@ -68,7 +68,7 @@ def _convolved(op: Operation, *, stride: int, padding: int, dilation: int) -> in
     """The number of elements of the result. ``stride``, ``padding``, ``dilation``: the indices of these inputs."""
     image, weight = op.shape(0), op.shape(1)
     dims = len(weight) - 2
-    steps, borders, gaps = (op.sizes(at, dims) for at in (stride, padding, dilation))
+    steps, borders, gaps = (op.sizes(index, dims) for index in (stride, padding, dilation))
     windows = 1
     for length, kernel, step, border, gap in zip(image[-dims:], weight[2:], steps, borders, gaps):
         windows *= windows_along(length + 2 * border, kernel, step, gap)
@@ -91,7 +91,7 @@ def _transposed(op: Operation) -> int:
     image, weight = op.shape(0), op.shape(1)
     dims = len(weight) - 2
     result = prod(image[: -dims - 1]) * weight[1] * int(op.scalar(8))
-    sizes = (op.sizes(at, dims) for at in (3, 4, 5, 7))
+    sizes = (op.sizes(index, dims) for index in (3, 4, 5, 7))
     for length, kernel, stride, padding, dilation, more in zip(image[-dims:], weight[2:], *sizes):
         result *= (length - 1) * stride - 2 * padding + dilation * (kernel - 1) + more + 1
     return result
@@ -117,7 +117,7 @@ def _frozen_transposed_convolution(op: Operation) -> tuple[int, int]:
         raise Unknown
     image, weight = op.shape(0), op.shape(1)
     result = weight[0] * prod(image[: -len(weight) + 1])
-    sizes = (op.sizes(at, len(weight) - 2) for at in (5, 3, 6, 4))
+    sizes = (op.sizes(index, len(weight) - 2) for index in (5, 3, 6, 4))
     for length, kernel, stride, padding, dilation, more in zip(image[2:], weight[2:], *sizes):
         result *= (length - 1) * stride - 2 * padding + dilation * (kernel - 1) + more + 1
     return op.numel(0) * weight[0] * prod(weight[2:]), result if op.has(2) else 0
