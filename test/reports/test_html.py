@@ -1853,37 +1853,24 @@ def test_peaks_of_a_layer_are_those_of_the_run(look: Callable[..., Page]) -> Non
                 assert f"Peak on cpu{format_memory(peaks[index, 'forward'])}" in panel["text"]
 
 
-class Inside(nn.Module):
-    def __init__(self, *names: str) -> None:
-        super().__init__()
-        for name in names:
-            self.add_module(name, nn.Sequential(nn.Linear(64, 64), nn.Tanh()) if name == "big" else nn.Linear(64, 64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.children():
-            x = layer(x)
-        return x
-
-
-class Parts(nn.Module):
-    def __init__(self, first: Inside, second: Inside) -> None:
-        super().__init__()
-        self.enc, self.dec = first, second
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dec(self.enc(x))
+def with_big_in(where: str) -> Run:
+    """A Linear and what is in it of one name, in the one or in the other of two parts. Each Linear has 8 FLOPs."""
+    paths = ["Parts", "Parts.enc", "Parts.enc.a", "Parts.dec", "Parts.dec.b"]
+    paths += [f"Parts.{where}.big", f"Parts.{where}.big.0"]
+    layers = [Layer(tuple(path.split(".")), "Linear" if path[-1] in "ab0" else path, len(path)) for path in paths]
+    layers[5:] = [replace(layers[5], kind="Big", params=7), replace(layers[6], params=9)]
+    counted = ("cpu_ns", "macs", "flops", "uncounted")
+    rows = [row(at, cpu_ns=10, flops=8 * (layer.kind == "Linear")) for at, layer in enumerate(layers)]
+    return run_of(rows, layers=layers, requested=counted, measured=counted)
 
 
 def test_a_layer_that_moved_is_at_both_places(look: Callable[..., Page]) -> None:
     """So the layers at both places have their own figures in each run."""
-    x = torch.rand(8, 64)
-    before = trained(Parts(Inside("a", "big"), Inside("b")), x)
-    after = trained(Parts(Inside("a"), Inside("b", "big")), x)
+    before, after = with_big_in("enc"), with_big_in("dec")
     diff = torchprof.compare(before, after)
     assert {pair.how for pair in diff.walk()} == {"same", "moved"}
     page = look(diff.report("html"))
     page.get_by_role("group", name="Width").get_by_role("button", name="FLOPs", exact=True).click()
-    page.get_by_role("group", name="Phase").get_by_role("button", name="forward", exact=True).click()
     colors = dict(
         page.eval_on_selector_all(".block[data-change]", "all => all.map((o) => [o.textContent, o.dataset.change])")
     )

@@ -422,7 +422,7 @@ def test_the_line_below_the_icicle_adds_phases_up(look: Callable[[str], Page]) -
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in ("without_layers", "never_called")])
-def test_a_diff_of_a_run_with_itself_shows_only_exact_figures(name: str, look: Callable[[str], Page]) -> None:
+def test_a_diff_of_a_run_with_itself_shows_only_exact_figures(name: str) -> None:
     """Each figure is that of the terminal; changes of figures that are not exact are unknown."""
     run = KINDS[name]()
     if len(run.metas) > 1:
