@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import torchprof
-from torchprof.analyze.advice import Advice, advise, rules
+from torchprof.analyze.advice import Advice, advise
+from torchprof.analyze.advice.constants import constants
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.run import Run
 
@@ -55,16 +56,16 @@ def of_operators(run: Run, *names: str) -> int:
 
 def test_the_time_of_constants_is_that_of_their_operators() -> None:
     run = trained(nn.Sequential(Masked()), *[256] * 3)
-    [found] = rules()["constants_in_layers"](Evidence(run))
+    [(layer, ns)] = constants(Evidence(run)).items()  # the rule itself needs 3 % of the time, which start-up may take
     truth = of_operators(run, "aten::arange", "aten::tril", "aten::pow", "aten::sin")
-    assert found.gain_ns == truth > 0
-    assert found.layers == ("Sequential.0",)
+    assert ns == truth > 0
+    assert run.layers[layer].name == "Sequential.0"
 
 
 def test_what_depends_on_a_parameter_is_no_constant() -> None:
     run = trained(nn.Sequential(Masked(learned=True)), *[256] * 3)
-    [found] = rules()["constants_in_layers"](Evidence(run))
-    assert found.gain_ns == of_operators(run, "aten::arange", "aten::tril") > 0
+    [ns] = constants(Evidence(run)).values()
+    assert ns == of_operators(run, "aten::arange", "aten::tril") > 0
 
 
 @pytest.mark.parametrize("sizes", [(256,), (256, 128, 256)])

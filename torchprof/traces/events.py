@@ -249,7 +249,7 @@ class TraceEvents:
         """
         names = [name for _, name in self._names]
         inner = {name.removeprefix(NODE_PREFIX) for name, kind in zip(names, kinds) if kind is Kind.NODE}
-        return [name in inner or self._is_node_by_name(*names) for name, names in zip(names, self._names)]
+        return [name in inner or self._is_node_by_name(group, name) for group, name in self._names]
 
     def _is_node_by_name(self, group: str, name: str) -> bool:
         """Whether this is the name of a node, in a trace without ranges of the engine around nodes (torch 1.8).

@@ -72,7 +72,7 @@ class _Thread:
     """What is open on a thread."""
 
     def __init__(self) -> None:
-        self.found = OpsOfThread([], [], [])
+        self.forward = OpsOfThread([], [], [])
         self.functions: list[TracedOp] = []  # functions of autograd in Python
         self.ranges: list[RangeAround] = []
         self.nodes: list[tuple[int, ComputedAgain]] = []  # end, and what is computed again in it
@@ -115,7 +115,7 @@ def traced_ops(events: Iterable[Event]) -> TracedOps:
         elif kind not in (Kind.MEMORY, Kind.STEP, Kind.SAMPLE, Kind.COLLECTIVE, Kind.STOPPED):
             thread.hidden_until = end
     return TracedOps(
-        {number: thread.found for number, thread in threads.items()}, [thread for thread in again if thread.ops]
+        {number: thread.forward for number, thread in threads.items()}, [thread for thread in again if thread.ops]
     )
 
 
@@ -143,7 +143,7 @@ def _add(thread: _Thread, event: Event, nodes: int) -> None:
         else:
             again.has_own_ops = True
         return
-    ops, sequences, makers = thread.found
+    ops, sequences, makers = thread.forward
     if event.sequence >= 0 and (not sequences or event.sequence >= sequences[-1]):
         sequences.append(event.sequence)
         makers.append(len(ops))

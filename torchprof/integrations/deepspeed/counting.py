@@ -111,11 +111,7 @@ def uncounted_calls(run: Run) -> Counter[tuple[str, ...]]:
             continue
         innermost = row.frames[-1].name
         outer = next((frame.name for frame in row.frames if frame.name in RULES), None)
-        if outer is None:
-            counts[row.layer.path] += (
-                row.cost.uncounted
-            )  # torchprof has no formula for it: it may contain multiply-adds
-        elif not callable(RULES[outer].flops):
+        if outer is None or not callable(RULES[outer].flops):  # an operator without a formula may multiply and add
             counts[row.layer.path] += row.cost.uncounted
         elif outer == innermost and input_shape(row.signature) is None:
             counts[row.layer.path] += row.calls

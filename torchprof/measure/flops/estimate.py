@@ -64,8 +64,8 @@ class _Open:
 
     __slots__ = (
         "call",
+        "counts",
         "end_ns",
-        "found",
         "inner",
         "is_batch",
         "is_dispatched",
@@ -89,7 +89,7 @@ class _Open:
         self.place = place
         self.work = work
         self.parts: Sequence[tuple[int, int]] = ()
-        self.found: list[tuple[int, Count]] = []
+        self.counts: list[tuple[int, Count]] = []
         self.repeats = False  # an op of its own name is inside it
         self.inner: list[_Inner] = []
         self.is_batch = False  # its inputs are one example, and those of the ops inside it a whole batch
@@ -290,7 +290,7 @@ class Estimate:
                     # An elementwise op contains an op on the stored values; a product contains no op for its work.
                     around.is_opaque = around.work.macs > 0
                     around.work = None
-                    around.found = []
+                    around.counts = []
         kind = "prepares" if name.startswith(_AROUND_OTHER_CODE) else "views" if name in VIEWS else "works"
         for around in stack:
             setattr(around, kind, True)
@@ -354,14 +354,14 @@ class Estimate:
     def _close(self, stack: list[_Open]) -> None:
         """An op has ended: add its count to the op around it, or to ``counts`` if there is none."""
         done = stack.pop()
-        counts, work = done.found, None if done.is_dispatched else done.work
+        counts, work = done.counts, None if done.is_dispatched else done.work
         is_part = self._is_on_a_part(done)
         if done.call is not None:
             counts, known = done.call.counts(done.place, [counts[inner.start : inner.end] for inner in done.inner])
             self._known |= known
         elif work is None:
-            if not self._explains(done) and not any(count.uncounted for _, count in done.found):
-                counts = [*done.found, (done.place, Count(0, 0, 1))]
+            if not self._explains(done) and not any(count.uncounted for _, count in done.counts):
+                counts = [*done.counts, (done.place, Count(0, 0, 1))]
         elif is_part:
             for around in stack:
                 around.is_dispatched = True
@@ -376,8 +376,8 @@ class Estimate:
             around = stack[-1]
             is_same = around.name == done.name
             is_trial = done.is_in_mode if around.is_dispatched else is_same and self._are_alike(done, around)
-            around.inner.append(_Inner(is_same, is_trial, len(around.found), len(around.found) + len(counts)))
-            around.found.extend(counts)
+            around.inner.append(_Inner(is_same, is_trial, len(around.counts), len(around.counts) + len(counts)))
+            around.counts.extend(counts)
             return
         for place, count in counts:
             self._add(place, count)
@@ -387,9 +387,9 @@ class Estimate:
 
     def _is_on_a_part(self, done: _Open) -> bool:
         """Whether an op calls itself on a part of its inputs, as that of a ``DTensor`` does: then the op inside counts,
-        and what has no products next to it (the arithmetic of an exchange). Trials are dropped from ``done.found``:
+        and what has no products next to it (the arithmetic of an exchange). Trials are dropped from ``done.counts``:
         they run on fake tensors."""
-        of_inner = [[count for _, count in done.found[inner.start : inner.end]] for inner in done.inner]
+        of_inner = [[count for _, count in done.counts[inner.start : inner.end]] for inner in done.inner]
         macs = [sum(count.macs for count in counts) for counts in of_inner]
         real = [index for index, inner in enumerate(done.inner) if inner.is_same and not inner.is_trial]
         if not real:
@@ -401,14 +401,14 @@ class Estimate:
                 return False
         for index, inner in reversed([*enumerate(done.inner)]):
             if inner.is_trial or (macs[index] and not inner.is_same):
-                del done.found[inner.start : inner.end]
+                del done.counts[inner.start : inner.end]
         return True
 
     def _inner_is_more(self, done: _Open) -> bool:
         """Whether an op is called on one example, and the ops inside it on a whole batch: then these count."""
         assert done.work is not None
-        macs = sum(count.macs for _, count in done.found)
-        flops = sum(count.flops for _, count in done.found)
+        macs = sum(count.macs for _, count in done.counts)
+        flops = sum(count.flops for _, count in done.counts)
         if done.repeats or done.is_batch:
             return macs > done.work.macs or (macs == done.work.macs and flops > done.work.flops)
         # Attention pads heads to a width that its kernels support: its inner op works on more than the data.
@@ -417,17 +417,17 @@ class Estimate:
     def _explains(self, done: _Open) -> bool:
         """Whether the ops inside an op without a formula are all its work."""
         if done.is_opaque:
-            done.found.clear()
+            done.counts.clear()
             return False
         name = done.name
         if name.startswith(CALL):  # its kernels are no ops, or are several fused ops
             return False
         if "::" not in name or done.is_dispatched:
-            return bool(done.found) or name in _MAY_BE_EMPTY or self._is_all_ops(done)
-        key = (name, bool(done.found))
+            return bool(done.counts) or name in _MAY_BE_EMPTY or self._is_all_ops(done)
+        key = (name, bool(done.counts))
         explains = self._is_transparent.get(key)
         if explains is None:
-            if done.found:  # a formula without a result: the tensors are nested, and the ops inside run on their values
+            if done.counts:  # a formula without a result: the tensors are nested; the ops inside run on their values
                 explains = name in _HANDS_ON or formula_of(name) is not None or is_made_of_ops(name)
             else:
                 explains = name in _MAY_BE_EMPTY or calls_only_ops(name)
