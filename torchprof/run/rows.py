@@ -202,7 +202,7 @@ class Rows(Sequence[Row]):
         return (self[index] for index in range(len(self)))
 
     def renumbered(self, to: Sequence[int], layers: tuple[Layer, ...]) -> Rows:
-        """The same with other layers. ``to``: see ``Part.renumbered``."""
+        """The same with other layers. ``to``: see ``RunPart.renumbered``."""
         return replace(
             self,
             layers=layers,

@@ -199,7 +199,7 @@ def _with_zeros(samples: _Samples, other: _Samples) -> dict[SampleKey, Spread]:
 
 
 def _sample(entry: dict[str, Any], layers: int, ranks: Set[int]) -> tuple[SampleKey, Spread]:
-    """A sample of a file. There are many of them: this takes a third of the time of ``checked_json.read``."""
+    """A sample of a file. There are many of them: this takes a third of the time of ``checked_json.read_as``."""
     phase, device, measure = map(intern, _NAMES(entry))
     layer, rank, count, total, least, most, first = array("q", _NUMBERS(entry))
     key = SampleKey(layer, phase, rank, device, measure)

@@ -24,7 +24,7 @@ from torchprof.run.words import Signature
 
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[^\]]*)\]")
 _NUMBER = re.compile(r"Sym\((?P<value>.*)\)")
-_DTYPES = {dtype.short: dtype.recorded[0] for dtype in DTYPES}
+_DTYPES = {dtype.short: dtype.recorded[0] for dtype in DTYPES if dtype.short}
 """The types in the text, as torch's profiler spells them."""
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add,
