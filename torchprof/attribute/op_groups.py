@@ -16,6 +16,8 @@ from torchprof.attribute.events import Kind
 from torchprof.attribute.places import Attributed, Place, Places
 from torchprof.run.words import BACKWARD, FrameKind, is_runtime_call
 
+_OP = FrameKind.OP  # members of an enum are found slowly before Python 3.12
+
 
 class OpPath(NamedTuple):
     """A chain of operators: the index of the chain around it, and its last operator."""
@@ -108,7 +110,7 @@ class OpTrees:
         """The tree of the events from ``first`` up to ``after``, which are inside a place."""
         columns, frame = self._columns, place.frame
         source = place.signature if self._called_from is not None and place.phase == BACKWARD else None
-        around = frame.name if frame is not None and frame.kind == FrameKind.OP and frame.name in self._ops else ""
+        around = frame.name if frame is not None and frame.kind == _OP and frame.name in self._ops else ""
         key = around, place.is_closed, source, *columns.pattern(first, after)
         tree = self._known.get(key)
         if tree is None:

@@ -37,6 +37,7 @@ from torchprof.run.words import (
     FrameKind,
 )
 
+_OP = FrameKind.OP  # members of an enum are found slowly before Python 3.12
 _GRAPH_NODE = "DifferentiableGraphBackward"
 
 _BEYOND = 1 << 62
@@ -260,11 +261,11 @@ class Attribution:
     def _place_of_op(self, outer: Place, name: str, signature: int) -> tuple[Place, int]:
         """The place of an op directly inside another place, and 1 if it is a call, else 0."""
         frame = outer.frame
-        if outer.is_closed or (frame is not None and frame.name == name and frame.kind == FrameKind.OP):
+        if outer.is_closed or (frame is not None and frame.name == name and frame.kind == _OP):
             return outer, 0
         if self._called_from is not None and outer.phase == BACKWARD:
             signature = self._called_from(signature, outer.signature)
-        return self.places.inside(outer, FrameKind.OP, name, signature), 1
+        return self.places.inside(outer, _OP, name, signature), 1
 
     def _compiled_kernel(self, event: Event, end: int, open_range: _Open, outer: Place) -> Place:
         """The place of a kernel of a compiled graph; the last of its places if it is divided among several."""

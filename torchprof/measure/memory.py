@@ -21,6 +21,7 @@ from torchprof.run.timeline import Timeline
 from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_RANGE, OUTSIDE, PHASES, FrameKind
 
 PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, INPUTS, TEMPORARIES = KINDS
+_OP = FrameKind.OP  # members of an enum are found slowly before Python 3.12
 _NONE = -1
 
 
@@ -181,7 +182,7 @@ class Allocations:
                 if columns.sequence[index] >= 0 and columns.kinds[columns.number[index]].kind is Kind.OP:
                     self._on_graph(columns.start[index])
                     break
-        in_op = group.place.frame is not None and group.place.frame.kind == FrameKind.OP
+        in_op = group.place.frame is not None and group.place.frame.kind == _OP
         for start, path, device, address, nbytes in group.memory():
             self._on_memory(start, group.thread, group.place, path > 0 or in_op, device, address, nbytes)
 
@@ -192,7 +193,7 @@ class Allocations:
             if self._no_graph_yet is not None and event.sequence >= 0:  # a sequence number: gradients are enabled
                 self._on_graph(event.start_ns)
         elif kind is Kind.MEMORY:
-            in_op = place.frame is not None and place.frame.kind == FrameKind.OP
+            in_op = place.frame is not None and place.frame.kind == _OP
             self._on_memory(event.start_ns, event.thread, place, in_op, event.device, event.correlation, event.nbytes)
         elif kind is Kind.NODE or kind is Kind.BACKWARD_FUNCTION:
             if place.is_node:

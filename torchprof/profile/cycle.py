@@ -15,7 +15,9 @@ from threading import get_ident
 
 from torch.autograd.profiler_util import EventList
 
-from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
+from torchprof.attribute.events import Kind
+from torchprof.attribute.places import Attributed
+from torchprof.measure.assemble import assemble, attribution_of, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOT_MEASURED
 from torchprof.measure.recording import CompiledForward, Observations, Options, Recording
 from torchprof.measure.warnings import about_clock
@@ -24,7 +26,6 @@ from torchprof.record.compiled.compilations import compilations
 from torchprof.record.compiled.dynamo_code import StackWarning, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.environment import this_process
-from torchprof.record.event_lists import event_lists_by_path
 from torchprof.record.job import Job, this_job
 from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now
@@ -160,7 +161,7 @@ class Cycle:
     @cached_property
     def event_lists(self) -> defaultdict[tuple[str, ...], list[EventList]]:
         """torch's own events of each call, by the real path of the module; read when first asked for."""
-        return event_lists_by_path(self.session, self._setup.plan)
+        return _event_lists_by_path(self.session, self._setup.plan)
 
     def _stop_watching(self) -> None:
         with ExitStack() as each:  # all are called, even if one raises an error
@@ -316,3 +317,18 @@ class Cycles:
 def _lines(sampler: Sampler) -> Iterator[tuple[int, str, int]]:
     for at_ns, location, intervals in sampler.samples():
         yield at_ns, str(location), intervals
+
+
+def _event_lists_by_path(session: Session, plan: Plan) -> defaultdict[tuple[str, ...], list[EventList]]:
+    """For each module, by its real path: a list for each of its finished calls, in the order in which they ended."""
+    lists: defaultdict[tuple[str, ...], list[EventList]] = defaultdict(list)
+    paths = {}
+    for item in attribution_of(plan).attribute(session.columns()):
+        if isinstance(item, Attributed) and item.event.kind is Kind.LABEL:
+            path = plan.real_path(item.event.name, item.place.layer)
+            if path is not None and path in plan.with_event_lists:
+                paths[item.event.thread, item.event.start_ns] = path
+    calls = [call for call in session.calls() if call.finished and (call.thread, call.start_ns) in paths]
+    for call, events in zip(calls, session.event_lists(calls)):
+        lists[paths[call.thread, call.start_ns]].append(events)
+    return lists

@@ -1,24 +1,16 @@
-"""torch's own ``EventList``: of a whole session, of some calls, of each call of a module (``Profile.raw``)."""
+"""torch's own ``EventList``: of a whole session, and of some calls."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.event_names import MEMORY
-from torchprof.attribute.events import Kind
-from torchprof.attribute.places import Attributed
-from torchprof.measure.assemble import attribution_of
 from torchprof.record.torch_internals import needed
-
-if TYPE_CHECKING:
-    from torchprof.record.plan import Plan
-    from torchprof.record.session import Session
 
 
 class TimeRange(Protocol):
@@ -88,18 +80,3 @@ def raws_in(ranges: Iterable[TimeRange], raws: Sequence[Any]) -> list[list[Any]]
         ]
         events.append(inside + launched)
     return events
-
-
-def event_lists_by_path(session: Session, plan: Plan) -> defaultdict[tuple[str, ...], list[EventList]]:
-    """For each module, by its real path: a list for each of its finished calls, in the order in which they ended."""
-    lists: defaultdict[tuple[str, ...], list[EventList]] = defaultdict(list)
-    paths = {}
-    for item in attribution_of(plan).attribute(session.columns()):
-        if isinstance(item, Attributed) and item.event.kind is Kind.LABEL:
-            path = plan.real_path(item.event.name, item.place.layer)
-            if path is not None and path in plan.with_event_lists:
-                paths[item.event.thread, item.event.start_ns] = path
-    calls = [call for call in session.calls() if call.finished and (call.thread, call.start_ns) in paths]
-    for call, events in zip(calls, session.event_lists(calls)):
-        lists[paths[call.thread, call.start_ns]].append(events)
-    return lists

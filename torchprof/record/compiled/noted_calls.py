@@ -62,11 +62,6 @@ class NotedCalls:
         self._numbers[key] = number
         return number
 
-    def tensors_of(self, number: int) -> dict[str, Any]:
-        """The tensors of a call that still exist, by the root that they were taken from."""
-        tensors = {place.root: tensor() for place, tensor in self._tensors[number]}
-        return {root: tensor for root, tensor in tensors.items() if tensor is not None}
-
     def given(self, holders_of: Callable[[Sequence[Any]], Sequence[Any]]) -> dict[str, list[ModuleTensor]]:
         """The tensors taken in each call, by the name of its range. ``holders_of``: see ``Plan``."""
         calls = [*self._tensors.items()]
