@@ -51,11 +51,11 @@ class Figures:
         """
         if phase not in self.total:
             return BLANK
-        if not measured or self.unknown:
-            return UNKNOWN_FIGURE
         cost = self.cost(phase, is_self)
         if self.is_part and measure.unit is Unit.COUNT and not measure.of(cost):
             return BLANK
+        if not measured or self.unknown:
+            return UNKNOWN_FIGURE
         is_of_kernels = measure.unit is Unit.TIME or measure.lower_bound_if is not None
         lacks_kernels = is_of_kernels and phase in (self.incomplete_self if is_self else self.incomplete)
         return Figure.of_sum(measure.of(cost), not (measure.is_lower_bound(cost) or lacks_kernels))

@@ -217,7 +217,7 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None,
     if width is not None:
         _fit(headings, table, width)
     # A source line may follow "(between ops)".
-    about_gaps = _NO_OPERATOR[field] if any(part.work.startswith(BETWEEN_OPS) for part in largest) else ""
+    about_gaps = _NO_OPERATOR.get(field, "") if any(part.work.startswith(BETWEEN_OPS) for part in largest) else ""
     drawn = ReportTable.of_cells(headings, table, tablefmt).of(f"largest_by_{field}")
     return drawn if width is not None else stacked(filter(None, [drawn, about_gaps, about_hidden]))
 
