@@ -100,7 +100,7 @@ class _Pass:
         return bool(self._spans)
 
     def add(self, event: Event, index: int, until: float) -> None:
-        """Add a node, or the call of the engine, inside a range that ends at ``until``. ``at``: its index."""
+        """Add a node, or the call of the engine, inside a range that ends at ``until``. ``index``: its index."""
         if event.kind is Kind.ENGINE:
             self._call, self.call_at, self.call_starts = event, index, (event.thread, event.start_ns)
             return

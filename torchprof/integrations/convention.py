@@ -46,7 +46,7 @@ class Counted:
 
 
 def input_shape(signature: Any, index: int = 0) -> tuple[int, ...] | None:
-    """The shape of the input number ``at`` of an operator; None if it is not a tensor or its shape is unknown."""
+    """The shape of the input number ``index`` of an operator; None if it is not a tensor or its shape is unknown."""
     if signature is None or index >= len(signature.dtypes) or signature.dtypes[index] in _NOT_A_TENSOR:
         return None
     shape: tuple[int, ...] | None = signature.shapes[index]

@@ -371,7 +371,7 @@ class _Closure:
 
 
 def _beyond(time: int, last: Iterable[Attributed], alike: Mapping[Place, Place]) -> defaultdict[Place, int]:
-    """The time of the open ranges after ``at``, as self time by their place in ``alike``. ``last``: the range that
+    """The time of the open ranges after ``time``, as self time by their place in ``alike``. ``last``: the range that
     began last on each thread."""
     beyond: defaultdict[Place, int] = defaultdict(int)
     for innermost in last:
