@@ -234,9 +234,9 @@ def column_called(name: str, columns: Sequence[Column]) -> Column:
 
 
 def default_column(columns: Sequence[Column]) -> Column:
-    """The column that ranks layers by default: the first time, else FLOPs."""
+    """The column that ranks layers by default: the first time that was measured, else FLOPs."""
     costs = [column for column in columns if column.what == "cost" and column.phase == FORWARD]
-    timed = [column for column in costs if column.unit is not Unit.COUNT]
+    timed = [column for column in costs if column.unit is not Unit.COUNT and column.measured]
     return [*timed[:1], *costs[-1:], *columns][0]
 
 

@@ -95,8 +95,12 @@ class Figures:
         """The parameters of the layer, with all layers below it or (``is_self``) without them."""
         if not self.total or not self.has_params:
             return BLANK
-        count = self.own_params if is_self else self.params
-        return UNKNOWN_FIGURE if count is None else Figure(count)
+        return figure_of(self.own_params if is_self else self.params)
+
+
+def figure_of(value: float | None, lead: str = "") -> Figure:
+    """The figure of a value, unknown if that is None. ``lead``: see ``Figure``."""
+    return UNKNOWN_FIGURE if value is None else Figure(value, lead=lead)
 
 
 def measured_by_all(run: Run) -> Set[str]:

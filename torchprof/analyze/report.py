@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import Cell, ReportCell
+from torchprof.run.cost import UNKNOWN, Cell, ReportCell
 from torchprof.run.words import OTHER
 
 _Branch = TypeVar("_Branch")
@@ -76,6 +76,12 @@ class ReportTable:
             return next((cell.unit for cell in cells if isinstance(cell, ReportCell) and cell.unit), "")
 
         return [*map(unit, range(len(self.headings)))]
+
+    @property
+    def are_texts(self) -> list[bool]:
+        """Whether each column has texts, and no figures."""
+        columns = zip(self.units, *(row.cells for row in self.rows))
+        return [not unit and any(str(cell) not in ("", UNKNOWN) for cell in cells) for unit, *cells in columns]
 
     def shares(self, row: TableRow) -> list[float | None]:
         """The fraction that each figure of a row is of the sum of its column; None for other cells."""

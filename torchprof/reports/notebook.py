@@ -68,7 +68,7 @@ def html_of(content: Part) -> str:
     parts = []
     for part in tables_and_sentences(content):
         if isinstance(part, ReportTable):
-            kinds = ["" if unit else ' class="text"' for unit in part.units]
+            kinds = [' class="text"' if is_text else "" for is_text in part.are_texts]
             headings = "".join(f"<th{kind}>{_text(heading)}</th>" for kind, heading in zip(kinds, part.headings))
             rows = "".join(f"<tr>{''.join(_cells(row, part, kinds))}</tr>\n" for row in part.rows)
             parts.append(f"<div><table>\n<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import repeat, zip_longest
+from itertools import zip_longest
 from shutil import get_terminal_size
 from unicodedata import east_asian_width
 
@@ -36,21 +36,21 @@ def text_of(part: Part) -> str:
     if part.text is not None:
         return part.text
     if part.look is None:
-        return _in_own_look(part.headings, [*map(_painted if part.in_color else _texts, part.rows, repeat(part))])
+        return _in_own_look(part.headings, [_painted(row, part) if part.in_color else _texts(row) for row in part.rows])
     if part.look in tabulate_formats:
-        rows = [_texts(row, part) for row in part.rows]
+        rows = [*map(_texts, part.rows)]
         return str(tabulate(rows, part.headings, part.look, disable_numparse=True, preserve_whitespace=True))
     raise TorchprofError(f"tabulate has no format {part.look!r}. {suggest(str(part.look), tabulate_formats)}")
 
 
-def _texts(row: TableRow, table: ReportTable) -> list[str]:
+def _texts(row: TableRow) -> list[str]:
     """The text of each cell of a row."""
     return [row.first, *map(str, row.cells[1:])]
 
 
 def _painted(row: TableRow, table: ReportTable) -> list[str]:
     """The text of each cell, in the color of its share; a name on the hottest path is bold."""
-    name, *figures = _texts(row, table)
+    name, *figures = _texts(row)
     _, *shares = table.shares(row)
     painted = [text if share is None else _in_color(text, heat(share)) for text, share in zip(figures, shares)]
     return [_in_color(name, _BOLD) if row.is_hot else name, *painted]

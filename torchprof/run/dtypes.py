@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 
 class Dtype(NamedTuple):
-    """A type. ``name``: of ``torch.float32``, without "torch."; "" for those that torch's Python does not have.
-    ``scalar_type``: in the arguments of collectives. ``nbytes``: of an element. ``short``: in the text of a graph.
-    ``recorded``: in the recorded inputs of operators. ``others``: what users may write."""
+    """A type. ``name``: of ``torch.float32``, without "torch.". ``scalar_type``: in the arguments of collectives.
+    ``nbytes``: of an element. ``short``: in the text of a graph, "" if unknown. ``recorded``: in the recorded inputs of
+    operators. ``others``: what users may write."""
 
     name: str
     scalar_type: str

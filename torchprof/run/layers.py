@@ -141,9 +141,12 @@ class Layers(tuple[Layer, ...]):
 
     def added(self, cycle: Layers) -> Layers:
         """The layers of both cycles, matched by path. Those that only the later one has are at the end."""
-        later = cycle.index_of
-        known = (layer + cycle[later[layer.path]] if layer.path in later else layer for layer in self)
-        layers = Layers((*known, *(layer for layer in cycle if layer.path not in self.index_of)))
+        if [layer.path for layer in self] == [layer.path for layer in cycle]:  # as in most loops
+            layers = Layers(map(add, self, cycle))
+        else:
+            later = cycle.index_of
+            known = (layer + cycle[later[layer.path]] if layer.path in later else layer for layer in self)
+            layers = Layers((*known, *(layer for layer in cycle if layer.path not in self.index_of)))
         return self if layers == self else layers  # it has computed its tree
 
     @cached_property

@@ -140,6 +140,8 @@ class Run:
         """The same run with other layers, matched by path. Work of a layer that has no match becomes work of no
         layer."""
         layers = Layers.of(layers)
+        if layers is self.layers:
+            return self
         return self.renumbered([layers.index_of.get(layer.path, OUTSIDE) for layer in self.layers], layers)
 
     def renumbered(self, numbers: Sequence[int], layers: Iterable[Layer]) -> Run:

@@ -107,7 +107,7 @@ class AlignedCalls:
                 from_start=number > 0,
                 from_end=number < len(matched),
             )
-            pairs.update((traced + 1 + traced_op, model + 1 + other) for traced_op, other in between)
+            pairs.update((traced + 1 + here, model + 1 + there) for here, there in between)
         self._label(thread, ops, pairs, {place: self._model[model].calls for place, model in pairs.items()})
         return AlignedForward(pairs, matched, min(pairs), max(pairs))
 
@@ -131,14 +131,14 @@ class AlignedCalls:
             return
         copies = dict(zip(compared, matched))  # place in what is computed again → place in the forward
         borders = [(-1, forward.first - 1), *zip(compared, matched), (len(names), forward.last + 1)]
-        for number, ((traced, other), (next_one, next_other)) in enumerate(pairwise(borders)):
+        for number, ((place, copy), (next_place, next_copy)) in enumerate(pairwise(borders)):
             between = pair_between(
-                names[traced + 1 : next_one],
-                [op.name for op in on.ops[other + 1 : next_other]],
+                names[place + 1 : next_place],
+                [op.name for op in on.ops[copy + 1 : next_copy]],
                 from_start=number > 0,
                 from_end=number < len(compared),
             )
-            copies.update((traced + 1 + here, other + 1 + there) for here, there in between)
+            copies.update((place + 1 + here, copy + 1 + there) for here, there in between)
         pairs = {place: forward.pairs[copy] for place, copy in copies.items() if copy in forward.pairs}
         first_copy, last_compared = min(copies.values()), forward.pairs[matched[-1]]
         begin = 1 + max((pair for place, pair in forward.pairs.items() if place < first_copy), default=-1)
@@ -211,10 +211,10 @@ class AlignedCalls:
 def _with_ranges(first: TracedOp, last: TracedOp, end_ns: int) -> tuple[int, int]:
     """From the start of an operator to the end of another one, with the ranges of users that begin or end between."""
     start, end = first.start_ns, end_ns
-    for opened in first.ranges:
-        if opened.end_ns < end:
-            start = min(start, opened.start_ns)
-    for opened in last.ranges:
-        if opened.start_ns > start:
-            end = max(end, opened.end_ns)
+    for around in first.ranges:
+        if around.end_ns < end:
+            start = min(start, around.start_ns)
+    for around in last.ranges:
+        if around.start_ns > start:
+            end = max(end, around.end_ns)
     return start, end

@@ -22,13 +22,13 @@ from torchprof.analyze.compare.diff import (
     Change,
     Diff,
     Pair,
-    figure_of,
     for_one,
 )
 from torchprof.analyze.compare.layers import match_layers
 from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of
 from torchprof.analyze.compare.notes import Denominator, Notes, differences_of, warnings_of_both
 from torchprof.analyze.compare.side import Side
+from torchprof.analyze.figures import figure_of
 from torchprof.analyze.warnings import waited_share
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Bound, Figure, as_key

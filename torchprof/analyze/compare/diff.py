@@ -217,10 +217,6 @@ class Diff:
         output("export")(path, self, options, of="diff")
 
 
-def figure_of(value: float | None) -> Figure:
-    return Figure(0, Bound.UNKNOWN) if value is None else Figure(value)
-
-
 def for_one(figure: Figure, divided_by: int) -> Figure:
     """A figure per call or step."""
     return figure if divided_by == 1 else figure._replace(value=figure.value / divided_by)

@@ -222,11 +222,13 @@ def value_text(quantity: Column, change: Change, side: int) -> Cell:
 
 
 def signed(quantity: Column, difference: float) -> ReportCell:
+    """A difference with its sign."""
     text = quantity.write(difference)
     return text.written(f"+{text}") if difference > 0 else text
 
 
 def ratio_text(change: Change) -> Cell:
+    """The ratio after/before: "1.25×"; empty if it is unknown."""
     return "" if change.ratio is None else ReportCell(f"{change.ratio:.2f}×", change.ratio, "ratio")
 
 
@@ -239,6 +241,7 @@ def verdict_text(change: Change) -> str:
 
 
 def percent(ratio: float) -> str:
+    """A ratio as a change: "+25.0%"; from 10 on "×12"."""
     return f"{ratio - 1:+.1%}" if ratio < 10 else f"×{ratio:.0f}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchprof.analyze.columns import Column
-from torchprof.analyze.figures import UNKNOWN_FIGURE, Figures
+from torchprof.analyze.figures import Figures, figure_of
 from torchprof.analyze.layers.entries import Entry
 from torchprof.analyze.report import ReportTable, TableRow, branches
 from torchprof.analyze.varying import varying_calls
@@ -111,9 +111,9 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
             kept_by = calls.get(index) if called else None
             figures.more = {
                 **dict(_peaks(figures, peaks[index])),
-                ("activations", FORWARD, False): _known(returned, "first" if varying[path] is not False else ""),
-                ("saved", FORWARD, False): _known(kept[index] / kept_by if kept_by else None),
-                ("saved", FORWARD, True): _known(own_kept.get(index, 0) / kept_by if kept_by else None),
+                ("activations", FORWARD, False): figure_of(returned, "first" if varying[path] is not False else ""),
+                ("saved", FORWARD, False): figure_of(kept[index] / kept_by if kept_by else None),
+                ("saved", FORWARD, True): figure_of(own_kept.get(index, 0) / kept_by if kept_by else None),
             }
             lines[path].figures = figures
     models = [line for path, line in lines.items() if len(path) == 1]
@@ -128,11 +128,7 @@ def _peaks(figures: Figures, peaks: Mapping[str, int]) -> Iterator[tuple[tuple[s
     """The peaks of a layer by phase; unknown if it worked in a phase and has none there."""
     for phase, total in figures.total.items():
         if phase in peaks or figures.unknown or total:
-            yield ("peak", phase, False), _known(peaks.get(phase))
-
-
-def _known(value: float | None, lead: str = "") -> Figure:
-    return UNKNOWN_FIGURE if value is None else Figure(value, lead=lead)
+            yield ("peak", phase, False), figure_of(peaks.get(phase))
 
 
 def draw_entries(

@@ -136,8 +136,8 @@ def _noting_calls() -> Callable[[], None]:
             graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
         key, text = (getattr(graph, name, None) for name in ("_fx_graph_cache_key", "inductor_post_grad_graph_str"))
         if isinstance(key, str) and isinstance(text, str):
-            for graphs in CalledGraphs._all_on:
-                graphs._note(key, text, inputs)
+            for noting in CalledGraphs._all_on:
+                noting._note(key, text, inputs)
         number = CalledGraphs._number_of(key, graph, inputs) if isinstance(key, str) and is_observed() else None
         if number is None:
             return original(graph, inputs)
