@@ -1,8 +1,8 @@
 """The time to write the HTML report of a large run, to open it, and to answer a click in a browser.
 
 The runs are artificial, with forward and backward: 10,000 layers and 200,000 rows, and 100,000 layers and 500,000 rows.
-Opening them needs Playwright and Debian's ``chromium`` (or the browser in ``$CHROMIUM``); without them, only writing is
-measured.
+Opening them needs Playwright and Debian's ``chromium-headless-shell`` or ``chromium`` (or the browser in
+``$CHROMIUM``); without them, only writing is measured.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def written(run: Run, rounds: int, limit_s: float, limit_mb: float | None = None
 def in_a_browser(text: str, rounds: int) -> None:
     from playwright.sync_api import sync_playwright
 
-    program = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    program = os.environ.get("CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if program is None:
         return
     say("clicking")

@@ -2,6 +2,7 @@
 
 import gc
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +56,11 @@ def _ctrl_c_is_not_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _recursion_limit() -> Iterator[None]:
+    """torch's compiler raises the limit, for all tests after it."""
+    before = sys.getrecursionlimit()
+    yield
+    sys.setrecursionlimit(before)

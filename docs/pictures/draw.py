@@ -1,6 +1,7 @@
 """The picture of the README, drawn anew: python docs/pictures/draw.py, with Playwright and Debian's Chromium."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,9 +14,8 @@ EXAMPLE = HERE.parent.parent / "examples" / "html_report.py"
 
 with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
     subprocess.run([sys.executable, EXAMPLE], check=True, cwd=folder, stdout=subprocess.DEVNULL)
-    browser = playwright.chromium.launch(
-        executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=["--no-sandbox", "--disable-gpu"]
-    )
+    program = os.environ.get("CHROMIUM") or shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
     tab = browser.new_page(viewport={"width": 1280, "height": 1000})
     tab.goto((Path(folder) / "report.html").as_uri())
     tab.locator("main").wait_for()

@@ -131,6 +131,7 @@ def test_a_process_that_compiled_nothing_has_none(monkeypatch: pytest.MonkeyPatc
 def test_each_compilation_is_at_its_step_and_their_time_is_that_of_the_events() -> None:
     """With static shapes, each new batch size is a new version; the last one is beyond the limit."""
     torch._dynamo.reset()
+    torch._dynamo.utils.clear_compilation_metrics()
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     compiled = torch.compile(net, dynamic=False)
     compiled(torch.rand(2, 8)).sum().backward()
