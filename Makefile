@@ -24,23 +24,22 @@ demo: $(READY)
 
 # One thread for each process that runs tests: threads of several processes on the same cores wait for each other, which
 # makes operators up to ten times slower.
-test test-slow test-all: export OMP_NUM_THREADS ?= 1
+test test-slow: export OMP_NUM_THREADS ?= 1
 # Containers switch this on; then each process that runs tests would prepare all asserts itself, for 12 seconds.
-test test-slow test-all: export PYTHONDONTWRITEBYTECODE :=
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
 SLOW := browser or compiler or jobs
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-# ALL=1: with the slow tests. They wait for the processes that they start: one more process runs others meanwhile.
 test: $(TOOLS)
-	$(PYTEST) $(if $(ALL),-n $$(($$(getconf _NPROCESSORS_ONLN) + 1)),-m "not ($(SLOW))") $(ARGS)
+	$(PYTEST) -m "not ($(SLOW))" $(ARGS)
 
-# What make test leaves out: tests in a browser, with torch's compiler, and of whole jobs and scripts.
+# What make test leaves out: tests in a browser, with torch's compiler, and of whole jobs and scripts. They have processes
+# of their own: in those that have compiled, all other tests take longer.
 test-slow: $(TOOLS)
 	$(PYTEST) -m "$(SLOW)" $(ARGS)
 
 # Random examples: a third of those that FULL_EXAMPLES=1 make test-all tries.
-test-all:
-	$(MAKE) --no-print-directory test ALL=1
+test-all: test test-slow
 
 lint: $(TOOLS)
 	$(BIN)/ruff check .
