@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import ceil
 
 from torchprof.analyze.ranks.balance import Balance, balance_of
 from torchprof.analyze.ranks.hangs import about_hang, name_of_layer
-from torchprof.analyze.ranks.significance import SLOWER_BY
+from torchprof.analyze.ranks.significance import CLEARLY_SLOWER
 from torchprof.analyze.ranks.slow import Difference, Late, Slow
 from torchprof.analyze.ranks.values import IN_NO_OP, Times
 from torchprof.analyze.report import printable
@@ -17,6 +18,7 @@ from torchprof.run.run import Run
 from torchprof.run.words import OUTSIDE
 
 _ALIKE = 0.01  # FLOPs that differ by a smaller share are the same work
+_WORTH_SAYING = 0.005  # of a step
 _PARTS = {
     "step_data_ns": "loading data",
     "step_optimizer_ns": "the optimizer",
@@ -52,6 +54,7 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
         least, most = format_time(min(work)), format_time(max(work))
         over_steps = " (medians over the steps)" if is_median and any(meta.steps > 1 for meta in run.metas) else ""
         yield f"No straggler found: own work takes {least} to {most}{unit}{over_steps}."
+        yield _about_detection(balance.detectable)
     if balance.inferred:
         yield (
             f"The group of {balance.inferred} calls of collectives is not in the traces. All {len(run.metas)} ranks of "
@@ -76,6 +79,16 @@ def _certain(stragglers: Slow | Late, sentence: str) -> str:
     return f"{sentence} {_MAY_BE_CHANCE}" if stragglers.may_be_chance else sentence
 
 
+def _about_detection(detectable: float | None) -> str:
+    """A sentence: how slow a rank must be to be found."""
+    if detectable is None:
+        few = "Steps are too few, or were not kept or not matched between ranks"
+        return f"{few}: only a rank that takes {CLEARLY_SLOWER:.0%} longer would have been named."
+    if detectable < 1:
+        return f"A rank that takes {ceil(100 * detectable)}% longer would most likely have been found."
+    return f"Only a rank that takes {1 + detectable:.1f} times as long would have been found: there are too few steps."
+
+
 def unit_of(run: Run) -> str:
     """The unit of times as the end of a phrase: " a step", " a cycle" or ""."""
     if any(meta.steps for meta in run.metas):
@@ -93,7 +106,7 @@ def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str
         yield f"The own work of {words} takes longer, too: {takes}{unit}, {the_others}."
     else:
         are = "is the straggler: its" if is_one else "are the stragglers: their"
-        yield f"{words.capitalize()} {are} own work takes {takes}{unit}, {the_others}."
+        yield f"{words.capitalize()} {are} own work takes {takes}{unit}, {the_others}{_about_cost(slow, unit)}."
     who = "It" if is_one else "One of them"
     findings = []
     if slow.slowest is not None and slow.slowest.of > 1:
@@ -112,10 +125,17 @@ def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str
         yield _about_difference(run, slow.difference, slow.ranks, unit)
     if slow.flops is not None:
         who = "It" if is_one else f"Rank {slow.ranks[0]}"
-        if slow.flops >= 1 + SLOWER_BY:
+        if slow.flops >= 1 + CLEARLY_SLOWER:
             yield f"{who} has more work: {slow.flops:.2f} times the FLOPs of the others (median)."
         elif abs(slow.flops - 1) < _ALIKE:
             yield f"{who} has as many FLOPs as the others (median): the same work takes longer there."
+
+
+def _about_cost(slow: Slow, unit: str) -> str:
+    """As the end of a sentence, how much faster the job could be; "" if that is unknown or almost nothing."""
+    if slow.costs is None or slow.costs < _WORTH_SAYING:
+        return ""
+    return f"; without that,{unit or ' the recording'} would be up to {slow.costs:.0%} shorter"
 
 
 def _about_late(run: Run, late: Late, are_more: bool, unit: str) -> Iterator[str]:

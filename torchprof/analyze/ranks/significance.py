@@ -2,106 +2,148 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
-from math import comb, erfc, sqrt
-from statistics import median, median_low
+from math import atan2, cos, erfc, pi, sin, sqrt
+from statistics import fmean, median, median_low
 
-SLOWER_BY = 0.1
-"""A slow rank exceeds the others by at least this fraction."""
-FALSE_DISCOVERIES = 0.1
-"""The false discovery rate: the expected share of wrong ones among the ranks that are reported as slow."""
+WORTH_NAMING = 0.02
+"""A straggler exceeds the others by at least this share of a step."""
+CLEARLY_SLOWER = 0.1
+"""The share from which a rank is named even if chance is not excluded; the report then says so."""
+CHANCE = 1e-4
+"""The highest probability that a job of equal ranks has a straggler."""
+MAY_BE_CHANCE = 0.02
+"""The same for ranks that are named with the warning that it may be chance."""
 SPREADS = 3
-"""A slow rank is slower by at least this many robust standard deviations of the ranks."""
-_OUTLIER = 6  # robust standard deviations of a rank's own steps: a step beyond that is an outlier
+"""A straggler is slower by at least this many robust standard deviations of the ranks."""
+_TRIMMED = 0.2  # the share of the steps of a rank that is left out at each end, as outliers
+_LEAST_STEPS = 3
 _NORMAL = 1.4826  # the standard deviation of a normal distribution over its median absolute deviation
-_EXACT = 32  # up to so many steps probabilities are exact
+_POWER = 1.6449  # a normal value is below its mean plus so many standard deviations with a probability of 95 %
+_LARGE = 2000  # degrees of freedom from which the t-distribution is taken as normal
 
 
-def stragglers(times: Sequence[Sequence[int]], whole: float | None = None) -> list[int] | None:
-    """The stragglers, as indices into ``times``: for each rank, the time of each step (equally many for all ranks).
-    None if there are too few steps for a significant result.
+@dataclass(frozen=True)
+class Stragglers:
+    """``slow``: the indices of the slow ranks. ``may_be_chance``: chance is not excluded.
 
-    A rank is slow if all of this holds:
+    ``detectable``: a rank that exceeds the others by this share would have been named in most jobs like this one, in
+    three of four or more.
+    """
 
-    - In its median step it exceeds the median of the other ranks in that step by ``SLOWER_BY``, as a fraction of their
-      time, or of ``whole``. The comparison within each step removes what all ranks have in common.
-    - With four ranks or more: that excess is ``SPREADS`` robust standard deviations above that of the median rank. The
-      deviation is the median absolute deviation of the ranks below the median, so that slow ranks do not widen it.
-    - It is slow in more steps than by chance. If all ranks are equal, the position of a rank in a step, from 0 for the
-      fastest, is uniform (Friedman, *The use of ranks to avoid the assumption of normality implicit in the analysis of
-      variance*, JASA 32, 1937), and the sum of the positions is distributed as that of as many dice. For two ranks this
-      is the paired sign test. Over the ranks the false discovery rate is limited to ``FALSE_DISCOVERIES`` (Benjamini
-      and Hochberg, *Controlling the false discovery rate*, JRSS B 57, 1995).
+    slow: tuple[int, ...]
+    may_be_chance: bool
+    detectable: float
 
-    If more than half of the ranks would be slow, none is. A rank may take several times as long in single steps without
-    being slow: for its positions, a step far above its own median excess counts as its median step.
+
+def stragglers(
+    times: Sequence[Sequence[int]], whole: float | None = None, least: float = WORTH_NAMING
+) -> Stragglers | None:
+    """The stragglers among ranks. ``times``: for each rank, the time of each step, equally many for all ranks. None if
+    there are fewer than two ranks or three steps.
+
+    The *excess* of a rank in a step is its time minus the median of the other ranks in that step, as a share of that
+    median, or of ``whole``. The comparison within each step removes what all ranks have in common. The *typical excess*
+    is the mean without the 20 % largest and the 20 % smallest of its steps, so that single steps do not count. A rank
+    is slow if all of this holds:
+
+    - Its typical excess is at least ``least``.
+    - With four ranks or more: it is ``SPREADS`` robust standard deviations above that of the median rank. The deviation
+      is the median absolute deviation of the ranks below the median, so that slow ranks do not widen it.
+    - It is more than chance: the trimmed t-test (Yuen, *The two-sample trimmed t for unequal population variances*,
+      Biometrika 61, 1974; Tukey and McLaughlin, Sankhya A 25, 1963). The variance is that of the median rank, or the
+      rank's own if that is larger. The probability that any of equal ranks is named is at most ``CHANCE``, by
+      Bonferroni's correction for the number of ranks.
+
+    If there is none, ranks with an excess of ``CLEARLY_SLOWER`` and a probability of ``MAY_BE_CHANCE`` are named, with
+    ``may_be_chance``. If more than half of the ranks would be slow, none is.
     """
     ranks, steps = len(times), len(times[0]) if times else 0
-    if ranks < 2 or not steps or float(ranks) ** -steps * ranks > FALSE_DISCOVERIES:
+    if ranks < 2 or steps < _LEAST_STEPS:
         return None
-    in_steps = [sorted(step) for step in zip(*times)]
-    others = [[_median_of_others(ordered, ns) for ordered, ns in zip(in_steps, own)] for own in times]
-    excess = [
-        [(ns - other) / (whole or other or 1) for ns, other in zip(own, beside)] for own, beside in zip(times, others)
-    ]
-    typical = [median(each) for each in excess]
-    middle = median_low(typical)
-    below = [middle - value for value in typical if value <= middle]
-    least = max(SLOWER_BY, middle + SPREADS * _NORMAL * median(below)) if ranks > 3 else SLOWER_BY
-    usual = [
-        _without_outliers(own, beside, each, usual_excess, whole)
-        for own, beside, each, usual_excess in zip(times, others, excess, typical)
-    ]
-    in_steps = [sorted(step) for step in zip(*usual)]
-    chance = {
-        rank: probability_of_sum(sum(map(_twice_position, in_steps, usual[rank])) // 2, ranks, steps)
-        for rank, value in enumerate(typical)
-        if value >= least
-    }
-    by_chance = sorted(chance, key=lambda rank: chance[rank])
-    count = max(
-        (number for number, rank in enumerate(by_chance, 1) if chance[rank] <= FALSE_DISCOVERIES * number / ranks),
-        default=0,
-    )
-    return sorted(by_chance[:count]) if 2 * count <= ranks else []
+    excess = _excess(times, whole)
+    trimmed = int(_TRIMMED * steps)
+    kept = steps - 2 * trimmed
+    typical = [min(fmean(ordered[trimmed : steps - trimmed]), median(ordered)) for ordered in excess]
+    errors = [_standard_error(ordered, trimmed) for ordered in excess]
+    usual_error = median(errors) / (1 - 2 / (9 * (kept - 1))) ** 1.5
+    freedom = (ranks - 1) * (kept - 1)
+    spread = 0.0
+    if ranks > 3:
+        middle = median_low(typical)
+        spread = middle + SPREADS * _NORMAL * median(middle - value for value in typical if value <= middle)
+
+    def slower_by(share: float, probability: float) -> list[int]:
+        limit = t_quantile(probability / ranks, freedom)
+        named = [
+            rank
+            for rank, (value, error) in enumerate(zip(typical, errors))
+            if value >= max(share, spread) and value > limit * max(error, usual_error)
+        ]
+        return named if 2 * len(named) <= ranks else []
+
+    certain = slower_by(least, CHANCE)
+    named = certain or slower_by(max(least, CLEARLY_SLOWER), MAY_BE_CHANCE)
+    limit = t_quantile(CHANCE / ranks, freedom)
+    needed = max(least, spread, limit * usual_error)
+    margin = _POWER * usual_error * sqrt(1 + limit**2 / (2 * (kept - 1)))  # of its mean, and of its own error
+    return Stragglers(tuple(named), bool(named and not certain), needed + margin)
 
 
-def _median_of_others(ordered: Sequence[int], ns: int) -> int:
-    """The lower median of the times of a step without one rank, which took ``ns``. ``ordered``: the times of all
-    ranks."""
-    middle = (len(ordered) - 2) // 2
-    return ordered[middle + 1 if ns <= ordered[middle] else middle]
+def _excess(times: Sequence[Sequence[int]], whole: float | None) -> list[list[float]]:
+    """For each rank how much longer it took than the median of the others in the same step, sorted."""
+    excess: list[list[float]] = [[] for _ in times]
+    for step in zip(*times):
+        ordered = sorted(step)
+        for values, ns in zip(excess, step):
+            others = _median_without(ordered, ns)
+            values.append((ns - others) / (whole or others or 1))
+    return [sorted(values) for values in excess]
 
 
-def _without_outliers(
-    own: Sequence[int], others: Sequence[int], excess: Sequence[float], typical: float, whole: float | None
-) -> list[float]:
-    """The times of a rank; a step far above its median excess is replaced by its median step."""
-    most = typical + _OUTLIER * _NORMAL * median(abs(value - typical) for value in excess)
-    return [
-        ns if value <= most else other + typical * (whole or other or 1)
-        for ns, other, value in zip(own, others, excess)
-    ]
+def _median_without(ordered: Sequence[int], ns: int) -> float:
+    """The median of sorted times without one of them, which is ``ns``."""
+    low, high = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2  # the middle of the others, if ns is after it
+    return (ordered[low + (ns <= ordered[low])] + ordered[high + (ns <= ordered[high])]) / 2
 
 
-def _twice_position(ordered: Sequence[float], ns: float) -> int:
-    """Twice the position of a time among the sorted times of a step: equal times share their mean position."""
-    return bisect_left(ordered, ns) + bisect_right(ordered, ns) - 1
+def _standard_error(ordered: Sequence[float], trimmed: int) -> float:
+    """The standard error of a trimmed mean: from the variance of the values in which each of those that are left out is
+    replaced by the nearest one that is not (Winsorized)."""
+    steps = len(ordered)
+    low, high = ordered[trimmed], ordered[steps - 1 - trimmed]
+    values = [low] * trimmed + [*ordered[trimmed : steps - trimmed]] + [high] * trimmed
+    mean = fmean(values)
+    variance = sum((value - mean) ** 2 for value in values) / (steps - 1)
+    return sqrt(variance * steps) / (steps - 2 * trimmed)
 
 
 @cache
-def probability_of_sum(total: int, ranks: int, steps: int) -> float:
-    """The probability that the positions of a rank, each uniform on 0 to ``ranks - 1``, sum to at least ``total`` over
-    the steps: exact as for dice (de Moivre), or the normal limit for many steps."""
-    if steps > _EXACT:
-        mean, variance = steps * (ranks - 1) / 2, steps * (ranks**2 - 1) / 12
-        return erfc((total - 0.5 - mean) / sqrt(2 * variance)) / 2
-    missing = steps * (ranks - 1) - total
-    ways: int = sum(
-        (-1) ** number * comb(steps, number) * comb(missing - number * ranks + steps, steps)
-        for number in range(missing // ranks + 1)
-    )
-    all_ways: int = ranks**steps
-    return ways / all_ways
+def t_quantile(probability: float, freedom: int) -> float:
+    """The value that Student's t-distribution exceeds with this probability (below 1/2), by bisection."""
+    low, high = 0.0, 1.0
+    while t_tail(high, freedom) > probability:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_tail(middle, freedom) > probability else (low, middle)
+    return high
+
+
+def t_tail(value: float, freedom: int) -> float:
+    """The probability that Student's t-distribution exceeds ``value`` (at least 0): the finite sums of Abramowitz and
+    Stegun, *Handbook of Mathematical Functions*, 26.7.3 and 26.7.4; the normal distribution for many degrees of
+    freedom."""
+    if freedom >= _LARGE:
+        return erfc(value / sqrt(2)) / 2
+    angle = atan2(value, sqrt(freedom))
+    is_odd = freedom % 2
+    square = cos(angle) ** 2
+    term, total = (cos(angle), 0.0) if is_odd else (1.0, 0.0)
+    for number in range(1 + is_odd, freedom, 2):
+        total += term
+        term *= square * number / (number + 1)
+    inside = 2 / pi * (angle + sin(angle) * total) if is_odd else sin(angle) * total
+    return (1 - inside) / 2

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
 
-from torchprof.analyze.ranks.significance import SLOWER_BY, stragglers
+from torchprof.analyze.ranks.significance import CLEARLY_SLOWER, WORTH_NAMING, Stragglers, stragglers
 from torchprof.analyze.ranks.values import Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.run.lockstep import EXCHANGES, NO_LAST_RANK, NOT_RECORDED
 from torchprof.run.words import OUTSIDE
@@ -40,7 +40,9 @@ class Slow:
     ``work_ns``: the own work of each in a step, the median over the steps; ``others_ns``: the median of the others.
     ``slowest``: in how many steps one of them was the slowest. ``last``: in how many collectives one of them came last.
     ``others_wait_ns``: the median of what the other ranks wait in a step; a lower bound if ``wait_longer``.
-    ``may_be_chance``: there are too few steps for a test, or the steps of different ranks cannot be paired.
+    ``may_be_chance``: there are too few steps to exclude chance, or the steps of different ranks cannot be paired.
+    ``costs``: by which share a step would be shorter, at most, if they were no slower than the slowest of the others:
+    the median over the steps; None if the steps cannot be paired.
 
     ``difference``: the place where the slowest rank takes longer; None if no place has most of the difference.
     ``flops``: the FLOPs of the slowest rank over the median of the others; None: unknown.
@@ -54,6 +56,7 @@ class Slow:
     others_wait_ns: float | None = None
     wait_longer: bool = False
     may_be_chance: bool = False
+    costs: float | None = None
     difference: Difference | None = None
     flops: float | None = None
 
@@ -76,27 +79,36 @@ class Late:
     exceeds_slow: bool = False
 
 
+def test_of_work(compared: Compared) -> Stragglers | None:
+    """The test of ``stragglers`` on the own work of the ranks; None if the steps cannot be paired or are too few."""
+    whole = compared.whole
+    if not (compared.are_paired and whole.values):
+        return None
+    work = median_low(compared.typical(whole).values())
+    return stragglers(whole.values, least=WORTH_NAMING * max(1.0, compared.step_ns / max(work, 1)))
+
+
 def slow_ranks(
     compared: Compared,
+    tested: Stragglers | None,
     ranks: Sequence[OneRank],
     layers: Iterable[OneLayer],
     collectives: Iterable[OneCollective],
 ) -> Slow | None:
-    """The ranks whose own work takes longer than that of the others, by the test of ``stragglers``.
+    """The ranks whose own work takes longer than that of the others, by ``tested``, the result of ``test_of_work``.
 
-    If there are too few steps for the test, or the steps cannot be paired: the ranks whose work takes ``SLOWER_BY``
-    longer than that of the median rank, if one of them was the slowest in more than half of the steps.
+    Without that: the ranks whose work takes ``CLEARLY_SLOWER`` longer than that of the median rank, if one of them was
+    the slowest in more than half of the steps.
     """
     whole = compared.whole
     work = compared.typical(whole)
     if len(work) < max(2, len(ranks)):
         return None
-    indices = stragglers(whole.values) if compared.are_paired and whole.values else None
-    if indices is None:
+    if tested is None:
         last = whole.last_rank if compared.are_paired else None
-        named = _seem_slow(work, max(SLOWER_BY * median_low(work.values()), 1), last)
+        named = _seem_slow(work, max(CLEARLY_SLOWER * median_low(work.values()), 1), last)
     else:
-        named = [whole.ranks[index] for index in indices]
+        named = [whole.ranks[index] for index in tested.slow]
     if not named:
         return None
     slow = sorted(named, key=lambda rank: (-work[rank], rank))
@@ -123,10 +135,23 @@ def slow_ranks(
         Times(came_last, sum(calls for _, calls in lasts)) if lasts else None,
         median(waits) if len(waits) == len(others) else None,
         any(rank.waits_longer for rank in others),
-        indices is None,
+        tested is None or tested.may_be_chance,
+        _cost(compared, slow),
         _difference(compared, device, excess, slow, (work[slow[0]] - of_others) / 2),
         _times_the_flops(compared, ranks, slow),
     )
+
+
+def _cost(compared: Compared, slow: Sequence[int]) -> float | None:
+    """See ``Slow.costs``."""
+    whole = compared.whole
+    if not (compared.are_paired and whole.values) or compared.step_ns <= 0:
+        return None
+    longer = [
+        max(0, max(step) - max(ns for rank, ns in zip(whole.ranks, step) if rank not in slow))
+        for step in zip(*whole.values)
+    ]
+    return float(median(longer)) / compared.step_ns
 
 
 def _seem_slow(values: Mapping[int, float], more: float, last: Sequence[int] | None) -> list[int]:
@@ -140,7 +165,7 @@ def _seem_slow(values: Mapping[int, float], more: float, last: Sequence[int] | N
 
 
 def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) -> Late | None:
-    """The ranks that others wait for, by at least ``SLOWER_BY`` of a step, without those that are slow."""
+    """The ranks that others wait for, by at least ``WORTH_NAMING`` of a step, without those that are slow."""
     if compared.step_ns <= 0:
         return None
     known = () if slow is None else slow.ranks
@@ -148,18 +173,18 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
     may_be_chance = False
     for waits in _waiting_together(compared):
         among = [*waits]
-        indices = stragglers([[-ns for ns in waits[rank]] for rank in among], compared.step_ns)
-        if indices is None:
+        tested = stragglers([[-ns for ns in waits[rank]] for rank in among], compared.step_ns)
+        if tested is None:
             least = [min(step) for step in zip(*waits.values())]
             alone = [[rank for rank in among if waits[rank][step] == ns] for step, ns in enumerate(least)]
             last = [ones[0] if len(ones) == 1 else NO_LAST_RANK for ones in alone]
             typical = {rank: -median(waits[rank]) for rank in among}
-            named = _seem_slow(typical, max(SLOWER_BY * compared.step_ns, 1), last)
+            named = _seem_slow(typical, max(CLEARLY_SLOWER * compared.step_ns, 1), last)
         else:
-            named = [among[index] for index in indices]
+            named = [among[index] for index in tested.slow]
         others = [waits[rank] for rank in among if rank not in named]
         for rank in named:
-            may_be_chance |= indices is None and rank not in known
+            may_be_chance |= (tested is None or tested.may_be_chance) and rank not in known
             late[rank] = round(median(median(step) - ns for step, ns in zip(zip(*others), waits[rank])))
     if not any(key.what == EXCHANGES for key in compared.run.lockstep):
         late, may_be_chance = _late_by_calls(compared, ranks), True
@@ -186,7 +211,7 @@ def _late_by_calls(compared: Compared, ranks: Sequence[OneRank]) -> dict[int, in
     waits = {rank.rank: rank.waiting_ns for rank in ranks if rank.waiting_ns is not None}
     if len(waits) < len(ranks):
         return {}
-    seem = _seem_slow({rank: -ns for rank, ns in waits.items()}, max(SLOWER_BY * compared.step_ns, 1), None)
+    seem = _seem_slow({rank: -ns for rank, ns in waits.items()}, max(CLEARLY_SLOWER * compared.step_ns, 1), None)
     named = [
         rank.rank
         for rank in ranks
