@@ -22,6 +22,7 @@ QUESTIONS = {
     "alignment": "what it costs to find the layers of a trace that names none, beside reading it without layers",
     "merge": "what merging the runs of 64, 256 and 1,024 ranks takes: time and memory, flat and as a tree",
     "stragglers": "how often the ranks report names a rank, in simulated jobs with and without a slow one",
+    "gather": "what comparing the ranks of a large job inside of it takes: bytes, requests and seconds",
     "compile": "how much is known of compiled models layer by layer, and what that costs",
     "device": "what profiling training steps costs on a GPU; on the CPU, with small models, where there is none",
     "faults": "what the first screen says of scripts with a planted fault, beside other profilers (20 minutes)",

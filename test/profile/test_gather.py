@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import torch
 from build.hand_made import op, row, run_of
+from build.hand_made_ranks import run_of_ranks
+from build.jobs import MS, even, experts, fed_slowly, planted
 from build.places import ROOT
 from build.torchrun import Job, torchrun
 from build.warm import warm_job
@@ -27,9 +29,13 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run, TorchprofError
+from torchprof.analyze.ranks.balance import balance_of
 from torchprof.profile import gather as gathering
 from torchprof.profile.sigterm import DelayedSigterm
 from torchprof.record import job
+from torchprof.run.file import json_of_run
+from torchprof.run.file import run_of as run_of_file
+from torchprof.run.words import FORWARD
 
 
 def of_rank(rank: int, world_size: int = 4) -> Run:
@@ -39,9 +45,10 @@ def of_rank(rank: int, world_size: int = 4) -> Run:
     return replace(run, rows=replace(run.rows, columns={**run.rows.columns, "rank": ranks}))
 
 
-def exchange(*given: Any) -> Run | None:
+def exchange(run: Run | None, store: Any, rank: int, dst: int, ranks: Any, seconds: float, wanted: Any = "all") -> Any:
     with DelayedSigterm() as sigterm:
-        return gathering.exchange(*given, sigterm)
+        chosen = ranks if wanted == "all" else wanted
+        return gathering.exchange(run, store, rank, dst, ranks, chosen, seconds, sigterm)
 
 
 def rows_of(run: Run, rank: int) -> list[str]:
@@ -53,11 +60,18 @@ def rows_of(run: Run, rank: int) -> list[str]:
     )
 
 
-def together(store: Any, runs: dict[int, Run | None], dst: int = 0, seconds: float = 10, world_size: int = 4) -> Any:
+def together(
+    store: Any,
+    runs: dict[int, Run | None],
+    dst: int = 0,
+    seconds: float = 10,
+    world_size: int = 4,
+    wanted: Any = "all",
+) -> Any:
     """The result of each rank; each rank runs in its own thread."""
     with ThreadPoolExecutor(len(runs)) as threads:
         futures = {
-            rank: threads.submit(exchange, run, store, rank, dst, range(world_size), seconds)
+            rank: threads.submit(exchange, run, store, rank, dst, range(world_size), seconds, wanted)
             for rank, run in runs.items()
         }
         return {rank: future.result(30) for rank, future in futures.items()}
@@ -180,6 +194,96 @@ def test_after_an_error_of_merging_no_rank_waits() -> None:
         with pytest.raises(TorchprofError, match="rank 0"):
             exchange(of_rank(2), store, 2, 2, range(3), 10)
         assert host.result(30) is None
+
+
+# The runs to gather are chosen from a comparison of all ranks
+
+
+def one_is_slow(ranks: int = 8, slow: int = 5) -> dict[int, Run]:
+    """The run of each rank: 10 ms of work in each of 5 steps, 12 ms on the slow one."""
+    own = {rank: [(12 if rank == slow else 10) * MS + rank] * 5 for rank in range(ranks)}
+    run = run_of_ranks({("Net.a", FORWARD): own}, parts={"step_ns": even(25 * MS, range(ranks))})
+    return {rank: run.of_rank(rank) for rank in range(ranks)}
+
+
+def test_of_many_ranks_the_slow_one_and_some_beside_it_are_gathered(store: Any) -> None:
+    """Beside rank 5 the fastest of the others, rank 0, and the one in their middle, rank 3."""
+    runs = one_is_slow()
+    got = together(store, dict(runs), dst=2, world_size=8, wanted=None)
+    run = got.pop(2)
+    assert set(got.values()) == {None}
+    assert [meta.rank for meta in run.metas] == [0, 3, 5] and run.missing_ranks == (1, 2, 4, 6, 7)
+    assert [str(warning) for warning in run.warnings if warning.code == "ranks_chosen"] == [
+        "8 ranks were compared: Rank 5 is the straggler: its own work takes 12.000ms a step, that of the others "
+        "10.000ms (median); without that, a step would be up to 8% shorter. Only ranks 0, 3 and 5 are in this run, "
+        "with all figures: stragglers, and others beside them."
+    ]
+    metas = tuple(replace(meta, warnings=()) for meta in run.metas)
+    assert replace(run, metas=metas) == torchprof.merge(runs[rank] for rank in (0, 3, 5))
+    assert "Rank 5 is the straggler: its own work" in run.report("ranks")
+
+
+def test_of_equal_ranks_the_one_with_the_most_work_is_gathered_with_others(store: Any) -> None:
+    got = together(store, dict(one_is_slow(slow=-1)), world_size=8, wanted=None)
+    assert [meta.rank for meta in got[0].metas] == [0, 3, 7]
+    assert "8 ranks were compared: no straggler found. Only" in got[0].report("ranks")
+
+
+def test_what_is_compared_is_enough_for_the_verdict_on_all_ranks() -> None:
+    """By the same functions as for the merged runs; only the layer is not in it. It has about a kilobyte."""
+    for whole in (planted(), fed_slowly(), experts()):
+        ranks = [whole.of_rank(meta.rank) for meta in whole.metas]
+        compared = balance_of(torchprof.merge(run.to_compare() for run in ranks))
+        expected = balance_of(whole)
+        assert compared.detectable == expected.detectable
+        for ours, theirs in ((compared.slow, expected.slow), (compared.late, expected.late)):
+            assert (ours is None) == (theirs is None)
+            if ours is not None and theirs is not None:
+                assert ours.ranks == theirs.ranks and ours.may_be_chance == theirs.may_be_chance
+        if compared.slow is not None and expected.slow is not None:
+            assert (compared.slow.work_ns, compared.slow.costs) == (expected.slow.work_ns, expected.slow.costs)
+        assert all(len(gathering._zipped(run.to_compare())) < 2000 for run in ranks)
+    assert [balance_of(run).slow is None for run in (planted(), fed_slowly())] == [False, True]
+
+
+def test_what_is_compared_can_be_stored_and_has_no_figures_of_layers() -> None:
+    compared = planted().of_rank(2).to_compare()
+    assert run_of_file(json_of_run(compared).encode(), "compared") == compared
+    assert len(compared.layers) == len(compared.rows) == 0
+
+
+def test_ranks_that_send_nothing_in_time_are_not_compared(store: Any) -> None:
+    runs: dict[int, Run | None] = {rank: run for rank, run in one_is_slow().items() if rank not in (1, 6)}
+    runs[7] = None  # profiling was switched off there
+    with pytest.warns(UserWarning, match=r"^Ranks 1 and 6 sent no run in time\.$"):
+        got = together(store, runs, world_size=8, seconds=0.5, wanted=None)
+    assert [meta.rank for meta in got[0].metas] == [0, 3, 5]
+    assert "5 ranks were compared: Rank 5 is the straggler" in got[0].report("ranks")
+
+
+def test_if_no_rank_recorded_anything_nothing_is_chosen() -> None:
+    runs: dict[int, Run | None] = dict.fromkeys(range(3))
+    assert together(dist.HashStore(), runs, world_size=3, wanted=None) == {0: None, 1: None, 2: None}
+
+
+def test_if_nothing_is_chosen_in_time_the_ranks_continue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.2)
+    assert exchange(of_rank(1), dist.HashStore(), 1, 0, range(3), 0.2, None) is None  # rank 0 has died
+
+
+def test_after_an_error_of_comparing_no_rank_waits() -> None:
+    store = dist.HashStore()
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(exchange, of_rank(0), store, 1, 0, range(2), 1000, None)  # rank 1 says that it is rank 0
+        with pytest.raises(TorchprofError, match="rank 0"):
+            exchange(of_rank(0), store, 0, 0, range(2), 1000, None)
+        assert other.result(30) is None
+
+
+def test_some_ranks_are_gathered_on_request(store: Any) -> None:
+    runs = {rank: of_rank(rank) for rank in range(4)}
+    got = together(store, dict(runs), wanted=(1, 3))
+    assert got == {0: torchprof.merge([runs[1], runs[3]]), 1: None, 2: None, 3: None}
 
 
 # SIGTERM
@@ -338,6 +442,25 @@ def test_an_invalid_timeout_raises(timeout: Any) -> None:
         profiled().gather(timeout=timeout)
 
 
+@pytest.mark.parametrize("ranks", ["one", 0, (), (0, 1), [True, "0"]])
+def test_invalid_ranks_raise(ranks: Any, world_of_one: None) -> None:
+    with pytest.raises(
+        TorchprofError, match=r'does not say which runs to gather: give "all", or .* in the job are 0\.'
+    ):
+        profiled().gather(ranks=ranks)
+
+
+def test_more_than_64_ranks_are_compared(world_of_one: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("torchprof.profile.gather.exchange", lambda *given: asked.append(given[5]))
+    for count in (64, 65):
+        monkeypatch.setattr(gathering, "_ranks_of", lambda group, count=count: [*range(count)])
+        profiled().gather()
+        profiled().gather(ranks="all")
+        profiled().gather(ranks=iter([3]))
+    assert asked == [[*range(64)], [*range(64)], (3,), None, [*range(65)], (3,)]
+
+
 def test_gather_before_the_end_of_the_block_raises() -> None:
     model = nn.Linear(2, 2)
     with Profile(model) as prof, pytest.raises(TorchprofError, match="has not ended"):
@@ -411,6 +534,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchprof import Profile
+from torchprof.profile import gather
 
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -439,6 +563,9 @@ keep("again", profiled(2))
 keep("last", first, dst=ranks - 1)
 keep("some", profiled(1, enabled=rank != 1))
 keep("none", profiled(1, enabled=False))
+gather._ALL_UP_TO = 1
+keep("chosen", first)
+gather._ALL_UP_TO = ranks
 group = dist.new_group([rank for rank in range(ranks) if rank % 2])
 keep("group", profiled(1), group=group, dst=1)
 if rank == 1:
@@ -481,6 +608,9 @@ def test_the_gathered_run_equals_the_merged_files_of_the_ranks(ranks: int, tmp_p
     others = [rank for rank in everyone if rank != 1]
     assert loaded(tmp_path, "some", others).missing_ranks == (1,)
     assert not (tmp_path / "none.json").exists()
+    chosen = torchprof.load(tmp_path / "chosen.json")
+    assert f"{ranks} ranks were compared: " in chosen.report("ranks")
+    assert {meta.rank for meta in chosen.metas} <= {*everyone} and 2 <= len(chosen.metas) <= 3
     assert loaded(tmp_path, "group", everyone[1::2]).missing_ranks == tuple(everyone[::2])
     assert loaded(tmp_path, "silent", others).missing_ranks == (1,)
     # A rank that skipped one gather is one behind, as with collectives: its next run belongs to the earlier gather.
@@ -489,7 +619,9 @@ def test_the_gathered_run_equals_the_merged_files_of_the_ranks(ranks: int, tmp_p
     for rank in everyone:
         got = {"last": everyone} if rank == ranks - 1 else {}
         got |= on_0 if rank == 0 else {"group": everyone[1::2]} if rank == 1 else {}
-        names = ["all", "again", "last", "some", "none", "group", "silent", "other"]
+        names = ["all", "again", "last", "some", "none", "chosen", "group", "silent", "other"]
+        if rank == 0:
+            got["chosen"] = [meta.rank for meta in chosen.metas]
         assert gave(job, rank) == {
             name: f"{got.get(name)} True" for name in names if not (rank == 1 and name == "silent")
         }

@@ -1,4 +1,7 @@
-"""Collect the runs of all ranks on one rank, while the job is still running.
+"""Collect the runs of the ranks on one rank, while the job is still running.
+
+Up to 64 ranks are gathered whole. Of more, each sends a kilobyte or two, ``Run.to_compare``; the rank that gathers
+compares these and asks for the runs of a few: the slow ones, and some beside them.
 
 The runs go through the key-value store of the job, and not through a collective. So it works with every backend, needs
 no memory of a device, and works after a rank has died, where a collective would hang or fail. A rank that writes its
@@ -9,11 +12,12 @@ continues without the missing ranks.
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from itertools import chain
@@ -27,6 +31,7 @@ from torchprof.record.torch_internals import needed
 from torchprof.run.file import json_of_run, run_of
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.merge import merge
+from torchprof.run.outputs import output
 from torchprof.run.run import Run
 
 _PIECE_BYTES = 2**20  # a TCPStore takes no value of more than 8 MiB, and serves one request at a time
@@ -34,6 +39,10 @@ _GRACE_S = 10.0
 """How long to wait for missing ranks after something went wrong. torchrun kills all ranks 30 s after one has failed:
 the run must be gathered and written before that."""
 _PAUSES_S = 0.002, 0.1  # the first and the longest pause between two looks into the store
+_LOOKS = 10_000  # the most looks a second of all ranks together: a store serves several times as many
+_ALL_UP_TO = 64
+"""The most ranks of which all are gathered whole, if not told which."""
+_TOGETHER = 256  # the number of comparisons that are taken at once
 _SILENT_S = 30.0  # after this time, a warning names the ranks that are still missing
 _INSTEAD = "Save the run of each rank (`prof.run.save(f'rank{rank}.json')`) and merge the files (`torchprof.merge`)."
 
@@ -45,6 +54,7 @@ def gather(
     group: Any,
     dst: int,
     timeout: float | timedelta | None,
+    whole: str | Iterable[int] | None,
     *,
     failed: bool,
     sigterm: DelayedSigterm,
@@ -72,6 +82,7 @@ def gather(
         return None
     if isinstance(dst, bool) or dst not in ranks:
         raise TorchprofError(f"dst={dst!r} is not a rank of the group. Its ranks in the job are {_rank_list(ranks)}.")
+    wanted = _wanted(whole, ranks)
     name = (needed("torch.distributed.distributed_c10d._get_default_group")() if group is None else group).group_name
     store = _store(f"torchprof/gather/{name}/{dst}/{_gathers[name, dst]}")
     _gathers[name, dst] += 1
@@ -81,7 +92,7 @@ def gather(
         if failed:
             seconds = min(seconds, _GRACE_S)
     sigterm.expected = failed
-    gathered = exchange(None if is_of_other_rank else run, store, rank, dst, ranks, seconds, sigterm)
+    gathered = exchange(None if is_of_other_rank else run, store, rank, dst, ranks, wanted, seconds, sigterm)
     if is_of_other_rank:
         assert run is not None
         raise TorchprofError(
@@ -92,25 +103,66 @@ def gather(
 
 
 def exchange(
-    run: Run | None, store: Any, rank: int, dst: int, ranks: Iterable[int], seconds: float, sigterm: DelayedSigterm
+    run: Run | None,
+    store: Any,
+    rank: int,
+    dst: int,
+    ranks: Collection[int],
+    wanted: Collection[int] | None,
+    seconds: float,
+    sigterm: DelayedSigterm,
 ) -> Run | None:
-    """The part of one rank in a gather: write its run into the store, or as ``dst`` merge the runs of all ranks.
+    """The part of one rank in a gather: write its run into the store, or as ``dst`` merge the runs of the others.
 
-    ``dst`` waits ``seconds`` for the others. Returns the merged run; None on other ranks, and if there is no run.
+    ``wanted``: the ranks to gather; None if ``dst`` chooses them from a comparison of all. ``dst`` waits ``seconds``
+    for the others. Returns the merged run; None on other ranks, and if there is no run.
     """
-    table = _Table(store, seconds, sigterm)
+    table = RunsInStore(store, seconds, sigterm, len(ranks))
     if rank != dst:
-        table.put(rank, run)
+        if wanted is None:
+            table.put_comparison(rank, run)
+            wanted = table.wait_for_choice()
+        if rank in wanted:
+            table.put(rank, run)
         if rank == 0:  # this process may host the store, so it must not end before all runs were taken
             table.wait_until_closed()
         return None
     sigterm.later_s = _GRACE_S
+    own = () if run is None else (run,)
+    comparison = None
     try:
-        runs = chain(() if run is None else (run,), table.take(other for other in ranks if other != rank))
-        first = next(runs, None)
-        return None if first is None else merge(chain((first,), runs))
+        if wanted is None:
+            others = table.take_comparisons([other for other in ranks if other != rank])
+            comparison = _merged(chain((run.to_compare() for run in own), others))
+            wanted = () if comparison is None else output("chosen_ranks")(comparison)
+            table.choose(wanted)
+        runs = table.take(other for other in wanted if other != rank)
+        gathered = _merged(chain(own if rank in wanted else (), runs))
     finally:
         table.close()
+    if gathered is None or comparison is None:
+        return gathered
+    return output("with_comparison")(gathered, comparison)  # type: ignore[no-any-return]
+
+
+def _merged(runs: Iterator[Run]) -> Run | None:
+    first = next(runs, None)
+    return None if first is None else merge(chain((first,), runs))
+
+
+def _wanted(whole: str | Iterable[int] | None, ranks: list[int]) -> Collection[int] | None:
+    """The ranks of a group to gather; None if they are to be chosen."""
+    if whole == "all" or (whole is None and len(ranks) <= _ALL_UP_TO):
+        return ranks
+    if whole is None:
+        return None
+    wanted = () if isinstance(whole, (str, int)) else tuple(whole)
+    if not wanted or not {*wanted} <= {*ranks}:
+        raise TorchprofError(
+            f'ranks={whole!r:.60} does not say which runs to gather: give "all", or some ranks of the group. Its ranks '
+            f"in the job are {_rank_list(ranks)}."
+        )
+    return wanted
 
 
 def _seconds(timeout: float | timedelta) -> float:
@@ -147,21 +199,29 @@ def _store(prefix: str) -> Any:
     return torch.distributed.distributed_c10d.PrefixStore(prefix, store)
 
 
-class _Table:
+def _zipped(run: Run | None) -> bytes:
+    return b"" if run is None else gzip.compress(json_of_run(run).encode(), compresslevel=1, mtime=0)
+
+
+class RunsInStore:
     """The part of the job's store that one gather uses: ranks write their runs there, and one rank takes them.
 
     Keys: ``<rank>/<number>`` is one piece of a rank's run, which is a gzipped run file. ``<rank>/pieces`` is the number
     of pieces, written last; it is 0 if the rank recorded nothing. ``closed`` exists as soon as no more runs are taken.
+
+    If the runs to gather are chosen: ``<rank>/compared`` is what is compared, a gzipped run file, or empty;
+    ``compared`` counts these. ``choice`` is a list of the chosen ranks, as JSON.
     """
 
-    def __init__(self, store: Any, seconds: float, sigterm: DelayedSigterm) -> None:
+    def __init__(self, store: Any, seconds: float, sigterm: DelayedSigterm, ranks: int) -> None:
         self._store = store
         self._until = time.monotonic() + seconds
         self._sigterm = sigterm
+        self._longest_pause = max(_PAUSES_S[1], ranks / _LOOKS)
 
     def put(self, rank: int, run: Run | None) -> None:
         """Write the run of a rank into the store. Warns if it is too late."""
-        data = b"" if run is None else gzip.compress(json_of_run(run).encode(), compresslevel=1, mtime=0)
+        data = _zipped(run)
         pieces = range(0, len(data), _PIECE_BYTES)
         try:
             if self._store.check(["closed"]):
@@ -173,6 +233,43 @@ class _Table:
         except RuntimeError as error:
             why = str(error).partition("\n")[0]
             warnings.warn(f"The run of rank {rank} was not gathered: the job's store is gone ({why}).", stacklevel=5)
+
+    def put_comparison(self, rank: int, run: Run | None) -> None:
+        """Write what is compared of the run of a rank into the store."""
+        with suppress(RuntimeError):  # the store is gone: nothing will be chosen
+            self._store.set(f"{rank}/compared", _zipped(None if run is None else run.to_compare()))
+            self._store.add("compared", 1)
+
+    def take_comparisons(self, ranks: list[int]) -> Iterator[Run]:
+        """Yield what is compared of these ranks, when all have arrived or the time is over."""
+        for is_last_look in self._looks():
+            if is_last_look or self._count("compared") >= len(ranks):
+                break
+        there = ranks
+        if self._count("compared") < len(ranks):
+            there = [rank for rank in ranks if self._has(f"{rank}/compared")]
+            self._note_missing([rank for rank in ranks if rank not in there])
+        for first in range(0, len(there), _TOGETHER):
+            some_ranks = there[first : first + _TOGETHER]
+            for rank, data in zip(some_ranks, self._values([f"{rank}/compared" for rank in some_ranks])):
+                if data:
+                    yield run_of(data, f"the comparison of rank {rank}")
+
+    def choose(self, ranks: Collection[int]) -> None:
+        """Ask these ranks for their runs, which may come later than the comparisons."""
+        self._until = max(self._until, time.monotonic() + _GRACE_S)
+        with suppress(RuntimeError):
+            self._store.set("choice", json.dumps([*ranks]))
+
+    def wait_for_choice(self) -> tuple[int, ...]:
+        """The ranks that are asked for their runs; empty if none are until the time is over."""
+        self._until += _GRACE_S  # the reader may have started later
+        for is_last_look in self._looks():
+            if self._has("choice"):
+                return tuple(json.loads(self._store.get("choice")))
+            if is_last_look or self._has("closed"):
+                break
+        return ()
 
     def take(self, ranks: Iterable[int]) -> Iterator[Run]:
         """Yield the runs of these ranks as they arrive, until all have arrived or the time is over.
@@ -189,15 +286,17 @@ class _Table:
                     yield run_of(data, f"the run of rank {rank}")
             missing = [rank for rank in missing if rank not in there]
             if is_last_look and missing:
-                message = f"{ranks_in_words(missing).capitalize()} sent no run in time."
-                warnings.warn(message, stacklevel=2)
-                self._sigterm.expected = True  # probably a rank has died, and torchrun will soon notice
+                self._note_missing(missing)
             if is_last_look or not missing:
                 return
             if time.monotonic() > silent_until:
                 silent_until = math.inf
                 message = f"Still waiting for the runs of ranks: {_rank_list(missing)}."
                 warnings.warn(f"{message} Each has to call gather, and gather(timeout=…) waits less.", stacklevel=2)
+
+    def _note_missing(self, ranks: list[int]) -> None:
+        warnings.warn(f"{ranks_in_words(ranks).capitalize()} sent no run in time.", stacklevel=3)
+        self._sigterm.expected = True  # probably a rank has died, and torchrun will soon notice
 
     def close(self) -> None:
         """Mark that no more runs are taken."""
@@ -217,7 +316,7 @@ class _Table:
         The pauses are not spent waiting in the store: there, signals would not reach this process, and the backend,
         which uses the store as well, would have to wait.
         """
-        pause, longest = _PAUSES_S
+        pause, longest = _PAUSES_S[0], self._longest_pause
         while True:
             if self._sigterm.came:
                 self._until = min(self._until, time.monotonic() + _GRACE_S)
@@ -232,6 +331,24 @@ class _Table:
         except RuntimeError:  # the process that hosted the store has ended: no more runs will come
             self._until = -math.inf
             return False
+
+    def _count(self, key: str) -> int:
+        try:
+            return int(self._store.add(key, 0))
+        except RuntimeError:
+            self._until = -math.inf
+            return 0
+
+    def _values(self, keys: list[str]) -> list[bytes]:
+        """The values of keys that exist, which are deleted; empty ones if the store is gone."""
+        try:
+            has_several = hasattr(self._store, "has_extended_api") and self._store.has_extended_api()
+            values = self._store.multi_get(keys) if has_several else [*map(self._store.get, keys)]
+            for key in keys:
+                self._store.delete_key(key)
+        except RuntimeError:
+            return [b""] * len(keys)
+        return values
 
     def _data(self, rank: int) -> bytes:
         """Take the run that a rank wrote out of the store; empty if the store is gone."""

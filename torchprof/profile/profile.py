@@ -427,9 +427,14 @@ class Profile:
         self.run.show(height=height)
 
     def gather(
-        self, group: ProcessGroup | None = None, dst: int = 0, *, timeout: float | timedelta | None = None
+        self,
+        group: ProcessGroup | None = None,
+        dst: int = 0,
+        *,
+        timeout: float | timedelta | None = None,
+        ranks: str | Iterable[int] | None = None,
     ) -> Run | None:
-        """Collect the runs of all ranks of a job on rank ``dst``, and merge them; see docs/ranks-in-a-job.md.
+        """Collect the runs of the ranks of a job on rank ``dst``, and merge them; see docs/ranks-in-a-job.md.
 
         Call it after the block and before ``destroy_process_group``. As with a collective, all ranks of ``group`` must
         call it equally often and in the same order; None is the whole job. Ranks are numbered as in the job. Returns
@@ -437,18 +442,24 @@ class Profile:
         ``enabled=False`` adds nothing; if no rank adds anything, the result is None. Without a process group, the
         result is the run of this process.
 
+        ``ranks``: whose runs, the same on each rank: "all", or the numbers of ranks. The default is all of up to 64
+        ranks. Of more, all are compared (each sends a kilobyte or two), and gathered are the runs of a few: stragglers
+        and some beside them. A warning in the run has the verdict on all ranks. Only here, every rank waits for
+        ``dst``, until it has chosen.
+
         ``timeout``: how long ``dst`` waits for the other ranks, in seconds or as a timedelta. The default is the
         timeout of the process group. It is 10 s if an error ended the block or is being handled, or if SIGTERM comes:
         then a rank has probably died. Ranks that are missing at the end are left out (``run.missing_ranks``). SIGTERM
         is delivered 10 s after ``dst`` has the run.
 
-        Raises TorchprofError before the block has ended, for a ``dst`` that is not in the group, if the job's process
-        group has no key-value store (MPI) or was destroyed, and for a run that was recorded before the group was made.
+        Raises TorchprofError before the block has ended, for a ``dst`` or ``ranks`` that are not in the group, if the
+        job's process group has no key-value store (MPI) or was destroyed, and for a run that was recorded before the
+        group was made.
         """
         failed = self._failed or sys.exc_info()[0] is not None
         with DelayedSigterm() as sigterm:  # before the run is made, since another rank may have died already
             run = self.run if self.enabled else None
-            return gather(run, group, dst, timeout, failed=failed, sigterm=sigterm)
+            return gather(run, group, dst, timeout, ranks, failed=failed, sigterm=sigterm)
 
     def raw(self) -> tuple[tuple[Trace, ...], defaultdict[tuple[str, ...], list[EventList]]] | None:
         """``(traces, event_lists)``; None before the end.

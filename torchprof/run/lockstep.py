@@ -307,10 +307,11 @@ class _Merging:
                 self.last_rank[index] = NO_LAST_RANK if is_equal else other.last_rank[index]
         self.ranks += other.ranks
         self.counts += other.counts
-        self.figures = [
-            None if mine is None or theirs is None else mine + theirs
-            for mine, theirs in zip(self.figures, self._figures(other))
-        ]
+        for index, (mine, theirs) in enumerate(zip(self.figures, self._figures(other))):
+            if mine is None or theirs is None:
+                self.figures[index] = None
+            else:
+                mine += theirs
 
     def _figures(self, lockstep: Lockstep) -> list[list[Any] | None]:
         """For each rank: ``ns``, ``beside_ns``, ``kept_ns``, the median of the kept times, and the kept times."""

@@ -106,6 +106,7 @@ class _Merged:
 
     def __init__(self) -> None:
         self._metas: dict[int, Meta] = {}
+        self._of_job: dict[str, tuple[int, str]] = {}  # what all ranks share: the first rank that has it, and its value
         self._warnings: dict[tuple[Any, ...], RunWarning] = {}
         self._layers = MergingLayers()
         self._rows = MergingRows()
@@ -129,13 +130,16 @@ class _Merged:
                 )
             shared = tuple(self._warnings.setdefault(sharing_key(warning), warning) for warning in meta.warnings)
             self._metas[meta.rank] = replace(meta, warnings=shared)
-        sizes = {meta.world_size: meta.rank for meta in self._metas.values() if meta.world_size > 1}
-        if len(sizes) > 1:
-            which = " and ".join(f"of {size} ranks (rank {rank})" for size, rank in sorted(sizes.items()))
-            raise TorchprofError(f"The runs are of different jobs, {which}. Merge those of one job.")
-        jobs = {meta.job: meta.rank for meta in self._metas.values() if meta.job}
-        if len(jobs) > 1:
-            which = " and ".join(f"{job} (rank {rank})" for job, rank in sorted(jobs.items()))
+            if meta.world_size > 1:
+                self._check_job("size", meta.rank, f"of {meta.world_size} ranks")
+            if meta.job:
+                self._check_job("name", meta.rank, meta.job)
+
+    def _check_job(self, what: str, rank: int, value: str) -> None:
+        """Raises TorchprofError if a rank differs from the first one in something that all ranks of a job share."""
+        first, of_first = self._of_job.setdefault(what, (rank, value))
+        if value != of_first:
+            which = " and ".join(f"{job} (rank {rank})" for job, rank in sorted([(of_first, first), (value, rank)]))
             raise TorchprofError(f"The runs are of different jobs, {which}. Merge those of one job.")
 
     def run(self) -> Run:

@@ -138,6 +138,10 @@ class Meta:
         """The kind of device as headings and messages name it: "CUDA"; "DEVICE" for a run of the CPU alone."""
         return (self.device or "device").upper()
 
+    def of_a_comparison(self) -> Meta:
+        """Without what is not compared between ranks."""
+        return replace(self, peaks=(), warnings=(), flags=(), environment=(), switches=(), regions=(), compilations=())
+
     def __add__(self, cycle: Meta) -> Meta:
         """The recording of both cycles of a rank. It has no stored warnings: those of one cycle need not hold for both.
 

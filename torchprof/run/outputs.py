@@ -12,6 +12,8 @@ from typing import Any
 from torchprof.errors import TorchprofError
 
 _FILES = {
+    "chosen_ranks": "torchprof.analyze.ranks.selection",
+    "with_comparison": "torchprof.analyze.ranks.selection",
     "benchmark_table": "torchprof.analyze.benchmark",
     "data_of": "torchprof.reports.data",
     "dataframe": "torchprof.reports.dataframe",

@@ -17,7 +17,7 @@ from torchprof.run.meta import Meta
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.outputs import ReportText, output
 from torchprof.run.part import PerDevice, PerRank, RunPart
-from torchprof.run.rows import Rows
+from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.samples import SampleKey, SamplesPart, Spread
 from torchprof.run.timeline import DeviceTime, Timeline, TimelinePart
 from torchprof.run.unfinished import Unfinished
@@ -135,6 +135,21 @@ class Run:
             run = Run(metas, self.layers, rows, **{name: of_rank[rank] for name, of_rank in parts.items()})
             its_layers = (layer for layer in self.layers if not layer.ranks or rank in layer.ranks)
             yield run.on_layers(replace(layer, ranks=()) if layer.ranks else layer for layer in its_layers)
+
+    def to_compare(self) -> Run:
+        """What finds the slow ranks of a job, once the runs of all ranks are merged: the own work and the exchanges of
+        each step. A kilobyte or two; without layers, rows and warnings."""
+        return Run(
+            tuple(meta.of_a_comparison() for meta in self.metas),
+            Layers(),
+            rows_of_lines((), {}, [()], [], [()], [()]),
+            {
+                key: Spread.of([(0, round(spread.median))])
+                for key, spread in self.samples.items()
+                if key.measure == "step_ns"
+            },
+            lockstep={key: lockstep for key, lockstep in self.lockstep.items() if key.keeps_values},
+        )
 
     def on_layers(self, layers: Iterable[Layer]) -> Run:
         """The same run with other layers, matched by path. Work of a layer that has no match becomes work of no

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torchprof.errors import some
 from torchprof.run.cost import format_time
+from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.why_unknown import COMPILE_IN_BLOCK, WHY_UNKNOWN
 from torchprof.run.words import (
     LAUNCHED_BEFORE,
@@ -112,6 +113,15 @@ def clock_set(layers: list[str], jump_ns: int, wall_ns: int) -> str:
 
 
 # Communication between ranks
+
+
+@_sentence
+def ranks_chosen(layers: list[str], count: int, verdict: str, ranks: Sequence[int]) -> str:
+    return (
+        f"{count:,} ranks were compared: {verdict} Only {ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} "
+        "in this run, with all figures: stragglers, and others beside them."
+    )
+
 
 _of_facts("collectives_unmatched", "{count} collective(s) without a known caller: counted outside of layers.")
 _of_facts(
