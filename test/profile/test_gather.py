@@ -216,7 +216,7 @@ def test_of_many_ranks_the_slow_one_and_some_beside_it_are_gathered(store: Any) 
     assert [str(warning) for warning in run.warnings if warning.code == "ranks_chosen"] == [
         "8 ranks were compared: Rank 5 is the straggler: its own work takes 12.000ms a step, that of the others "
         "10.000ms (median); without that, a step would be up to 8% shorter. Only ranks 0, 3 and 5 are in this run, "
-        "with all figures: stragglers, and others beside them."
+        "with all figures: stragglers, and some others."
     ]
     metas = tuple(replace(meta, warnings=()) for meta in run.metas)
     assert replace(run, metas=metas) == torchprof.merge(runs[rank] for rank in (0, 3, 5))

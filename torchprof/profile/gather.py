@@ -1,7 +1,7 @@
 """Collect the runs of the ranks on one rank, while the job is still running.
 
 Up to 64 ranks are gathered whole. Of more, each sends a kilobyte or two, ``Run.to_compare``; the rank that gathers
-compares these and asks for the runs of a few: the slow ones, and some beside them.
+compares these and asks for the runs of a few: the slow ones, and some others.
 
 The runs go through the key-value store of the job, and not through a collective. So it works with every backend, needs
 no memory of a device, and works after a rank has died, where a collective would hang or fail. A rank that writes its
@@ -41,7 +41,7 @@ the run must be gathered and written before that."""
 _PAUSES_S = 0.002, 0.1  # the first and the longest pause between two looks into the store
 _LOOKS = 10_000  # the most looks a second of all ranks together: a store serves several times as many
 _ALL_UP_TO = 64
-"""The most ranks of which all are gathered whole, if not told which."""
+"""The most ranks of which all are gathered by default."""
 _TOGETHER = 256  # the number of comparisons that are taken at once
 _SILENT_S = 30.0  # after this time, a warning names the ranks that are still missing
 _INSTEAD = "Save the run of each rank (`prof.run.save(f'rank{rank}.json')`) and merge the files (`torchprof.merge`)."

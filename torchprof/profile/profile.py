@@ -58,8 +58,7 @@ class Profile:
     the kind are recorded, so that the index of "cuda:1" has no effect. Name the device if the parameters are there
     only during a call (offloading), and if there are none. ``use_cuda`` and ``use_device`` are older spellings: True is
     "cuda", False is "cpu", and ``use_device`` names a kind.
-    ``profile_memory`` records allocations. ``with_timeline`` keeps each allocation, and when each layer ran, in
-    ``run.timeline``.
+    ``profile_memory`` records allocations. ``with_timeline`` keeps each one, and when layers ran, in ``run.timeline``.
     ``paths`` selects modules, leaf or not: tuples of names or dotted strings, with or without the root; ``*`` matches
     any one step. Work elsewhere is shown as ``(not selected)``. ``warmup``: this many calls of the model (with several
     models: of any of them) come first and are not recorded. Calls of its own forward count, wherever they come from.
@@ -76,13 +75,11 @@ class Profile:
     cycle. After the block, ``run`` is the sum of all cycles, and the others give the last cycle. Without a schedule,
     there is one cycle.
 
-    ``start()`` and ``stop()`` do the same as the block. A Profile can also decorate a function: it then profiles the
-    function's first call.
+    ``start()`` and ``stop()`` do the same as the block. As a decorator, a Profile profiles the function's first call.
 
     Afterwards, ``run`` is the result, ``display()`` the table, ``raw()`` and ``key_averages()`` torch's own lists.
     A Profile is used once. Options can be read; those after ``paths`` cannot be set afterwards. Raises TorchprofError
-    (a RuntimeError) on entry for a path that matches nothing, while
-    another profiler is active, and on a second entry.
+    (a RuntimeError) on entry for a path that matches nothing, while another profiler is active, and the second time.
     """
 
     _open: ClassVar[Profile | None] = None  # one block at a time in a process, in any thread
@@ -436,25 +433,19 @@ class Profile:
     ) -> Run | None:
         """Collect the runs of the ranks of a job on rank ``dst``, and merge them; see docs/ranks-in-a-job.md.
 
-        Call it after the block and before ``destroy_process_group``. As with a collective, all ranks of ``group`` must
-        call it equally often and in the same order; None is the whole job. Ranks are numbered as in the job. Returns
-        the merged run on ``dst``, and None on the other ranks and on ranks outside the group. A rank with
-        ``enabled=False`` adds nothing; if no rank adds anything, the result is None. Without a process group, the
-        result is the run of this process.
+        Call it after the block and before ``destroy_process_group``, equally often and in the same order on all ranks
+        of ``group`` (None: the job), which are numbered as in the job. Returns the merged run on ``dst``, None on the
+        others and if all have ``enabled=False``. Without a process group, it is the run of this process.
 
-        ``ranks``: whose runs, the same on each rank: "all", or the numbers of ranks. The default is all of up to 64
-        ranks. Of more, all are compared (each sends a kilobyte or two), and gathered are the runs of a few: stragglers
-        and some beside them. A warning in the run has the verdict on all ranks. Only here, every rank waits for
-        ``dst``, until it has chosen.
+        ``ranks``: whose runs, the same on each rank: "all", or numbers of ranks. The default is all of up to 64 ranks.
+        Of more, all are compared, and ``dst``, for which they wait, chooses stragglers and some others.
 
-        ``timeout``: how long ``dst`` waits for the other ranks, in seconds or as a timedelta. The default is the
-        timeout of the process group. It is 10 s if an error ended the block or is being handled, or if SIGTERM comes:
-        then a rank has probably died. Ranks that are missing at the end are left out (``run.missing_ranks``). SIGTERM
-        is delivered 10 s after ``dst`` has the run.
+        ``timeout``: how long ``dst`` waits, in seconds or as a timedelta. The default is that of the process group;
+        10 s after an error or SIGTERM, since a rank has probably died. Ranks that are missing at the end are left out
+        (``run.missing_ranks``). SIGTERM is delivered 10 s after ``dst`` has the run.
 
-        Raises TorchprofError before the block has ended, for a ``dst`` or ``ranks`` that are not in the group, if the
-        job's process group has no key-value store (MPI) or was destroyed, and for a run that was recorded before the
-        group was made.
+        Raises TorchprofError before the block has ended, for ranks that are not in the group, if the process group has
+        no key-value store (MPI) or was destroyed, and for a run that was recorded before the group was made.
         """
         failed = self._failed or sys.exc_info()[0] is not None
         with DelayedSigterm() as sigterm:  # before the run is made, since another rank may have died already

@@ -119,7 +119,7 @@ def clock_set(layers: list[str], jump_ns: int, wall_ns: int) -> str:
 def ranks_chosen(layers: list[str], count: int, verdict: str, ranks: Sequence[int]) -> str:
     return (
         f"{count:,} ranks were compared: {verdict} Only {ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} "
-        "in this run, with all figures: stragglers, and others beside them."
+        "in this run, with all figures: stragglers, and some others."
     )
 
 
