@@ -69,6 +69,7 @@ def test_adding_spreads_is_associative(groups: list[list[tuple[int, int]]], data
     whole = Spread.of([call for group in groups for call in group])
     spreads = [Spread.of(group) for group in groups]
     first = spreads[0].first
+    assert Spread.of_all(spreads) == replace(whole, first=first)
     while len(spreads) > 1:
         at = data.draw(st.integers(0, len(spreads) - 2))
         spreads[at : at + 2] = [spreads[at] + spreads[at + 1]]

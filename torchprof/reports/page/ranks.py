@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import add, attrgetter
@@ -61,10 +62,10 @@ def sum_of_ranks(run: Run) -> Run:
     for key, summed in lines.items():
         for name, value in zip(Rows.COLUMNS, (*key, first, *summed)):
             columns[name].append(value)
-    samples: dict[SampleKey, Spread] = {}
-    for of, spread in run.samples.items():
-        of = of._replace(rank=first)
-        samples[of] = samples[of] + spread if of in samples else spread
+    of_ranks: defaultdict[tuple[Any, ...], list[Spread]] = defaultdict(list)
+    for (layer, phase, _, device, measure), spread in run.samples.items():
+        of_ranks[layer, phase, first, device, measure].append(spread)
+    samples = {SampleKey(*key): Spread.of_all(spreads) for key, spreads in of_ranks.items()}
     memory = {peak.device.partition(":")[0]: peak for peak in sorted(run.memory, key=attrgetter("peak_bytes"))}
     times = {time.device.partition(":")[0]: time for time in sorted(run.device_times, key=attrgetter("busy_ns"))}
     return replace(
