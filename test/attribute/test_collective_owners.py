@@ -19,6 +19,7 @@ import torchprof
 from torchprof import Profile
 from torchprof.attribute.collectives import CollectiveOwners, layers_by_fqn
 from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.gloo_queues import KnownGroups
 from torchprof.attribute.places import Attributed
 from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.attribute.rule import Attribution
@@ -349,7 +350,7 @@ def test_a_name_refers_to_the_root_around_the_range() -> None:
 
 def test_with_several_groups_and_no_sizes_an_ambiguous_request_is_unknown() -> None:
     """Each group has its own order: the collective that began first need not be the one requested first."""
-    owners = CollectiveOwners({}, PATHS, SIGNATURES, None, is_one_group=False)
+    owners = CollectiveOwners({}, PATHS, SIGNATURES, None, KnownGroups(are_one=False))
     attribution = Attribution(SITES, PATHS, None, None, owners)
     events = [
         label(LABELS[1], 0, 9),

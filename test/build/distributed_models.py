@@ -140,6 +140,12 @@ def slow(model: nn.Module) -> nn.Module:
     return ddp(model)
 
 
+def slow_mesh(model: nn.Module) -> nn.Module:
+    """The same on a mesh of two by two."""
+    model.layers[1][2] = Slow(INNER, WIDTH)  # type: ignore[index, operator]
+    return both(model)
+
+
 def ahead(_: nn.Module) -> nn.Module:
     return Ahead()
 
