@@ -367,7 +367,7 @@ def test_collectives_on_a_2d_mesh_have_their_groups(both: Finished) -> None:
 
 @pytest.mark.jobs
 def test_a_group_waits_only_for_its_own_ranks(job: Callable[..., Finished]) -> None:
-    """Rank 1 sleeps for 50 ms before it sums a product with rank 0, which waits for it there; the other row does not.
+    """Rank 1 sleeps for 250 ms before it sums a product with rank 0, which waits for it there; the other row does not.
     Then both are late in the next gather, in which each waits for nobody, and the other rank of its column for it."""
     run = job("slow_mesh", 4).run
     number = {layer.name: at for at, layer in enumerate(run.layers)}
@@ -385,9 +385,9 @@ def test_a_group_waits_only_for_its_own_ranks(job: Callable[..., Finished]) -> N
     }
     for what, ranks, late in (("all_reduce", "[0, 1]", 1), ("all_gather", "[0, 2]", 0), ("all_gather", "[1, 3]", 0)):
         waits = ms[what, ranks]
-        assert 30 < waits[1 - late] < 100
-        assert waits[late] < 20
-    assert max(ms["all_reduce", "[2, 3]"]) < 20
+        assert 150 < waits[1 - late] < 500
+        assert waits[late] < 100
+    assert max(ms["all_reduce", "[2, 3]"]) < 100
     text = run.report("ranks")
     assert "Rank 1 is the straggler" in text
     assert "Most of the difference is Net.layers.1.2 in forward" in text
@@ -410,6 +410,22 @@ def test_a_straggler_is_found_with_its_slow_layer(job: Callable[..., Finished]) 
     text = run.report("ranks")
     assert "Rank 1 is the straggler" in text
     assert "Most of the difference is Net.layers.1.2 in forward" in text
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize("how", ["steps", "steps, with a worker", "torchprof run"])
+def test_a_rank_that_loads_its_data_slowly_is_found(tmp_path: Path, how: str) -> None:
+    """Eight batches of 80 ms; those of the other rank take next to nothing."""
+    command = [str(ROOT / "test" / "build" / "slow_loading.py")]
+    if how == "torchprof run":
+        command = ["-m", "torchprof", "run", "-o", str(tmp_path / "rank{rank}.json"), *command]
+    else:
+        command += [str(tmp_path), str(int("worker" in how))]
+    ended = warm_job(tmp_path, 2, *command)
+    assert ended.code == 0, ended
+    text = Finished(tmp_path, 2).run.report("ranks")
+    assert "Rank 1 is the straggler" in text
+    assert "Most of the difference is loading data: " in text
 
 
 @pytest.mark.jobs

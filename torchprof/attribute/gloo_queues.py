@@ -6,7 +6,7 @@ No event of gloo names a group. But each group has a queue and threads of its ow
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -60,7 +60,7 @@ class Queues:
 
         When a thread begins a collective, one of this name is in the queue of its group. If this is so in one queue
         alone, the thread is known, and takes what it begins from this queue. If a thread begins what is in no queue,
-        something is missing, and all are unknown.
+        something is missing, and all threads are unknown.
         """
         queued, begun = self._queued, _begun(columns, {each.name for each in self._queued})
         if not queued or not begun:
@@ -115,19 +115,26 @@ def _after_idle(queued: Sequence[Queued], begun: Sequence[_Begun]) -> tuple[list
 
 def _find_threads(queued: Sequence[Queued], begun: Sequence[_Begun], known: dict[int, GroupOfRanks]) -> bool:
     """Add to ``known`` the threads that are certain. Returns whether each collective was in a queue when it began."""
-    waiting: Counter[tuple[str, GroupOfRanks]] = Counter()
-    groups = dict.fromkeys(each.group for each in queued)
+    # By name and group: how many are in the queue, at most. Those that a thread of an unknown group took are not
+    # subtracted, until all queues together are empty.
+    waiting: defaultdict[str, Counter[GroupOfRanks]] = defaultdict(Counter)
+    in_all: Counter[str] = Counter()
     upcoming = iter(queued)
     following = next(upcoming, None)
     for each in begun:
         while following is not None and following.time_ns <= each.start_ns + _CLOCK_ERROR_NS:
-            waiting[following.name, following.group] += 1
+            waiting[following.name][following.group] += 1
+            in_all[following.name] += 1
             following = next(upcoming, None)
+        of_name = waiting[each.name]
         of_thread = known.get(each.thread)
-        fitting = [group for group in groups if waiting[each.name, group] and of_thread in (None, group)]
-        if not fitting:
+        fitting = [group for group, count in of_name.items() if count and of_thread in (None, group)]
+        in_all[each.name] -= 1
+        if not fitting or in_all[each.name] < 0:
             return False
         if len(fitting) == 1:
             known[each.thread] = fitting[0]
-            waiting[each.name, fitting[0]] -= 1
+            of_name[fitting[0]] -= 1
+        if not in_all[each.name]:
+            of_name.clear()
     return True
