@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from torchprof.attribute.gloo_queues import Queued
 from torchprof.record.job import Job
@@ -19,18 +18,20 @@ def queued_collectives(job: Job, since_ns: int | None) -> list[Queued]:
     """
     if job.group is not None or not job.groups or since_ns is None:
         return []
-    dump = optional("torch._C._distributed_c10d._dump_fr_trace_json")
-    if dump is None:
-        return []
     of_name = {group.name: group for group in job.groups}
-    queued = []
-    for entry in json.loads(dump(True, False)).get("entries", ()):
-        time_ns, name, group = _read(entry)
-        if time_ns >= since_ns and is_host_collective(name) and group in of_name:
-            queued.append(Queued(time_ns, name, of_name[group]))
-    return queued
+    return [
+        Queued(time_ns, name, of_name[group])
+        for time_ns, name, group in _entries()
+        if time_ns >= since_ns and is_host_collective(name) and group in of_name
+    ]
 
 
-def _read(entry: dict[str, Any]) -> tuple[int, str, str]:
-    """The time, the name of the range and the name of the group of one entry."""
-    return int(entry["time_created_ns"]), str(entry["profiling_name"]), str(entry["process_group"][0])
+def _entries() -> list[tuple[int, str, str]]:
+    """For each collective of the recorder: its time, the name of its range, and the name of its group. The API is
+    private: without it, there are none."""
+    dump = optional("torch._C._distributed_c10d._dump_fr_trace_json")
+    try:
+        entries = [] if dump is None else json.loads(dump())["entries"]
+        return [(entry["time_created_ns"], entry["profiling_name"], entry["process_group"][0]) for entry in entries]
+    except (LookupError, TypeError, ValueError):
+        return []
