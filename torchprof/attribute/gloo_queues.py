@@ -62,8 +62,9 @@ class Queues:
         alone, the thread is known, and takes what it begins from this queue. If a thread begins what is in no queue,
         something is missing, and all threads are unknown.
         """
-        queued, begun = self._queued, _begun(columns, {each.name for each in self._queued})
-        if not queued or not begun:
+        queued = self._queued
+        begun = _begun(columns, {each.name for each in queued}) if queued else []
+        if not begun:
             return {}
         if begun[0].start_ns < queued[0].time_ns - _CLOCK_ERROR_NS:
             queued, begun = _after_idle(queued, begun)

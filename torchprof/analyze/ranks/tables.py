@@ -297,8 +297,8 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
         )
     if any(collective.group is None for collective in listed):
         sentences.append(
-            f"{UNKNOWN} under Group: the ranks are in several groups. Of gloo's collectives, a live profile knows which "
-            "group it was (torch 2.9 and newer, unless TORCH_FR_BUFFER_SIZE is 0), a trace does not."
+            f"{UNKNOWN} under Group: the ranks are in several groups. Of gloo's collectives, a live profile knows "
+            "which it was (torch 2.9 and newer, unless TORCH_FR_BUFFER_SIZE is 0), a trace does not."
         )
     if any(collective.wait_longer for collective in listed):
         sentences.append(
