@@ -20,6 +20,7 @@ from torch import nn
 import torchprof
 from torchprof import Profile, Run
 from torchprof.analyze.ranks.balance import balance_of
+from torchprof.attribute.collectives import CollectiveOwners
 from torchprof.attribute.events import Event, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
@@ -48,7 +49,7 @@ def found_in(
     from_first_mark: bool = True,
 ) -> dict[LockstepKey, Lockstep]:
     """The results for rank 3."""
-    attribution = Attribution(SITES, PATHS)
+    attribution = Attribution(SITES, PATHS, None, None, CollectiveOwners({}, PATHS, [*signatures]))
     locksteps = Locksteps(LAYERS, 3, signatures, group, from_first_mark)
     for _ in locksteps.observe(walk_of(attribution, events)):
         pass
@@ -387,6 +388,20 @@ def test_a_kernel_has_its_group() -> None:
     )
     group = GroupOfRanks("7", "mesh_tp", 4, "[0, 1, 2, 3]")
     assert found[LockstepKey(0, FORWARD, "device", "all_gather", group)].ns == (10,)
+
+
+def test_a_collective_on_the_cpu_has_the_group_in_its_inputs() -> None:
+    """It has that of the session otherwise."""
+    recorded = Signature((None, None), ("", ""), ("collective", "all_reduce", "7", "mesh_tp", 2, "[0, 2]"))
+    found = found_in(
+        exchange("gloo:all_reduce", 20, 30, signature=1),
+        exchange("gloo:all_reduce", 40, 45),
+        signatures=[Signature((), ()), recorded],
+    )
+    group = GroupOfRanks("7", "mesh_tp", 2, "[0, 2]")
+    assert found[LockstepKey(OUTSIDE, FORWARD, "cpu", "all_reduce", group)].ns == (10,)
+    assert found[LockstepKey(OUTSIDE, FORWARD, "cpu", EXCHANGES, group)].ns == (10,)
+    assert found[LockstepKey(OUTSIDE, FORWARD, "cpu", "all_reduce", GROUP)].ns == (5,)
 
 
 def test_collectives_of_an_unknown_group_are_not_paired() -> None:

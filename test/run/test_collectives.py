@@ -21,8 +21,10 @@ from torchprof.run.collectives import (
     collective_of,
     name_of_collective,
     shows_collective,
+    signature_in_group,
     signature_of,
 )
+from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.rows import Rows
 from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE, Frame, FrameKind, Signature
 
@@ -183,6 +185,28 @@ def test_a_collective_is_read_from_the_range_of_a_backend() -> None:
     assert say((ranged("gloo:all_reduce", (-1, 2)),)) == Collective("all_reduce")
     assert say((ranged("gloo:barrier"),)) == Collective("barrier")
     assert say((label("my nccl: range"),)) is None
+
+
+def test_the_size_of_the_group_makes_the_output_of_a_range_known() -> None:
+    """Of four ranks, each receives what four sent, or a quarter of what is reduced."""
+    group = GroupOfRanks("7", "mesh_dp", 4, "[0, 2, 4, 6]")
+    of_group = ("7", "mesh_dp", 4, "[0, 2, 4, 6]")
+
+    def in_group(name: str, *shapes: Any) -> Collective | None:
+        inputs = ranged(name, *shapes).signature or Signature((), ())
+        return collective_of((Frame(FrameKind.COLLECTIVE, name, signature_in_group(name, inputs, group)),))
+
+    gather = in_group("gloo:all_gather", (4, 3))
+    assert gather == Collective("all_gather", "Float", 12, 48, *of_group)
+    assert (gather.bytes_in, gather.bytes_out) == (48, 192)
+    assert in_group("ucc:reduce_scatter", (8,)) == Collective("reduce_scatter", "Float", 8, 2, *of_group)
+    assert in_group("gloo:all_reduce", (8,)) == Collective("all_reduce", "Float", 8, 8, *of_group)
+    assert in_group("gloo:all_to_all", (8,)) == Collective("all_to_all", "Float", 8, None, *of_group)
+    assert in_group("gloo:all_gather") == Collective("all_gather", "", None, None, *of_group)
+    unknown = signature_in_group("gloo:all_gather", Signature(((4,),), ("float",)), group._replace(size=None))
+    assert collective_of((Frame(FrameKind.COLLECTIVE, "gloo:all_gather", unknown),)) == Collective(
+        "all_gather", "Float", 4, None, "7", "mesh_dp", None, "[0, 2, 4, 6]"
+    )
 
 
 def test_the_signature_of_an_op_is_not_mistaken_for_a_collective() -> None:

@@ -26,7 +26,7 @@ from torch import distributed as dist
 
 import torchprof
 from torchprof import Run
-from torchprof.run.lockstep import WORK, LockstepKey
+from torchprof.run.lockstep import EXCHANGES, WORK, LockstepKey
 from torchprof.run.rows import Row
 
 if not dist.is_available():
@@ -163,14 +163,19 @@ def test_the_time_of_each_collective_equals_that_in_the_trace(how: str, request:
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp", "tp", "both"])
 def test_a_run_from_the_trace_equals_the_recorded_run(how: str, request: pytest.FixtureRequest) -> None:
-    """A trace does not have the class of a model inside DDP: the root has the name of the wrapper there."""
+    """A trace does not have the class of a model inside DDP: the root has the name of the wrapper there. It does not
+    have the groups of gloo's collectives if there are several."""
     done: Finished = request.getfixturevalue(how)
 
     def plain(run: Run) -> dict[Any, Any]:
         def path(layer: int) -> tuple[str, ...] | None:
             return run.layers[layer].path[1:] if layer >= 0 else None
 
-        return {key._replace(layer=path(key.layer)): lockstep for key, lockstep in run.lockstep.items()}  # type: ignore[arg-type]
+        return {
+            key._replace(layer=path(key.layer)): lockstep  # type: ignore[arg-type]
+            for key, lockstep in run.lockstep.items()
+            if how != "both" or not (key.is_collective or key.what == EXCHANGES)
+        }
 
     for rank, run in enumerate(done.runs):
         read = torchprof.from_trace(done.folder / f"trace{rank}.json")
@@ -335,18 +340,57 @@ def test_calls_of_hooks_do_not_count_as_calls_of_the_layer(tp: Finished) -> None
 
 
 @pytest.mark.jobs
-def test_collectives_of_unknown_groups_are_not_matched_on_a_2d_mesh(both: Finished) -> None:
-    """There are several groups, and gloo does not record the group of a collective, so they are not matched."""
+def test_collectives_on_a_2d_mesh_have_their_groups(both: Finished) -> None:
+    """gloo's events name no group. Of ranks 0 to 3, those of a row are tensor parallel, those of a column share the
+    parameters: an all-gather is among a column. So is the reduce-scatter at the end of backward, which gloo runs as an
+    all-reduce, but all-reduces of the blocks' linear layers are among a row."""
     positions = [tuple((dim.name, dim.size, dim.position) for dim in run.meta.mesh) for run in both.runs]
     assert positions == [(("dp", 2, row), ("tp", 2, column)) for row in range(2) for column in range(2)]
     for run in both.runs:
         assert total_macs(run, "Net") == STEPS * (EMBED + 3 * BLOCK // 2 + HEAD)
         assert by_layer(run, "forward")["Net.layers.0.2", "gloo:all_reduce"] == STEPS
         assert by_layer(run, "forward")["Net.layers.0", "gloo:all_gather"] == STEPS
-    collectives = {key: one for key, one in both.run.lockstep.items() if key.is_collective}
-    assert {key.group for key in collectives} == {None}
-    assert {one.waiting_ns(0) for one in collectives.values()} == {None}
-    assert "mesh: dp 2 × tp 2" in both.run.report("ranks")
+    of_groups = {("mesh_dp", "[0, 2]"): (0, 2), ("mesh_dp", "[1, 3]"): (1, 3)}
+    of_groups |= {("mesh_tp", "[0, 1]"): (0, 1), ("mesh_tp", "[2, 3]"): (2, 3)}
+    for key, lockstep in both.run.lockstep.items():
+        if key.is_collective:
+            assert key.group is not None
+            assert lockstep.ranks == of_groups[key.group.description, key.group.ranks]
+            assert None not in map(lockstep.waiting_ns, lockstep.ranks)
+            is_of_linear = len(both.run.layers[key.layer].path) == 4
+            assert key.group.description == ("mesh_tp" if is_of_linear else "mesh_dp")
+            assert is_of_linear <= (key.what == "all_reduce")
+    text = both.run.report("ranks")
+    assert "mesh: dp 2 × tp 2" in text
+    assert "could not be matched" not in text
+
+
+@pytest.mark.jobs
+def test_a_group_waits_only_for_its_own_ranks(job: Callable[..., Finished]) -> None:
+    """Rank 1 sleeps for 250 ms before it sums a product with rank 0, which waits for it there; the other row does not.
+    Then both are late in the next gather, in which each waits for nobody, and the other rank of its column for it."""
+    run = job("slow_mesh", 4).run
+    number = {layer.name: at for at, layer in enumerate(run.layers)}
+    ms: dict[tuple[str, str], list[float]] = {}
+    for key, lockstep in run.lockstep.items():
+        is_here = key.phase == "forward" and key.layer in (number["Net.layers.1.2"], number["Net.layers.2"])
+        if is_here and key.is_collective and key.group is not None:
+            waits = [(lockstep.waiting_ns(rank) or 0) / STEPS / 1e6 for rank in lockstep.ranks]
+            ms[key.what, key.group.ranks] = waits
+    assert set(ms) == {
+        ("all_reduce", "[0, 1]"),
+        ("all_reduce", "[2, 3]"),
+        ("all_gather", "[0, 2]"),
+        ("all_gather", "[1, 3]"),
+    }
+    for what, ranks, late in (("all_reduce", "[0, 1]", 1), ("all_gather", "[0, 2]", 0), ("all_gather", "[1, 3]", 0)):
+        waits = ms[what, ranks]
+        assert 150 < waits[1 - late] < 500
+        assert waits[late] < 100
+    assert max(ms["all_reduce", "[2, 3]"]) < 100
+    text = run.report("ranks")
+    assert "Rank 1 is the straggler" in text
+    assert "Most of the difference is Net.layers.1.2 in forward" in text
 
 
 # Planted faults
@@ -366,6 +410,22 @@ def test_a_straggler_is_found_with_its_slow_layer(job: Callable[..., Finished]) 
     text = run.report("ranks")
     assert "Rank 1 is the straggler" in text
     assert "Most of the difference is Net.layers.1.2 in forward" in text
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize("how", ["steps", "steps, with a worker", "torchprof run"])
+def test_a_rank_that_loads_its_data_slowly_is_found(tmp_path: Path, how: str) -> None:
+    """Eight batches of 80 ms; those of the other rank take next to nothing."""
+    command = [str(ROOT / "test" / "build" / "slow_loading.py")]
+    if how == "torchprof run":
+        command = ["-m", "torchprof", "run", "-o", str(tmp_path / "rank{rank}.json"), *command]
+    else:
+        command += [str(tmp_path), str(int("worker" in how))]
+    ended = warm_job(tmp_path, 2, *command)
+    assert ended.code == 0, ended
+    text = Finished(tmp_path, 2).run.report("ranks")
+    assert "Rank 1 is the straggler" in text
+    assert "Most of the difference is loading data: " in text
 
 
 @pytest.mark.jobs

@@ -88,6 +88,7 @@ def _counts(run: Run) -> tuple[Counter[int], set[int], dict[tuple[int, object], 
         if frames[-1].kind == FrameKind.PYTHON:
             continue
         ran.add(layer)
-        if frames[-1].signature is not None:
-            counts[layer, names[chain]][frames[-1].signature.shapes] += count
+        signature = frames[-1].signature
+        if signature is not None and (frames[-1].kind != FrameKind.COLLECTIVE or signature.shapes[0] is not None):
+            counts[layer, names[chain]][signature.shapes] += count
     return calls, ran, counts

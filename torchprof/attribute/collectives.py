@@ -8,10 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchprof.run.collectives import name_of_collective
+from torchprof.attribute.gloo_queues import ONE_GROUP, KnownGroups
+from torchprof.run.collectives import name_of_collective, signature_in_group
+from torchprof.run.words import is_host_collective
 
 if TYPE_CHECKING:
+    from torchprof.attribute.events import Event
     from torchprof.attribute.places import Place
+    from torchprof.run.lockstep import GroupOfRanks
     from torchprof.run.words import Signature
 
 RECORDS_COLLECTIVE = "record_param_comms"
@@ -26,11 +30,12 @@ names, relative to the FSDP root, of the modules whose parameters the range is f
 
 
 class _Request(NamedTuple):
-    """A collective that an op requested and that has not begun yet."""
+    """A collective that an op requested and that has not begun yet. ``group``: None if it is unknown."""
 
     name: str
     place: Place
     signature: int
+    group: GroupOfRanks | None
 
 
 class CollectiveOwners:
@@ -40,8 +45,7 @@ class CollectiveOwners:
 
     ``fqns``: the layers by their names in FSDP, over all FSDP roots. ``signatures``: the inputs of ops, by number.
     ``replicated``: the layers whose gradients DistributedDataParallel exchanges, each with the sizes of the gradients
-    that it ignores; empty if there is no such module, None if this is unknown. ``is_one_group``: whether all
-    collectives are between the same ranks.
+    that it ignores; empty if there is no such module, None if this is unknown. ``groups``: the groups of collectives.
 
     ``unmatched``: the number of collectives without a known caller. ``uncertain``: the number of buckets that do not
     have the size of the gradients that became ready before them.
@@ -51,9 +55,9 @@ class CollectiveOwners:
         self,
         fqns: Mapping[str, Sequence[int]],
         paths: Sequence[tuple[str, ...]],
-        signatures: Sequence[Signature],
+        signatures: list[Signature],
         replicated: Mapping[int, Set[int]] | None = None,
-        is_one_group: bool = True,
+        groups: KnownGroups = ONE_GROUP,
     ) -> None:
         self.unmatched = 0
         self.uncertain = 0
@@ -61,7 +65,8 @@ class CollectiveOwners:
         self._paths = paths
         self._signatures = signatures
         self._replicated = replicated
-        self._is_one_group = is_one_group
+        self._groups = groups
+        self._in_group: dict[tuple[str, int, GroupOfRanks], int] = {}  # see ``signature_of``
         self._requests: deque[_Request] = deque()
         # By thread: the layer of each gradient, and its size if that was recorded.
         self._ready_gradients: defaultdict[int, list[tuple[int, int | None]]] = defaultdict(list)
@@ -70,9 +75,10 @@ class CollectiveOwners:
 
     # Requests
 
-    def note_request(self, name: str, place: Place, signature: int) -> None:
+    def note_request(self, event: Event, place: Place) -> None:
         """An op requests a collective."""
-        self._requests.append(_Request(name, place, signature))
+        group = self._groups.queues.group_between(event.start_ns, event.end_ns)
+        self._requests.append(_Request(event.name, place, event.signature, group))
 
     def note_started_inside(self, place: Place) -> None:
         """A collective begins inside this place, on the thread that requested it. So no other thread will run it."""
@@ -84,24 +90,27 @@ class CollectiveOwners:
                 return
             outer = outer.outer
 
-    def requester(self, name: str, signature: int) -> Place | None:
+    def requester(self, event: Event) -> Place | None:
         """The op that requested a collective that begins now on a thread of the backend; None if it is unknown.
 
         The collectives of one group begin in the order of their requests. So it is the first op that requested a
         collective of this name, and of this size if sizes were recorded. With several groups, each group has its own
-        order. Then a match counts only if it is the only one, or if sizes were recorded.
+        order. Then a match counts only if the groups of both are known, if it is the only one, or if sizes were
+        recorded.
         """
-        size = self._size(signature)
+        size, group = self._size(event.signature), self._groups.of_thread.get(event.thread)
         fitting = [
             index
             for index, request in enumerate(self._requests)
-            if _requests_collective(request.name, name)
+            if _requests_collective(request.name, event.name)
             and (size is None or size in (self._sizes(request.signature) or (size,)))
+            and (group is None or request.group in (None, group))
         ]
-        requester = self._requests[fitting[0]].place if fitting else None
         if fitting:
+            requester = self._requests[fitting[0]].place
             is_certain = (
-                self._is_one_group
+                self._groups.are_one
+                or (group is not None and self._requests[fitting[0]].group == group)
                 or size is not None
                 or {self._requests[index].place for index in fitting} == {requester}
             )
@@ -110,6 +119,18 @@ class CollectiveOwners:
                 return requester
         self.unmatched += 1
         return None
+
+    def signature_of(self, event: Event) -> int:
+        """The number of the inputs of a collective. It contains the group, if it is known and no kernel runs it."""
+        group = self._groups.of_thread.get(event.thread, self._groups.sole)
+        if group is None or not is_host_collective(event.name):
+            return event.signature
+        key = event.name, event.signature, group
+        number = self._in_group.get(key)
+        if number is None:
+            self._signatures.append(signature_in_group(event.name, self._signatures[event.signature], group))
+            number = self._in_group[key] = len(self._signatures) - 1
+        return number
 
     # The layers that a collective works for
 

@@ -26,12 +26,19 @@ def sole_group(groups: Iterable[Mapping[str, Any]]) -> GroupOfRanks | None:
         return NOT_RECORDED
     described: dict[tuple[int, ...], GroupOfRanks] = {}
     for group in groups:
-        size, ranks = group.get("group_size", group.get("pg_size")), _ranks(group)
-        if type(size) is int and size > 1:
-            text = str(list(ranks)) if ranks else ""
-            group_of_ranks = GroupOfRanks(str(group.get("pg_name", "")), str(group.get("pg_desc", "")), size, text)
-            described.setdefault(ranks, group_of_ranks)
+        known = group_of_ranks(group)
+        if known is not None:
+            described.setdefault(_ranks(group), known)
     return next(iter(described.values())) if len(described) == 1 else None
+
+
+def group_of_ranks(group: Mapping[str, Any]) -> GroupOfRanks | None:
+    """The group that an entry describes; None if it has one rank, which exchanges nothing, or an unknown size."""
+    size, ranks = group.get("group_size", group.get("pg_size")), _ranks(group)
+    if type(size) is not int or size <= 1:
+        return None
+    text = str(list(ranks)) if ranks else ""
+    return GroupOfRanks(str(group.get("pg_name", "")), str(group.get("pg_desc", "")), size, text)
 
 
 def mesh_of_groups(groups: Iterable[Mapping[str, Any]], rank: int) -> tuple[MeshDim, ...]:

@@ -78,7 +78,7 @@ class Attribution:
         """
         self.graphs = graphs or CompiledGraphs()
         self._called_from = called_from
-        self.collective_owners = collective_owners or CollectiveOwners({}, paths, ())
+        self.collective_owners = collective_owners or CollectiveOwners({}, paths, [])
         self.places = Places()
         self.callers: Counter[tuple[int, int]] = Counter()
         self.labels = 0
@@ -255,7 +255,7 @@ class Attribution:
         if name in REPLAYS and not outer.is_closed:
             self._launches.note_replay(outer, place)
         if asks:
-            self.collective_owners.note_request(name, place, signature)
+            self.collective_owners.note_request(event, place)
         return place, calls
 
     def _place_of_op(self, outer: Place, name: str, signature: int) -> tuple[Place, int]:
@@ -304,8 +304,9 @@ class Attribution:
         _, around, _, _, outer_range, _ = open_range
         if around is not None:
             self.collective_owners.note_started_inside(around)
-        requester = around or self.collective_owners.requester(event.name, event.signature)
-        place = self.places.inside(requester or self._outside, FrameKind.COLLECTIVE, event.name, event.signature)
+        requester = around or self.collective_owners.requester(event)
+        signature = self.collective_owners.signature_of(event)
+        place = self.places.inside(requester or self._outside, FrameKind.COLLECTIVE, event.name, signature)
         self._launches.note_collective(event, place, around, outer_range)
         return Attributed(event, place, None, 1, 0, outer_range)
 

@@ -14,6 +14,7 @@ from torchprof.attribute.engine_calls import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import add_steps
 from torchprof.attribute.events import Detail, Event, Kind
+from torchprof.attribute.gloo_queues import ONE_GROUP, KnownGroups, Queues
 from torchprof.attribute.places import Place
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.devices import DeviceTimes
@@ -67,14 +68,15 @@ def wanted_detail(options: Options) -> Callable[[str], Detail] | None:
 
 def attribution_of(
     plan: LayerPlan,
-    signatures: Sequence[Signature] = (),
+    signatures: list[Signature] | None = None,
     called_from: Callable[[int, int], int] | None = None,
-    is_one_group: bool = True,
+    groups: KnownGroups = ONE_GROUP,
     graphs: CompiledGraphs | None = None,
 ) -> Attribution:
-    """The rule of ownership for the labels of a plan. ``signatures``: the inputs of ops, by number. ``is_one_group``:
-    whether all collectives are between the same ranks. ``graphs``: the compiled graphs that are known."""
-    owners = CollectiveOwners(plan.fqns, plan.layer_paths, signatures, plan.replicated, is_one_group)
+    """The rule of ownership for the labels of a plan. ``signatures``: the inputs of ops, by number; those of
+    collectives in ``groups`` are added. ``graphs``: the compiled graphs that are known."""
+    inputs = [] if signatures is None else signatures
+    owners = CollectiveOwners(plan.fqns, plan.layer_paths, inputs, plan.replicated, groups)
     return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, owners, graphs)
 
 
@@ -110,9 +112,8 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     """The run of one recording, without its warnings. Adds to ``recording.observations``."""
     source, origin, layers = recording.source, recording.origin, recording.layers
     columns = _columns_of(recording)
-    is_one_group = recording.group not in (None, NOT_RECORDED) or origin.world_size == 1
     called_from = source.called_from if options.with_stack else None
-    attribution = attribution_of(plan, source.signatures, called_from, is_one_group, recording.graphs)
+    attribution = attribution_of(plan, source.signatures, called_from, _groups_of(recording, columns), recording.graphs)
     places = attribution.places.all
     flops = _flops_of(recording) if options.with_flops else None
     observers = [*_observers(recording, plan, options)]
@@ -173,6 +174,13 @@ def _columns_of(recording: Recording) -> EventColumns:
         _add_samples(columns, samples, recording.began_ns)
     add_engine_calls(columns)
     return columns
+
+
+def _groups_of(recording: Recording, columns: EventColumns) -> KnownGroups:
+    """What is known of the groups of collectives that name none."""
+    sole = None if recording.group == NOT_RECORDED else recording.group
+    queues = Queues(recording.queued)
+    return KnownGroups(sole, sole is not None or recording.origin.world_size == 1, queues.of_threads(columns), queues)
 
 
 def _without_gradients(recording: Recording, plan: LayerPlan) -> Iterator[tuple[SampleKey, Spread]]:

@@ -14,7 +14,7 @@ from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.waiting import POINT_TO_POINT, Intervals, Waiting, covered_ns, is_communication
-from torchprof.run.collectives import C10D_OPS, collective_of, name_of_collective
+from torchprof.run.collectives import C10D_OPS, Collective, collective_of, name_of_collective
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.unfinished import Entered, Unfinished
@@ -193,6 +193,7 @@ class Locksteps:
         # By device: the streams of collectives of an unknown group.
         self._streams: defaultdict[str, set[int]] = defaultdict(set)
         self._device_collectives: dict[Place, LockstepKey | None] = {}
+        self._host_collectives: dict[Place, LockstepKey] = {}
         self._collectives: defaultdict[LockstepKey, list[tuple[int, int, int]]] = defaultdict(list)
         self._latest_end: dict[str, int] = {}  # by device: the latest end of a collective that has begun
         self._latest_end_of_group: dict[LockstepKey, int] = {}
@@ -222,8 +223,7 @@ class Locksteps:
                         self._waiting.add(start, end, is_of_all)
                         self._last.note_exchange(place, start, end)
                     if is_host_collective(event.name) and is_of_all:
-                        key = LockstepKey(place.layer, place.phase, "cpu", name, self._group)
-                        self._note_collective(key, start, end, bisect_right(self._marks, start))
+                        self._note_collective(self._key_of(place, name), start, end, bisect_right(self._marks, start))
                     elif correlation:
                         self._launched[correlation] = len(self._marks)
                 elif kind is step:
@@ -361,10 +361,22 @@ class Locksteps:
         collective = collective_of(frames)
         if collective is None or collective.name.startswith(POINT_TO_POINT):
             return None
-        recorded = GroupOfRanks(collective.group, collective.description, collective.size, collective.ranks)
-        return LockstepKey(
-            place.layer, place.phase, "device", collective.name, recorded if collective.group else self._group
-        )
+        return LockstepKey(place.layer, place.phase, "device", collective.name, self._group_of(collective))
+
+    def _key_of(self, place: Place, name: str) -> LockstepKey:
+        """The collective of all ranks of a group that the CPU runs in a place."""
+        key = self._host_collectives.get(place)
+        if key is None:
+            assert place.frame is not None
+            collective = collective_of([place.frame._replace(signature=self._signature_of(place))])
+            group = self._group if collective is None else self._group_of(collective)
+            key = self._host_collectives[place] = LockstepKey(place.layer, place.phase, "cpu", name, group)
+        return key
+
+    def _group_of(self, collective: Collective) -> GroupOfRanks | None:
+        if not collective.group:
+            return self._group
+        return GroupOfRanks(collective.group, collective.description, collective.size, collective.ranks)
 
     def _signature_of(self, place: Place) -> Signature | None:
         return self._signatures[place.signature] if place.signature else None

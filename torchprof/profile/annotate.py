@@ -17,6 +17,7 @@ from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled.dynamo_code import compiled_regions
 from torchprof.record.custom_ops import CustomOps
 from torchprof.record.environment import this_process
+from torchprof.record.flight_recorder import queued_collectives
 from torchprof.record.job import this_job
 from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now
@@ -88,6 +89,16 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
     columns = partial(session.columns, wanted_detail(asked), asked.profile_memory)
     job = this_job(plan.models)
     origin, regions = this_process(job), compiled_regions()
-    recording = Recording(session, columns, plan.layers(), origin, seen, end=end, group=job.group, regions=regions)
+    recording = Recording(
+        session,
+        columns,
+        plan.layers(),
+        origin,
+        seen,
+        end=end,
+        group=job.group,
+        queued=queued_collectives(job, session.start_ns),
+        regions=regions,
+    )
     run = assemble(recording, plan, asked)
     return with_warnings(run, seen)

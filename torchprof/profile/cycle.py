@@ -16,6 +16,7 @@ from threading import get_ident
 from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.events import Kind
+from torchprof.attribute.gloo_queues import Queued
 from torchprof.attribute.places import Attributed
 from torchprof.measure.assemble import assemble, attribution_of, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOT_MEASURED
@@ -26,6 +27,7 @@ from torchprof.record.compiled.compilations import compilations
 from torchprof.record.compiled.dynamo_code import StackWarning, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.environment import this_process
+from torchprof.record.flight_recorder import queued_collectives
 from torchprof.record.job import Job, this_job
 from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now
@@ -87,6 +89,7 @@ class Cycle:
         self._stack_warning = StackWarning()
         self._sampler: Sampler | None = None
         self._called = CalledGraphs()
+        self._queued: list[Queued] = []
 
     def start(self) -> None:
         """Start recording. If this fails, all that was switched on is switched off again."""
@@ -121,6 +124,7 @@ class Cycle:
             self.look_at_job()
         finally:
             self.session.stop(self.job.in_traces)
+        self._queued = queued_collectives(self.job, self.session.start_ns)
         self.seen.warnings += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
         if self._called.knows_parameters:
             self.seen.warnings.append(RunWarning.of("layers_by_parameters", asked=setup.provenance is not None))
@@ -144,6 +148,7 @@ class Cycle:
             this_process(self.job),
             seen,
             group=self.job.group,
+            queued=self._queued,
             graphs=self._called.layers(setup.plan, setup.provenance),
             called=self._called.by_key,
             regions=self._regions,

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchprof.attribute.process_groups import mesh_of_groups, sole_group
+from torchprof.attribute.process_groups import group_of_ranks, mesh_of_groups, sole_group
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim
 
 
 class Job(NamedTuple):
     """``group``: the ranks of this rank's collectives; None if it is in groups of different ranks, or without a job.
+    ``groups``: all groups of this rank that exchange anything.
     ``in_traces``: the job as JSON, in the form that ``torch.profiler.profile`` writes into traces; None without a job.
     ``name``: the job ID of torchrun or Slurm, "" without one."""
 
@@ -24,6 +25,7 @@ class Job(NamedTuple):
     world_size: int = 1
     mesh: tuple[MeshDim, ...] = ()
     group: GroupOfRanks | None = None
+    groups: tuple[GroupOfRanks, ...] = ()
     in_traces: str | None = None
     name: str = ""
 
@@ -46,7 +48,8 @@ def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
     groups = _groups()
     described = {"backend": distributed.get_backend(), "rank": rank, "world_size": size, "pg_config": groups}
     mesh = _mesh_of(models) or mesh_of_groups(groups, rank)
-    return Job(rank, size, mesh, sole_group(groups), json.dumps(described), _name())
+    known = tuple(known for group in groups if (known := group_of_ranks(group)) is not None)
+    return Job(rank, size, mesh, sole_group(groups), known, json.dumps(described), _name())
 
 
 def _name() -> str:

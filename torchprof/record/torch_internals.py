@@ -129,6 +129,9 @@ INTERNALS: dict[str, Internal] = {
     "torch.distributed.distributed_c10d._world": Internal(
         "2.4", "2.15", "the process groups", "the groups of collectives are unknown"
     ),
+    "torch._C._distributed_c10d._dump_fr_trace_json": Internal(
+        "2.9", "2.15", "the process groups of gloo's collectives", "with several groups, waiting for ranks is unknown"
+    ),
     "torch.distributed.device_mesh.DeviceMesh._get_root_mesh": Internal(
         "2.11", "2.15", "the whole mesh of a job", "the mesh is that of the first sharded parameter"
     ),

@@ -8,6 +8,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from torchprof.run.dtypes import DTYPES
+from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.words import Frame, FrameKind, Signature
 
 COLLECTIVE_ARGS = (
@@ -99,6 +100,24 @@ def signature_of(args: Mapping[str, Any]) -> Signature | None:
         _text(args, key) for key in ("dtype", "Process Group Name", "Process Group Description", "Process Group Ranks")
     )
     return Signature(shapes, (dtype, dtype), (_MARK, name, group, description, size, ranks))
+
+
+def signature_in_group(name: str, inputs: Signature, group: GroupOfRanks) -> Signature:
+    """The collective of a backend's range between the ranks of a group, packed as ``signature_of`` does it.
+
+    ``name``: of the range; ``inputs``: those that were recorded. The size of the group makes the output of an
+    all-gather and of a reduce-scatter known.
+    """
+    collective = _of_range(Frame(FrameKind.COLLECTIVE, name, inputs))
+    elements, size, elements_out = collective.elements_in, group.size, collective.elements_out
+    if elements is not None and size:
+        if collective.name == "all_gather":
+            elements_out = elements * size
+        elif collective.name == "reduce_scatter":
+            elements_out = elements // size
+    shapes = tuple(None if count is None else (count,) for count in (elements, elements_out))
+    dtype = collective.dtype
+    return Signature(shapes, (dtype, dtype), (_MARK, collective.name, group.name, group.description, size, group.ranks))
 
 
 def _numbers(args: Mapping[str, Any], *keys: str) -> list[int | None]:

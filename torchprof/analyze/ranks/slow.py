@@ -290,7 +290,9 @@ def _excess(took: Mapping[int, float], rank: int, others: Sequence[int]) -> floa
 
 
 def _part(compared: Compared, device: str, measure: str) -> Counter[int]:
-    """The median time of a part of the step, by rank."""
+    """The median time of a part of the step, by rank. Without marks of steps, its time in a cycle."""
+    if not all(meta.steps for meta in compared.metas):
+        return compared.outside(measure, f"{device}_ns")
     medians: Counter[int] = Counter()
     for key, spread in compared.run.samples.items():
         if key.measure == measure and (key.device == "cpu") == (device == "cpu"):

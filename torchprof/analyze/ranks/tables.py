@@ -295,6 +295,11 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
             f"{UNKNOWN} under Waiting: calls of different ranks could not be matched: their numbers differ, only one "
             "rank recorded them, or their group is unknown."
         )
+    if any(collective.group is None for collective in listed):
+        sentences.append(
+            f"{UNKNOWN} under Group: the ranks are in several groups. Of gloo's collectives, a live profile knows "
+            "which it was (torch 2.9 and newer, unless TORCH_FR_BUFFER_SIZE is 0), a trace does not."
+        )
     if any(collective.wait_longer for collective in listed):
         sentences.append(
             f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."

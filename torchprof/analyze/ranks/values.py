@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from torchprof.run.lockstep import GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.run.purposes import purpose_of
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.words import FORWARD, OUTSIDE, PHASES
@@ -217,6 +219,20 @@ class Compared:
         """The values of the ranks that have the layer; 0 for a rank that did nothing in it."""
         ranks = (self.run.layers[layer].ranks if layer >= 0 else ()) or self.ranks
         return OverRanks(ranks, tuple(values.get(rank, 0) for rank in ranks))
+
+    def outside(self, part: str, name: str) -> Counter[int]:
+        """A column of the rows outside all layers that are one part of a step (``step_data_ns``), per step, by rank."""
+        rows, columns = self.run.rows, self.run.rows.columns
+        sums: Counter[int] = Counter()
+        parts: dict[tuple[int, int], bool] = {}
+        for layer, phase, chain, rank, value in zip(
+            *(columns[column] for column in ("layer", "phase", "frames", "rank", name))
+        ):
+            if layer == OUTSIDE and value:
+                if (phase, chain) not in parts:
+                    parts[phase, chain] = part == f"step_{purpose_of(PHASES[phase], rows.frames[chain])}_ns"
+                sums[rank] += value * parts[phase, chain]
+        return Counter({rank: self.per_step(rank, value) for rank, value in sums.items()})
 
     def rolled_up(self, name: str) -> dict[tuple[int, str], dict[int, int]]:
         """A column of the rows per step, by layer (with all layers below it), phase and rank; only for layers and
