@@ -14,7 +14,7 @@ from torchprof.cli.models import call_of, make_without_data
 from torchprof.cli.options import wants_timeline
 from torchprof.cli.output import progress
 from torchprof.errors import TorchprofError
-from torchprof.run.file import is_run_file
+from torchprof.run.saved import is_run_file
 
 if TYPE_CHECKING:
     import torch
