@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 TABLE_OPTIONS = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt", "hot")
 """The options of a table, as attributes of the parsed arguments."""
 
-_REPORT_OPTIONS = ("op", "layer", "phase", "by_shape", "full_names")
+REPORT_OPTIONS = ("op", "layer", "phase", "by_shape", "full_names")
+"""The options that only reports have, likewise."""
 _BY_SHAPE_IN_REPORTS = "group_by_input_shape"
 
 
@@ -144,7 +145,7 @@ def check_report(arguments: argparse.Namespace) -> None:
 
     Raises TorchprofError.
     """
-    given = given_options(arguments, _REPORT_OPTIONS)
+    given = given_options(arguments, REPORT_OPTIONS)
     if arguments.report and arguments.summary:
         raise TorchprofError("--report and --summary exclude each other. The summary is also --report summary.")
     if arguments.report:
@@ -161,10 +162,10 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
     name = arguments.report
     accepted = options_of(name)
     name_in_report = {_name_on_command_line(option): option for option in accepted}
-    given = given_options(arguments, (*TABLE_OPTIONS, *_REPORT_OPTIONS))
+    given = given_options(arguments, (*TABLE_OPTIONS, *REPORT_OPTIONS))
     refused = [option for option in given if option not in name_in_report]
     if refused:
-        known = [option for option in (*TABLE_OPTIONS, *_REPORT_OPTIONS) if option in name_in_report]
+        known = [option for option in (*TABLE_OPTIONS, *REPORT_OPTIONS) if option in name_in_report]
         choice = f"It has {in_words(known)}." if known else "It has no options."
         raise TorchprofError(f"--report {name} has no {in_words(refused)}. {choice}")
     not_with_op = [option for option in ("layer", "by_shape") if option in given]

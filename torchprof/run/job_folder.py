@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchprof.errors import TorchprofError, some
 from torchprof.run.file import stripped
@@ -75,7 +75,7 @@ class JobFolder:
         return self._database.sql(query)
 
     @cached_property
-    def _database(self) -> Any:
+    def _database(self) -> duckdb.DuckDBPyConnection:
         """A database in memory, with a view for each table."""
         try:
             import duckdb
@@ -170,9 +170,10 @@ def _check(folder: Path) -> None:
         is_known = False
     if not is_known:
         raise TorchprofError(f"{folder / _MARK} is damaged: it has the format and the schema of a job folder.")
-    if not 1 <= mark["schema"] <= _SCHEMA:
+    schema = mark["schema"]
+    if not 1 <= schema <= _SCHEMA:
         raise TorchprofError(
-            f"{folder} has schema {mark['schema']}; this torchprof reads up to {_SCHEMA}. Read it with a newer torchprof."
+            f"{folder} has schema {schema}; this torchprof reads up to {_SCHEMA}. Read it with a newer torchprof."
         )
 
 

@@ -229,7 +229,7 @@ def _pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise TorchprofError(
-            'Parquet files need pyarrow, which is not installed here: pip install pyarrow, or pip install "torchprof[job]".'
+            'Parquet needs pyarrow, which is not installed here: pip install pyarrow, or pip install "torchprof[job]".'
         ) from error
     return pyarrow
 

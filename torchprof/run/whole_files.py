@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, under another name until the block ends: then it replaces ``path``. After an error it is removed.
+    """A file to write, under another name until the block ends: then it replaces ``path``. An error removes it.
 
     A pipe or a terminal is written directly. Raises OSError like ``open``.
     """
