@@ -108,6 +108,7 @@ def _saved_runs(files: Files, add_cycles: bool) -> Iterator[torchprof.Run]:
                 )
             file_of[meta.rank] = file
         yield run
+        del run  # before the next one is loaded
 
 
 def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments: argparse.Namespace) -> torchprof.Run:

@@ -38,6 +38,7 @@ def write_job(runs: Iterable[torchprof.Run], folder: str) -> None:
     """Write the runs of ranks into a job folder, one after the other. Raises TorchprofError."""
     for run in runs:
         run.save(folder)
+        del run  # before the next one is loaded
     count = len(torchprof.open_job(folder).ranks)
     print(f"Written: {folder} has {count} rank{'s' if count > 1 else ''} now.", file=sys.stderr)
 

@@ -241,5 +241,5 @@ def _damaged(path: str) -> Iterator[None]:
         yield
     except TorchprofError:
         raise
-    except (_pyarrow().ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+    except (_pyarrow().ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise TorchprofError(f"{path} is a damaged Parquet file: {type(error).__name__} {error}.") from error

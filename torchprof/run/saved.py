@@ -16,7 +16,6 @@ from torchprof.run.parquet import PARQUET, run_of_parquet, write_parquet
 from torchprof.run.run import Run
 from torchprof.run.whole_files import whole_file
 
-PARQUET_SUFFIX = ".parquet"
 _START = 256  # bytes: the format is named in the first of them
 
 
@@ -29,7 +28,7 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
     if not path.parent.is_dir():
         raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
     with whole_file(path) as file:
-        if path.suffix == PARQUET_SUFFIX:
+        if path.suffix == ".parquet":
             write_parquet(run, file, strip=strip)
         else:
             write_json(run, file, strip=strip, zipped=path.suffix == ".gz")
