@@ -14,8 +14,9 @@ from statistics import median
 from typing import Any
 
 import pytest
-from build.all_kinds import KINDS
 from build.examples import examples
+from build.hand_made import run_of
+from build.hand_made_ranks import run_of_ranks
 from build.jobs import planted
 from build.merging import jobs
 from build.nonempty import at_least_one
@@ -25,9 +26,11 @@ from hypothesis import given
 import torchprof
 from torchprof import TorchprofError
 from torchprof.analyze.records import layer_name
+from torchprof.run import job_folder
 from torchprof.run.cost import FIELDS
 from torchprof.run.job_folder import JobFolder
-from torchprof.run.lockstep import NOT_RECORDED
+from torchprof.run.lockstep import NOT_RECORDED, Lockstep
+from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 
 pytest.importorskip("pyarrow")
@@ -112,10 +115,6 @@ def test_each_step_has_the_time_of_the_lockstep(runs: list[Run]) -> None:
 
 def test_steps_have_the_numbers_of_those_that_were_kept(tmp_path: Path) -> None:
     """Of 300 steps 256 are kept. Each takes as many ns as its number."""
-    from build.hand_made_ranks import run_of_ranks
-
-    from torchprof.run.lockstep import Lockstep
-
     run = run_of_ranks({("Net.a", "forward"): {0: range(300)}})
     run = replace(run, lockstep={key: Lockstep.of(0, range(300)) for key in run.lockstep})
     job = folder_of([run], tmp_path / "job")
@@ -125,20 +124,14 @@ def test_steps_have_the_numbers_of_those_that_were_kept(tmp_path: Path) -> None:
 
 
 def test_a_line_says_how_each_rank_was_recorded(tmp_path: Path) -> None:
-    meta = KINDS["eager"]().meta
+    meta = Meta(("Net", "Other"), measured=("cpu_ns", "flops"))
     metas = [
         replace(meta, rank=0, world_size=2, job="of-two", machine="node-1", steps=3, cycles=2, wall_ns=9),
         replace(meta, rank=1, world_size=2, device="cuda", process_cpu_ns=5, run_delay_ns=0),
     ]
-    runs = []
-    for of_rank in metas:
-        run = replace(KINDS["eager"](), metas=(of_rank,))
-        run.rows.columns["rank"][:] = type(run.rows.columns["rank"])("q", [of_rank.rank] * len(run.rows))
-        folder_of([run], tmp_path / "job")
-        runs.append(run)
-    job = torchprof.open_job(tmp_path / "job")
+    job = folder_of([replace(run_of([]), metas=(of_rank,)) for of_rank in metas], tmp_path / "job")
     lines = job.sql("SELECT * EXCLUDE (run) FROM ranks ORDER BY rank").fetchall()
-    models, measured = [*meta.model], [*meta.measured]
+    models, measured = ["Net", "Other"], ["cpu_ns", "flops"]
     assert lines == [
         (0, 2, "of-two", "node-1", "cpu", models, measured, 2, 3, 9, None, None),
         (1, 2, None, None, "cuda", models, measured, 1, 0, 0, 5, 0),
@@ -146,7 +139,7 @@ def test_a_line_says_how_each_rank_was_recorded(tmp_path: Path) -> None:
 
 
 def test_the_query_of_the_page_finds_the_slow_rank(job: JobFolder, ranks: list[Run]) -> None:
-    """Rank 2 takes 25 ms in 18 of 20 steps, and 16 in the others, in which rank 0 takes 42; the others always take 16."""
+    """Rank 2 takes 25 ms in 18 of 20 steps. In the other two rank 0 takes 42. All else takes 16."""
     page = (ROOT / "docs" / "job-folder.md").read_text(encoding="utf-8")
     blocks = [block for block in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if "EXTERNAL" not in block]
     assert len(blocks) == 2
@@ -173,7 +166,8 @@ def test_ranks_can_be_added_later(ranks: list[Run], tmp_path: Path) -> None:
     assert job.run() == torchprof.merge([ranks[0], *ranks[2:]])
     assert repr(job) == f"<JobFolder '{tmp_path / 'job'}' of 3 ranks>"
     assert files_in(tmp_path / "job") == sorted(
-        ["torchprof-job.json"] + [f"{of}/rank-00000{rank}.parquet" for of in ("ranks", "rows", "steps") for rank in (0, 2, 3)]
+        ["torchprof-job.json"]
+        + [f"{of}/rank-00000{rank}.parquet" for of in ("ranks", "rows", "steps") for rank in (0, 2, 3)]
     )
 
 
@@ -192,8 +186,6 @@ def test_a_rank_appears_only_when_all_its_files_are_complete(
     ranks: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writing fails at each of the three tables, the last in the middle of its file."""
-    from torchprof.run import job_folder
-
     write_table = job_folder.write_table
     for count in range(3):
         written: list[Any] = []
@@ -264,23 +256,23 @@ def test_a_folder_without_ranks(job: JobFolder, tmp_path: Path) -> None:
     for file in (tmp_path / "job" / "ranks").iterdir():
         file.unlink()
     assert job.ranks == ()
-    with pytest.raises(TorchprofError, match="job has no ranks to read. It has none."):
+    with pytest.raises(TorchprofError, match=r"job has no ranks to read. It has none."):
         job.run()
     with pytest.raises(TorchprofError, match="job has no rank yet"):
         job.sql("SELECT 1 FROM ranks")
 
 
 def test_what_is_not_a_job_folder_is_refused(ranks: list[Run], tmp_path: Path) -> None:
-    with pytest.raises(TorchprofError, match="nowhere does not exist. `torchprof show RUNS -o"):
+    with pytest.raises(TorchprofError, match=r"nowhere does not exist. `torchprof show RUNS -o"):
         torchprof.open_job(tmp_path / "nowhere")
     (tmp_path / "other").mkdir()
-    with pytest.raises(TorchprofError, match="other is not a job folder: it has no torchprof-job.json"):
+    with pytest.raises(TorchprofError, match=r"other is not a job folder: it has no torchprof-job.json"):
         torchprof.open_job(tmp_path / "other")
     (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(TorchprofError, match="other is not a job folder, and has other files: thesis.tex"):
+    with pytest.raises(TorchprofError, match=r"other is not a job folder, and has other files: thesis.tex"):
         ranks[0].save(f"{tmp_path}/other/")
     assert files_in(tmp_path / "other") == ["thesis.tex"]
-    with pytest.raises(TorchprofError, match="job cannot be made: the folder .*no does not exist"):
+    with pytest.raises(TorchprofError, match=r"job cannot be made: the folder .*no does not exist"):
         ranks[0].save(f"{tmp_path}/no/job/")
 
 
@@ -288,7 +280,7 @@ def test_what_is_not_a_job_folder_is_refused(ranks: list[Run], tmp_path: Path) -
 def test_a_damaged_mark_is_refused(mark: str, job: JobFolder, ranks: list[Run], tmp_path: Path) -> None:
     (tmp_path / "job" / "torchprof-job.json").write_text(mark)
     for use in (lambda: torchprof.open_job(tmp_path / "job"), lambda: ranks[0].save(tmp_path / "job")):
-        with pytest.raises(TorchprofError, match="torchprof-job.json is damaged"):
+        with pytest.raises(TorchprofError, match=r"torchprof-job.json is damaged"):
             use()
 
 

@@ -44,7 +44,7 @@ def write_job(runs: Iterable[torchprof.Run], folder: str) -> None:
 
 
 def read_job(arguments: argparse.Namespace) -> torchprof.Run | None:
-    """The run of the job folder that is to be shown; None if the files are no job folder.
+    """The run of the job folder that is to be shown; None if none of the files is a job folder.
 
     Of more than ``MOST_RANKS`` ranks it has those of ``select_ranks``; stderr says which. Raises TorchprofError.
     """

@@ -14,6 +14,7 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import format_of, options_of
 from torchprof.run.cost import Unit
 from torchprof.run.dtypes import DTYPES
+from torchprof.run.job_folder import names_job_folder
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -213,4 +214,5 @@ def _problem_with(file: str, of: str) -> str:
 
 def wants_timeline(arguments: argparse.Namespace) -> bool:
     """Whether one of the files to write needs a timeline."""
-    return any(format_of(file) in ("chrome-trace", "html") for file in arguments.output)
+    files = (output for output in arguments.output if not names_job_folder(output))
+    return any(format_of(file) in ("chrome-trace", "html") for file in files)

@@ -20,7 +20,7 @@ from torchprof.run.paused_gc import paused_gc
 
 _FIRST = "overview"
 _PARQUET = "parquet"
-"""In place of the name of a report: the run as ``Run.save`` writes it, which is no text."""
+"""In place of the name of a report: the run as ``Run.save`` writes it, in a file of bytes."""
 
 
 def known(of: str = "run") -> Mapping[str, Report]:

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchprof.errors import TorchprofError, some
+from torchprof.run.atomic_files import atomic_file
 from torchprof.run.file import stripped
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.parquet import run_of_rank, table_of_rank, table_of_rows, table_of_steps, write_table
 from torchprof.run.run import Run
-from torchprof.run.whole_files import whole_file
 
 if TYPE_CHECKING:
     import duckdb
@@ -133,7 +133,7 @@ def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> N
         )
     with ExitStack() as stack:  # which closes the last one first: the files get their names in the order of the tables
         for name, table_of in reversed(_TABLES.items()):
-            write_table(table_of(run), stack.enter_context(whole_file(_file_of(folder, name, rank))))
+            write_table(table_of(run), stack.enter_context(atomic_file(_file_of(folder, name, rank))))
 
 
 def make_job_folder(path: str | PathLike[str]) -> None:
@@ -153,7 +153,7 @@ def make_job_folder(path: str | PathLike[str]) -> None:
             )
         for name in _TABLES:
             (folder / name).mkdir(exist_ok=True)
-        with whole_file(folder / _MARK) as file:
+        with atomic_file(folder / _MARK) as file:
             file.write(json.dumps({"format": _FORMAT, "schema": _SCHEMA}).encode())
     _check(folder)
 

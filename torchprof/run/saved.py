@@ -10,11 +10,11 @@ from os import PathLike
 from pathlib import Path
 
 from torchprof.errors import TorchprofError
+from torchprof.run.atomic_files import atomic_file
 from torchprof.run.file import run_of, write_json
 from torchprof.run.job_folder import add_to_job, names_job_folder
 from torchprof.run.parquet import PARQUET, run_of_parquet, write_parquet
 from torchprof.run.run import Run
-from torchprof.run.whole_files import whole_file
 
 _START = 256  # bytes: the format is named in the first of them
 
@@ -27,7 +27,7 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
     path = Path(os.path.realpath(path))  # write to the target of a link
     if not path.parent.is_dir():
         raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
-    with whole_file(path) as file:
+    with atomic_file(path) as file:
         if path.suffix == ".parquet":
             write_parquet(run, file, strip=strip)
         else:

@@ -1,16 +1,16 @@
-"""Writes files that are whole or not there: nobody reads half of one."""
+"""Atomic writes: a file appears, or changes, when its new contents are complete."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import BinaryIO
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write, under another name until the block ends: then it replaces ``path``. An error removes it.
 
     A pipe or a terminal is written directly. Raises OSError like ``open``.
@@ -19,7 +19,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         with path.open("wb") as file:
             yield file
         return
-    written = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # Processes of other machines, in containers with the same process number, may write a file of this name, too.
+    written = path.with_name(f".{path.name}.{token_hex(4)}.part")
     try:
         with written.open("wb") as file:
             yield file
