@@ -58,7 +58,7 @@ class JobFolder:
         """
         known = self.ranks
         wanted = known if ranks is None else tuple(ranks)
-        missing = [rank for rank in wanted if rank not in known]
+        missing = {*wanted} - {*known}
         if missing or not wanted:
             which = ranks_in_words(missing) if missing else "ranks to read"
             raise TorchprofError(f"{self._path} has no {which}. It has {ranks_in_words(known) if known else 'none'}.")
@@ -123,7 +123,7 @@ def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> N
             f"This run is of {ranks_in_words(meta.rank for meta in run.metas)}, and {folder} is for the run of each "
             "rank, as it was recorded. Save those, or this one as a file: run.parquet or run.json.gz."
         )
-    make_job_folder(folder)
+    _make(folder)
     run = stripped(run) if strip else run
     rank = run.meta.rank
     if _file_of(folder, _RANKS, rank).exists():
@@ -136,12 +136,11 @@ def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> N
             write_table(table_of(run), stack.enter_context(atomic_file(_file_of(folder, name, rank))))
 
 
-def make_job_folder(path: str | PathLike[str]) -> None:
+def _make(folder: Path) -> None:
     """Make a job folder without ranks, if there is none. Several processes may do so at once.
 
     Raises TorchprofError like ``add_to_job``, OSError like ``mkdir``.
     """
-    folder = Path(path)
     if not is_job_folder(folder):
         if not folder.parent.is_dir():
             raise TorchprofError(f"{folder} cannot be made: the folder {folder.parent} does not exist. Make it first.")

@@ -43,8 +43,8 @@ def select_ranks(job: JobFolder) -> Selection:
     by_work = [of_rank.rank for of_rank in sorted(work, key=lambda of_rank: median_low(of_rank.ns))]
     fastest, typical, slowest = by_work[0], by_work[(len(by_work) - 1) // 2], by_work[-1]
     are_paired = len(work) == len(everyone) and all(of_rank.numbers == work[0].numbers for of_rank in work)
-    indices = stragglers([of_rank.ns for of_rank in work]) if are_paired else None
-    slow = [work[index].rank for index in indices or ()]
+    found = stragglers([of_rank.ns for of_rank in work]) if are_paired else None
+    slow = [work[index].rank for index in found.slow] if found else []
     first = f"{ranks_in_words(slow)} (slow)" if slow else f"rank {slowest} (the most own work, but not slow)"
     ranks = tuple(sorted({*(slow or [slowest]), typical, fastest}))
     return Selection(
