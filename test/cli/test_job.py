@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import weakref
 from array import array
 from dataclasses import replace
@@ -119,6 +120,27 @@ def test_of_many_ranks_only_some_are_loaded(
     assert main(["show", "job", "--rank", "6", "--report", "tree"]) == 0
     assert capsys.readouterr() == (ranks[6].report("tree") + "\n", "")
     assert [Path(path).name for path in read] == ["rank-000006.parquet"]
+
+
+def test_without_pyarrow_it_is_known_before_anything_runs(
+    ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No module of the model is imported, and no folder made."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for output in ("job/", "run.parquet"):
+        assert main(["profile", "nowhere.py:Net", "-o", output]) == 2
+        assert f"-o {output}: Parquet needs pyarrow, which is not installed here: pip" in capsys.readouterr().err
+    assert main(["show", "runs", "-o", "job/"]) == 2
+    assert "Parquet needs pyarrow" in capsys.readouterr().err
+    assert not Path("job").exists()
+
+
+def test_a_profile_goes_into_a_job_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for output in (["-o", "job/", "-o", "run.json"], ["-o", "once.parquet"]):
+        assert main(["profile", "torch.nn:ReLU", "--input", "3", *output]) == 0
+    assert torchprof.open_job("job").run() == torchprof.load("run.json")
+    assert torchprof.load("once.parquet").layers == torchprof.load("run.json").layers
 
 
 @pytest.mark.parametrize(

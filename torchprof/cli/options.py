@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from torchprof.analyze.amounts import parse_amount
 from torchprof.cli.models import SPECS
 from torchprof.errors import TorchprofError, suggest
-from torchprof.reports import format_of, options_of
+from torchprof.reports import PARQUET_RUN, format_of, options_of
 from torchprof.run.cost import Unit
 from torchprof.run.dtypes import DTYPES
 from torchprof.run.job_folder import names_job_folder
+from torchprof.run.parquet import check_pyarrow
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -199,12 +200,17 @@ def check_output(arguments: argparse.Namespace, of: str = "run") -> None:
 def _problem_with(file: str, of: str) -> str:
     """Why a file cannot be written; "" if it probably can."""
     path = Path(file).absolute()
-    if path.is_dir():
+    if path.is_dir() and not (of == "run" and names_job_folder(file)):
         return f"-o {file}: this is a folder, not a file."
     try:
-        format_of(file, of=of)
+        name = format_of(file, of=of)
     except TorchprofError as error:
         return f"-o {error}"
+    try:
+        if name == PARQUET_RUN:
+            check_pyarrow()
+    except TorchprofError as error:
+        return f"-o {file}: {error}"
     if not path.parent.is_dir():
         return f"-o {file}: its folder does not exist."
     if not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -214,5 +220,4 @@ def _problem_with(file: str, of: str) -> str:
 
 def wants_timeline(arguments: argparse.Namespace) -> bool:
     """Whether one of the files to write needs a timeline."""
-    files = (output for output in arguments.output if not names_job_folder(output))
-    return any(format_of(file) in ("chrome-trace", "html") for file in files)
+    return any(format_of(file) in ("chrome-trace", "html") for file in arguments.output)

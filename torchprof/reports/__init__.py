@@ -15,12 +15,13 @@ from typing import Any
 from torchprof.analyze.report import QUESTIONS, REPORTS, Part, Report
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports.text import text_of
+from torchprof.run.job_folder import names_job_folder
 from torchprof.run.outputs import ReportText, output
 from torchprof.run.paused_gc import paused_gc
 
 _FIRST = "overview"
-_PARQUET = "parquet"
-"""In place of the name of a report: the run as ``Run.save`` writes it, in a file of bytes."""
+PARQUET_RUN = "parquet"
+"""In place of the name of a report: a Parquet file, or a job folder, which ``Run.save`` writes."""
 
 
 def known(of: str = "run") -> Mapping[str, Report]:
@@ -89,7 +90,7 @@ def export(path: str | PathLike[str], value: object, options: Mapping[str, Any],
     OSError as ``open`` does.
     """
     name = format_of(path, of=of)
-    if name == _PARQUET:
+    if name == PARQUET_RUN:
         if options:
             raise TorchprofError(f"{path} is the whole run: it has no option {next(iter(options))!r}.")
         output("write")(value, path)
@@ -107,7 +108,9 @@ def format_of(path: str | PathLike[str], *, of: str = "run") -> str:
     file = Path(path).name.removesuffix(".gz")
     formats = {report.suffix: name for name, report in known(of).items() if report.suffix is not None}
     if of == "run":
-        formats[f".{_PARQUET}"] = _PARQUET
+        formats[".parquet"] = PARQUET_RUN
+        if names_job_folder(path):
+            return PARQUET_RUN
     fitting = [suffix for suffix in formats if file.endswith(suffix)]
     if not fitting:
         raise TorchprofError(

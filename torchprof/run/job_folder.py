@@ -19,7 +19,7 @@ from torchprof.run.atomic_files import atomic_file
 from torchprof.run.file import stripped
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.merge import merge
-from torchprof.run.parquet import run_of_rank, table_of_rank, table_of_rows, table_of_steps, write_table
+from torchprof.run.parquet import check_pyarrow, run_of_rank, table_of_rank, table_of_rows, table_of_steps, write_table
 from torchprof.run.run import Run
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> N
             f"This run is of {ranks_in_words(meta.rank for meta in run.metas)}, and {folder} is for the run of each "
             "rank, as it was recorded. Save those, or this one as a file: run.parquet or run.json.gz."
         )
+    check_pyarrow()
     _make(folder)
     run = stripped(run) if strip else run
     rank = run.meta.rank
