@@ -21,6 +21,7 @@ QUESTIONS = {
     "traces": "what reading a trace takes, beside json.load of the same file",
     "alignment": "what it costs to find the layers of a trace that names none, beside reading it without layers",
     "merge": "what merging the runs of 64, 256 and 1,024 ranks takes: time and memory, flat and as a tree",
+    "job_folder": "what a job folder of 64, 256 and 1,024 ranks takes: bytes, writing, and who is slow",
     "stragglers": "how often the ranks report names a rank, in simulated jobs with and without a slow one",
     "gather": "what comparing the ranks of a large job inside of it takes: bytes, requests and seconds",
     "compile": "how much is known of compiled models layer by layer, and what that costs",

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from torchprof.profile.profile import Profile
     from torchprof.profile.tensorboard import tensorboard_trace_handler
     from torchprof.record.peak import peak
-    from torchprof.run.file import load
+    from torchprof.run.job_folder import open_job
     from torchprof.run.merge import merge
     from torchprof.run.run import Run
+    from torchprof.run.saved import load
     from torchprof.traces.read import from_trace
 
 
@@ -44,6 +45,7 @@ __all__ = [
     "from_trace",
     "load",
     "merge",
+    "open_job",
     "peak",
     "tensorboard_trace_handler",
     "types",
@@ -62,8 +64,9 @@ _FILES = {
     "flops": "profile.flops",
     "from_profiler": "profile.annotate",
     "from_trace": "traces.read",
-    "load": "run.file",
+    "load": "run.saved",
     "merge": "run.merge",
+    "open_job": "run.job_folder",
     "peak": "record.peak",
     "tensorboard_trace_handler": "profile.tensorboard",
 }

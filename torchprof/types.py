@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torchprof.profile.latency import BenchmarkResult, Latency, Machine
     from torchprof.record.modules import Trace
     from torchprof.run.cost import Bound, Cost, Figure, Measure, ReportCell, Unit
+    from torchprof.run.job_folder import JobFolder
     from torchprof.run.layers import Layer, Layers
     from torchprof.run.lockstep import GroupOfRanks, Lockstep, LockstepKey
     from torchprof.run.memory import Held, Memory
@@ -45,6 +46,7 @@ __all__ = [
     "FrameKind",
     "GroupOfRanks",
     "Held",
+    "JobFolder",
     "Lane",
     "Latency",
     "Layer",
@@ -94,6 +96,7 @@ _FILES = {
     "FrameKind": "run.words",
     "GroupOfRanks": "run.lockstep",
     "Held": "run.memory",
+    "JobFolder": "run.job_folder",
     "Lane": "run.timeline",
     "Latency": "profile.latency",
     "Layer": "run.layers",

@@ -518,19 +518,20 @@ dist.destroy_process_group()
 
 def test_the_ranks_of_a_job_write_a_file_each_and_the_first_prints(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(IN_A_JOB)
-    job = torchrun(
-        tmp_path, 2, "torchprof", "run", "-o", "rank{rank}.json", "-o", "{rank}.csv", "train.py", module=True
-    )
+    outputs = [word for file in ("rank{rank}.json", "{rank}.csv", "job/") for word in ("-o", file)]
+    job = torchrun(tmp_path, 2, "torchprof", "run", *outputs, "train.py", module=True)
     assert job.code == 0, job
     assert job.out[1] == "rank 1\n" and job.out[0].startswith("rank 0\n\ntorchprof: train.py ended.")
-    assert job.out[0].splitlines()[-2:] == [
+    assert job.out[0].splitlines()[-3:] == [
         "Written: rank0.json. Each other rank writes its own. To compare them: torchprof show FILE …",
         "Written: 0.csv.",
+        "Written: job/, to which each other rank writes. To compare them: torchprof show job/",
     ]
     runs = [saved(tmp_path, f"rank{rank}.json") for rank in range(2)]
     assert [(run.meta.rank, run.meta.world_size, calls(run)) for run in runs] == [(0, 2, 3), (1, 2, 3)]
     assert {*runs[1].rows.columns["rank"]} == {1} and (tmp_path / "1.csv").is_file()
     assert torchprof.merge(runs).missing_ranks == ()
+    assert torchprof.open_job(tmp_path / "job").run() == torchprof.merge(runs)
 
 
 def test_after_one_rank_fails_the_others_write_what_ran_until_then(tmp_path: Path) -> None:
@@ -547,7 +548,10 @@ def test_one_file_for_all_ranks_is_an_error_before_the_run(tmp_path: Path) -> No
     job = {"RANK": "1", "WORLD_SIZE": "2"}
     done = run(tmp_path, "-o", "{rank}.json", "-o", "run.json", name, environment=job)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == ("torchprof: -o run.json: all 2 ranks would write this file. Put {rank} into its name.\n")
+    assert done.stderr == (
+        "torchprof: -o run.json: all 2 ranks would write this file. Put {rank} into its name, or write a job folder: "
+        "job/\n"
+    )
     done = run(tmp_path, "--python", name, environment=job)
     assert (done.returncode, done.stdout) == (2, "") and "which a rank of a job cannot do" in done.stderr
     done = run(tmp_path, "-o", "run{rank}.json", name)

@@ -14,7 +14,7 @@ from torchprof.cli.models import call_of, make_without_data
 from torchprof.cli.options import wants_timeline
 from torchprof.cli.output import progress
 from torchprof.errors import TorchprofError
-from torchprof.run.file import is_run_file
+from torchprof.run.saved import is_run_file
 
 if TYPE_CHECKING:
     import torch
@@ -56,19 +56,23 @@ def _in_folder(path: str) -> list[str]:
 
 def read(files: Files, arguments: argparse.Namespace) -> torchprof.Run:
     """Make one run of all the files. Raises TorchprofError, also for options that the files do not need."""
-    model = _model(arguments)
+    return torchprof.merge(runs_of(files, arguments), add_cycles=arguments.add_cycles)
+
+
+def runs_of(files: Files, arguments: argparse.Namespace, *, one_by_one: bool = False) -> Iterator[torchprof.Run]:
+    """The runs in the files: of each saved run, then of all traces together, or ``one_by_one``. Raises TorchprofError,
+    also for options that the files do not need."""
+    model = model_of(arguments)
     if model is not None and not files.traces:
         raise TorchprofError("--model is for traces: a saved run has its model already.")
-
-    def runs() -> Iterator[torchprof.Run]:
-        yield from _saved_runs(files, arguments.add_cycles)
-        if files.traces:
-            yield _read_traces(files.traces, model, arguments)
-
-    return torchprof.merge(runs(), add_cycles=arguments.add_cycles)
+    yield from _saved_runs(files, arguments.add_cycles)
+    if one_by_one:
+        yield from (_read_traces([file], model, arguments) for file in files.traces)
+    elif files.traces:
+        yield _read_traces(files.traces, model, arguments)
 
 
-def _model(arguments: argparse.Namespace) -> torch.nn.Module | None:
+def model_of(arguments: argparse.Namespace) -> torch.nn.Module | None:
     """The model of ``--model``; None without it."""
     if arguments.model:
         return make_without_data(arguments.model, arguments.kwargs)
@@ -104,6 +108,7 @@ def _saved_runs(files: Files, add_cycles: bool) -> Iterator[torchprof.Run]:
                 )
             file_of[meta.rank] = file
         yield run
+        del run  # before the next one is loaded
 
 
 def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments: argparse.Namespace) -> torchprof.Run:

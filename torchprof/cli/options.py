@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from torchprof.analyze.amounts import parse_amount
 from torchprof.cli.models import SPECS
 from torchprof.errors import TorchprofError, suggest
-from torchprof.reports import format_of, options_of
+from torchprof.reports import PARQUET_RUN, format_of, options_of
 from torchprof.run.cost import Unit
 from torchprof.run.dtypes import DTYPES
+from torchprof.run.job_folder import names_job_folder
+from torchprof.run.parquet import check_pyarrow
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 TABLE_OPTIONS = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt", "hot")
 """The options of a table, as attributes of the parsed arguments."""
 
-_REPORT_OPTIONS = ("op", "layer", "phase", "by_shape", "full_names")
+REPORT_OPTIONS = ("op", "layer", "phase", "by_shape", "full_names")
+"""The options that only reports have, likewise."""
 _BY_SHAPE_IN_REPORTS = "group_by_input_shape"
 
 
@@ -144,7 +147,7 @@ def check_report(arguments: argparse.Namespace) -> None:
 
     Raises TorchprofError.
     """
-    given = given_options(arguments, _REPORT_OPTIONS)
+    given = given_options(arguments, REPORT_OPTIONS)
     if arguments.report and arguments.summary:
         raise TorchprofError("--report and --summary exclude each other. The summary is also --report summary.")
     if arguments.report:
@@ -161,10 +164,10 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
     name = arguments.report
     accepted = options_of(name)
     name_in_report = {_name_on_command_line(option): option for option in accepted}
-    given = given_options(arguments, (*TABLE_OPTIONS, *_REPORT_OPTIONS))
+    given = given_options(arguments, (*TABLE_OPTIONS, *REPORT_OPTIONS))
     refused = [option for option in given if option not in name_in_report]
     if refused:
-        known = [option for option in (*TABLE_OPTIONS, *_REPORT_OPTIONS) if option in name_in_report]
+        known = [option for option in (*TABLE_OPTIONS, *REPORT_OPTIONS) if option in name_in_report]
         choice = f"It has {in_words(known)}." if known else "It has no options."
         raise TorchprofError(f"--report {name} has no {in_words(refused)}. {choice}")
     not_with_op = [option for option in ("layer", "by_shape") if option in given]
@@ -197,12 +200,17 @@ def check_output(arguments: argparse.Namespace, of: str = "run") -> None:
 def _problem_with(file: str, of: str) -> str:
     """Why a file cannot be written; "" if it probably can."""
     path = Path(file).absolute()
-    if path.is_dir():
+    if path.is_dir() and not (of == "run" and names_job_folder(file)):
         return f"-o {file}: this is a folder, not a file."
     try:
-        format_of(file, of=of)
+        name = format_of(file, of=of)
     except TorchprofError as error:
         return f"-o {error}"
+    try:
+        if name == PARQUET_RUN:
+            check_pyarrow()
+    except TorchprofError as error:
+        return f"-o {file}: {error}"
     if not path.parent.is_dir():
         return f"-o {file}: its folder does not exist."
     if not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torchprof
@@ -223,15 +222,15 @@ def _advice(run: torchprof.Run, all_findings: Sequence[Advice], command: str, is
 # Write files
 
 
-def write_files(export: Callable[[Path], None], arguments: argparse.Namespace) -> int:
+def write_files(export: Callable[[str], None], arguments: argparse.Namespace) -> int:
     """Write all files of ``-o`` that can be written, and print the outcome of each. Returns the exit code."""
-    failures = [write_file(export, Path(file), file) for file in arguments.output]
+    failures = [write_file(export, file, file) for file in arguments.output]
     for file, failure in zip(arguments.output, failures):
         print(failure or f"Written: {file}.", file=sys.stderr)
     return _NOT_WRITTEN if any(failures) else 0
 
 
-def write_file(export: Callable[[Path], None], path: Path, name: str) -> str:
+def write_file(export: Callable[[str], None], path: str, name: str) -> str:
     """Write one file. Returns "", or a sentence that says why the file was not written.
 
     That does not raise, so that the caller can still print the report and write the other files.

@@ -23,8 +23,9 @@ from torchprof.cli.options import (
 from torchprof.cli.output import in_color, section, sections_of, write_file
 from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
-from torchprof.reports import format_of
+from torchprof.reports import PARQUET_RUN, format_of
 from torchprof.reports.text import text_of
+from torchprof.run.job_folder import names_job_folder
 
 if TYPE_CHECKING:
     from torchprof.cli.options import Commands
@@ -38,13 +39,15 @@ recorded if torch finds a CUDA device. The run is saved in SCRIPT.torchprof.json
 torchprof ends as the script ends: with its exit code, or by the signal that ended it. If the script fails, or is ended
 by Ctrl-C or SIGTERM, the report shows what ran until then.
 
-Under torchrun each rank writes files, with its number for {rank} in their names, and rank 0 prints its report.
+Under torchrun each rank writes files, with its number for {rank} in their names, or to a job folder (job/); rank 0
+prints its report.
 With --python the script runs twice, since Python's profiler and torch's would distort each other.
 
 examples:
   torchprof run train.py --epochs 1
   torchprof run --warmup 10 --max-calls 50 --memory -m package.train
   torchrun --nproc-per-node 2 -m torchprof run -o 'rank{rank}.json' train.py
+  torchrun --nproc-per-node 8 -m torchprof run -o job/ train.py
 """
 _RANK = "{rank}"
 _FUNCTIONS_SHOWN = 15
@@ -124,7 +127,7 @@ def execute(arguments: argparse.Namespace) -> NoReturn:
     ending.end()
 
 
-def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[str, Path]:
+def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[str, str]:
     """The files to write, by the user's names; absolute, since the script may change the working directory."""
     if arguments.json:
         raise TorchprofError(
@@ -138,11 +141,12 @@ def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[st
     arguments.output = _outputs_of(rank, world_size, arguments.output, name)
     if has_output:  # without -o, the script runs even if the default file cannot be written
         check_output(arguments)
-    return {file: Path(file).absolute() for file in arguments.output}
+    # A slash at the end says that this is a job folder.
+    return {file: f"{Path(file).absolute()}{'/' * names_job_folder(file)}" for file in arguments.output}
 
 
 def _recorded(
-    program: Program, files: Mapping[str, Path], failures: dict[str, str]
+    program: Program, files: Mapping[str, str], failures: dict[str, str]
 ) -> Callable[[], AbstractContextManager[None]]:
     """Makes the context around the script: it records, then writes the files and fills ``failures``."""
 
@@ -182,14 +186,19 @@ def _outputs_of(rank: int, world_size: int, given: Sequence[str], name: str) -> 
     if not given:
         return [f"{name}.rank{rank}.torchprof.json" if world_size > 1 else f"{name}.torchprof.json"]
     for file in given:
-        if world_size > 1 and _RANK not in file:
-            raise TorchprofError(f"-o {file}: all {world_size} ranks would write this file. Put {_RANK} into its name.")
+        if world_size > 1 and _RANK not in file and not names_job_folder(file):
+            raise TorchprofError(
+                f"-o {file}: all {world_size} ranks would write this file. Put {_RANK} into its name, or write a job "
+                "folder: job/"
+            )
     return [file.replace(_RANK, str(rank)) for file in given]
 
 
 def _written(file: str, world_size: int) -> str:
     """A sentence for a written file, with the command that reads it."""
-    if format_of(file) != "json":
+    if world_size > 1 and names_job_folder(file):
+        return f"Written: {file}, to which each other rank writes. To compare them: torchprof show {file}"
+    if format_of(file) not in ("json", PARQUET_RUN):
         return f"Written: {file}."
     if world_size > 1:
         return f"Written: {file}. Each other rank writes its own. To compare them: torchprof show FILE …"
@@ -201,7 +210,7 @@ def _sections(
     ending: Ending,
     script: Script,
     arguments: argparse.Namespace,
-    files: Mapping[str, Path],
+    files: Mapping[str, str],
     color: bool,
 ) -> Iterator[str]:
     """The sections of the report. ``files``: the files to which the run was to be written."""
@@ -211,9 +220,9 @@ def _sections(
         yield section("Python's functions outside torch, in a second run", _python_table(script, ending))
 
 
-def _command_that_shows(files: Mapping[str, Path]) -> str:
+def _command_that_shows(files: Mapping[str, str]) -> str:
     """The command that shows the run, if one of the files was written and holds it."""
-    saved = [file for file, path in files.items() if path.is_file() and format_of(file) == "json"]
+    saved = [file for file, path in files.items() if Path(path).exists() and format_of(file) in ("json", PARQUET_RUN)]
     return f"torchprof show {saved[0]}" if saved else "saved with -o run.json, torchprof show run.json"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from torchprof.cli.files import files_of, read
+from torchprof.cli.files import files_of, read, runs_of
+from torchprof.cli.job import job_to_write, read_job, write_job
 from torchprof.cli.models import SPECS
 from torchprof.cli.options import (
     add_json_option,
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
     from torchprof.cli.options import Commands
 
 _EPILOG = """\
-FILE is a saved run (run.json), a trace of torch.profiler (trace.json), either gzipped, or a folder of them. Several
-files make one run: the ranks of a job, or the cycles of one process. With several ranks, the ranks are shown first.
+FILE is a saved run (run.json, run.parquet), a trace of torch.profiler (trace.json), either gzipped, or a folder of
+them. Several files make one run: the ranks of a job, or the cycles of one process. With several ranks, the ranks are
+shown first.
+
+-o job/ writes a job folder: the run of each rank as Parquet files, one rank at a time, for jobs that are too large to
+merge. Shown, it is like its ranks; of more than 256 ranks all are compared, and stragglers and some others loaded.
 
 The layers of a trace are torchprof's labels, if it was recorded inside torchprof.annotate(model); else the modules of
 with_stack=True; else the ranges of record_function. With --model, layers have their paths and parameters, and a trace
@@ -39,6 +44,8 @@ examples:
   torchprof show trace.json.gz --model net.py:Net --input 32,3,224,224
   torchprof show traces/ -o job.json.gz
   torchprof show rank*.json --report ranks --top 3
+  torchprof show runs/ -o job/
+  torchprof show job/ --rank 3
 """
 
 
@@ -75,15 +82,21 @@ def add_to(commands: Commands) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    check_output(arguments)
+    folder = job_to_write(arguments)
+    if not folder:
+        check_output(arguments)
     check_report(arguments)
     if arguments.jobs == 0:
         raise TorchprofError("--jobs is at least 1.")
-    files = files_of(arguments.files)
-    run = read(files, arguments)
+    if folder:
+        write_job(runs_of(files_of(arguments.files), arguments, one_by_one=True), folder)
+        return 0
+    run, names, is_trace = read_job(arguments), arguments.files, False
+    if run is None:
+        files = files_of(arguments.files)
+        run, names, is_trace = read(files, arguments), [*files.saved, *files.traces], bool(files.traces)
     if arguments.rank is not None:
         run = run.of_rank(arguments.rank)
     code = write_files(run.export, arguments)
-    names = [*files.saved, *files.traces]
-    print_run(run, arguments, lambda: print_all(run, arguments, names, is_trace=bool(files.traces)))
+    print_run(run, arguments, lambda: print_all(run, arguments, names, is_trace=is_trace))
     return code

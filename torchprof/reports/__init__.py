@@ -15,10 +15,13 @@ from typing import Any
 from torchprof.analyze.report import QUESTIONS, REPORTS, Part, Report
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports.text import text_of
-from torchprof.run.outputs import ReportText
+from torchprof.run.job_folder import names_job_folder
+from torchprof.run.outputs import ReportText, output
 from torchprof.run.paused_gc import paused_gc
 
 _FIRST = "overview"
+PARQUET_RUN = "parquet"
+"""In place of the name of a report: a Parquet file, or a job folder, which ``Run.save`` writes."""
 
 
 def known(of: str = "run") -> Mapping[str, Report]:
@@ -87,6 +90,11 @@ def export(path: str | PathLike[str], value: object, options: Mapping[str, Any],
     OSError as ``open`` does.
     """
     name = format_of(path, of=of)
+    if name == PARQUET_RUN:
+        if options:
+            raise TorchprofError(f"{path} is the whole run: it has no option {next(iter(options))!r}.")
+        output("write")(value, path)
+        return
     # Before the file is opened: an error must not leave an empty file.
     data = render(name, value, options, of=of).encode("utf-8", "backslashreplace")
     path = Path(path)
@@ -99,6 +107,10 @@ def format_of(path: str | PathLike[str], *, of: str = "run") -> str:
     """The name of the report that belongs to the suffix of a file. Raises TorchprofError if there is none."""
     file = Path(path).name.removesuffix(".gz")
     formats = {report.suffix: name for name, report in known(of).items() if report.suffix is not None}
+    if of == "run":
+        formats[".parquet"] = PARQUET_RUN
+        if names_job_folder(path):
+            return PARQUET_RUN
     fitting = [suffix for suffix in formats if file.endswith(suffix)]
     if not fitting:
         raise TorchprofError(

@@ -1,20 +1,16 @@
-"""Writes and reads the file of a run, and checks what it reads. The format is in docs/run-file.md."""
+"""A run as JSON: writes the file, reads it, and checks what it reads. The format is in docs/run-file.md."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
-import re
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import astuple, replace
 from itertools import chain
-from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from torchprof.errors import TorchprofError
 from torchprof.run.checked_json import demand, fields_of, read_list
@@ -31,7 +27,6 @@ SCHEMA = 3
 
 _FORMAT = "torchprof-run"
 _WITH_IDLE_TIME = 3  # the first schema whose rows have the time in which nothing ran
-_START = 256  # bytes: the format is named in the first of them
 
 _json = json.JSONEncoder(separators=(",", ":"), default=array.tolist).encode
 
@@ -49,26 +44,12 @@ def stripped(run: Run) -> Run:
     return replace(run, metas=tuple(meta.stripped() for meta in run.metas))
 
 
-def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
-    """Save a run as ``Run.save`` describes. The old contents of the file stay until the new ones are complete."""
-    path = Path(os.path.realpath(path))  # write to the target of a link
-    if not path.parent.is_dir():
-        raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
-    is_plain = path.is_file() or not path.exists()  # not a pipe or terminal
-    written = path.with_name(f".{path.name}.{os.getpid()}.part") if is_plain else path
-    try:
-        with written.open("wb") as plain_file, ExitStack() as stack:
-            file: Any = plain_file
-            if path.suffix == ".gz":
-                file = stack.enter_context(gzip.GzipFile("", "wb", fileobj=plain_file, mtime=0))
-            for piece in _pieces(run, strip, {}):
-                file.write(piece.encode())
-        if is_plain:
-            written.replace(path)
-    except BaseException:
-        if is_plain:
-            written.unlink(missing_ok=True)
-        raise
+def write_json(run: Run, file: BinaryIO, *, strip: bool = False, zipped: bool = False) -> None:
+    """Write a run to an open file, gzipped if wanted."""
+    opened: Any = gzip.GzipFile("", "wb", fileobj=file, mtime=0) if zipped else nullcontext(file)
+    with opened as written:
+        for piece in _pieces(run, strip, {}):
+            written.write(piece.encode())
 
 
 def _pieces(run: Run, strip: bool, computed: Mapping[str, Any]) -> Iterator[str]:
@@ -106,29 +87,14 @@ def _content(run: Run, strip: bool) -> Iterator[tuple[str, Any]]:
         yield name, part.to_json(getattr(run, name))
 
 
-def is_run_file(path: str | PathLike[str]) -> bool:
-    """Whether a file is a saved run, by its first bytes. Raises OSError like ``open``."""
-    with Path(path).open("rb") as file:
-        is_zipped = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        try:
-            start = (gzip.GzipFile(fileobj=file) if is_zipped else file).read(_START)
-        except (OSError, EOFError, zlib.error):  # damaged: reading the file reports it
-            return False
-    return re.match(rb'(?:\xef\xbb\xbf)?\s*{\s*"format"\s*:\s*"torchprof-run"', start) is not None
-
-
-def load(path: str | PathLike[str]) -> Run:
-    """Read a run that ``Run.save`` wrote. Does not import torch.
-
-    Raises OSError if the file cannot be read; TorchprofError if it is not a run file, is damaged, or was written by a
-    newer torchprof.
-    """
-    return run_of(Path(path).read_bytes(), str(path))
-
-
 def run_of(data: bytes, path: str) -> Run:
-    """The run in the bytes of a file; ``path`` is its name in error messages. Raises TorchprofError like ``load``."""
+    """The run in the JSON of a file, gzipped or not; ``path`` is its name in error messages. Raises TorchprofError like
+    ``load``."""
+    return run_of_document(document_of(data, path), path)
+
+
+def document_of(data: bytes, path: str) -> dict[str, Any]:
+    """The JSON of a file, gzipped or not, as Python values. Raises TorchprofError if it is not that of a run."""
     try:
         document = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     except (ValueError, EOFError, OSError, zlib.error, RecursionError) as error:
@@ -140,6 +106,11 @@ def run_of(data: bytes, path: str) -> Run:
                 "`python -m torchprof show FILE -o run.json` makes a saved run of it."
             )
         raise TorchprofError(f"{path} is JSON, but not a saved run: write one with `prof.run.save(path)`.")
+    return document
+
+
+def run_of_document(document: dict[str, Any], path: str) -> Run:
+    """The run of the JSON of a file. Raises TorchprofError if it is damaged or was written by a newer torchprof."""
     schema = document.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise TorchprofError(

@@ -25,7 +25,7 @@ _FILES = {
     "all_warnings": "torchprof.analyze.warnings",
     "text_of": "torchprof.reports.text",
     "show_page": "torchprof.reports.notebook",
-    "write": "torchprof.run.file",
+    "write": "torchprof.run.saved",
 }
 
 

@@ -311,9 +311,13 @@ class Run:
     def save(self, path: str | PathLike[str], *, strip: bool = False) -> None:
         """Write the run as JSON (see docs/run-file.md), gzipped if the name ends in ``.gz``.
 
+        ``run.parquet`` is a Parquet file: the rows are its columns, and ``load`` reads it, too. ``job/``, with a slash
+        at the end, is a job folder, to which the run of this rank is added; several processes can do so at once. For
+        these see docs/job-folder.md; they need pyarrow.
+
         The file has names of layers, ops and the machine, shapes and figures; no tensor data and no source code.
         ``strip=True`` leaves out the names of files, machines and jobs. Raises TorchprofError if there is no such
-        folder, OSError like ``open``.
+        folder, without pyarrow, and for a rank that the job folder has already; OSError like ``open``.
         """
         output("write")(self, path, strip=strip)
 

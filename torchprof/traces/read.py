@@ -18,10 +18,10 @@ from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.run.cycles import add_cycle
-from torchprof.run.file import is_run_file
 from torchprof.run.merge import merge
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.run import Run
+from torchprof.run.saved import is_run_file
 from torchprof.run.warnings import RunWarning
 from torchprof.traces.columns import BEYOND
 from torchprof.traces.event_table import EventTable

@@ -32,8 +32,8 @@ from torchprof.analyze.figures import figure_of
 from torchprof.analyze.warnings import waited_share
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Bound, Figure, as_key
-from torchprof.run.file import load
 from torchprof.run.run import Run
+from torchprof.run.saved import load
 from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
 

@@ -1,4 +1,5 @@
-"""Chooses the ranks of a large job whose whole runs are worth having, from a comparison of all of them."""
+"""Chooses the ranks of a large job whose whole runs are worth having, from a comparison of all of them: for
+``prof.gather`` inside of a job, and for job folders."""
 
 from __future__ import annotations
 

@@ -1,0 +1,169 @@
+"""Job folders on the command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import weakref
+from array import array
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from build.hand_made import op, row, run_of
+from build.hand_made_ranks import run_of_ranks
+from build.places import ROOT
+
+import torchprof
+from torchprof.cli import main
+from torchprof.run import job_folder
+from torchprof.run.run import Run
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("duckdb")
+
+TRACE = ROOT / "examples" / "trace.json.gz"
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """The runs of eight ranks in runs/, of which rank 5 is slow."""
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    runs = []
+    for rank in range(8):
+        times = [(10_000 + rank + 9_000 * (rank == 5)) * 1000] * 20
+        run = run_of_ranks({("Net.a", "forward"): {rank: times}}, world_size=8)
+        rows = run_of([row(0, cpu_ns=1_000), row(1, op("aten::mm"), cpu_ns=times[0], rank=rank)]).rows
+        rows.columns["rank"][:] = array("q", [rank] * len(rows))
+        runs.append(replace(run, rows=replace(rows, layers=run.layers)))
+        runs[-1].save(f"runs/rank{rank}.json")
+    return runs
+
+
+def test_show_writes_a_job_folder_and_shows_it(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "runs", "-o", "job/"]) == 0
+    assert capsys.readouterr() == ("", "Written: job/ has 8 ranks now.\n")
+    assert torchprof.open_job("job").run() == torchprof.merge(ranks)
+    for options in ([], ["--report", "ranks"], ["--depth", "1"], ["--rank", "5"], ["--json"]):
+        assert main(["show", "job", *options]) == 0
+        shown = capsys.readouterr()
+        files = ["runs/rank5.json"] if options[:1] == ["--rank"] else ["runs"]
+        assert main(["show", *files, *options]) == 0
+        expected = capsys.readouterr()
+        assert shown.err == expected.err == ""
+        assert shown.out.splitlines()[1:] == expected.out.splitlines()[1:]
+    assert main(["show", "job/", "-o", "merged.json"]) == 0
+    assert torchprof.load("merged.json") == torchprof.merge(ranks)
+
+
+def test_ranks_are_added_to_a_folder_that_is_there(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "runs/rank3.json", "-o", "job/"]) == 0
+    assert main(["show", "runs/rank1.json", "runs/rank2.json", "-o", "job"]) == 0
+    assert capsys.readouterr().err == "Written: job/ has 1 rank now.\nWritten: job has 3 ranks now.\n"
+    assert torchprof.open_job("job").run() == torchprof.merge(ranks[1:4])
+    assert main(["show", "runs/rank3.json", "-o", "job"]) == 2
+    assert "job has rank 3 already" in capsys.readouterr().err
+
+
+def test_one_run_at_a_time_is_in_memory(ranks: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a run is loaded, those before are gone."""
+    ranks.clear()
+    load, loaded = torchprof.load, []
+
+    def counted(path: Any) -> Run:
+        assert [run for run in loaded if run() is not None] == []
+        run = load(path)
+        loaded.append(weakref.ref(run))
+        return run
+
+    monkeypatch.setattr(torchprof, "load", counted)
+    assert main(["show", "runs", "-o", "job/"]) == 0
+    assert len(loaded) == 8
+
+
+def test_traces_go_into_a_job_folder_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace = json.loads(gzip.decompress(TRACE.read_bytes()))
+    for rank in range(2):
+        file = Path(f"rank{rank}.json")
+        file.write_text(json.dumps({**trace, "distributedInfo": {"rank": rank, "world_size": 2}}))
+    torchprof.from_trace("rank1.json").save("saved.json")
+    assert main(["show", "rank0.json", "saved.json", "-o", "job/"]) == 0
+    assert torchprof.open_job("job").run() == torchprof.from_trace(["rank0.json", "rank1.json"])
+
+
+def test_of_many_ranks_only_some_are_loaded(
+    ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if 8 ranks were more than are loaded at once. Rank 5 is slow; rank 3 is the fourth of eight."""
+    assert main(["show", "runs", "-o", "job/"]) == 0
+    capsys.readouterr()
+    read, run_of_rank = [], job_folder.run_of_rank
+    monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
+    monkeypatch.setattr(job_folder, "run_of_rank", lambda data, path: read.append(path) or run_of_rank(data, path))
+    assert main(["show", "job", "-o", "some.json", "--report", "ranks"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "Written: some.json.\n"
+    loaded = torchprof.load("some.json")
+    metas = tuple(replace(meta, warnings=()) for meta in loaded.metas)
+    assert replace(loaded, metas=metas) == torchprof.merge([ranks[0], ranks[3], ranks[5]])
+    assert out == loaded.report("ranks") + "\n" and "8 ranks were compared: Rank 5 is the straggler: " in out
+    assert "Ranks 1, 2, 4, 6 and 7 of 8 are missing in this run." in out
+    assert [Path(path).name for path in read] == [f"rank-00000{rank}.parquet" for rank in (0, 3, 5)]
+    read.clear()
+    assert main(["show", "job", "--rank", "6", "--report", "tree"]) == 0
+    assert capsys.readouterr() == (ranks[6].report("tree") + "\n", "")
+    assert [Path(path).name for path in read] == ["rank-000006.parquet"]
+
+
+def test_without_pyarrow_it_is_known_before_anything_runs(
+    ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No module of the model is imported, and no folder made."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for output in ("job/", "run.parquet"):
+        assert main(["profile", "nowhere.py:Net", "-o", output]) == 2
+        assert f"-o {output}: Parquet needs pyarrow, which is not installed here: pip" in capsys.readouterr().err
+    assert main(["show", "runs", "-o", "job/"]) == 2
+    assert "Parquet needs pyarrow" in capsys.readouterr().err
+    assert not Path("job").exists()
+
+
+def test_a_profile_goes_into_a_job_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for output in (["-o", "job/", "-o", "run.json"], ["-o", "once.parquet"]):
+        assert main(["profile", "torch.nn:ReLU", "--input", "3", *output]) == 0
+    assert torchprof.open_job("job").run() == torchprof.load("run.json")
+    assert torchprof.load("once.parquet").layers == torchprof.load("run.json").layers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["runs", "-o", "job/", "--report", "ranks"], "-o job/ only writes the folder: leave out --report."),
+        (["runs", "-o", "job/", "-o", "run.json"], "leave out the other files. Then `torchprof show job/` shows it"),
+        (["runs", "-o", "job/", "--add-cycles"], "leave out --add-cycles."),
+        (["runs", "-o", "job/", "--rank", "0"], "leave out --rank."),
+        (["runs", "-o", "no/job/"], "the folder no does not exist"),
+        (["runs", "-o", "runs/"], "runs is not a job folder, and has other files: rank0.json, rank1.json"),
+        (["runs", "-o", "runs"], "-o runs: this is a folder, not a file."),
+        (["done", "runs"], "done is a job folder, which is shown alone."),
+        (["done", "--add-cycles"], "a job folder has one run of each rank"),
+        (["done", "--kwargs", '{"a": 1}'], "say which with --model"),
+        (["done", "--rank", "9"], "done has no rank 9. It has ranks 0 to 7."),
+        (["merged.json", "-o", "job/"], "This run is of ranks 0 to 7"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_bad_input_is_reported(
+    arguments: list[str], says: str, ranks: list[Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", "runs", "-o", "done/"]) == 0
+    torchprof.merge(ranks).save("merged.json")
+    capsys.readouterr()
+    assert main(["show", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert says in err and out == ""

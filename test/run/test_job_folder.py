@@ -1,0 +1,315 @@
+"""Job folders: every number against the merged run, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from build.examples import examples
+from build.hand_made import run_of
+from build.hand_made_ranks import run_of_ranks
+from build.jobs import planted
+from build.merging import jobs
+from build.nonempty import at_least_one
+from build.places import ROOT
+from hypothesis import given
+
+import torchprof
+from torchprof import TorchprofError
+from torchprof.analyze.records import layer_name
+from torchprof.run import job_folder
+from torchprof.run.cost import FIELDS
+from torchprof.run.job_folder import JobFolder
+from torchprof.run.lockstep import NOT_RECORDED, Lockstep
+from torchprof.run.meta import Meta
+from torchprof.run.run import Run
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("duckdb")
+
+
+def folder_of(runs: Sequence[Run], path: Path) -> JobFolder:
+    """A job folder with these runs."""
+    for run in runs:
+        run.save(f"{path}/")
+    return torchprof.open_job(path)
+
+
+@pytest.fixture
+def ranks() -> list[Run]:
+    """The ranks of a job of four, in which rank 2 is slow."""
+    return [*planted().of_ranks(range(4))]
+
+
+@pytest.fixture
+def job(ranks: list[Run], tmp_path: Path) -> JobFolder:
+    return folder_of(ranks, tmp_path / "job")
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+
+
+# What it has
+
+
+@examples(40)
+@given(jobs())
+def test_all_and_some_ranks_are_what_merge_makes_of_them(runs: list[Run]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        job = folder_of(runs, Path(folder) / "job")
+        numbers = [run.meta.rank for run in runs]
+        assert job.ranks == tuple(sorted(numbers))
+        assert job.run() == torchprof.merge(runs)
+        assert job.run([numbers[0]]) == runs[0]
+        assert job.run(iter(numbers[:2])) == torchprof.merge(runs[:2])
+
+
+@examples(20)
+@given(jobs())
+def test_sums_by_layer_phase_and_rank_are_those_of_the_merged_run(runs: list[Run]) -> None:
+    """Against a plain sum over ``Run.rows``."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = folder_of(runs, Path(folder) / "job")
+        merged = torchprof.merge(runs)
+        sums: dict[tuple[Any, ...], Counter[str]] = {}
+        for number, row in enumerate(merged.rows):
+            key = layer_name(merged, merged.rows.columns["layer"][number]), row.phase, row.rank
+            of_place = sums.setdefault(key, Counter())
+            of_place.update({name: getattr(row.cost, name) for name in FIELDS})
+            of_place["calls"] += row.calls
+        names = ("calls", *FIELDS)
+        added = ", ".join(f"coalesce(sum({name}), 0)" for name in names)
+        lines = job.sql(f"SELECT layer, phase, rank, {added} FROM rows GROUP BY layer, phase, rank").fetchall()
+        assert {line[:3]: line[3:] for line in lines} == {
+            key: tuple(of_place[name] for name in names) for key, of_place in sums.items()
+        }
+
+
+@examples(20)
+@given(jobs())
+def test_each_step_has_the_time_of_the_lockstep(runs: list[Run]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        job = folder_of(runs, Path(folder) / "job")
+        expected: Counter[tuple[Any, ...]] = Counter()
+        for run in runs:
+            for key, lockstep in run.lockstep.items():
+                place = (None, None)
+                if key.what not in ("step", "gap", "exchanges"):
+                    phase = "other" if key.layer == -1 and key.phase == "forward" else key.phase
+                    place = layer_name(run, key.layer), phase
+                group = tuple(part or None for part in key.group or NOT_RECORDED)
+                for number, ns in enumerate(lockstep.last_ns):
+                    expected[(run.meta.rank, *place, key.device, key.what, *group, number, ns)] += 1
+        assert Counter(job.sql("SELECT * FROM steps").fetchall()) == expected
+
+
+def test_steps_have_the_numbers_of_those_that_were_kept(tmp_path: Path) -> None:
+    """Of 300 steps 256 are kept. Each takes as many ns as its number."""
+    run = run_of_ranks({("Net.a", "forward"): {0: range(300)}})
+    run = replace(run, lockstep={key: Lockstep.of(0, range(300)) for key in run.lockstep})
+    job = folder_of([run], tmp_path / "job")
+    lines = job.sql("SELECT number, ns FROM steps WHERE what = 'step' ORDER BY number").fetchall()
+    assert len(lines) == 256 and all(number == ns for number, ns in lines)
+    assert job.run() == run
+
+
+def test_a_line_says_how_each_rank_was_recorded(tmp_path: Path) -> None:
+    meta = Meta(("Net", "Other"), measured=("cpu_ns", "flops"))
+    metas = [
+        replace(meta, rank=0, world_size=2, job="of-two", machine="node-1", steps=3, cycles=2, wall_ns=9),
+        replace(meta, rank=1, world_size=2, device="cuda", process_cpu_ns=5, run_delay_ns=0),
+    ]
+    job = folder_of([replace(run_of([]), metas=(of_rank,)) for of_rank in metas], tmp_path / "job")
+    lines = job.sql("SELECT * EXCLUDE (run, compared) FROM ranks ORDER BY rank").fetchall()
+    models, measured = ["Net", "Other"], ["cpu_ns", "flops"]
+    assert lines == [
+        (0, 2, "of-two", "node-1", "cpu", models, measured, 2, 3, 9, None, None),
+        (1, 2, None, None, "cuda", models, measured, 1, 0, 0, 5, 0),
+    ]
+
+
+def test_the_query_of_the_page_finds_the_slow_rank(job: JobFolder, ranks: list[Run]) -> None:
+    """Rank 2 takes 25 ms in 18 of 20 steps. In the other two rank 0 takes 42. All else takes 16."""
+    page = (ROOT / "docs" / "job-folder.md").read_text(encoding="utf-8")
+    blocks = [block for block in re.findall(r"```sql\n(.*?)```", page, re.DOTALL) if "EXTERNAL" not in block]
+    assert len(blocks) == 2
+    own = {run.meta.rank: next(one.last_ns for key, one in run.lockstep.items() if key.what == "step") for run in ranks}
+    together = [median(step) for step in zip(*own.values())]
+    ratios = {rank: median(ns / typical for ns, typical in zip(times, together)) for rank, times in own.items()}
+    lines = job.sql(blocks[0]).fetchall()
+    assert lines[0] == (2, 25.0, 16.0, pytest.approx(25 / 16))
+    assert {rank: ratio for rank, _, _, ratio in lines} == pytest.approx(ratios)
+    assert {own_ms for _, own_ms, _, _ in lines[1:]} == {16.0}
+    assert job.sql(blocks[1]).fetchall() == []  # the ranks of a merged run have no single times of layers
+
+
+# Adding
+
+
+def test_ranks_can_be_added_later(ranks: list[Run], tmp_path: Path) -> None:
+    job = folder_of(ranks[2:], tmp_path / "job")
+    assert job.ranks == (2, 3)
+    assert job.sql("SELECT count(*) FROM ranks").fetchall() == [(2,)]
+    folder_of(ranks[:1], tmp_path / "job")
+    assert job.ranks == (0, 2, 3), "the same object sees it"
+    assert job.sql("SELECT rank FROM ranks ORDER BY rank").fetchall() == [(0,), (2,), (3,)]
+    assert job.run() == torchprof.merge([ranks[0], *ranks[2:]])
+    assert repr(job) == f"<JobFolder '{tmp_path / 'job'}' of 3 ranks>"
+    assert files_in(tmp_path / "job") == sorted(
+        ["torchprof-job.json"]
+        + [f"{of}/rank-00000{rank}.parquet" for of in ("ranks", "rows", "steps") for rank in (0, 2, 3)]
+    )
+
+
+def test_a_rank_that_is_there_is_an_error(job: JobFolder, ranks: list[Run], tmp_path: Path) -> None:
+    before = {name: (tmp_path / "job" / name).read_bytes() for name in files_in(tmp_path / "job")}
+    with pytest.raises(TorchprofError, match=r"job has rank 2 already. .* remove .*ranks/rank-000002.parquet first"):
+        replace(ranks[2], samples={}).save(tmp_path / "job")
+    assert {name: (tmp_path / "job" / name).read_bytes() for name in files_in(tmp_path / "job")} == before
+    (tmp_path / "job" / "ranks" / "rank-000002.parquet").unlink()
+    assert job.ranks == (0, 1, 3)
+    ranks[2].save(tmp_path / "job")
+    assert job.run() == torchprof.merge(ranks)
+
+
+def test_a_rank_appears_only_when_all_its_files_are_complete(
+    ranks: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing fails at each of the three tables, the last in the middle of its file."""
+    write_table = job_folder.write_table
+    for count in range(3):
+        written: list[Any] = []
+
+        def failing(table: Any, file: Any, last: int = count, written: list[Any] = written) -> None:
+            if len(written) == last:
+                file.write(b"half")
+                raise OSError("No space left on device")
+            written.append(table)
+            write_table(table, file)
+
+        monkeypatch.setattr(job_folder, "write_table", failing)
+        with pytest.raises(OSError, match="No space left"):
+            ranks[0].save(f"{tmp_path}/job/")
+        assert files_in(tmp_path / "job") == ["torchprof-job.json"]
+    monkeypatch.undo()
+    assert folder_of(ranks, tmp_path / "job").run() == torchprof.merge(ranks)
+
+
+def test_files_that_are_being_written_are_not_read(job: JobFolder, tmp_path: Path) -> None:
+    for name in ("ranks", "rows", "steps"):
+        (tmp_path / "job" / name / ".rank-000009.parquet.123.part").write_bytes(b"half")
+    assert job.ranks == (0, 1, 2, 3)
+    for name in ("ranks", "rows", "steps"):
+        assert job.sql(f"SELECT count(DISTINCT rank) FROM {name}").fetchall()[0][0] in (0, 4)
+
+
+def test_another_process_may_be_making_the_folder(ranks: list[Run], tmp_path: Path) -> None:
+    """It has made the folder and a part of what is in it."""
+    (tmp_path / "job" / "rows").mkdir(parents=True)
+    (tmp_path / "job" / ".torchprof-job.json.1.part").touch()
+    assert folder_of(ranks, tmp_path / "job").run() == torchprof.merge(ranks)
+
+
+def test_strip_removes_names_of_machines(ranks: list[Run], tmp_path: Path) -> None:
+    run = replace(ranks[0], metas=(replace(ranks[0].meta, machine="secret", script="secret.py", job="secret"),))
+    run.save(f"{tmp_path}/job/", strip=True)
+    job = torchprof.open_job(tmp_path / "job")
+    assert job.sql("SELECT host, job FROM ranks").fetchall() == [(None, None)]
+    assert job.run() == ranks[0]
+
+
+@pytest.mark.parametrize("name", ["a'b", "a[1]", "a*b", "a?b", "naïve job"])
+def test_the_folder_may_have_any_name(name: str, ranks: list[Run], tmp_path: Path) -> None:
+    folder_of(ranks[:1], tmp_path / "a1")  # what a pattern of the name could also mean
+    folder_of(ranks[:1], tmp_path / "axb")
+    job = folder_of(ranks[1:3], tmp_path / name)
+    assert job.sql("SELECT rank FROM ranks ORDER BY rank").fetchall() == [(1,), (2,)]
+
+
+# What is refused
+
+
+def test_a_run_of_several_ranks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TorchprofError, match=r"This run is of ranks 0 to 3, and .*job is for the run of each rank"):
+        planted().save(f"{tmp_path}/job/")
+    assert not (tmp_path / "job").exists()
+
+
+def test_ranks_that_are_not_there(job: JobFolder, tmp_path: Path) -> None:
+    with pytest.raises(TorchprofError, match=r"job has no ranks 4 and 9. It has ranks 0 to 3."):
+        job.run([1, 4, 9])
+    with pytest.raises(TorchprofError, match=r"job has no ranks to read. It has ranks 0 to 3."):
+        job.run([])
+
+
+def test_a_folder_without_ranks(job: JobFolder, tmp_path: Path) -> None:
+    for file in (tmp_path / "job" / "ranks").iterdir():
+        file.unlink()
+    assert job.ranks == ()
+    with pytest.raises(TorchprofError, match=r"job has no ranks to read. It has none."):
+        job.run()
+    with pytest.raises(TorchprofError, match="job has no rank yet"):
+        job.sql("SELECT 1 FROM ranks")
+
+
+def test_what_is_not_a_job_folder_is_refused(ranks: list[Run], tmp_path: Path) -> None:
+    with pytest.raises(TorchprofError, match=r"nowhere does not exist. `torchprof show RUNS -o"):
+        torchprof.open_job(tmp_path / "nowhere")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(TorchprofError, match=r"other is not a job folder: it has no torchprof-job.json"):
+        torchprof.open_job(tmp_path / "other")
+    (tmp_path / "other" / "thesis.tex").touch()
+    with pytest.raises(TorchprofError, match=r"other is not a job folder, and has other files: thesis.tex"):
+        ranks[0].save(f"{tmp_path}/other/")
+    assert files_in(tmp_path / "other") == ["thesis.tex"]
+    with pytest.raises(TorchprofError, match=r"job cannot be made: the folder .*no does not exist"):
+        ranks[0].save(f"{tmp_path}/no/job/")
+
+
+@pytest.mark.parametrize("mark", ["", "[]", '{"format": "torchprof-job"}', '{"format": "x", "schema": 1}'])
+def test_a_damaged_mark_is_refused(mark: str, job: JobFolder, ranks: list[Run], tmp_path: Path) -> None:
+    (tmp_path / "job" / "torchprof-job.json").write_text(mark)
+    for use in (lambda: torchprof.open_job(tmp_path / "job"), lambda: ranks[0].save(tmp_path / "job")):
+        with pytest.raises(TorchprofError, match=r"torchprof-job.json is damaged"):
+            use()
+
+
+def test_a_folder_of_a_newer_schema_is_refused(job: JobFolder, ranks: list[Run], tmp_path: Path) -> None:
+    (tmp_path / "job" / "torchprof-job.json").write_text(json.dumps({"format": "torchprof-job", "schema": 2}))
+    for use in (lambda: torchprof.open_job(tmp_path / "job"), lambda: ranks[0].save(tmp_path / "job")):
+        with pytest.raises(TorchprofError, match="has schema 2; this torchprof reads up to 1"):
+            use()
+
+
+def test_a_damaged_file_is_named(job: JobFolder, tmp_path: Path) -> None:
+    file = tmp_path / "job" / "ranks" / "rank-000001.parquet"
+    whole = file.read_bytes()
+    for data in at_least_one((whole[:-9], b"", (tmp_path / "job" / "rows" / file.name).read_bytes())):
+        file.write_bytes(data)
+        with pytest.raises(TorchprofError, match=r"rank-000001.parquet is a damaged Parquet file"):
+            job.run()
+        assert job.run([0, 2]).metas
+
+
+def test_without_the_packages_errors_say_how_to_install_them(
+    job: JobFolder, ranks: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(TorchprofError, match=r'pip install duckdb, or pip install "torchprof\[job\]"'):
+        job.sql("SELECT 1")
+    assert job.run() == torchprof.merge(ranks)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for use in (job.run, lambda: ranks[0].save(f"{tmp_path}/new/")):
+        with pytest.raises(TorchprofError, match=r'pip install pyarrow, or pip install "torchprof\[job\]"'):
+            use()
+    assert job.ranks == (0, 1, 2, 3)

@@ -1,0 +1,190 @@
+"""A job folder: the runs of the ranks of a job as Parquet files, one for each rank and table. docs/job-folder.md
+describes it."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torchprof.errors import TorchprofError, some
+from torchprof.run.atomic_files import atomic_file
+from torchprof.run.file import run_of, stripped
+from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.merge import merge
+from torchprof.run.parquet import check_pyarrow, run_of_rank, table_of_rank, table_of_rows, table_of_steps, write_table
+from torchprof.run.run import Run
+
+if TYPE_CHECKING:
+    import duckdb
+
+_MARK = "torchprof-job.json"  # the file by which a folder is known as a job folder
+_FORMAT = "torchprof-job"
+_SCHEMA = 1
+_RANKS = "ranks"
+_TABLES = {"rows": table_of_rows, "steps": table_of_steps, _RANKS: table_of_rank}
+"""The tables, by the names of their folders. A rank is there if the last one has its file."""
+_FILE = re.compile(r"rank-(\d{6,})\.parquet")
+
+
+class JobFolder:
+    """The runs of the ranks of a job, in a folder of Parquet files. ``torchprof.open_job`` opens one."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self._path = Path(path)
+        _check(self._path)
+
+    def __repr__(self) -> str:
+        return f"<JobFolder {str(self._path)!r} of {len(self.ranks)} ranks>"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The numbers of the ranks that are in the folder now, ascending."""
+        names = (_FILE.fullmatch(file.name) for file in (self._path / _RANKS).iterdir())
+        return tuple(sorted(int(name[1]) for name in names if name is not None))
+
+    def run(self, ranks: Iterable[int] | None = None) -> Run:
+        """One run of these ranks, of all without ``ranks``: what ``torchprof.merge`` makes of the runs as they were
+        saved. They are read one at a time.
+
+        Raises TorchprofError for a rank that is not in the folder, for none at all, and for a damaged file.
+        """
+        known = self.ranks
+        wanted = known if ranks is None else tuple(ranks)
+        missing = {*wanted} - {*known}
+        if missing or not wanted:
+            which = ranks_in_words(missing) if missing else "ranks to read"
+            raise TorchprofError(f"{self._path} has no {which}. It has {ranks_in_words(known) if known else 'none'}.")
+        files = (_file_of(self._path, _RANKS, rank) for rank in wanted)
+        return merge(run_of_rank(file.read_bytes(), str(file)) for file in files)
+
+    def comparison(self) -> Run:
+        """What is compared between ranks, ``Run.to_compare`` of all of them, merged: its report "ranks" names the
+        stragglers of the job. Layers have no figures in it.
+
+        Raises TorchprofError if DuckDB is not installed, and if the folder has no rank.
+        """
+        compared = self.sql("SELECT rank, compared FROM ranks ORDER BY rank").fetchall()
+        return merge(run_of(data, f"the comparison of rank {rank}") for rank, data in compared)
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """The answer of DuckDB to a query in SQL over the tables ``ranks``, ``rows`` and ``steps``, as its relation:
+        ``.fetchall()``, ``.df()``, or print it.
+
+        docs/job-folder.md has the columns. Raises TorchprofError if DuckDB is not installed and if the folder has no
+        rank; errors of the query are those of DuckDB.
+        """
+        return self._database.sql(query)
+
+    @cached_property
+    def _database(self) -> duckdb.DuckDBPyConnection:
+        """A database in memory, with a view for each table."""
+        try:
+            import duckdb
+        except ImportError as error:
+            raise TorchprofError(
+                'SQL needs DuckDB, which is not installed here: pip install duckdb, or pip install "torchprof[job]".'
+            ) from error
+        if not self.ranks:
+            raise TorchprofError(f"{self._path} has no rank yet: `torchprof show RUNS -o {self._path}/` adds some.")
+        database = duckdb.connect()
+        for name in _TABLES:
+            files = f"{glob.escape(str(self._path / name))}/rank-*.parquet".replace("'", "''")
+            database.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{files}')")
+        return database
+
+
+def open_job(path: str | PathLike[str]) -> JobFolder:
+    """Open a job folder, which ``run.save("job/")`` and ``torchprof show RUNS -o job/`` write.
+
+    Raises TorchprofError if it is not a job folder, and if a newer torchprof wrote it.
+    """
+    return JobFolder(path)
+
+
+def is_job_folder(path: str | PathLike[str]) -> bool:
+    """Whether there is a job folder at this path."""
+    return (Path(path) / _MARK).is_file()
+
+
+def names_job_folder(path: str | PathLike[str]) -> bool:
+    """Whether a run that is saved to this path goes into a job folder: it ends in a slash, or there is one."""
+    return os.fspath(path).endswith(("/", os.sep)) or is_job_folder(path)
+
+
+def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
+    """Write the run of a rank into a job folder, which is made if it does not exist. Its files appear when they are
+    complete.
+
+    ``strip`` leaves out the names of files, machines and jobs. Raises TorchprofError for a run of several ranks, for a
+    rank that is there already, for a folder with other files, if there is no folder to make it in, and without pyarrow.
+    """
+    folder = Path(path)
+    if len(run.metas) > 1:
+        raise TorchprofError(
+            f"This run is of {ranks_in_words(meta.rank for meta in run.metas)}, and {folder} is for the run of each "
+            "rank, as it was recorded. Save those, or this one as a file: run.parquet or run.json.gz."
+        )
+    check_pyarrow()
+    _make(folder)
+    run = stripped(run) if strip else run
+    rank = run.meta.rank
+    if _file_of(folder, _RANKS, rank).exists():
+        raise TorchprofError(
+            f"{folder} has rank {rank} already. Save another job to another folder; to replace the rank, remove "
+            f"{_file_of(folder, _RANKS, rank)} first."
+        )
+    with ExitStack() as stack:  # which closes the last one first: the files get their names in the order of the tables
+        for name, table_of in reversed(_TABLES.items()):
+            write_table(table_of(run), stack.enter_context(atomic_file(_file_of(folder, name, rank))))
+
+
+def _make(folder: Path) -> None:
+    """Make a job folder without ranks, if there is none. Several processes may do so at once.
+
+    Raises TorchprofError like ``add_to_job``, OSError like ``mkdir``.
+    """
+    if not is_job_folder(folder):
+        if not folder.parent.is_dir():
+            raise TorchprofError(f"{folder} cannot be made: the folder {folder.parent} does not exist. Make it first.")
+        folder.mkdir(exist_ok=True)
+        others = {file.name for file in folder.iterdir() if not file.name.startswith(".")} - {*_TABLES, _MARK}
+        if others:
+            raise TorchprofError(
+                f"{folder} is not a job folder, and has other files: {some(sorted(others))}. Choose a new folder."
+            )
+        for name in _TABLES:
+            (folder / name).mkdir(exist_ok=True)
+        with atomic_file(folder / _MARK) as file:
+            file.write(json.dumps({"format": _FORMAT, "schema": _SCHEMA}).encode())
+    _check(folder)
+
+
+def _check(folder: Path) -> None:
+    """Raises TorchprofError if this is not a job folder, or one of a newer torchprof."""
+    if not is_job_folder(folder):
+        what = f"is not a job folder: it has no {_MARK}" if folder.exists() else "does not exist"
+        raise TorchprofError(f"{folder} {what}. `torchprof show RUNS -o {folder}/` makes a job folder of saved runs.")
+    try:
+        mark = json.loads((folder / _MARK).read_bytes())
+        is_known = mark["format"] == _FORMAT and type(mark["schema"]) is int
+    except (ValueError, TypeError, KeyError):
+        is_known = False
+    if not is_known:
+        raise TorchprofError(f"{folder / _MARK} is damaged: it has the format and the schema of a job folder.")
+    schema = mark["schema"]
+    if not 1 <= schema <= _SCHEMA:
+        raise TorchprofError(
+            f"{folder} has schema {schema}; this torchprof reads up to {_SCHEMA}. Read it with a newer torchprof."
+        )
+
+
+def _file_of(folder: Path, table: str, rank: int) -> Path:
+    return folder / table / f"rank-{rank:06}.parquet"

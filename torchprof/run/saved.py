@@ -1,0 +1,58 @@
+"""Saves runs, and loads them: the name of a file chooses its format, its first bytes say which it has."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import zlib
+from os import PathLike
+from pathlib import Path
+
+from torchprof.errors import TorchprofError
+from torchprof.run.atomic_files import atomic_file
+from torchprof.run.file import run_of, write_json
+from torchprof.run.job_folder import add_to_job, names_job_folder
+from torchprof.run.parquet import PARQUET, run_of_parquet, write_parquet
+from torchprof.run.run import Run
+
+_START = 256  # bytes: the format is named in the first of them
+
+
+def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
+    """Save a run as ``Run.save`` describes. The old contents of the file stay until the new ones are complete."""
+    if names_job_folder(path):
+        add_to_job(run, path, strip=strip)
+        return
+    path = Path(os.path.realpath(path))  # write to the target of a link
+    if not path.parent.is_dir():
+        raise TorchprofError(f"{path} cannot be written: the folder {path.parent} does not exist. Make it first.")
+    with atomic_file(path) as file:
+        if path.suffix == ".parquet":
+            write_parquet(run, file, strip=strip)
+        else:
+            write_json(run, file, strip=strip, zipped=path.suffix == ".gz")
+
+
+def load(path: str | PathLike[str]) -> Run:
+    """Read a run that ``Run.save`` wrote. Does not import torch.
+
+    Raises OSError if the file cannot be read; TorchprofError if it is not a run file, is damaged, or was written by a
+    newer torchprof, and for a Parquet file if pyarrow is not installed.
+    """
+    data = Path(path).read_bytes()
+    return (run_of_parquet if data.startswith(PARQUET) else run_of)(data, str(path))
+
+
+def is_run_file(path: str | PathLike[str]) -> bool:
+    """Whether a file is a saved run, by its first bytes; any Parquet file may be one. Raises OSError like ``open``."""
+    with Path(path).open("rb") as file:
+        start = file.read(len(PARQUET))
+        if start == PARQUET:
+            return True
+        file.seek(0)
+        try:
+            start = (gzip.GzipFile(fileobj=file) if start[:2] == b"\x1f\x8b" else file).read(_START)
+        except (OSError, EOFError, zlib.error):  # damaged: reading the file reports it
+            return False
+    return re.match(rb'(?:\xef\xbb\xbf)?\s*{\s*"format"\s*:\s*"torchprof-run"', start) is not None
