@@ -153,6 +153,14 @@ def test_the_query_of_the_page_finds_the_slow_rank(job: JobFolder, ranks: list[R
     assert job.sql(blocks[1]).fetchall() == []  # the ranks of a merged run have no single times of layers
 
 
+def test_a_job_folder_is_loaded_and_compared_as_its_merged_run(
+    job: JobFolder, ranks: list[Run], tmp_path: Path
+) -> None:
+    merged = torchprof.merge(ranks)
+    assert torchprof.load(tmp_path / "job") == merged
+    assert str(torchprof.compare(tmp_path / "job", ranks[0])) == str(torchprof.compare(merged, ranks[0]))
+
+
 # Adding
 
 

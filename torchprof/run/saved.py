@@ -12,7 +12,7 @@ from pathlib import Path
 from torchprof.errors import TorchprofError
 from torchprof.run.atomic_files import atomic_file
 from torchprof.run.file import run_of, write_json
-from torchprof.run.job_folder import add_to_job, names_job_folder
+from torchprof.run.job_folder import add_to_job, is_job_folder, names_job_folder, open_job
 from torchprof.run.parquet import PARQUET, run_of_parquet, write_parquet
 from torchprof.run.run import Run
 
@@ -35,11 +35,13 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
 
 
 def load(path: str | PathLike[str]) -> Run:
-    """Read a run that ``Run.save`` wrote. Does not import torch.
+    """Read a run that ``Run.save`` wrote; of a job folder, all ranks in one run. Does not import torch.
 
     Raises OSError if the file cannot be read; TorchprofError if it is not a run file, is damaged, or was written by a
     newer torchprof, and for a Parquet file if pyarrow is not installed.
     """
+    if is_job_folder(path):
+        return open_job(path).run()
     data = Path(path).read_bytes()
     return (run_of_parquet if data.startswith(PARQUET) else run_of)(data, str(path))
 
