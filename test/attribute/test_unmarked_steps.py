@@ -17,7 +17,7 @@ from torchprof.attribute.loops import NamedRange, loop_of
 from torchprof.profile.program import Program
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import FORWARD, OUTSIDE
+from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
 
 ENGINE, CALL, ADAM, SGD = "torchprof:!engine", "torchprof:0", "Optimizer.step#Adam.step", "Optimizer.step#SGD.step"
 
@@ -110,7 +110,8 @@ def test_steps_last_as_long_as_by_a_stopwatch(loop: Callable[[Loop, int], None],
     # The stopwatch is read after the range has ended; a busy machine may do anything between.
     assert steps.sum <= this.ended[-1] - began + 1_000_000
     assert steps.sum >= (this.ended[-1] - began) * 0.8
-    assert prof.run.meta.steps == 0, "only marked steps count there"
+    end = StepEnd.CALL if loop is Loop.infer else StepEnd.BACKWARD if loop is Loop.without_optimizer else StepEnd.OPTIMIZER
+    assert (prof.run.meta.steps, prof.run.meta.step_end, prof.run.meta.marked_steps) == (5, end, 0)
     assert "The loop marks no steps: a step ends " in prof.run.report("steps")
 
     prof.export_chrome_trace(str(tmp_path / "trace.json"))

@@ -13,6 +13,7 @@ from torchprof.attribute.events import Site
 from torchprof.attribute.loops import Loop
 from torchprof.measure.cpu_time import CpuTime
 from torchprof.measure.live_memory import NOT_MEASURED, LiveMemory
+from torchprof.measure.open_step import CycleEnd
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import Compilation, CompiledRegion, Meta
@@ -62,6 +63,7 @@ class Observations:
     nothing: RunWarning | None = None  # why nothing was recorded
     unmatched: int = 0  # collectives without a known caller
     uncertain: int = 0  # buckets of gradients whose layers are unknown
+    end: CycleEnd | None = None  # of a single cycle, in a recording without gaps
 
     def add(self, cycle: Observations, number: Sequence[int] | None = None) -> None:
         """Add the observations of one more cycle, equal warnings once. ``number``: for each of its layers the index in
@@ -140,7 +142,8 @@ class Recording:
     the recording. ``group``: the group of the collectives that do not name one, see ``sole_group``. ``graphs``: the
     compiled graphs whose layers are known. ``called``: the compiled graphs that were called, by the key in the range
     around each call. ``regions``: all compiled code of the process, and ``compilations`` when it was compiled;
-    ``under_compile``: what was to be compiled of the models. ``python_samples``: (time, source line, number of sampling
+    ``under_compile``: what was to be compiled of the models. ``before``: the end of the cycle right before this one; None
+    for a recording that stands alone. ``python_samples``: (time, source line, number of sampling
     intervals) of each sample of Python; None if Python was not sampled.
 
     ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
@@ -162,6 +165,7 @@ class Recording:
     regions: Iterable[CompiledRegion] = ()
     compilations: Iterable[Compilation] = ()
     under_compile: Sequence[CompiledForward] = ()
+    before: CycleEnd | None = None
     python_samples: Iterable[tuple[int, str, int]] | None = None
     began_ns: int = 0
 
