@@ -24,13 +24,14 @@ class OpenPass(NamedTuple):
     """What is known of the loop at the end of a recording, for the recording that goes on there.
 
     ``optimizers``: those seen so far, and ``missing`` of them in the pass that is open. ``has_backward``: whether any
-    backward pass was seen, ``worked``: whether one was in the open pass. ``called``: whether a model was called in it.
-    ``model``: the label of the model that was called first.
+    backward pass was seen, and ``has_gradients``: any call with gradients. ``worked``: whether a backward pass was in
+    the open pass, and ``called``: a call of a model. ``model``: the label of the model that was called first.
     """
 
     optimizers: frozenset[str] = frozenset()
     missing: frozenset[str] = frozenset()
     has_backward: bool = False
+    has_gradients: bool = False
     worked: bool = False
     called: bool = False
     model: str = ""
@@ -48,11 +49,15 @@ class Loop(NamedTuple):
     open: OpenPass = OpenPass()
 
 
+_NOTHING = Loop()
+"""Before a recording that follows no other."""
+
+
 def loop_of(
     names: Iterable[str],
     ranges_of: Callable[[Set[str]], Iterable[NamedRange]],
     has_gradients: Callable[[NamedRange], bool],
-    before: Loop = Loop(),
+    before: Loop = _NOTHING,
 ) -> Loop:
     """The loop that was recorded. A pass ends
 
@@ -72,19 +77,21 @@ def loop_of(
     backward = engine or {name for name in seen if is_engine(name)}
     labels = {name for name in seen if is_of_a_call(name)}
     calls = _outermost(ranges_of(labels)) if labels else []
+    last = before.open._replace(has_backward=before.open.has_backward or bool(backward))
     without: list[NamedRange] = []
-    if calls and backward and not any(name.startswith(REGION) for name in seen):
+    if calls and last.has_backward and not any(name.startswith(REGION) for name in seen):
         without = [call for call in calls if not has_gradients(call)]
     if without and engine:  # reentrant checkpointing: the forward is without gradients, and runs again in backward
         inside = _inside(_outermost(ranges_of(engine)), ranges_of(labels))
         without = [call for call in without if call.name not in inside]
-    last = before.open._replace(has_backward=before.open.has_backward or bool(backward))
+    last = last._replace(has_gradients=last.has_gradients or len(without) < len(calls))
     if optimizers or before.step_end == StepEnd.OPTIMIZER:
         ends, thread, open_pass = _of_optimizers(ranges_of(optimizers | backward), optimizers, last)
         return Loop(ends, without, StepEnd.OPTIMIZER, thread, open_pass)
+    last = last._replace(worked=last.worked or bool(backward))
     if engine or before.step_end == StepEnd.BACKWARD:
         outermost = _outermost(ranges_of(engine | labels))
-        of_evaluation = set(without) if len(without) < len(calls) else set()  # in some models, no operator tells
+        of_evaluation = set(without) if last.has_gradients else set()  # in some models, no operator tells
         ends, called = _of_backward(outermost, of_evaluation, last.called)
         return Loop(ends, without, StepEnd.BACKWARD, _thread_of(outermost), last._replace(called=called))
     model = last.model or (calls[0].name if calls else "")

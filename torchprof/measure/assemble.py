@@ -22,8 +22,8 @@ from torchprof.measure.live_memory import NOT_MEASURED, add_frees, allocators_be
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
 from torchprof.measure.observer import Observer
-from torchprof.measure.recording import LayerPlan, Observations, Options, Recording
 from torchprof.measure.open_step import CycleEnd, OpenStep
+from torchprof.measure.recording import LayerPlan, Observations, Options, Recording
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import (
@@ -121,9 +121,7 @@ def _observers_of_steps(recording: Recording, options: Options, step_end: StepEn
         yield Steps(layers, rank, from_first_mark, is_cycle, before)
     if recording.origin.world_size > 1 and options.timed:
         ended_ns = None if source.start_ns is None else source.start_ns + source.wall_ns
-        yield Locksteps(
-            layers, rank, source.signatures, recording.group, from_first_mark, ended_ns, is_cycle, before
-        )
+        yield Locksteps(layers, rank, source.signatures, recording.group, from_first_mark, ended_ns, is_cycle, before)
 
 
 def _flops_of(recording: Recording) -> Estimate:

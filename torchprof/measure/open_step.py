@@ -45,7 +45,8 @@ class CycleEnd(NamedTuple):
     step: OpenStep | None = None
 
 
-class Pieces(NamedTuple):
+@dataclass(frozen=True)
+class Pieces:
     """A cycle of a recording without gaps, cut where steps end, into ``count`` pieces. The first is the rest of the
     step that was open at its start, if ``goes_on``, else of no whole step; the last is open at its end.
     """

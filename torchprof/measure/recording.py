@@ -142,9 +142,9 @@ class Recording:
     the recording. ``group``: the group of the collectives that do not name one, see ``sole_group``. ``graphs``: the
     compiled graphs whose layers are known. ``called``: the compiled graphs that were called, by the key in the range
     around each call. ``regions``: all compiled code of the process, and ``compilations`` when it was compiled;
-    ``under_compile``: what was to be compiled of the models. ``before``: the end of the cycle right before this one; None
-    for a recording that stands alone. ``python_samples``: (time, source line, number of sampling
-    intervals) of each sample of Python; None if Python was not sampled.
+    ``under_compile``: what was to be compiled of the models. ``before``: the end of the cycle right before this one;
+    None for a recording that stands alone. ``python_samples``: (time, source line, number of sampling intervals) of
+    each sample of Python; None if Python was not sampled.
 
     ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
     on the clock of ``time.perf_counter_ns``, which never jumps. Events may be on another clock.

@@ -186,8 +186,8 @@ class Cycles:
 
     ``run``: the sum of all cycles that ``end`` has ended, without warnings; None before the first. ``seen``: the
     observations of these cycles. ``last``: the cycle that is recording, or else the last one that recorded.
-    ``prepared``: the next cycle; its session was made ready during the warm-up of a schedule. ``end_of_last``: where the
-    last cycle ended; None if the next one does not begin there.
+    ``prepared``: the next cycle; its session was made ready during the warm-up of a schedule. ``end_of_last``: where
+    the last cycle ended; None if the next one does not begin there.
     """
 
     def __init__(self, setup: Setup, warnings: list[RunWarning]) -> None:
