@@ -16,6 +16,7 @@ import torchprof
 from torchprof.analyze.time_parts import time_parts
 from torchprof.attribute.loops import Loop as RecordedLoop
 from torchprof.attribute.loops import NamedRange, loop_of
+from torchprof.profile import program as program_module
 from torchprof.profile.program import Program
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -238,3 +239,24 @@ def test_the_steps_of_a_whole_script() -> None:
         with Program() as alone:
             loop.infer(1)
         alone.run.report("steps")
+
+
+def test_steps_that_are_in_two_cycles_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cycle ends at each call of the model. Each step sleeps 2 ms, and the evaluations end none, though the first one
+    comes before any optimizer."""
+    loop = Loop()
+    monkeypatch.setattr(program_module, "_CYCLE_S", 1e-9)
+    with Program() as program:
+        loop.infer(3)
+        loop.train(5)
+        loop.infer(3)
+        loop.train(4)
+        loop.infer(5)
+    run = program.run
+    assert run.meta.cycles > 15
+    assert (run.meta.steps, run.meta.step_end) == (8, StepEnd.OPTIMIZER), "the first one begins before its first mark"
+    steps = steps_of(run)
+    assert steps is not None and steps.count == 8
+    assert steps.min >= 2_000_000 and steps.max >= 5 * 2_000_000, "the second evaluation is in a step"
+    assert steps.sum <= run.meta.wall_ns
+    assert not run.lockstep, "it is in no job"

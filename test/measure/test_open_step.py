@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 from build.events import kernel, label, op, step, user_label
@@ -90,7 +91,7 @@ def test_cycles_have_the_steps_of_one_recording(pieces: list[int], ends: set[int
     bounds = [0, *sorted(cut for cut in cuts if cut < len(pieces)), len(pieces)]
     open_step: OpenStep | None = None
     samples, locksteps, counts = [], [], []
-    for first, after in zip(bounds, bounds[1:]):
+    for first, after in pairwise(bounds):
         layers = MORE_LAYERS if first else LAYERS
         of_steps, of_lockstep, open_step = cycle(pieces[first:after], first, at_ends, layers, open_step)
         if of_steps["steps"]:  # else the lockstep is of the cycle
