@@ -3,7 +3,7 @@
 ``plain_training.py [HOW…]`` trains in a job. In each step, 20 ms are loading data, and rank 1 takes 30 ms more for a
 "layer" or for "data". With "evaluation", rank 0 evaluates after every third step; with "cycles", torchprof begins new
 cycles after few events, and on each rank at other steps; with "profile", the script has a Profile around its loop and
-writes the run and the trace of each rank.
+writes the run and the trace of each rank; with "torch", the same with the profiler of torch.
 """
 
 from __future__ import annotations
@@ -82,12 +82,15 @@ def main() -> None:
     recording: AbstractContextManager[Any] = nullcontext()
     if "profile" in sys.argv:
         recording = torchprof.Profile(model)
+    if "torch" in sys.argv:
+        recording = torch.profiler.profile()
     with recording as prof:
         for step in train(model, optimizer):
             if "evaluation" in sys.argv and dist.get_rank() == 0 and step % 3 == 2:
                 evaluate(net)
     if "profile" in sys.argv:
         prof.run.save(f"rank{dist.get_rank()}.json")
+    if "profile" in sys.argv or "torch" in sys.argv:
         prof.export_chrome_trace(f"trace{dist.get_rank()}.json")
     dist.barrier()
     dist.destroy_process_group()

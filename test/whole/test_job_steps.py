@@ -34,14 +34,14 @@ pytestmark = pytest.mark.jobs
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The folder of a job of two ranks with these arguments; it runs once for all tests that need it. With "profile",
-    the script records itself, else ``torchprof run`` does."""
+    """The folder of a job of two ranks with these arguments; it runs once for all tests that need it. With "profile"
+    and "torch", the script records itself, else ``torchprof run`` does."""
     known: dict[tuple[str, ...], Path] = {}
 
     def finished(*how: str) -> Path:
         if how not in known:
             folder = tmp_path_factory.mktemp("-".join(how) or "plain")
-            command = [] if "profile" in how else ["-m", "torchprof", "run", "-o", "rank{rank}.json"]
+            command = [] if {"profile", "torch"} & {*how} else ["-m", "torchprof", "run", "-o", "rank{rank}.json"]
             ended = warm_job(folder, 2, *command, str(SCRIPT), *how)
             assert ended.code == 0, ended
             known[how] = folder
@@ -116,3 +116,10 @@ def test_a_profile_around_the_loop_and_its_traces_have_the_same_steps(job: Calla
     key = LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)
     assert traces.lockstep[key].values == run.lockstep[key].values
     assert_names_rank_1(traces, STEPS, SECOND)
+
+
+def test_traces_of_torchs_profiler_have_steps(job: Callable[..., Path]) -> None:
+    """Nothing in them tells when the first step began. Their layers are ranges of torch."""
+    folder = job("layer", "torch")
+    run = torchprof.from_trace([folder / f"trace{rank}.json" for rank in range(2)])
+    assert_names_rank_1(run, STEPS - 1, ((), None))
