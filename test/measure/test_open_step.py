@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 from build.events import kernel, label, op, step, user_label
 from build.examples import examples
 from build.exchanges import GROUP, exchange
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from torchprof.attribute.event_columns import EventColumns
@@ -21,7 +22,7 @@ from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.open_step import OpenStep
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.lockstep import STEP, LockstepKey, LockstepPart
+from torchprof.run.lockstep import STEP, Lockstep, LockstepKey, LockstepPart
 from torchprof.run.samples import SampleKey, SamplesPart
 from torchprof.run.words import FORWARD, OUTSIDE
 
@@ -83,8 +84,15 @@ def without_zeros(values: Any) -> Any:
     ends=st.sets(st.integers(0, 13)),
     cuts=st.sets(st.integers(1, 13)),
 )
+@example(pieces=[4] * 40, ends={*range(40)}, cuts={9, 20})
+@example(pieces=[3] * 40, ends={*range(40)}, cuts={1, 25})
 def test_cycles_have_the_steps_of_one_recording(pieces: list[int], ends: set[int], cuts: set[int]) -> None:
-    """Wherever the cycles end, and with further layers from the second on."""
+    """Wherever the cycles end, and with further layers from the second on. Three single times are kept, the same."""
+    with patch.object(Lockstep, "SIZE", 3):
+        check_cycles(pieces, ends, cuts)
+
+
+def check_cycles(pieces: list[int], ends: set[int], cuts: set[int]) -> None:
     at_ends = [PIECE * place + ENDS[what] for place, what in enumerate(pieces) if place in ends and what in ENDS]
     whole, lockstep, last = cycle(pieces, 0, at_ends, LAYERS, None)
 
@@ -116,6 +124,7 @@ def test_cycles_have_the_steps_of_one_recording(pieces: list[int], ends: set[int
         assert without_zeros(open_step.samples) == without_zeros(last.samples)
         assert without_zeros(open_step.work) == without_zeros(last.work)
         assert without_zeros(open_step.calls) == without_zeros(last.calls)
+        assert (open_step.steps, open_step.counts) == (last.steps, last.counts)
 
 
 def test_a_cycle_without_a_whole_step_counts_as_one() -> None:

@@ -220,8 +220,7 @@ def _cut_ns(recording: Recording, columns: EventColumns) -> int | None:
 def _note_end(recording: Recording, open_step: dict[str, Any] | None) -> None:
     """Keep the end of a cycle for the next one. ``open_step``: the fields of the step that is open there."""
     if recording.before is not None:
-        empty: dict[str, Any] = {"samples": {}, "work": {}, "calls": {}}
-        step = None if open_step is None else OpenStep(Layers.of(recording.layers), **{**empty, **open_step})
+        step = None if open_step is None else OpenStep(Layers.of(recording.layers), **open_step)
         recording.observations.end = CycleEnd(recording.source.loop, step)
 
 

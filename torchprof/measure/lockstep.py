@@ -403,35 +403,43 @@ class Locksteps:
     ) -> dict[str, Any]:
         """The lockstep of a cycle, and the part of the step that is open at its end. ``work`` and ``calls`` are of its
         pieces. Without a whole step, the cycle counts as one."""
-        count = len(self._steps)
+        count, before = len(self._steps), self._before or OpenStep(self._layers)
         pieces = Pieces(count, self._before is not None)
         whole = range(count)[pieces.whole]
         as_one = {key: [sum(times)] for key, times in work.items()}
         lockstep = {} if whole else self._locksteps(as_one, calls)
-        if self._before is not None:
-            for key, ns in self._before.work.items():
-                work.setdefault(key, [0] * count)[0] += ns
-            for key, earlier in self._before.calls.items():
-                calls[key] = [*((ns, beside, 0) for ns, beside in earlier), *calls.get(key, ())]
+        for key, ns in before.work.items():
+            work.setdefault(key, [0] * count)[0] += ns
+        for key, earlier in before.calls.items():
+            calls[key] = [*((ns, beside, 0) for ns, beside in earlier), *calls.get(key, ())]
+        in_steps = {key: [call for call in of_key if call[2] in whole] for key, of_key in calls.items()}
         if whole:
             of_steps = {key: times[pieces.whole] for key, times in work.items() if any(times[pieces.whole])}
-            in_steps = {key: [call for call in of_key if call[2] in whole] for key, of_key in calls.items()}
-            lockstep = self._locksteps(of_steps, in_steps)
+            lockstep = self._locksteps(of_steps, in_steps, before.steps, before.counts)
         if not pieces.has_open:
             return {"lockstep": lockstep}
         last = {
-            key: [(ns, beside) for ns, beside, piece in of_key if piece == count - 1] for key, of_key in calls.items()
+            "work": {key: times[-1] for key, times in work.items()},
+            "calls": {key: [call[:2] for call in of_key if call[2] == count - 1] for key, of_key in calls.items()},
+            "steps": before.steps + len(whole),
+            "counts": Counter(before.counts) + Counter({key: len(of_key) for key, of_key in in_steps.items()}),
         }
-        return {"lockstep": lockstep, "open": {"work": {key: times[-1] for key, times in work.items()}, "calls": last}}
+        return {"lockstep": lockstep, "open": last}
 
     def _locksteps(
-        self, work: Mapping[LockstepKey, Sequence[int]], calls: Mapping[LockstepKey, Sequence[_CallTimes]]
+        self,
+        work: Mapping[LockstepKey, Sequence[int]],
+        calls: Mapping[LockstepKey, Sequence[_CallTimes]],
+        steps: int = 0,
+        counts: Mapping[LockstepKey, int] | None = None,
     ) -> dict[LockstepKey, Lockstep]:
-        of_key = {key: Lockstep.of(self._rank, times) for key, times in work.items()}
+        """``steps``: how many steps were before, with so many calls: ``counts``."""
+        of_key = {key: Lockstep.of(self._rank, times, first=steps) for key, times in work.items()}
         for key, of_collective in calls.items():
             if of_collective:
                 times = [ns for ns, *_ in of_collective]
-                lockstep = Lockstep.of(self._rank, times, sum(beside for _, beside, _ in of_collective))
+                beside = sum(beside for _, beside, _ in of_collective)
+                lockstep = Lockstep.of(self._rank, times, beside, (counts or {}).get(key, 0))
                 of_key[key] = lockstep if key.group is not None else replace(lockstep, last_ns=(), last_rank=())
         return of_key
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchprof.attribute.loops import Loop
@@ -18,13 +18,16 @@ class OpenStep:
     """The part of a step that was recorded so far.
 
     ``layers``: those that the keys number. ``samples``: its time by sample; ``work`` that by key of the lockstep.
-    ``calls``: of each collective, the time of each call, and how much of that another one was running, too.
+    ``calls``: of each collective, the time of each call, and how much of that another one was running, too. ``steps``:
+    how many whole steps the lockstep has before this one, and ``counts`` how many calls of each collective in them.
     """
 
     layers: Layers
-    samples: Mapping[SampleKey, int]
-    work: Mapping[LockstepKey, int]
-    calls: Mapping[LockstepKey, Sequence[tuple[int, int]]]
+    samples: Mapping[SampleKey, int] = field(default_factory=dict)
+    work: Mapping[LockstepKey, int] = field(default_factory=dict)
+    calls: Mapping[LockstepKey, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    steps: int = 0
+    counts: Mapping[LockstepKey, int] = field(default_factory=dict)
 
     def on_layers(self, layers: Layers) -> OpenStep:
         """The same with the numbers of these layers, which are matched by path."""
@@ -34,6 +37,8 @@ class OpenStep:
             {key._replace(layer=to[key.layer]): ns for key, ns in self.samples.items()},
             {key._replace(layer=to[key.layer]): ns for key, ns in self.work.items()},
             {key._replace(layer=to[key.layer]): calls for key, calls in self.calls.items()},
+            self.steps,
+            {key._replace(layer=to[key.layer]): count for key, count in self.counts.items()},
         )
 
 
