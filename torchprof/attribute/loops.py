@@ -21,7 +21,7 @@ class NamedRange(NamedTuple):
 
 
 class OpenPass(NamedTuple):
-    """What is known of the loop at the end of a recording, for the recording that goes on there.
+    """What is known of the loop at the end of a recording, for the recording that begins right there.
 
     ``optimizers``: those seen so far, and ``missing`` of them in the pass that is open. ``has_backward``: whether any
     backward pass was seen, and ``has_gradients``: any call with gradients. ``worked``: whether a backward pass was in

@@ -89,7 +89,7 @@ def _step_end(recording: Recording) -> StepEnd | None:
 
 
 def _open_step(recording: Recording) -> OpenStep | None:
-    """The step that was open at the start of a recording. It is none if other things than before end steps now."""
+    """The step that was open at the start of a recording; None if something else than before ends the steps now."""
     before = recording.before
     if before is None or before.step is None or before.loop.step_end != recording.source.loop.step_end:
         return None

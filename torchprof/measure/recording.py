@@ -143,7 +143,7 @@ class Recording:
     compiled graphs whose layers are known. ``called``: the compiled graphs that were called, by the key in the range
     around each call. ``regions``: all compiled code of the process, and ``compilations`` when it was compiled;
     ``under_compile``: what was to be compiled of the models. ``before``: the end of the cycle right before this one;
-    None for a recording that stands alone. ``python_samples``: (time, source line, number of sampling intervals) of
+    None without one. ``python_samples``: (time, source line, number of sampling intervals) of
     each sample of Python; None if Python was not sampled.
 
     ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
