@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torchprof.run.timeline import DeviceTime, Lane, Spans, StreamTime, Timeline
     from torchprof.run.unfinished import Entered, Unfinished
     from torchprof.run.warnings import RunWarning
-    from torchprof.run.words import Frame, FrameKind, Signature
+    from torchprof.run.words import Frame, FrameKind, Signature, StepEnd
 
 
 __all__ = [
@@ -72,6 +72,7 @@ __all__ = [
     "Signature",
     "Spans",
     "Spread",
+    "StepEnd",
     "StreamTime",
     "Timeline",
     "Trace",
@@ -121,6 +122,7 @@ _FILES = {
     "Signature": "run.words",
     "Spans": "run.timeline",
     "Spread": "run.samples",
+    "StepEnd": "run.words",
     "StreamTime": "run.timeline",
     "Timeline": "run.timeline",
     "Trace": "record.modules",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import pytest
@@ -13,23 +14,30 @@ from torch.utils.checkpoint import checkpoint
 
 import torchprof
 from torchprof.analyze.time_parts import time_parts
+from torchprof.attribute.loops import Loop as RecordedLoop
 from torchprof.attribute.loops import NamedRange, loop_of
+from torchprof.profile import program as program_module
 from torchprof.profile.program import Program
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import FORWARD, OUTSIDE
+from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
 
 ENGINE, CALL, ADAM, SGD = "torchprof:!engine", "torchprof:0", "Optimizer.step#Adam.step", "Optimizer.step#SGD.step"
 
 
-def ends_of(ranges: Sequence[tuple[str, int, int]], sequenced: Sequence[int] = ()) -> tuple[list[int], list[int]]:
-    """The ends of passes, and the starts of the calls without gradients."""
+def loop_in(ranges: Sequence[tuple[str, int, int]], sequenced: Sequence[int], before: RecordedLoop) -> RecordedLoop:
     of_thread = [NamedRange(name, start, end, 1) for name, start, end in sorted(ranges, key=lambda one: one[1])]
-    loop = loop_of(
+    return loop_of(
         {name for name, _, _ in ranges},
         lambda names: [one for one in of_thread if one.name in names],
         lambda call: any(call.start_ns <= at < call.end_ns for at in sequenced),
+        before,
     )
+
+
+def ends_of(ranges: Sequence[tuple[str, int, int]], sequenced: Sequence[int] = ()) -> tuple[list[int], list[int]]:
+    """The ends of passes, and the starts of the calls without gradients."""
+    loop = loop_in(ranges, sequenced, RecordedLoop())
     return [*loop.ends], [one.start_ns for one in loop.without_gradients]
 
 
@@ -46,6 +54,11 @@ def ends_of(ranges: Sequence[tuple[str, int, int]], sequenced: Sequence[int] = (
         pytest.param([(ENGINE, 0, 1), (ADAM, 2, 3), (ENGINE, 4, 5), (SGD, 6, 7)], [7], id="critic and generator"),
         pytest.param([(SGD, 0, 9), (CALL, 1, 3), (ENGINE, 4, 6), (SGD, 10, 12)], [9], id="in a closure"),
         pytest.param([(ENGINE, 0, 1), (ADAM, 2, 9), (ADAM, 3, 4)], [9], id="an optimizer in another"),
+        pytest.param(
+            [(ENGINE, 0, 1), (SGD, 2, 9), (ADAM, 3, 4), (ENGINE, 10, 11), (SGD, 12, 13), (ADAM, 12, 13)],
+            [9, 13],
+            id="an optimizer of another class in another",
+        ),
         pytest.param([(SGD, 0, 2), (SGD, 3, 4)], [2, 4], id="backward was not recorded"),
         pytest.param(
             [(CALL, 0, 1), (ENGINE, 2, 3), (ENGINE, 4, 5), (CALL, 6, 7), (ENGINE, 8, 9)], [3, 9], id="backward"
@@ -56,6 +69,37 @@ def ends_of(ranges: Sequence[tuple[str, int, int]], sequenced: Sequence[int] = (
 )
 def test_where_a_pass_ends(ranges: Sequence[tuple[str, int, int]], ends: list[int]) -> None:
     assert ends_of(ranges)[0] == ends
+
+
+GAN = [(CALL, 0, 1), (ENGINE, 2, 3), (ADAM, 4, 5), (CALL, 6, 7), (ENGINE, 8, 9), (SGD, 10, 11)]
+ACCUMULATED = [(CALL, 0, 1), (ENGINE, 2, 3), (CALL, 4, 5), (ENGINE, 6, 7), (SGD, 8, 9)]
+EVALUATED = [(CALL, 0, 1), (CALL, 2, 3), (CALL, 10, 11), (ENGINE, 12, 13), (CALL, 14, 15), (ENGINE, 16, 17)]
+TRAINED = [(CALL, 0, 1), (CALL, 2, 3), (CALL, 10, 11), (ENGINE, 12, 13), (SGD, 14, 15)]
+
+
+@pytest.mark.parametrize(
+    ("passes", "with_gradients", "ends", "known"),
+    [(GAN, [0, 6], [11], 6), (ACCUMULATED, [0, 4], [9], 0), (EVALUATED, [10], [13], 0), (TRAINED, [10], [15], 0)],
+    ids=["critic and generator", "accumulated", "two backward passes of one call", "evaluated"],
+)
+def test_a_loop_in_several_recordings_has_the_ends_of_one(
+    passes: list[tuple[str, int, int]], with_gradients: list[int], ends: list[int], known: int
+) -> None:
+    """However three passes are cut into recordings, at calls of the model. Ends of a weaker kind do not count. With a
+    call without gradients between two backward passes, the second one ends no pass.
+
+    With optimizers of several classes, the first recording has to have all of them: the first ``known`` ranges."""
+    ranges = [(name, 100 * number + start, 100 * number + end) for number in range(3) for name, start, end in passes]
+    sequenced = [100 * number + at for number in range(3) for at in with_gradients]
+    expected = [100 * number + end for number in range(3) for end in ends]
+    assert ends_of(ranges, sequenced)[0] == expected
+    calls = [index for index, (name, _, _) in enumerate(ranges) if name == CALL and index >= known]
+    for first, second in combinations_with_replacement(calls, 2):
+        loop, found = RecordedLoop(), dict[str, list[int]]()
+        for part in (ranges[:first], ranges[first:second], ranges[second:]):
+            loop = loop_in(part, sequenced, loop)
+            found.setdefault(str(loop.step_end), []).extend(loop.ends)
+        assert found[str(loop.step_end)] == expected, (first, second)
 
 
 def test_a_call_without_gradients_has_no_sequence_number() -> None:
@@ -110,7 +154,14 @@ def test_steps_last_as_long_as_by_a_stopwatch(loop: Callable[[Loop, int], None],
     # The stopwatch is read after the range has ended; a busy machine may do anything between.
     assert steps.sum <= this.ended[-1] - began + 1_000_000
     assert steps.sum >= (this.ended[-1] - began) * 0.8
-    assert prof.run.meta.steps == 0, "only marked steps count there"
+    end = (
+        StepEnd.CALL
+        if loop is Loop.infer
+        else StepEnd.BACKWARD
+        if loop is Loop.without_optimizer
+        else StepEnd.OPTIMIZER
+    )
+    assert (prof.run.meta.steps, prof.run.meta.step_end, prof.run.meta.marked_steps) == (5, end, 0)
     assert "The loop marks no steps: a step ends " in prof.run.report("steps")
 
     prof.export_chrome_trace(str(tmp_path / "trace.json"))
@@ -188,3 +239,24 @@ def test_the_steps_of_a_whole_script() -> None:
         with Program() as alone:
             loop.infer(1)
         alone.run.report("steps")
+
+
+def test_steps_that_are_in_two_cycles_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cycle ends at each call of the model. Each step sleeps 2 ms, and the evaluations end none, though the first one
+    comes before any optimizer."""
+    loop = Loop()
+    monkeypatch.setattr(program_module, "_CYCLE_S", 1e-9)
+    with Program() as program:
+        loop.infer(3)
+        loop.train(5)
+        loop.infer(3)
+        loop.train(4)
+        loop.infer(5)
+    run = program.run
+    assert run.meta.cycles > 15
+    assert (run.meta.steps, run.meta.step_end) == (8, StepEnd.OPTIMIZER), "the first one begins before its first mark"
+    steps = steps_of(run)
+    assert steps is not None and steps.count == 8
+    assert steps.min >= 2_000_000 and steps.max >= 5 * 2_000_000, "the second evaluation is in a step"
+    assert steps.sum <= run.meta.wall_ns
+    assert not run.lockstep, "it is in no job"

@@ -626,10 +626,10 @@ class Net(nn.Module):
         return self.b(self.a(x))
 
 
-def three_steps(mark: bool = True) -> Run:
+def three_steps(mark: bool = True, passes: int = 3) -> Run:
     net, x = Net(), torch.randn(3, 8)
     with Profile(net) as prof:
-        for _ in range(3):
+        for _ in range(passes):
             net(x).sum().backward()
             time.sleep(0.001)
             if mark:
@@ -638,9 +638,10 @@ def three_steps(mark: bool = True) -> Run:
 
 
 @pytest.mark.usefixtures("in_job")
-def test_without_waits_own_work_equals_rows_and_steps() -> None:
+@pytest.mark.parametrize("mark", [True, False])
+def test_without_waits_own_work_equals_rows_and_steps(mark: bool) -> None:
     """Rows have the same time, computed in another way, and so do the samples of steps."""
-    run = three_steps()
+    run = three_steps(mark)
     assert (run.meta.rank, run.meta.world_size) == (0, 2)
     steps = run.samples[next(key for key in run.samples if key.measure == "step_ns")]
     assert sorted(run.lockstep[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].last_ns) == list(steps.sample)
@@ -659,7 +660,7 @@ def test_without_waits_own_work_equals_rows_and_steps() -> None:
 
 @pytest.mark.usefixtures("in_job")
 def test_a_block_without_steps_is_one() -> None:
-    run = three_steps(mark=False)
+    run = three_steps(mark=False, passes=1)
     node = run.tree(FORWARD)
     assert run.lockstep[LockstepKey(0, FORWARD, "cpu", WORK)] == Lockstep(
         (0,), (1,), (node.total.cpu_ns,), (0,), (node.total.cpu_ns,), (0,)

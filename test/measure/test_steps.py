@@ -30,7 +30,7 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
-from torchprof.measure.steps import Steps
+from torchprof.measure.steps import Steps, with_marks
 from torchprof.record.labels import label_of
 from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
@@ -781,8 +781,9 @@ def test_work_of_another_thread_that_goes_on_beyond_the_end_of_a_pass_is_of_two_
     events = [step(0), label(NET, 10, 50), op("aten::a", 45, 48, thread=2), op("aten::b", 55, 59, thread=2)]
     events.append(label(NET, 70, 90))
     ends = (50, 90)
-    watched = Steps(LAYERS, loop_ends=ends)
-    for _ in watched.observe(Attribution(SITES, PATHS).attribute(EventColumns.of(events), ends)):
+    watched = Steps(LAYERS)
+    attributed = Attribution(SITES, PATHS).attribute(EventColumns.of(events), ends)
+    for _ in watched.observe(with_marks(attributed, ends, None, 1)):
         pass
     other = [spread for key, spread in watched.result()["samples"].items() if key.measure == "step_other_ns"]
     assert [spread.sample for spread in other] == [(3, 4)]

@@ -98,7 +98,7 @@ def about_sums(run: Run) -> Iterator[str]:
 def summed_over(run: Run) -> str:
     """What the sums of a run are over, in words: its steps, or the calls of its models if it has no steps; "" for a
     single call."""
-    steps = max(meta.steps for meta in run.metas)
+    steps = max(meta.marked_steps for meta in run.metas)
     if steps > 1:
         return f"{steps} steps"
     roots = [index for index, layer in enumerate(run.layers) if len(layer.path) == 1]

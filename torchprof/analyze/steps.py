@@ -24,16 +24,20 @@ from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import (
-    BACKWARD,
     FORWARD,
     NOT_SELECTED,
     NOT_SELECTED_NAME,
-    OPTIMIZER_STEP,
     OUTSIDE,
     OUTSIDE_NAME,
     PHASES,
+    StepEnd,
 )
 
+_WHERE = {
+    StepEnd.OPTIMIZER: "where the optimizer has made its step",
+    StepEnd.BACKWARD: "where backward has ended",
+    StepEnd.CALL: "with the call of the model",
+}
 _MATTERS = 0.01  # the share of the recorded time outside of steps from which on a note says so
 
 
@@ -289,15 +293,8 @@ def _keep_top(lines: list[_Line], depth: int | None, top: int) -> None:
 
 def _ends_of_steps(loop: _Loop) -> Iterator[str]:
     """A sentence on where steps end, if the loop did not mark it."""
-    if loop.meta.steps:
-        return
-    if any(frame.name.startswith(OPTIMIZER_STEP) for frames in loop.run.rows.frames for frame in frames):
-        where = "where the optimizer has made its step"
-    elif BACKWARD in loop.phases:
-        where = "where backward has ended"
-    else:
-        where = "with the call of the model"
-    yield f"The loop marks no steps: a step ends {where}."
+    if loop.meta.step_end != StepEnd.MARK:
+        yield f"The loop marks no steps: a step ends {_WHERE[loop.meta.step_end]}."
 
 
 def _outside_of_steps(loop: _Loop) -> Iterator[str]:

@@ -23,8 +23,9 @@ from torchprof.measure.live_memory import NOT_MEASURED, add_frees, allocators_be
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
 from torchprof.measure.observer import Observer
+from torchprof.measure.open_step import CycleEnd, OpenStep
 from torchprof.measure.recording import LayerPlan, Observations, Options, Recording
-from torchprof.measure.steps import Steps
+from torchprof.measure.steps import Steps, with_marks
 from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import (
     about_callers,
@@ -45,7 +46,7 @@ from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import FORWARD, OUTSIDE, FrameKind, Signature
+from torchprof.run.words import FORWARD, OUTSIDE, FrameKind, Signature, StepEnd
 
 if TYPE_CHECKING:
     from torchprof.measure.flops.estimate import Estimate
@@ -80,24 +81,49 @@ def attribution_of(
     return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, owners, graphs)
 
 
+def _step_end(recording: Recording) -> StepEnd | None:
+    """What ends the steps of a recording; None if it has no steps."""
+    source = recording.source
+    if recording.has_steps or source.torchs_steps:
+        return StepEnd.MARK
+    is_loop = recording.before is not None or len(source.loop.ends) >= _LOOP
+    return source.loop.step_end if is_loop else None
+
+
+def _open_step(recording: Recording) -> OpenStep | None:
+    """The step that was open at the start of a recording; None if something else than before ends the steps now."""
+    before = recording.before
+    if before is None or before.step is None or before.loop.step_end != recording.source.loop.step_end:
+        return None
+    return before.step.on_layers(Layers.of(recording.layers))
+
+
 def _observers(recording: Recording, plan: LayerPlan, options: Options) -> Iterator[Observer]:
-    """The observers of one recording, for the measures that were requested and that can be measured."""
+    """The observers of one recording, for the measures that were requested and that can be measured, without those
+    that count in steps."""
     source, layers, rank = recording.source, recording.layers, recording.origin.rank
     if options.profile_memory:
         start, end = recording.start, recording.end
         before = None if start is NOT_MEASURED else start.sizes
         allocators = allocators_between(start, end)
         yield Allocations(layers, rank, end.addresses, source.start_ns, before, options.with_timeline, allocators)
-    ends = () if recording.has_steps or source.torchs_steps else source.loop.ends
-    if recording.has_steps or source.torchs_steps or len(ends) >= _LOOP:
-        yield Steps(layers, rank, recording.from_first_mark, ends)
     if options.with_timeline:
         yield OpenSpans(layers, plan.selected, source.start_ns, recording.from_first_mark, rank)
     if source.device:
         yield DeviceTimes(rank)
+
+
+def _observers_of_steps(recording: Recording, options: Options, step_end: StepEnd | None) -> Iterator[Observer]:
+    """The observers that count in steps."""
+    source, layers, rank = recording.source, recording.layers, recording.origin.rank
+    is_cycle = recording.before is not None and step_end is not None
+    from_first_mark = recording.from_first_mark or is_cycle
+    before = _open_step(recording) if is_cycle else None
+    if step_end is not None:
+        yield Steps(layers, rank, from_first_mark, is_cycle, before)
     if recording.origin.world_size > 1 and options.timed:
         ended_ns = None if source.start_ns is None else source.start_ns + source.wall_ns
-        yield Locksteps(layers, rank, source.signatures, recording.group, recording.from_first_mark, ended_ns)
+        yield Locksteps(layers, rank, source.signatures, recording.group, from_first_mark, ended_ns, is_cycle, before)
 
 
 def _flops_of(recording: Recording) -> Estimate:
@@ -116,11 +142,17 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     attribution = attribution_of(plan, source.signatures, called_from, _groups_of(recording, columns), recording.graphs)
     places = attribution.places.all
     flops = _flops_of(recording) if options.with_flops else None
+    step_end = _step_end(recording)
     observers = [*_observers(recording, plan, options)]
+    of_steps = [*_observers_of_steps(recording, options, step_end)]
     stream = attribution.attribute(columns, source.loop.ends)
     if flops:
         stream = flops.observe(stream)
     for observer in observers:
+        stream = observer.observe(stream)
+    if step_end not in (None, StepEnd.MARK):
+        stream = with_marks(stream, source.loop.ends, _cut_ns(recording, columns), source.loop.thread)
+    for observer in of_steps:
         stream = observer.observe(stream)
     rows, samples, busy = fold(
         stream,
@@ -137,10 +169,11 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     if not options.on_cpu:
         busy.pop("cpu", None)
     parts: dict[str, Any] = {"samples": samples}
-    for observer in observers:
+    for observer in (*observers, *of_steps):
         for name, value in observer.result().items():
             parts[name] = parts[name] | value if name in parts else value
     parts["samples"].update(_without_gradients(recording, plan))
+    _note_end(recording, parts.pop("open", None))
     _note_observations(recording, plan, attribution)
 
     regions = [place for place in places if place.frame is not None and place.frame.kind == FrameKind.REGION]
@@ -153,6 +186,7 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
         _meta(recording, plan, options),
         model=tuple(layer.kind for layer in layers if len(layer.path) == 1 and layer.kind),
         steps=parts.pop("steps", 0),
+        step_end=step_end or StepEnd.MARK,
         busy_ns=tuple(sorted(busy.items())),
         regions=(ran := _regions_that_ran(recording, regions)),
         compilations=_compilations_of(recording, ran),
@@ -181,6 +215,21 @@ def _groups_of(recording: Recording, columns: EventColumns) -> KnownGroups:
     sole = None if recording.group == NOT_RECORDED else recording.group
     queues = Queues(recording.queued)
     return KnownGroups(sole, sole is not None or recording.origin.world_size == 1, queues.of_threads(columns), queues)
+
+
+def _cut_ns(recording: Recording, columns: EventColumns) -> int | None:
+    """When a cycle of a recording without gaps ended, on the clock of the events; None for other recordings."""
+    marks = columns.of_kinds(Kind.STEP)
+    if recording.before is None or not marks:
+        return None
+    return columns.end[marks[0][0]] + recording.source.wall_ns
+
+
+def _note_end(recording: Recording, open_step: dict[str, Any] | None) -> None:
+    """Keep the end of a cycle for the next one. ``open_step``: the fields of the step that is open there."""
+    if recording.before is not None:
+        step = None if open_step is None else OpenStep(Layers.of(recording.layers), **open_step)
+        recording.observations.end = CycleEnd(recording.source.loop, step)
 
 
 def _without_gradients(recording: Recording, plan: LayerPlan) -> Iterator[tuple[SampleKey, Spread]]:

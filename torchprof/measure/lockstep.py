@@ -13,6 +13,8 @@ from torchprof.attribute.event_names import is_engine
 from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place
+from torchprof.measure.open_step import OpenStep, Pieces
+from torchprof.measure.steps import RECORDING_END
 from torchprof.measure.waiting import POINT_TO_POINT, Intervals, Waiting, covered_ns, is_communication
 from torchprof.run.collectives import C10D_OPS, Collective, collective_of, name_of_collective
 from torchprof.run.layers import Layer, Layers
@@ -32,6 +34,10 @@ class _Thread:
         self.innermost: Attributed | None = None
         self.first = self.began = self.until = until
         self.has_requested = False
+
+
+_CallTimes = tuple[int, int, int]
+"""Of a call of a collective: how long it took, during how much of that an earlier one was running, and its step."""
 
 
 class _LastStep:
@@ -172,11 +178,17 @@ class Locksteps:
         group: GroupOfRanks | None,
         from_first_mark: bool = True,
         ended_ns: int | None = None,
+        is_cycle: bool = False,
+        before: OpenStep | None = None,
     ) -> None:
         """``group``: the group of the collectives that do not name one, as on the CPU; None if there are several,
         ``NOT_RECORDED`` if no group is known. ``from_first_mark``: whether the session begins with a step.
-        ``ended_ns``: when the recording ended, None for the end of the last event."""
+        ``ended_ns``: when the recording ended, None for the end of the last event. ``is_cycle`` and ``before``: as in
+        ``Steps``."""
         self._ended_ns = ended_ns
+        self._is_cycle = is_cycle
+        self._before = before
+        self._cut_ns = 0  # the end of a cycle, in the middle of a step
         self._layers = Layers.of(layers)
         self._rank = rank
         self._signatures = signatures
@@ -227,8 +239,11 @@ class Locksteps:
                     elif correlation:
                         self._launched[correlation] = len(self._marks)
                 elif kind is step:
-                    self._main = number
-                    self._mark(end)
+                    if place is RECORDING_END:
+                        self._cut_ns = end
+                    else:
+                        self._main = number
+                        self._mark(end)
                 elif kind not in no_ranges:
                     thread = threads.get(number)
                     if thread is None:
@@ -382,45 +397,102 @@ class Locksteps:
         return self._signatures[place.signature] if place.signature else None
 
     def result(self) -> dict[str, Any]:
-        """Own work, with one value for each step (0 if a layer did nothing in it), and collectives; and the state of
-        the rank when the recording ended."""
+        """Own work, with one value for each step (0 if a layer did nothing in it), and collectives; the state of the
+        rank when the recording ended; and for a cycle, the part of the step that is open at its end."""
         since = self._marks[-1] if self._marks else None
         unfinished = self._last.unfinished(self._rank, self._threads, self._main, since, self._ended_ns)
-        if len(self._marks) < 2:  # no step: the whole recording is one
+        if self._is_cycle:
+            self._end_step(self._cut_ns)
+        elif len(self._marks) < 2:  # no step: the whole recording is one
             self._end_step(max(map(_open_until, self._threads.values()), default=0))
+        work, calls = dict(self._work()), self._calls()
+        if not self._is_cycle:
+            return {"lockstep": self._locksteps(work, calls), "unfinished": unfinished}
+        return {**self._of_cycle(work, calls), "unfinished": unfinished}
+
+    def _of_cycle(
+        self, work: dict[LockstepKey, list[int]], calls: dict[LockstepKey, list[_CallTimes]]
+    ) -> dict[str, Any]:
+        """The lockstep of a cycle, and the part of the step that is open at its end. ``work`` and ``calls`` are of its
+        pieces. Without a whole step, the cycle counts as one."""
+        count, before = len(self._steps), self._before or OpenStep(self._layers)
+        pieces = Pieces(count, self._before is not None)
+        whole = range(count)[pieces.whole]
+        as_one = {key: [sum(times)] for key, times in work.items()}
+        lockstep = {} if whole else self._locksteps(as_one, calls)
+        for key, ns in before.work.items():
+            work.setdefault(key, [0] * count)[0] += ns
+        for key, earlier in before.calls.items():
+            calls[key] = [*((ns, beside, 0) for ns, beside in earlier), *calls.get(key, ())]
+        in_steps = {key: [call for call in of_key if call[2] in whole] for key, of_key in calls.items()}
+        if whole:
+            of_steps = {key: times[pieces.whole] for key, times in work.items() if any(times[pieces.whole])}
+            lockstep = self._locksteps(of_steps, in_steps, before.steps, before.counts)
+        if not pieces.has_open:
+            return {"lockstep": lockstep}
+        last = {
+            "work": {key: times[-1] for key, times in work.items()},
+            "calls": {key: [call[:2] for call in of_key if call[2] == count - 1] for key, of_key in calls.items()},
+            "steps": before.steps + len(whole),
+            "counts": Counter(before.counts) + Counter({key: len(of_key) for key, of_key in in_steps.items()}),
+        }
+        return {"lockstep": lockstep, "open": last}
+
+    def _locksteps(
+        self,
+        work: Mapping[LockstepKey, Sequence[int]],
+        calls: Mapping[LockstepKey, Sequence[_CallTimes]],
+        steps: int = 0,
+        counts: Mapping[LockstepKey, int] | None = None,
+    ) -> dict[LockstepKey, Lockstep]:
+        """``steps``: how many steps were before, with so many calls: ``counts``."""
+        of_key = {key: Lockstep.of(self._rank, times, first=steps) for key, times in work.items()}
+        for key, of_collective in calls.items():
+            if of_collective:
+                times = [ns for ns, *_ in of_collective]
+                beside = sum(beside for _, beside, _ in of_collective)
+                lockstep = Lockstep.of(self._rank, times, beside, (counts or {}).get(key, 0))
+                of_key[key] = lockstep if key.group is not None else replace(lockstep, last_ns=(), last_rank=())
+        return of_key
+
+    def _work(self) -> Iterator[tuple[LockstepKey, list[int]]]:
+        """The time in each step, by what it was spent on. Without steps, the whole recording is one."""
         count = len(self._steps)
-        of_key: dict[LockstepKey, Lockstep] = {}
-
-        def note(device: str, steps: Sequence[Mapping[tuple[int, str], int]], gaps: Sequence[int]) -> None:
-            rolled_up = [*map(self._layers.roll_up_by_phase, steps)]
-            for layer, phase in sorted({key for step in rolled_up for key in step}):
-                times = [step.get((layer, phase), 0) for step in rolled_up]
-                of_key[LockstepKey(layer, phase, device, WORK)] = Lockstep.of(self._rank, times)
-            if any(gaps):
-                of_key[LockstepKey(OUTSIDE, FORWARD, device, GAP)] = Lockstep.of(self._rank, gaps)
-            whole = [sum(step.values()) + gap for step, gap in zip(steps, gaps)]
-            of_key[LockstepKey(OUTSIDE, FORWARD, device, STEP)] = Lockstep.of(self._rank, whole)
-
-        note("cpu", [sums for sums, _ in self._steps], [gap for _, gap in self._steps])
+        of_cpu = [sums for sums, _ in self._steps]
+        yield from self._work_on("cpu", of_cpu, [gap for _, gap in self._steps])
         if self._kernels:
-            note("device", [self._kernels[number] for number in range(count)], [0] * count)
-        # Each NCCL group has its own stream (ProcessGroupNCCL::ncclStreams_): several streams mean several groups.
-        is_one_group = all(len(streams) == 1 for streams in self._streams.values())
+            yield from self._work_on("device", [self._kernels[number] for number in range(count)], [0] * count)
         for key, by_marks in sorted(self._together.items(), key=str):
-            if key.group == NOT_RECORDED and not is_one_group:
+            if key.group == NOT_RECORDED and not self._is_one_group:
                 continue
             by_step: Counter[int] = Counter()
             for marks, ns in by_marks.items():
                 by_step[self._step_of(marks)] += ns
-            of_key[key] = Lockstep.of(self._rank, [by_step[step] for step in range(count)])
+            yield key, [by_step[step] for step in range(count)]
+
+    def _work_on(
+        self, device: str, steps: Sequence[Mapping[tuple[int, str], int]], gaps: Sequence[int]
+    ) -> Iterator[tuple[LockstepKey, list[int]]]:
+        rolled_up = [*map(self._layers.roll_up_by_phase, steps)]
+        for layer, phase in sorted({key for step in rolled_up for key in step}):
+            yield LockstepKey(layer, phase, device, WORK), [step.get((layer, phase), 0) for step in rolled_up]
+        if any(gaps):
+            yield LockstepKey(OUTSIDE, FORWARD, device, GAP), [*gaps]
+        whole = [sum(step.values()) + gap for step, gap in zip(steps, gaps)]
+        yield LockstepKey(OUTSIDE, FORWARD, device, STEP), whole
+
+    def _calls(self) -> dict[LockstepKey, list[_CallTimes]]:
+        """The calls of collectives. If there are steps, those outside them do not count, like own work."""
+        calls = {}
         for key, times in sorted(self._collectives.items(), key=lambda item: str(item[0])):
-            if key.group == NOT_RECORDED and not is_one_group:
+            if key.group == NOT_RECORDED and not self._is_one_group:
                 key = key._replace(group=None)
-            # If there are steps, collectives outside them do not count, like own work.
-            if len(self._marks) > 1:
-                times = [time for time in times if 0 < time[2] < len(self._marks)]
-            if not times:
-                continue
-            lockstep = Lockstep.of(self._rank, [ns for ns, *_ in times], sum(overlap for _, overlap, _ in times))
-            of_key[key] = lockstep if key.group is not None else replace(lockstep, last_ns=(), last_rank=())
-        return {"lockstep": of_key, "unfinished": unfinished}
+            of_key = [(ns, beside, self._step_of(marks)) for ns, beside, marks in times]
+            calls[key] = [call for call in of_key if 0 <= call[2] < len(self._steps)]
+        return calls
+
+    @property
+    def _is_one_group(self) -> bool:
+        """Whether all collectives of an unknown group may be of one. Each NCCL group has its own stream
+        (ProcessGroupNCCL::ncclStreams_): several streams mean several groups."""
+        return all(len(streams) == 1 for streams in self._streams.values())

@@ -14,6 +14,7 @@ from torchprof.attribute.gloo_queues import Queued
 from torchprof.attribute.loops import Loop
 from torchprof.measure.cpu_time import CpuTime
 from torchprof.measure.live_memory import NOT_MEASURED, LiveMemory
+from torchprof.measure.open_step import CycleEnd
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import Compilation, CompiledRegion, Meta
@@ -63,6 +64,7 @@ class Observations:
     nothing: RunWarning | None = None  # why nothing was recorded
     unmatched: int = 0  # collectives without a known caller
     uncertain: int = 0  # buckets of gradients whose layers are unknown
+    end: CycleEnd | None = None  # of a single cycle, in a recording without gaps
 
     def add(self, cycle: Observations, number: Sequence[int] | None = None) -> None:
         """Add the observations of one more cycle, equal warnings once. ``number``: for each of its layers the index in
@@ -142,8 +144,9 @@ class Recording:
     collectives that were put into queues of groups, if there are several groups. ``graphs``: the compiled graphs whose
     layers are known. ``called``: the compiled graphs that were called, by the key in the range around each call.
     ``regions``: all compiled code of the process, and ``compilations`` when it was compiled; ``under_compile``: what
-    was to be compiled of the models. ``python_samples``: (time, source line, number of sampling intervals) of each
-    sample of Python; None if Python was not sampled.
+    was to be compiled of the models. ``before``: the end of the cycle right before this one; None without one.
+    ``python_samples``: (time, source line, number of sampling intervals) of each sample of Python; None if Python was
+    not sampled.
 
     ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
     on the clock of ``time.perf_counter_ns``, which never jumps. Events may be on another clock.
@@ -165,6 +168,7 @@ class Recording:
     regions: Iterable[CompiledRegion] = ()
     compilations: Iterable[Compilation] = ()
     under_compile: Sequence[CompiledForward] = ()
+    before: CycleEnd | None = None
     python_samples: Iterable[tuple[int, str, int]] | None = None
     began_ns: int = 0
 

@@ -13,6 +13,7 @@ from typing import Any
 from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place
+from torchprof.measure.open_step import OpenStep, Pieces
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.purposes import PURPOSES, WITHIN_DEVICES, purpose_of
 from torchprof.run.samples import SampleKey, Spread, spreads_at
@@ -26,8 +27,10 @@ DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, BACKWARD_NS, OTHER_NS, GAP_NS, O
 _IN_RANGES = (COPY_NS, WAIT_NS)
 """The parts that also count inside layers that are only ranges of a trace: such a range may be around anything."""
 
+RECORDING_END = Place(-1, OUTSIDE, FORWARD, None, (), None, None, 0)
+"""The place of the mark at the end of a recording that ends inside a step. No other place is this object."""
 _LOOP_END = Place(-1, OUTSIDE, FORWARD, None, (), None, None, 0)
-"""The place of a mark that was not recorded. No other place is this object."""
+"""The place of the other marks that were not recorded."""
 
 _Sums = dict[str, "array[int]"]
 """By device: a sum for each step."""
@@ -41,12 +44,19 @@ class Steps:
     """
 
     def __init__(
-        self, layers: Sequence[Layer], rank: int = 0, from_first_mark: bool = True, loop_ends: Sequence[int] = ()
+        self,
+        layers: Sequence[Layer],
+        rank: int = 0,
+        from_first_mark: bool = True,
+        is_cycle: bool = False,
+        before: OpenStep | None = None,
     ) -> None:
-        """``from_first_mark``: whether the session begins with a step, and not in the middle of a step. ``loop_ends``:
-        where steps end that have no marks."""
+        """``from_first_mark``: whether the session begins with a step, and not in the middle of a step. ``is_cycle``:
+        whether it is a cycle of a recording without gaps, with marks at its start and end that are in the middle of
+        steps. ``before``: the step that was open at its start."""
         self._from_first_mark = from_first_mark
-        self._loop_ends = loop_ends
+        self._is_cycle = is_cycle
+        self._before = before
         self._layers = Layers.of(layers)
         self._rank = rank
         self._starts: list[int] = []  # of the steps, and the end of the last step
@@ -64,12 +74,6 @@ class Steps:
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         """Pass all events on, and add up the time of each step."""
-        if not self._loop_ends:
-            return self._observe(stream)
-        events = self._observe(_with_marks(stream, self._loop_ends))
-        return (item for item in events if isinstance(item, OpGroup) or item.place is not _LOOP_END)
-
-    def _observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         self_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step; by place in ``alike``
         last: dict[int, Attributed] = {}  # by thread: the range that began last
         bare: set[Place] = set()  # the user's labels outside all layers: self time in them has no known purpose
@@ -211,36 +215,53 @@ class Steps:
                 self._outside[step][OVERLAP_NS] -= took
 
     def result(self) -> dict[str, Any]:
-        """The samples, with one value for each step, 0 if a layer did nothing in it; and how many steps ended with a
-        mark."""
-        starts = self._starts[: self.count]
-        if not starts:
+        """The samples, with one value for each step, 0 if a layer did nothing in it; how many steps there are; and for
+        a cycle, the part of the step that is open at its end."""
+        if not self.count:
             return {}
-        samples: dict[SampleKey, Spread] = {}
-        spread_of = spreads_at(starts)
+        if not self._is_cycle:
+            return {"samples": _spreads(dict(self._values()), self._starts[: self.count]), "steps": self.count}
+        pieces = Pieces(self.count, self._before is not None)
+        values = {key: [*of_key] for key, of_key in self._values()}
+        if self._before is not None:
+            for key, ns in self._before.samples.items():
+                values.setdefault(key, [0] * self.count)[0] += ns
+        whole = {key: of_key[pieces.whole] for key, of_key in values.items() if any(of_key[pieces.whole])}
+        starts = self._starts[pieces.whole]
+        of_cycle: dict[str, Any] = {"samples": _spreads(whole, starts), "steps": len(starts)}
+        if pieces.has_open:
+            of_cycle["open"] = {"samples": {key: of_key[-1] for key, of_key in values.items()}}
+        return of_cycle
 
-        def spread(layer: int, phase: str, device: str, measure: str, values: Sequence[int]) -> None:
-            samples[SampleKey(layer, phase, self._rank, device, measure)] = spread_of(values)
+    def _values(self) -> Iterator[tuple[SampleKey, Sequence[int]]]:
+        """By sample, a value for each step."""
 
-        def device_spreads(layer: int, phase: str, measure: str, sums: _Sums) -> None:
+        def by_device(layer: int, phase: str, measure: str, sums: _Sums) -> Iterator[tuple[SampleKey, Sequence[int]]]:
             for device, values in sorted(sums.items()):
-                spread(layer, phase, device, measure, values)
+                yield SampleKey(layer, phase, self._rank, device, measure), values
 
-        durations = [end - start for start, end in zip(self._starts, self._starts[1:])]
-        spread(OUTSIDE, FORWARD, "cpu", "step_ns", durations)
+        durations = array("q", (end - start for start, end in zip(self._starts, self._starts[1:])))
+        yield from by_device(OUTSIDE, FORWARD, "step_ns", {"cpu": durations})
         for own in self._cpu.values():
             own.frombytes(bytes(8 * (self.count - len(own))))
         for (layer, phase), totals in sorted(self._layers.roll_up_by_phase(self._cpu, _sum).items()):
-            spread(layer, phase, "cpu", "step_cpu_ns", totals)
+            yield from by_device(layer, phase, "step_cpu_ns", {"cpu": totals})
         for (layer, phase), sums in sorted(self._layers.roll_up_by_phase(self._device, _both).items()):
-            device_spreads(layer, phase, "step_device_ns", sums)
+            yield from by_device(layer, phase, "step_device_ns", sums)
         for measure in _PARTS:
-            values = [parts[measure] for parts in self._outside]
+            values = array("q", (parts[measure] for parts in self._outside))
             if any(values):
-                spread(OUTSIDE, FORWARD, "cpu", measure, values)
+                yield from by_device(OUTSIDE, FORWARD, measure, {"cpu": values})
         for measure, sums in sorted(self._device_outside.items()):
-            device_spreads(OUTSIDE, FORWARD, measure, sums)
-        return {"samples": samples, "steps": 0 if self._loop_ends else self.count}
+            yield from by_device(OUTSIDE, FORWARD, measure, sums)
+
+
+def _spreads(values: Mapping[SampleKey, Sequence[int]], starts: Sequence[int]) -> dict[SampleKey, Spread]:
+    """The distribution of the values of each sample over the steps that began at ``starts``."""
+    if not starts:
+        return {}
+    spread_of = spreads_at(starts)
+    return {key: spread_of(of_key) for key, of_key in values.items()}
 
 
 def _both(first: _Sums, other: _Sums) -> _Sums:
@@ -256,9 +277,13 @@ def _sum(first: array[int], other: array[int]) -> array[int]:
     return array("q", map(add, first, other))
 
 
-def _with_marks(stream: Iterable[Attributed | OpGroup], ends: Iterable[int]) -> Iterator[Attributed | OpGroup]:
-    """The events in their order, with a STEP mark where each pass of a loop ends."""
-    marks = (Attributed(Event(Kind.STEP, "", time, time, 0), _LOOP_END, None, 0, 0) for time in ends)
+def with_marks(
+    stream: Iterable[Attributed | OpGroup], ends: Iterable[int], ended_ns: int | None, thread: int
+) -> Iterator[Attributed | OpGroup]:
+    """The events in their order, with a STEP mark where each pass of a loop on this thread ends. ``ended_ns``: where
+    the recording ends, if it ends inside a step; that has a mark, too."""
+    places = [*((time, _LOOP_END) for time in ends), *([] if ended_ns is None else [(ended_ns, RECORDING_END)])]
+    marks = (Attributed(Event(Kind.STEP, "", time, time, thread), place, None, 0, 0) for time, place in places)
     mark = next(marks, None)
     for item in stream:
         if mark is not None:

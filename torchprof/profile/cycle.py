@@ -20,6 +20,7 @@ from torchprof.attribute.gloo_queues import Queued
 from torchprof.attribute.places import Attributed
 from torchprof.measure.assemble import assemble, attribution_of, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOT_MEASURED
+from torchprof.measure.open_step import CycleEnd
 from torchprof.measure.recording import CompiledForward, Observations, Options, Recording
 from torchprof.measure.warnings import about_clock
 from torchprof.record.compiled.called_graphs import CalledGraphs
@@ -49,7 +50,8 @@ class Setup:
 
     ``device``: the kind of device whose kernels are recorded; None for the CPU alone. ``asked.device`` is the device
     that the user asked for; it may be missing on this machine. ``provenance`` finds the layers of compiled graphs.
-    ``from_first_mark``: whether a cycle begins with a step, and not in the middle of one. ``samples_python``: whether a
+    ``from_first_mark``: whether a cycle begins with a step, and not in the middle of one. ``has_gaps``: False if each
+    cycle begins where the one before ended, and a step of a loop may be in several. ``samples_python``: whether a
     sampling thread notes the source line of the thread that starts the cycle.
     """
 
@@ -58,6 +60,7 @@ class Setup:
     device: str | None = None
     provenance: Provenance | None = None
     from_first_mark: bool = True
+    has_gaps: bool = True
     samples_python: bool = False
 
 
@@ -69,8 +72,10 @@ class Cycle:
     error.
     """
 
-    def __init__(self, setup: Setup, *, with_stack: bool = False, before: Job | None = None) -> None:
-        """``before``: the job as the previous cycle saw it."""
+    def __init__(
+        self, setup: Setup, *, with_stack: bool = False, before: Job | None = None, end: CycleEnd | None = None
+    ) -> None:
+        """``before``: the job as the previous cycle saw it. ``end``: of that cycle, if this one begins there."""
         asked = setup.asked
         self.seen = Observations()
         self.job = this_job(setup.plan.models, before)
@@ -90,6 +95,9 @@ class Cycle:
         self._sampler: Sampler | None = None
         self._called = CalledGraphs()
         self._queued: list[Queued] = []
+        self._end_before = end
+        if end is not None:
+            self.session.loop_before = end.loop
 
     def start(self) -> None:
         """Start recording. If this fails, all that was switched on is switched off again."""
@@ -157,6 +165,7 @@ class Cycle:
             start=self._start_memory,
             end=self._end_memory,
             has_steps=session.steps > 0,
+            before=self._end_before,
             from_first_mark=setup.from_first_mark,
             python_samples=None if self._sampler is None else _lines(self._sampler),
             began_ns=session.began_ns,
@@ -182,7 +191,8 @@ class Cycles:
 
     ``run``: the sum of all cycles that ``end`` has ended, without warnings; None before the first. ``seen``: the
     observations of these cycles. ``last``: the cycle that is recording, or else the last one that recorded.
-    ``prepared``: the next cycle; its session was made ready during the warm-up of a schedule.
+    ``prepared``: the next cycle; its session was made ready during the warm-up of a schedule. ``end_of_last``: where
+    the last cycle ended; None if the next one does not begin there.
     """
 
     def __init__(self, setup: Setup, warnings: list[RunWarning]) -> None:
@@ -193,6 +203,7 @@ class Cycles:
         self.last: Cycle | None = None
         self.prepared: Cycle | None = None
         self.is_recording = False
+        self.end_of_last = None if setup.has_gaps else CycleEnd()
         self._is_lost = False
         self._is_added = True  # whether ``seen`` includes the observations of the last cycle
         self._general_warnings = warnings
@@ -203,7 +214,8 @@ class Cycles:
         return None if self.last is None else self.last.session
 
     def new(self, with_stack: bool = False) -> Cycle:
-        return Cycle(self.setup, with_stack=with_stack, before=None if self.last is None else self.last.job)
+        job = None if self.last is None else self.last.job
+        return Cycle(self.setup, with_stack=with_stack, before=job, end=self.end_of_last)
 
     def prepare(self, with_stack: bool) -> None:
         """Prepare the next session, so that the first recorded step does not include the time for that."""
@@ -260,6 +272,7 @@ class Cycles:
         assert self.last is not None
         cycle = self.last.read(self.setup.plan.layers(), self.last.seen)
         self.run = add_cycle(self.run, cycle)
+        self.end_of_last = self.last.seen.end
         self.seen.add(self.last.seen)
         self._is_added = True
         return cycle

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchprof.errors import TorchprofError
+from torchprof.measure.open_step import CycleEnd
 from torchprof.measure.recording import Options
 from torchprof.profile.cycle import Cycles, Setup
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
@@ -101,7 +102,9 @@ class Program:
         self._max_calls = max_calls
         self._plan = Plan([], None)
         kind = None if missing else device
-        setup = Setup(self._plan, asked, kind, self._provenance, from_first_mark=False, samples_python=True)
+        setup = Setup(
+            self._plan, asked, kind, self._provenance, from_first_mark=False, has_gaps=False, samples_python=True
+        )
         self._cycles = Cycles(setup, warnings)
         self._run: Run | None = None
         self._calls = 0
@@ -240,6 +243,7 @@ class Program:
             self._end_cycle()
             start_up.first, self._cycles.run = self._cycles.run, None
             start_up.calls = self._calls - 1
+            self._cycles.end_of_last = CycleEnd()  # the step that is open there is not whole in the run
         self._start_cycle()
 
     def _take_start_up_back(self, start_up: _StartUp) -> None:

@@ -24,13 +24,14 @@ class Replicas:
 
     def __init__(self) -> None:
         self._found: list[ref[DistributedDataParallel]] = []
+        self._exchanged: dict[int, set[int]] = {}  # what ``exchanged_layers`` gave last
 
     def exchanged_layers(
         self, modules: Sequence[tuple[Module | None, int]], models: Sequence[Module]
     ) -> dict[int, set[int]]:
         """The layers whose gradients are exchanged. The value: the numbers of elements of those own parameters that
         DistributedDataParallel ignores, without sizes that an exchanged parameter of the layer has, too. A layer is
-        left out if all its own parameters are ignored."""
+        left out if all its own parameters are ignored. A layer of a freed module keeps its last value."""
         exchanged: dict[int, set[int]] = {}  # by the id of a module
         for replica in self._replicas(modules, models):
             exchanged[id(replica)] = set()
@@ -40,7 +41,10 @@ class Replicas:
                 sizes = {param.numel() for key, param in params.items() if key not in ignored}
                 if sizes or not params:
                     exchanged[id(module)] = {param.numel() for param in params.values()} - sizes
-        return {layer: exchanged[id(module)] for module, layer in modules if id(module) in exchanged}
+        freed = self._exchanged.keys() & {layer for module, layer in modules if module is None}
+        self._exchanged = {layer: self._exchanged[layer] for layer in freed}
+        self._exchanged.update((layer, exchanged[id(module)]) for module, layer in modules if id(module) in exchanged)
+        return self._exchanged
 
     def layers_with_unordered_buckets(
         self, modules: Sequence[tuple[Module | None, int]], models: Sequence[Module]

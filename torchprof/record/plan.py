@@ -128,7 +128,7 @@ class Plan:
         """Add all modules of one more model; returns the new targets. The plan of the other models stays."""
         known = len(self.targets)
         self._add([model], None)
-        self.layers()  # now, because the model may be freed before the next call
+        _ = self.layers(), self.replicated  # now, because the model may be freed before the next call
         return self.targets[known:]
 
     def knows(self, module: nn.Module) -> bool:
@@ -273,7 +273,8 @@ class Plan:
 
     @property
     def replicated(self) -> dict[int, set[int]]:
-        """The layers whose gradients DistributedDataParallel exchanges; see ``Replicas.exchanged_layers``."""
+        """The layers whose gradients DistributedDataParallel exchanges; see ``Replicas.exchanged_layers``. Those of a
+        freed module keep their last values."""
         return self._replicas.exchanged_layers(self._shown_modules(), self.models)
 
     def unordered(self) -> list[str]:

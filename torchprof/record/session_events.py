@@ -67,7 +67,8 @@ class SessionEvents:
     """The events of one session of torch's profiler, to be read after its end.
 
     ``profiler``: a ``torch.autograd.profiler.profile``. ``device``: the kind of device whose kernels it recorded
-    ("cuda", "xpu", …), None for the CPU alone. ``called_from``: see ``InputSignatures``.
+    ("cuda", "xpu", …), None for the CPU alone. ``called_from``: see ``InputSignatures``. ``loop_before``: the loop in
+    the session right before this one.
     """
 
     def __init__(self, profiler: Any) -> None:
@@ -78,7 +79,7 @@ class SessionEvents:
         self.signatures: list[Signature] = self._inputs.all
         self.called_from = self._inputs.called_from  # not a method around it: it is called for each event of backward
         self._trace: Path | None = None
-        self.loop = Loop()
+        self.loop = self.loop_before = Loop()
 
     @property
     def has(self) -> dict[str, bool]:
@@ -123,7 +124,8 @@ class SessionEvents:
         addresses. ``loop`` is known after the call.
         """
         events = self._read()
-        self.loop = loop_of(events.names, partial(_ranges_of, events), partial(_has_gradients, events))
+        ranges_of, has_gradients = partial(_ranges_of, events), partial(_has_gradients, events)
+        self.loop = loop_of(events.names, ranges_of, has_gradients, self.loop_before)
         session = SessionColumns(events, self._inputs, self.device is not None)
         return session.columns(detail, self._addresses() if addresses else {})
 

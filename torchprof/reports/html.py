@@ -166,7 +166,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     cycles = f" in {meta.cycles} cycles" if meta.cycles > 1 else ""
     return [
         ("recorded", f"{format_time(meta.wall_ns) if meta.wall_ns else UNKNOWN}{cycles}"),
-        *([("steps", str(meta.steps))] if meta.steps else []),
+        *([("steps", str(meta.marked_steps))] if meta.marked_steps else []),
         ("layers", str(len(run.layers))),
         *([("ranks", str(len(run.metas)))] if len(run.metas) > 1 else []),
         *meta.environment,

@@ -58,7 +58,7 @@ def _facts(run: Run) -> Iterator[str]:
     meta = run.meta
     models = f" of {', '.join(code(printable(model)) for model in meta.model)}" if meta.model else ""
     ranks = f", rank {meta.rank} and {len(run.metas) - 1} more" if len(run.metas) > 1 else ""
-    steps = f", {meta.steps} step{'s' if meta.steps != 1 else ''}" if meta.steps else ""
+    steps = f", {meta.marked_steps} step{'s' if meta.marked_steps != 1 else ''}" if meta.marked_steps else ""
     time = f": {format_time(meta.wall_ns)} recorded" if meta.wall_ns else ""
     version = "".join(f" {version}" for name, version in meta.versions if name == "torchprof")
     yield f"**torchprof{plain(version)}**{models}{time}{steps}{ranks}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
 from sys import intern
 from types import NoneType
@@ -72,6 +73,8 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return _plain_value
     if kind is str:
         return _text
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind
 
     def as_it_is(value: Any) -> Any:
         if type(value) is not kind and not (kind is float and type(value) is int):

@@ -79,9 +79,10 @@ class Lockstep:
     that sum a collective that had started earlier was running, too (``beside_ns``).
 
     At most ``Lockstep.SIZE`` single times are kept, the same ones on every rank: those whose numbers, from 0 on, have
-    the smallest hashes. If cycles are added, each side keeps a share in proportion to its count. A hash of numbers and
-    counts draws it, so each time is equally likely to be kept. Which ones are kept depends on the order of the
-    additions: cycles are added from left to right.
+    the smallest hashes. The sum of cycles keeps these, too, if each cycle has them: it kept all its times, or knew how
+    many came before. Else each side keeps a share in proportion to its count. A hash of numbers and counts draws it, so
+    each time is equally likely to be kept. Which ones are kept then depends on the order of the additions: cycles are
+    added from left to right.
 
     - ``times``: the numbers of the times that are kept; ``()`` if all are.
     - ``kept_ns``: for each rank the sum over the times that are kept; ``()`` if that is ``ns``.
@@ -112,9 +113,10 @@ class Lockstep:
     SIZE = 256
 
     @classmethod
-    def of(cls, rank: int, times: Sequence[int], beside_ns: int = 0) -> Lockstep:
-        """The lockstep of one rank, from how long it took each time, in ns."""
-        kept = _kept(len(times), cls.SIZE)
+    def of(cls, rank: int, times: Sequence[int], beside_ns: int = 0, first: int = 0) -> Lockstep:
+        """The lockstep of one rank, from how long it took each time, in ns. ``first``: how many times were before, in
+        earlier cycles."""
+        kept = _kept_from(first, len(times), cls.SIZE)
         last = tuple(times[number] for number in kept)
         numbers = kept if len(kept) < len(times) else ()
         return cls((rank,), (len(times),), (sum(times),), (beside_ns,), last, (rank,) * len(last), numbers)
@@ -135,6 +137,8 @@ class Lockstep:
         before, after = self.times or range(count), later.times or range(more)
         known = dict(zip((*before, *(count + number for number in after)), (*self.last_ns, *later.last_ns)))
         kept = _kept_of_both(count, self.times, more, later.times, self.SIZE)
+        if (self.times, later.times) == (_sampled(0, count, self.SIZE), _sampled(count, more, self.SIZE)):
+            kept = _kept(count + more, self.SIZE)
         last_ns = tuple(known[number] for number in kept)
         times = kept if len(kept) < count + more else ()
         return replace(whole, last_ns=last_ns, last_rank=later.ranks * len(kept), times=times)
@@ -185,10 +189,37 @@ class Lockstep:
         return round((kept_ns[index] - sum(self.last_ns)) * self.counts[index] / len(self.times))
 
 
-@lru_cache
+_known: dict[tuple[int, int], tuple[int, ...]] = {}
+"""The last results of ``_kept``."""
+_MOST_KNOWN = 64
+
+
 def _kept(count: int, size: int) -> tuple[int, ...]:
-    """The numbers of the times that are kept of ``count`` times. Every layer has the same ones."""
-    return tuple(range(count)) if count <= size else of_smallest_hash(range(count), size)
+    """The numbers of the times that are kept of ``count`` times. Every layer has the same ones.
+
+    A long recording asks for larger and larger counts: what is kept of a smaller one has all that can be kept of it.
+    """
+    if count <= size:
+        return tuple(range(count))
+    if (count, size) not in _known:
+        before = max((smaller for smaller, of_size in _known if of_size == size and smaller < count), default=0)
+        if len(_known) >= _MOST_KNOWN:
+            _known.pop(next(iter(_known)), None)
+        _known[count, size] = of_smallest_hash((*_known.get((before, size), ()), *range(before, count)), size)
+    return _known[count, size]
+
+
+@lru_cache
+def _kept_from(first: int, count: int, size: int) -> tuple[int, ...]:
+    """The numbers of the times that are kept of ``count`` times that come after ``first`` others."""
+    if not first or count <= size:
+        return _kept(count, size)
+    return tuple(number - first for number in of_smallest_hash(range(first, first + count), size))
+
+
+def _sampled(first: int, count: int, size: int) -> tuple[int, ...]:
+    """The same as in ``Lockstep.times``: empty if all are kept."""
+    return _kept_from(first, count, size) if count > size else ()
 
 
 @lru_cache

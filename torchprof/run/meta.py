@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torchprof.run.checked_json import demand, fields_of, read_as
 from torchprof.run.warnings import RunWarning, StoredWarnings
+from torchprof.run.words import StepEnd
 
 
 class Peak(NamedTuple):
@@ -91,7 +92,8 @@ class Meta:
     - ``device``: the kind of device that was requested (``cuda``, ``xpu``, ``mps``), None for the CPU alone.
     - ``requested``, ``measured``: fields of ``Cost``. What was requested but not measured is shown as unknown.
     - ``paths``: the selected layers, None for all.
-    - ``wall_ns``: how long it was recorded, over all ``cycles``. ``steps``: how many steps ended in that time.
+    - ``wall_ns``: how long it was recorded, over all ``cycles``. ``steps``: how many whole steps are in that time, and
+      ``step_end``: what ended them.
     - ``process_cpu_ns``: the CPU time of all threads of the process in that time; None if unknown.
     - ``run_delay_ns``: how long the thread that started the recording was ready to run but had no processor; None if
       unknown.
@@ -119,6 +121,7 @@ class Meta:
     wall_ns: int = 0
     cycles: int = 1
     steps: int = 0
+    step_end: StepEnd = StepEnd.MARK
     process_cpu_ns: int | None = None
     run_delay_ns: int | None = None
     busy_ns: tuple[tuple[str, int], ...] = ()
@@ -142,6 +145,11 @@ class Meta:
         """Without what is not compared between ranks."""
         return replace(self, peaks=(), warnings=(), flags=(), environment=(), switches=(), regions=(), compilations=())
 
+    @property
+    def marked_steps(self) -> int:
+        """The number of steps that ``prof.step()`` or torch's profiler marked."""
+        return self.steps if self.step_end == StepEnd.MARK else 0
+
     def __add__(self, cycle: Meta) -> Meta:
         """The recording of both cycles of a rank. It has no stored warnings: those of one cycle need not hold for both.
 
@@ -152,7 +160,7 @@ class Meta:
         key = attrgetter("name", "phase", "began_ns")
         compilations = {key(compilation): compilation for compilation in self.compilations}
         for compilation in cycle.compilations:
-            step = None if compilation.step is None else self.steps + compilation.step
+            step = None if compilation.step is None else self.marked_steps + compilation.step
             compilations.setdefault(key(compilation), compilation._replace(step=step))
         return replace(
             cycle,
@@ -161,6 +169,7 @@ class Meta:
             run_delay_ns=_sum_of_known(self.run_delay_ns, cycle.run_delay_ns),
             cycles=self.cycles + cycle.cycles,
             steps=self.steps + cycle.steps,
+            step_end=cycle.step_end if cycle.steps else self.step_end,
             warnings=(),
             busy_ns=tuple(sorted(busy.items())),
             regions=_unambiguous(self.regions + cycle.regions),

@@ -87,6 +87,19 @@ GARBAGE_COLLECTION = "garbage collection"
 """The name of the frames of Python's garbage collections, whatever they interrupt."""
 
 
+class StepEnd(str, Enum):
+    """What ends a step of a loop, the strongest first. A member equals its text and is written as it."""
+
+    MARK = "mark"
+    """``prof.step()``, or a step of torch's profiler. The others are for a loop that marks none."""
+    OPTIMIZER = "optimizer"
+    """All optimizers have made a step."""
+    BACKWARD = "backward"
+    """A backward pass has ended."""
+    CALL = "call"
+    """A call of the model has ended."""
+
+
 class FrameKind(str, Enum):
     """What a frame is. A member equals its text, ``FrameKind.OP == "op"``, and is written as it."""
 

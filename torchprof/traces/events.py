@@ -101,7 +101,9 @@ class TraceEvents:
     def loop(self) -> Loop:
         """The passes of a loop without marks, and the calls without gradients."""
         names = (name for group, name in self._names if group not in (MEMORY_EVENTS, MODULE, RUNTIME_CALLS))
-        return loop_of(names, self._ranges_of, self._has_gradients)
+        loop = loop_of(names, self._ranges_of, self._has_gradients)
+        lanes = self.table.lanes
+        return loop._replace(thread=lanes[loop.thread][0] if loop.ends else 0)
 
     def _ranges_of(self, wanted: Set[str]) -> Iterator[NamedRange]:
         """The CPU's ranges with some of these names, in the order of start."""

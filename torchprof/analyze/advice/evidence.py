@@ -55,7 +55,7 @@ class Evidence:
     @cached_property
     def steps(self) -> int:
         """The number of steps of all ranks: those that were marked, or of a loop that trains; 0 without any."""
-        marked = sum(meta.steps for meta in self.run.metas)
+        marked = sum(meta.marked_steps for meta in self.run.metas)
         if marked or BACKWARD not in self.run.phases():
             return marked
         return sum(spread.count for _, spread in self.samples("step_ns"))

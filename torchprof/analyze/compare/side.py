@@ -47,7 +47,7 @@ class Side:
         self.knows_params = any(layer.params is not None for layer in layers)
         self.peaks = self._peaks()
         self.measured = measured_by_all(run)
-        self.steps = sum(meta.steps for meta in run.metas)
+        self.steps = sum(meta.marked_steps for meta in run.metas)
         self._steps_of = self._sampled_steps() if self.steps and self._steps_hold_all() else {}
         self._device_keys: defaultdict[tuple[int, str, int], list[SampleKey]] = defaultdict(list)
         self._call_spreads: defaultdict[tuple[int, str], list[Spread]] = defaultdict(list)

@@ -115,7 +115,7 @@ def _history(run: Run, tablefmt: str | None) -> Iterator[Part]:
     for meta, compilation in every:
         times = [compilation.ns, compilation.tracing_ns, compilation.autograd_ns, compilation.lowering_ns]
         cells: list[Cell] = [printable(compilation.name), *([str(meta.rank)] if has_ranks else []), compilation.phase]
-        cells.append(_when(compilation, meta.steps))
+        cells.append(_when(compilation, meta.marked_steps))
         cells += map(format_time, times)
         if knows_kernels:
             cells.append(UNKNOWN if compilation.kernels_ns is None else format_time(compilation.kernels_ns))

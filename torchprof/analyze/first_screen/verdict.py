@@ -68,7 +68,7 @@ def _times(run: Run) -> str:
     """The median of a step, or of a call of the model, with the smallest and the largest."""
     steps = [spread for meta in run.metas if (spread := _of_steps(run, meta.rank)) is not None]
     ranks = f"{len(run.metas)} ranks, " if len(run.metas) > 1 else ""
-    if steps and (any(meta.steps for meta in run.metas) or BACKWARD in run.phases()):
+    if steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases()):
         return f"{ranks}{_spread(steps, 'step')}"
     roots = [root for root in run.layers.roots if run.rows.forward_calls(root)]
     if not roots:

@@ -11,7 +11,7 @@ from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.unfinished import Entered, Unfinished
-from torchprof.run.words import FORWARD, OUTSIDE
+from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
 
 _HANGS = 2  # a step that took this many times the longest other step is a hang
 
@@ -40,10 +40,14 @@ def _stays(step: Unfinished) -> bool:
 
 
 def _hangs(run: Run, step: Unfinished) -> bool:
-    """Whether the step took far longer than any other, in one layer, operator or collective."""
+    """Whether the step took far longer than any other, in one layer, operator or collective.
+
+    In a loop that marks no steps, work of no layer may be what follows the loop, such as saving the model.
+    """
     steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, step.rank, "cpu", "step_ns"))
-    is_anywhere = step.layer >= 0 or step.name != ""
-    return steps is not None and step.ns > _HANGS * steps.max and _stays(step) and is_anywhere
+    are_marked = any(meta.rank == step.rank and meta.step_end == StepEnd.MARK for meta in run.metas)
+    is_of_step = step.layer >= 0 or (step.name != "" and are_marked)
+    return steps is not None and step.ns > _HANGS * steps.max and _stays(step) and is_of_step
 
 
 def _first_missed(run: Run, step: Unfinished) -> tuple[str, list[int]] | None:

@@ -19,6 +19,7 @@ from torchprof.run.words import OUTSIDE
 
 _ALIKE = 0.01  # FLOPs that differ by a smaller share are the same work
 _WORTH_SAYING = 0.005  # of a step
+_MANY_TIMES = 10
 _PARTS = {
     "step_data_ns": "loading data",
     "step_optimizer_ns": "the optimizer",
@@ -86,7 +87,8 @@ def _about_detection(detectable: float | None) -> str:
         return f"{few}: only a rank that takes {CLEARLY_SLOWER:.0%} longer would have been named."
     if detectable < 1:
         return f"A rank that takes {ceil(100 * detectable)}% longer would most likely have been found."
-    return f"Only a rank that takes {1 + detectable:.1f} times as long would have been found: there are too few steps."
+    times = "many times" if detectable > _MANY_TIMES else f"{1 + detectable:.1f} times"
+    return f"Only a rank that takes {times} as long would have been found: there are too few steps."
 
 
 def unit_of(run: Run) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import atan2, cos, erfc, pi, sin, sqrt
+from math import atan2, cos, erfc, expm1, log, log1p, pi, sin, sqrt
 from statistics import fmean, median, median_low
 
 WORTH_NAMING = 0.02
@@ -22,6 +22,8 @@ _TRIMMED = 0.2  # the share of the steps of a rank that is left out at each end,
 _LEAST_STEPS = 3
 _NORMAL = 1.4826  # the standard deviation of a normal distribution over its median absolute deviation
 _POWER = 1.6449  # a normal value is below its mean plus so many standard deviations with a probability of 95 %
+_ROUNDING = 1e-9  # what a logarithm may be off
+_MOST_EXCESS = 10.0  # the largest that is shown: more than any straggler has
 _LARGE = 2000  # degrees of freedom from which the t-distribution is taken as normal
 
 
@@ -44,12 +46,13 @@ def stragglers(
     """The stragglers among ranks. ``times``: for each rank, the time of each step, equally many for all ranks. None if
     there are fewer than two ranks or three steps.
 
-    The *excess* of a rank in a step is its time minus the median of the other ranks in that step, as a share of that
-    median, or of ``whole``. The comparison within each step removes what all ranks have in common. The *typical excess*
-    is the mean without the 20 % largest and the 20 % smallest of its steps, so that single steps do not count. A rank
-    is slow if all of this holds:
+    The *excess* of a rank in a step is the logarithm of its time over the median of the other ranks in that step; with
+    ``whole``, their difference as a share of that. The comparison within each step removes what all ranks have in
+    common. In logarithms, half as long is as far from equal as twice as long. The *typical excess* is the median over
+    the steps, or the mean without the 20 % largest and the 20 % smallest if that is less, so that single steps do not
+    count. A rank is slow if all of this holds:
 
-    - Its typical excess is at least ``least``.
+    - Its typical excess is that of a rank that takes longer by at least ``least``, as a share.
     - With four ranks or more: it is ``SPREADS`` robust standard deviations above that of the median rank. The deviation
       is the median absolute deviation of the ranks below the median, so that slow ranks do not widen it.
     - It is more than chance: the trimmed t-test (Yuen, *The two-sample trimmed t for unequal population variances*,
@@ -64,6 +67,8 @@ def stragglers(
     if ranks < 2 or steps < _LEAST_STEPS:
         return None
     excess = _excess(times, whole)
+    to_excess, to_share = (log1p, expm1) if whole is None else (float, float)
+    least = to_excess(least)
     trimmed = int(_TRIMMED * steps)
     kept = steps - 2 * trimmed
     typical = [min(fmean(ordered[trimmed : steps - trimmed]), median(ordered)) for ordered in excess]
@@ -80,16 +85,16 @@ def stragglers(
         named = [
             rank
             for rank, (value, error) in enumerate(zip(typical, errors))
-            if value >= max(share, spread) and value > limit * max(error, usual_error)
+            if value >= max(share, spread) - _ROUNDING and value > limit * max(error, usual_error)
         ]
         return named if 2 * len(named) <= ranks else []
 
     certain = slower_by(least, CHANCE)
-    named = certain or slower_by(max(least, CLEARLY_SLOWER), MAY_BE_CHANCE)
+    named = certain or slower_by(max(least, to_excess(CLEARLY_SLOWER)), MAY_BE_CHANCE)
     limit = t_quantile(CHANCE / ranks, freedom)
     needed = max(least, spread, limit * usual_error)
     margin = _POWER * usual_error * sqrt(1 + limit**2 / (2 * (kept - 1)))  # of its mean, and of its own error
-    return Stragglers(tuple(named), bool(named and not certain), needed + margin)
+    return Stragglers(tuple(named), bool(named and not certain), to_share(min(needed + margin, _MOST_EXCESS)))
 
 
 def _excess(times: Sequence[Sequence[int]], whole: float | None) -> list[list[float]]:
@@ -99,7 +104,7 @@ def _excess(times: Sequence[Sequence[int]], whole: float | None) -> list[list[fl
         ordered = sorted(step)
         for values, ns in zip(excess, step):
             others = _median_without(ordered, ns)
-            values.append((ns - others) / (whole or others or 1))
+            values.append((ns - others) / whole if whole else log(max(ns, 1) / max(others, 1)))
     return [sorted(values) for values in excess]
 
 

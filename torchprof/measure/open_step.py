@@ -1,0 +1,70 @@
+"""The step that is open where a cycle of a recording ends: the next cycle has the rest of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torchprof.attribute.loops import Loop
+from torchprof.run.layers import Layers
+from torchprof.run.lockstep import LockstepKey
+from torchprof.run.samples import SampleKey
+from torchprof.run.words import NOT_SELECTED, OUTSIDE
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """The part of a step that was recorded so far.
+
+    ``layers``: those that the keys number. ``samples``: its time by sample; ``work`` that by key of the lockstep.
+    ``calls``: of each collective, the time of each call, and how much of that another one was running, too. ``steps``:
+    how many whole steps the lockstep has before this one, and ``counts`` how many calls of each collective in them.
+    """
+
+    layers: Layers
+    samples: Mapping[SampleKey, int] = field(default_factory=dict)
+    work: Mapping[LockstepKey, int] = field(default_factory=dict)
+    calls: Mapping[LockstepKey, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    steps: int = 0
+    counts: Mapping[LockstepKey, int] = field(default_factory=dict)
+
+    def on_layers(self, layers: Layers) -> OpenStep:
+        """The same with the numbers of these layers, which are matched by path."""
+        to = [*(layers.index_of.get(layer.path, OUTSIDE) for layer in self.layers), NOT_SELECTED, OUTSIDE]
+        return OpenStep(
+            layers,
+            {key._replace(layer=to[key.layer]): ns for key, ns in self.samples.items()},
+            {key._replace(layer=to[key.layer]): ns for key, ns in self.work.items()},
+            {key._replace(layer=to[key.layer]): calls for key, calls in self.calls.items()},
+            self.steps,
+            {key._replace(layer=to[key.layer]): count for key, count in self.counts.items()},
+        )
+
+
+class CycleEnd(NamedTuple):
+    """Where a cycle of a recording without gaps ends: the ``loop`` so far, and the ``step`` that is open; None if none
+    has begun. The default is the start of the recording."""
+
+    loop: Loop = Loop()
+    step: OpenStep | None = None
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A cycle of a recording without gaps, cut where steps end, into ``count`` pieces. The first is the rest of the
+    step that was open at its start, if ``goes_on``, else of no whole step; the last is open at its end.
+    """
+
+    count: int
+    goes_on: bool
+
+    @property
+    def whole(self) -> slice:
+        """The pieces that are whole steps, once the first has what was recorded of it before."""
+        return slice(0 if self.goes_on else 1, max(self.count - 1, 0))
+
+    @property
+    def has_open(self) -> bool:
+        """Whether the last piece is of a step that has begun."""
+        return self.goes_on or self.count > 1
