@@ -26,6 +26,7 @@ from torch import distributed as dist
 
 import torchprof
 from torchprof import Run
+from torchprof.run.collectives import collective_of
 from torchprof.run.lockstep import EXCHANGES, WORK, LockstepKey
 from torchprof.run.rows import Row
 
@@ -300,6 +301,28 @@ def test_each_rank_of_fsdp_computes_the_whole_model_and_stores_its_shard(fsdp: F
         # FSDP stores the parameters of one group in one piece, padded to the same length on all ranks.
         assert held <= dict(memory.before)["parameters"] <= held + 4 * 4 * 100
         assert [(dim.name, dim.size, dim.position) for dim in run.meta.mesh] == [("dp", 2, rank)]
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize("how", ["fsdp", "both"])
+def test_all_gathers_of_fsdp_have_the_sizes_of_their_outputs(how: str, request: pytest.FixtureRequest) -> None:
+    """The range of gloo has only its input. The operator that started it has both, in the trace."""
+    done: Finished = request.getfixturevalue(how)
+    for rank, run in enumerate(done.runs):
+        sizes: Counter[tuple[int, int]] = Counter()
+        for event in done.trace(rank):
+            if event["name"] == "c10d::_allgather_base_":
+                (out,), (given,) = event["args"]["Input Dims"][:2]
+                sizes[4 * given, 4 * out] += 1
+        found: Counter[tuple[int | None, int | None]] = Counter()
+        for row in exchanges(run):
+            collective = collective_of(row.frames)
+            assert collective is not None
+            assert collective.size == 2
+            if collective.name == "all_gather":
+                found[collective.bytes_in, collective.bytes_out] += row.calls
+        assert found == sizes
+        assert sizes
 
 
 # Tensor parallel
