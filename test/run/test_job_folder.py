@@ -213,6 +213,22 @@ def test_a_rank_appears_only_when_all_its_files_are_complete(
     assert folder_of(ranks, tmp_path / "job").run() == torchprof.merge(ranks)
 
 
+def test_a_rank_appears_last_in_the_table_that_says_it_is_there(
+    ranks: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ends between two renames leaves no rank, so that it can be written again."""
+    renamed: list[str] = []
+    replace_file = Path.replace
+
+    def noted(file: Path, target: Path) -> Path:
+        renamed.append(target.parent.name)
+        return replace_file(file, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    ranks[0].save(f"{tmp_path}/job/")
+    assert renamed == ["job", "rows", "steps", "ranks"]
+
+
 def test_files_that_are_being_written_are_not_read(job: JobFolder, tmp_path: Path) -> None:
     for name in ("ranks", "rows", "steps"):
         (tmp_path / "job" / name / ".rank-000009.parquet.123.part").write_bytes(b"half")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from build.all_kinds import KINDS
 from build.examples import examples
-from build.hand_made import label, row, run_of
+from build.hand_made import kernel, label, row, run_of
 from build.models import Mlp
 from build.nonempty import at_least_one
 from build.places import DATA
@@ -28,7 +28,7 @@ from torchprof.analyze.records import layer_name
 from torchprof.run.cost import FIELDS
 from torchprof.run.file import stripped
 from torchprof.run.run import Run
-from torchprof.run.words import FrameKind
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, Frame, FrameKind
 
 pq = pytest.importorskip("pyarrow.parquet")
 pa = pytest.importorskip("pyarrow")
@@ -88,7 +88,7 @@ def test_a_line_has_the_figures_of_its_row(kind: str, tmp_path: Path) -> None:
     measured = {meta.rank: meta.measured for meta in run.metas}
     for number, (line, of_run) in enumerate(zip(lines, run.rows)):
         layer = layer_name(run, run.rows.columns["layer"][number])
-        assert line["layer"] in (layer, "(launched before the recording)")
+        assert line["layer"] == layer
         assert line["kind"] == (of_run.layer.kind or None if of_run.layer else None)
         figures = line["rank"], line["phase"], line["device"], line["calls"]
         assert figures == (of_run.rank, of_run.phase, of_run.device, of_run.calls)
@@ -125,6 +125,21 @@ def test_a_cost_is_null_on_the_ranks_that_did_not_measure_it(tmp_path: Path) -> 
     assert torchprof.load(tmp_path / "run.parquet") == torchprof.merge(ranks)
 
 
+def test_rows_that_are_special_in_tables_are_so_in_columns(tmp_path: Path) -> None:
+    """A sampled line of Python has calls and no cost; a kernel that was launched before the recording has no layer."""
+    line = Frame(FrameKind.PYTHON, "net.py(3): forward")
+    before = label("(launched before the recording)")
+    run = run_of([row(1, line, calls=4), row(OUTSIDE, before, kernel("gemm"), cpu_ns=9), row(NOT_SELECTED, cpu_ns=2)])
+    run.save(tmp_path / "run.parquet")
+    names = ("layer", "phase", "operator", "operator_kind", "calls", "cpu_ns")
+    assert [tuple(each[name] for name in names) for each in lines_of(tmp_path / "run.parquet")] == [
+        ("Net.a", "forward", "net.py(3): forward", "python", 4, None),
+        ("(launched before the recording)", "other", "gemm", "kernel", 1, 9),
+        ("(not selected)", "forward", "(between ops)", "op", 1, 2),
+    ]
+    assert torchprof.load(tmp_path / "run.parquet") == run
+
+
 def test_names_that_are_not_unicode_are_escaped_in_columns_alone(tmp_path: Path) -> None:
     """Python makes a lone surrogate of an undecodable byte in the name of a file."""
     run = run_of([row(0, label("naïve \udcff.py")), row(0)])
@@ -135,6 +150,15 @@ def test_names_that_are_not_unicode_are_escaped_in_columns_alone(tmp_path: Path)
 
 def test_the_metadata_is_in_the_file_once(saved: Path) -> None:
     assert [*pq.read_metadata(saved).metadata] == [KEY]
+
+
+def test_the_metadata_may_be_larger_than_pyarrow_reads_by_default(saved: Path) -> None:
+    """That is 100 MB, less than the runs of some thousand ranks have."""
+    run, table, metadata = torchprof.load(saved), pq.read_table(saved), pq.read_metadata(saved).metadata
+    with pq.ParquetWriter(saved, table.schema, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({b"more": b"x" * 100_000_001, **metadata})
+    assert torchprof.load(saved) == run
 
 
 def test_show_and_compare_read_such_a_file_and_export_writes_one(
