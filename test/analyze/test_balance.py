@@ -112,6 +112,13 @@ def test_what_a_slow_rank_costs_is_what_it_takes_longer_than_the_next_slowest() 
     assert (slow(run).ranks, slow(run).costs) == ((3,), 0.1)
 
 
+def test_without_anyone_waiting_the_cost_is_a_share_of_the_step_of_the_slow_rank() -> None:
+    """Three ranks take 10 ns a step and one 30: without collectives only its own step is longer, by two thirds."""
+    times = {**even(10, range(3)), 3: [30] * 5}
+    run = run_of_ranks({("Net.a", FORWARD): times}, parts={"step_ns": times})
+    assert slow(run).costs == 20 / 30
+
+
 @pytest.mark.parametrize(("steps", "may_be_chance"), [(2, True), (3, False)])
 def test_of_two_ranks_one_can_be_slow(steps: int, may_be_chance: bool) -> None:
     found = slow(run_of_ranks({("Net.a", FORWARD): {0: [300] * steps, 1: [200] * steps}}))

@@ -12,6 +12,7 @@ from build.hand_made_ranks import run_of_ranks
 from build.jobs import fed_slowly, planted
 
 import torchprof
+from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
 from torchprof.run.run import Run
 
@@ -72,6 +73,29 @@ def test_a_run_of_chosen_ranks_has_the_verdict_on_all() -> None:
         "16.000ms (median). Only ranks 0 and 2 are in this run, with all figures: stragglers, and some others."
     )
     assert str(warning) in run.report("ranks") and str(warning) in run.report("tree")
+
+
+def test_a_run_of_chosen_ranks_names_no_other_stragglers_than_the_job_has(tmp_path: Path) -> None:
+    """200 ranks, whose speeds differ by 0.6 %: none is an outlier. The slowest differs from the fastest by more."""
+    chance = Random(3)
+    speeds = [1 + 0.006 * chance.gauss(0, 1) for _ in range(200)]
+    own = {rank: [round(1e7 * speed * chance.gauss(1, 0.01)) for _ in range(20)] for rank, speed in enumerate(speeds)}
+    whole = run_of_ranks({("Net.a", "forward"): own})
+    assert balance_of(whole).slow is None
+    chosen = chosen_ranks(whole.to_compare())
+    run = torchprof.merge(whole.of_ranks(chosen))
+    assert balance_of(run).slow is not None  # the test of these three alone
+    run = with_comparison(run, whole.to_compare())
+    assert balance_of(run).slow is None
+    assert run.report("ranks").count("No straggler found") == 1
+    run.save(tmp_path / "run.json")
+    assert torchprof.load(tmp_path / "run.json") == run
+
+
+def test_unknown_work_is_not_called_equal() -> None:
+    compared = replace(fed_slowly(), lockstep={}).to_compare()
+    run = with_comparison(torchprof.merge(fed_slowly().of_ranks([0, 2])), compared)
+    assert "4 ranks were compared: Stragglers are unknown: so is the own work of all ranks." in run.report("ranks")
 
 
 def test_a_job_folder_has_the_comparison_of_the_runs_in_it(tmp_path: Path) -> None:

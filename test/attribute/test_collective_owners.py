@@ -343,6 +343,8 @@ def test_a_name_refers_to_the_root_around_the_range() -> None:
     assert owners.layers_of_range("FSDP::all_gather (0)", around=1) == (2,)
     assert owners.layers_of_range("FSDP::all_gather (0)", around=4) == (4,)
     assert owners.layers_of_range("FSDP::pre_forward", around=4) == (3,)
+    assert owners.layers_of_range("FSDP::all_gather (0) [pg=2]", around=1) == (2,)
+    assert owners.layers_of_range("FSDP::all_gather [pg=2]", around=4) == (3,)
     assert owners.layers_of_range("FSDP::all_gather (0)", around=0) == ()
     assert owners.layers_of_range("FSDP::root_post_backward_callback", around=OUTSIDE) == ()
     assert owners.layers_of_range("mine", around=1) is None

@@ -226,7 +226,7 @@ def test_of_many_ranks_the_slow_one_and_some_beside_it_are_gathered(store: Any) 
 def test_of_equal_ranks_the_one_with_the_most_work_is_gathered_with_others(store: Any) -> None:
     got = together(store, dict(one_is_slow(slow=-1)), world_size=8, wanted=None)
     assert [meta.rank for meta in got[0].metas] == [0, 3, 7]
-    assert "8 ranks were compared: no straggler found. Only" in got[0].report("ranks")
+    assert "8 ranks were compared: No straggler found: own work takes 10.000ms to 10.000ms" in got[0].report("ranks")
 
 
 def test_what_is_compared_is_enough_for_the_verdict_on_all_ranks() -> None:
@@ -258,7 +258,9 @@ def test_ranks_that_send_nothing_in_time_are_not_compared(store: Any) -> None:
     with pytest.warns(UserWarning, match=r"^Ranks 1 and 6 sent no run in time\.$"):
         got = together(store, runs, world_size=8, seconds=0.5, wanted=None)
     assert [meta.rank for meta in got[0].metas] == [0, 3, 5]
-    assert "5 ranks were compared: Rank 5 is the straggler" in got[0].report("ranks")
+    report = got[0].report("ranks")
+    assert "5 ranks were compared: Rank 5 is the straggler" in report and "missing" not in report
+    assert " Ranks 1, 6 and 7 sent nothing. Only ranks 0, 3 and 5 are in this run" in report
 
 
 def test_if_no_rank_recorded_anything_nothing_is_chosen() -> None:
@@ -268,7 +270,36 @@ def test_if_no_rank_recorded_anything_nothing_is_chosen() -> None:
 
 def test_if_nothing_is_chosen_in_time_the_ranks_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.2)
-    assert exchange(of_rank(1), dist.HashStore(), 1, 0, range(3), 0.2, None) is None  # rank 0 has died
+    with pytest.warns(UserWarning, match=r"^No rank was asked for its run in time\. Save the run of each rank"):
+        assert exchange(of_rank(1), dist.HashStore(), 1, 0, range(3), 0.2, None) is None  # rank 0 has died
+
+
+def test_after_sigterm_the_chosen_ranks_still_send_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 7 has died, and torchrun has sent SIGTERM to the others before they gather."""
+    monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 1.0)
+
+    class Came:
+        came, expected, later_s = True, False, 0.0
+
+    store, runs = dist.HashStore(), one_is_slow()
+    with ThreadPoolExecutor(7) as threads, pytest.warns(UserWarning, match=r"^Rank 7 sent no run in time\.$"):
+        got = [
+            threads.submit(gathering.exchange, runs[rank], store, rank, 0, range(8), None, 1000, Came())
+            for rank in range(7)
+        ]
+        run = got[0].result(30)
+    assert [meta.rank for meta in run.metas] == [0, 3, 5]
+
+
+def test_if_no_chosen_rank_sends_its_run_that_of_the_destination_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchprof.profile.gather._GRACE_S", 0.2)
+    runs, store = one_is_slow(), dist.HashStore()
+    for rank in (0, 1, 3, 4, 5, 6, 7):  # they send what is compared, and die
+        with DelayedSigterm() as sigterm:
+            gathering.RunsInStore(store, 10, sigterm, 8).put_comparison(rank, runs[rank])
+    with pytest.warns(UserWarning, match=r"^Ranks 0, 3 and 5 sent no run in time\.$"):
+        run = exchange(runs[2], store, 2, 2, range(8), 0.2, None)
+    assert [meta.rank for meta in run.metas] == [2]
 
 
 def test_after_an_error_of_comparing_no_rank_waits() -> None:
@@ -282,7 +313,7 @@ def test_after_an_error_of_comparing_no_rank_waits() -> None:
 
 def test_some_ranks_are_gathered_on_request(store: Any) -> None:
     runs = {rank: of_rank(rank) for rank in range(4)}
-    got = together(store, dict(runs), wanted=(1, 3))
+    got = together(store, dict(runs), wanted=(1, 3))  # gather makes each number one of these
     assert got == {0: torchprof.merge([runs[1], runs[3]]), 1: None, 2: None, 3: None}
 
 
@@ -457,7 +488,7 @@ def test_more_than_64_ranks_are_compared(world_of_one: None, monkeypatch: pytest
         monkeypatch.setattr(gathering, "_ranks_of", lambda group, count=count: [*range(count)])
         profiled().gather()
         profiled().gather(ranks="all")
-        profiled().gather(ranks=iter([3]))
+        profiled().gather(ranks=iter([3, 3]))
     assert asked == [[*range(64)], [*range(64)], (3,), None, [*range(65)], (3,)]
 
 

@@ -94,7 +94,7 @@ def test_no_rank_stands_out() -> None:
 
 def test_how_slow_a_rank_must_be_if_steps_vary_or_are_few() -> None:
     own = {("Net.a", FORWARD): {0: [100, 120, 90], 1: [100, 90, 110]}}
-    assert sentence(run_of_ranks(own)).endswith("times as long would have been found: there are too few steps.")
+    assert sentence(run_of_ranks(own)).endswith("Only a rank that takes many times as long would have been found.")
     assert sentence(run_of_ranks({("Net.a", FORWARD): {0: [100], 1: [105]}})).endswith(
         "Steps are too few, or were not kept or not matched between ranks: only a rank that takes 10% longer would "
         "have been named."

@@ -18,7 +18,15 @@ from torchprof.run.words import COMPILED_BEFORE
 NAMES = ("Net.one", "Net.two")
 WHERE = {"names": ("aten::sort", "mine"), "count": 3}
 FACTS: dict[str, dict[str, Any]] = {
-    "ranks_chosen": {"count": 4096, "verdict": "no straggler found.", "ranks": (0, 7)},
+    "ranks_chosen": {
+        "count": 4096,
+        "verdict": "No straggler found.",
+        "ranks": (0, 7),
+        "missing": (9,),
+        "slow": (),
+        "late": (),
+        "may_be_chance": False,
+    },
     "calls_not_recorded": {"calls": 2},
     "called_by_others": {"callers": ("Net", "")},
     "label_cost": {"calls": 5, "cost_ns": 2500.5, "is_at_most": True, "wall_ns": 10_000},

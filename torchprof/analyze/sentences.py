@@ -78,9 +78,15 @@ def other_warnings_of(run: Run) -> list[str]:
     return warnings_of(run, without=_ABOUT_TIMES if len(run.metas) == 1 else ())
 
 
+def lacks_ranks(run: Run) -> bool:
+    """Whether the warnings begin with a sentence on missing ranks. Not for a run of one rank, which was not merged yet
+    or was taken out of a merged run, and not for chosen ranks, which another warning is about."""
+    return bool(run.missing_ranks) and len(run.metas) > 1 and run.choice is None
+
+
 def _about_missing_ranks(run: Run) -> Iterator[str]:
     missing = run.missing_ranks
-    if missing and len(run.metas) > 1:  # a run of one rank: not merged yet, or taken out of a merged run
+    if lacks_ranks(run):
         words, size = ranks_in_words(missing).capitalize(), len(run.metas) + len(missing)
         yield f"{words} of {size} {'is' if len(missing) == 1 else 'are'} missing in this run."
 

@@ -24,9 +24,10 @@ ACCUMULATES = "AccumulateGrad"
 """Suffix of the name of the autograd node that makes a gradient ready. There DistributedDataParallel fills its
 buckets."""
 
-_FSDP = re.compile(r"FSDP::\w+(?: for (?P<next>.*)| \((?P<own>.*)\))?", re.DOTALL)
+_FSDP = re.compile(r"FSDP::\w+(?: for (?P<next>.*?)| \((?P<own>.*?)\))?(?: \[pg=\d+\])?", re.DOTALL)
 """The names of the ranges of FSDP2 (``torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py``). They contain the
-names, relative to the FSDP root, of the modules whose parameters the range is for; no name for the root itself."""
+names, relative to the FSDP root, of the modules whose parameters the range is for; no name for the root itself. If a
+module has several groups of parameters, the size of their mesh follows: " [pg=2]"."""
 
 
 class _Request(NamedTuple):

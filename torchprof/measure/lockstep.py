@@ -452,7 +452,9 @@ class Locksteps:
                 times = [ns for ns, *_ in of_collective]
                 beside = sum(beside for _, beside, _ in of_collective)
                 lockstep = Lockstep.of(self._rank, times, beside, (counts or {}).get(key, 0))
-                of_key[key] = lockstep if key.group is not None else replace(lockstep, last_ns=(), last_rank=())
+                of_key[key] = (
+                    lockstep if key.group is not None else replace(lockstep, last_ns=(), last_rank=(), times=())
+                )
         return of_key
 
     def _work(self) -> Iterator[tuple[LockstepKey, list[int]]]:

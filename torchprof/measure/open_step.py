@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torchprof.attribute.loops import Loop
 from torchprof.run.layers import Layers
 from torchprof.run.lockstep import LockstepKey
 from torchprof.run.samples import SampleKey
 from torchprof.run.words import NOT_SELECTED, OUTSIDE
+
+_Key = TypeVar("_Key", SampleKey, LockstepKey)
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,21 @@ class OpenStep:
     counts: Mapping[LockstepKey, int] = field(default_factory=dict)
 
     def on_layers(self, layers: Layers) -> OpenStep:
-        """The same with the numbers of these layers, which are matched by path."""
-        to = [*(layers.index_of.get(layer.path, OUTSIDE) for layer in self.layers), NOT_SELECTED, OUTSIDE]
+        """The same with the numbers of these layers, which are matched by path. A layer that is gone is left out: the
+        layers above have its time, too."""
+        to = [*(layers.index_of.get(layer.path) for layer in self.layers), NOT_SELECTED, OUTSIDE]
+
+        def renumbered(keys: Mapping[_Key, _Value]) -> dict[_Key, _Value]:
+            numbers = ((key, to[key.layer], value) for key, value in keys.items())
+            return {key._replace(layer=layer): value for key, layer, value in numbers if layer is not None}
+
         return OpenStep(
             layers,
-            {key._replace(layer=to[key.layer]): ns for key, ns in self.samples.items()},
-            {key._replace(layer=to[key.layer]): ns for key, ns in self.work.items()},
-            {key._replace(layer=to[key.layer]): calls for key, calls in self.calls.items()},
+            renumbered(self.samples),
+            renumbered(self.work),
+            renumbered(self.calls),
             self.steps,
-            {key._replace(layer=to[key.layer]): count for key, count in self.counts.items()},
+            renumbered(self.counts),
         )
 
 

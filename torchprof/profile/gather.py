@@ -4,9 +4,9 @@ Up to 64 ranks are gathered whole. Of more, each sends a kilobyte or two, ``Run.
 compares these and asks for the runs of a few: the slow ones, and some others.
 
 The runs go through the key-value store of the job, and not through a collective. So it works with every backend, needs
-no memory of a device, and works after a rank has died, where a collective would hang or fail. A rank that writes its
-run does not wait for the reader, so no rank hangs because of another. The reader waits for a limited time, and then
-continues without the missing ranks.
+no memory of a device, and works after a rank has died, where a collective would hang or fail. All waits have a limit:
+that of the reader, which then continues without the missing ranks, and that of ranks for its choice. Where nothing is
+chosen, a rank that writes its run does not wait at all.
 """
 
 from __future__ import annotations
@@ -138,6 +138,8 @@ def exchange(
             table.choose(wanted)
         runs = table.take(other for other in wanted if other != rank)
         gathered = _merged(chain(own if rank in wanted else (), runs))
+        if gathered is None and comparison is not None:  # the chosen ranks have died: better this run than none
+            gathered = run
     finally:
         table.close()
     if gathered is None or comparison is None:
@@ -156,7 +158,7 @@ def _wanted(whole: str | Iterable[int] | None, ranks: list[int]) -> Collection[i
         return ranks
     if whole is None:
         return None
-    wanted = () if isinstance(whole, (str, int)) else tuple(whole)
+    wanted = () if isinstance(whole, (str, int)) else tuple(dict.fromkeys(whole))
     if not wanted or not {*wanted} <= {*ranks}:
         raise TorchprofError(
             f'ranks={whole!r:.60} does not say which runs to gather: give "all", or some ranks of the group. Its ranks '
@@ -241,8 +243,9 @@ class RunsInStore:
             self._store.add("compared", 1)
 
     def take_comparisons(self, ranks: list[int]) -> Iterator[Run]:
-        """Yield what is compared of these ranks, when all have arrived or the time is over."""
-        for is_last_look in self._looks():
+        """Yield what is compared of these ranks, when all have arrived or the time is over. After SIGTERM that is soon:
+        then the chosen ranks have to send their runs before torchrun kills them."""
+        for is_last_look in self._looks(_GRACE_S / 2):
             if is_last_look or self._count("compared") >= len(ranks):
                 break
         there = ranks
@@ -262,12 +265,15 @@ class RunsInStore:
             self._store.set("choice", json.dumps([*ranks]))
 
     def wait_for_choice(self) -> tuple[int, ...]:
-        """The ranks that are asked for their runs; empty if none are until the time is over."""
+        """The ranks that are asked for their runs; empty, with a warning, if none are until the time is over."""
         self._until += _GRACE_S  # the reader may have started later
-        for is_last_look in self._looks():
+        for is_last_look in self._looks(2 * _GRACE_S):
             if self._has("choice"):
                 return tuple(json.loads(self._store.get("choice")))
-            if is_last_look or self._has("closed"):
+            if self._has("closed"):
+                break
+            if is_last_look:
+                warnings.warn(f"No rank was asked for its run in time. {_INSTEAD}", stacklevel=4)
                 break
         return ()
 
@@ -310,8 +316,9 @@ class RunsInStore:
             if is_last_look or self._has("closed"):
                 return
 
-    def _looks(self) -> Iterator[bool]:
-        """Yield again and again, after short pauses, whether the time is over.
+    def _looks(self, grace_s: float | None = None) -> Iterator[bool]:
+        """Yield again and again, after short pauses, whether the time is over. ``grace_s``: what is left of it after
+        SIGTERM, at most.
 
         The pauses are not spent waiting in the store: there, signals would not reach this process, and the backend,
         which uses the store as well, would have to wait.
@@ -319,7 +326,7 @@ class RunsInStore:
         pause, longest = _PAUSES_S[0], self._longest_pause
         while True:
             if self._sigterm.came:
-                self._until = min(self._until, time.monotonic() + _GRACE_S)
+                self._until = min(self._until, time.monotonic() + (_GRACE_S if grace_s is None else grace_s))
             left = self._until - time.monotonic()
             yield left <= 0
             time.sleep(max(0.0, min(pause, left)))

@@ -95,9 +95,10 @@ class JobFolder:
         if not self.ranks:
             raise TorchprofError(f"{self._path} has no rank yet: `torchprof show RUNS -o {self._path}/` adds some.")
         database = duckdb.connect()
-        for name in _TABLES:
+        for name in reversed(_TABLES):  # first the table of ranks: those that are there
             files = f"{glob.escape(str(self._path / name))}/rank-*.parquet".replace("'", "''")
-            database.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{files}')")
+            of_whole_ranks = "" if name == _RANKS else f" WHERE rank IN (SELECT rank FROM {_RANKS})"
+            database.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{files}'){of_whole_ranks}")
         return database
 
 
@@ -132,18 +133,23 @@ def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> N
             f"This run is of {ranks_in_words(meta.rank for meta in run.metas)}, and {folder} is for the run of each "
             "rank, as it was recorded. Save those, or this one as a file: run.parquet or run.json.gz."
         )
-    check_pyarrow()
-    _make(folder)
     run = stripped(run) if strip else run
     rank = run.meta.rank
+    make_room(folder, rank)
+    with ExitStack() as stack:  # which closes the last one first: the files get their names in the order of the tables
+        for name, table_of in reversed(_TABLES.items()):
+            write_table(table_of(run), stack.enter_context(atomic_file(_file_of(folder, name, rank))))
+
+
+def make_room(folder: Path, rank: int) -> None:
+    """Make a job folder, if there is none, in which a rank can be saved. Raises TorchprofError like ``add_to_job``."""
+    check_pyarrow()
+    _make(folder)
     if _file_of(folder, _RANKS, rank).exists():
         raise TorchprofError(
             f"{folder} has rank {rank} already. Save another job to another folder; to replace the rank, remove "
             f"{_file_of(folder, _RANKS, rank)} first."
         )
-    with ExitStack() as stack:  # which closes the last one first: the files get their names in the order of the tables
-        for name, table_of in reversed(_TABLES.items()):
-            write_table(table_of(run), stack.enter_context(atomic_file(_file_of(folder, name, rank))))
 
 
 def _make(folder: Path) -> None:

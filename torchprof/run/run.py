@@ -19,6 +19,7 @@ from torchprof.run.outputs import ReportText, output
 from torchprof.run.part import PerDevice, PerRank, RunPart
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.samples import SampleKey, SamplesPart, Spread
+from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.timeline import DeviceTime, Timeline, TimelinePart
 from torchprof.run.unfinished import Unfinished
 from torchprof.run.warnings import RunWarning
@@ -106,6 +107,12 @@ class Run:
         most ranks come first.
         """
         return output("all_warnings")(self)  # type: ignore[no-any-return]
+
+    @property
+    def choice(self) -> RunWarning | None:
+        """The warning "ranks_chosen", if this run has some ranks of a job that were chosen from a comparison of all:
+        its facts have the stragglers of the job. None for other runs."""
+        return next((warning for warning in self.meta.warnings if warning.code == RANKS_CHOSEN), None)
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:

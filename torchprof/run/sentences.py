@@ -10,9 +10,7 @@ from torchprof.errors import some
 from torchprof.run.cost import format_time
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.why_unknown import COMPILE_IN_BLOCK, WHY_UNKNOWN
-from torchprof.run.words import (
-    LAUNCHED_BEFORE,
-)
+from torchprof.run.words import LAUNCHED_BEFORE
 
 Fact = Any
 """An int, float, str or bool, or nested tuples of these: what JSON can store."""
@@ -116,11 +114,24 @@ def clock_set(layers: list[str], jump_ns: int, wall_ns: int) -> str:
 
 
 @_sentence
-def ranks_chosen(layers: list[str], count: int, verdict: str, ranks: Sequence[int]) -> str:
-    return (
-        f"{count:,} ranks were compared: {verdict} Only {ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} "
-        "in this run, with all figures: stragglers, and some others."
-    )
+def ranks_chosen(
+    layers: list[str],
+    count: int,
+    verdict: str,
+    ranks: Sequence[int],
+    missing: Sequence[int],
+    slow: Sequence[int],
+    late: Sequence[int],
+    may_be_chance: bool,
+) -> str:
+    """``ranks``: those in the run. ``missing``: those that sent nothing. The report "ranks" has its stragglers from the
+    last three facts."""
+    absent = f" {ranks_in_words(missing).capitalize()} sent nothing." if missing else ""
+    rest = f"{ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} in this run, with all figures"
+    return f"{count:,} ranks were compared: {verdict}{absent} Only {rest}: stragglers, and some others."
+
+
+RANKS_CHOSEN = "ranks_chosen"  # the code of that sentence
 
 
 _of_facts("collectives_unmatched", "{count} collective(s) without a known caller: counted outside of layers.")

@@ -10,7 +10,7 @@ from typing import Any
 from torchprof.errors import some
 from torchprof.run.checked_json import demand, read_as, read_list
 from torchprof.run.layers import Layers
-from torchprof.run.sentences import SENTENCES, WITHOUT_SHAPES, Fact
+from torchprof.run.sentences import RANKS_CHOSEN, SENTENCES, WITHOUT_SHAPES, Fact
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,10 @@ class RunWarning:
         layers = [names[layer] if type(layer) is int else layer for layer in layers]
         if stored["code"] == WITHOUT_SHAPES:  # analyze.warnings computes with these
             read_as(tuple[str, ...], facts.get("names", []))
+        if stored["code"] == RANKS_CHOSEN:  # so does analyze.ranks
+            for name in ("slow", "late"):
+                read_as(tuple[int, ...], facts[name])
+            read_as(bool, facts["may_be_chance"])
         facts = {name: read_as(Any, fact) for name, fact in facts.items()}
         return cls(read_as(str, stored["code"]), read_as(tuple[str, ...], layers), facts, added)
 

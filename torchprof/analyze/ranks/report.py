@@ -6,7 +6,7 @@ from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.sentences import sentences
 from torchprof.analyze.ranks.tables import table_of_collectives, table_of_layers, table_of_ranks
 from torchprof.analyze.report import Section, check_number, printable, report, spaced, stacked
-from torchprof.analyze.sentences import warnings_of
+from torchprof.analyze.sentences import lacks_ranks, warnings_of
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 
@@ -49,7 +49,7 @@ def ranks(
     ]
     if balance.collectives:
         sections.append(table_of_collectives(run, balance, limit, tablefmt))
-    warnings = warnings_of(run)[1 if run.missing_ranks else 0 :]  # the sentences name missing ranks already
+    warnings = warnings_of(run)[1 if lacks_ranks(run) else 0 :]  # the sentences name missing ranks already
     return spaced([*sections, Section([*map(printable, warnings)], has_warnings=True)])
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torchprof.analyze.ranks.balance import balance_of
-from torchprof.analyze.ranks.sentences import straggler
+from torchprof.analyze.ranks.balance import Balance, balance_of
+from torchprof.analyze.ranks.sentences import about_stragglers
 from torchprof.run.run import Run
+from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.warnings import RunWarning
 
 _STRAGGLERS = 3  # the most slow ranks, and the most late ranks, that are chosen
@@ -18,15 +19,21 @@ def chosen_ranks(comparison: Run) -> tuple[int, ...]:
     """The ranks to have whole, ascending. ``comparison``: the merged ``Run.to_compare`` of all ranks.
 
     They are the slowest stragglers, or the rank with the most own work if there is none, and more ranks that are not
-    slow: from the fastest to the one in the middle. So in the run of the chosen ranks, too, most are not slow.
+    slow: from the fastest to the one in the middle.
     """
     balance = balance_of(comparison)
-    ordered = [rank.rank for rank in sorted(balance.ranks, key=lambda rank: rank.typical_ns or rank.work_ns or 0)]
-    slow = balance.slow.ranks[:_STRAGGLERS] if balance.slow else ()
-    late = balance.late.ranks[:_STRAGGLERS] if balance.late else ()
-    named = {*slow, *late} or {ordered[-1]}
-    others = [rank for rank in ordered if rank not in named]
+    work = {rank.rank: rank.work_ns if rank.typical_ns is None else rank.typical_ns for rank in balance.ranks}
+    known = sorted((ns, rank) for rank, ns in work.items() if ns is not None)
+    ordered = [rank for _, rank in known] or [rank.rank for rank in balance.ranks]
+    slow, late = _stragglers(balance)
+    named = {*slow[:_STRAGGLERS], *late[:_STRAGGLERS]} or {ordered[-1]}
+    others = [rank for rank in ordered if rank not in named.union(slow, late)]
     return tuple(sorted(named.union(_spread_out(others[: len(others) // 2 + 1], len(named) + 1))))
+
+
+def _stragglers(balance: Balance) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The slow and the late ranks."""
+    return balance.slow.ranks if balance.slow else (), balance.late.ranks if balance.late else ()
 
 
 def _spread_out(ranks: Sequence[int], count: int) -> list[int]:
@@ -35,8 +42,18 @@ def _spread_out(ranks: Sequence[int], count: int) -> list[int]:
 
 
 def with_comparison(run: Run, comparison: Run) -> Run:
-    """The run of the chosen ranks, with a warning that has the verdict on all ranks."""
-    verdict = straggler(comparison) or "no straggler found."
-    whole = tuple(meta.rank for meta in run.metas)
-    warning = RunWarning.of("ranks_chosen", count=len(comparison.metas), verdict=verdict, ranks=whole)
+    """The run of the chosen ranks, with a warning that has the verdict on all ranks. Its report names only these
+    stragglers: the chosen ranks differ more than any few ranks would."""
+    balance = balance_of(comparison)
+    slow, late = _stragglers(balance)
+    warning = RunWarning.of(
+        RANKS_CHOSEN,
+        count=len(comparison.metas),
+        verdict=about_stragglers(comparison),
+        ranks=tuple(meta.rank for meta in run.metas),
+        missing=comparison.missing_ranks,
+        slow=slow,
+        late=late,
+        may_be_chance=balance.slow is not None and balance.slow.may_be_chance,
+    )
     return replace(run, metas=tuple(replace(meta, warnings=(*meta.warnings, warning)) for meta in run.metas))

@@ -11,7 +11,7 @@ from torchprof.analyze.ranks.significance import CLEARLY_SLOWER
 from torchprof.analyze.ranks.slow import Difference, Late, Slow
 from torchprof.analyze.ranks.values import IN_NO_OP, Times
 from torchprof.analyze.report import printable
-from torchprof.analyze.sentences import warnings_of
+from torchprof.analyze.sentences import lacks_ranks, warnings_of
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
@@ -34,13 +34,10 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
     """The number of ranks and the missing ones; hangs; stragglers, where they are slow, and how long others wait."""
     mesh = " × ".join(f"{printable(dim.name)} {dim.size}" for dim in run.meta.mesh)
     yield f"{len(run.metas)} ranks{f'; mesh: {mesh}' if mesh else ''}."
-    if run.missing_ranks:
+    if lacks_ranks(run):
         yield warnings_of(run)[0]
     unit = unit_of(run)
     yield from about_hang(run)
-    medians = [rank.typical_ns for rank in balance.ranks if rank.typical_ns is not None]
-    is_median = len(medians) == len(balance.ranks)
-    work = medians if is_median else [rank.work_ns for rank in balance.ranks if rank.work_ns is not None]
     late_first = balance.late is not None and balance.late.exceeds_slow
     if balance.late is not None and late_first:
         yield from _about_late(run, balance.late, False, unit)
@@ -48,14 +45,8 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
         yield from _about_slow(run, balance.slow, late_first, unit)
     if balance.late is not None and not late_first:
         yield from _about_late(run, balance.late, balance.slow is not None, unit)
-    if len(work) < len(balance.ranks):
-        which = "all ranks" if not work else "some ranks"
-        yield f"Stragglers are unknown: so is the own work of {which}."
-    elif balance.slow is None and balance.late is None:
-        least, most = format_time(min(work)), format_time(max(work))
-        over_steps = " (medians over the steps)" if is_median and any(meta.steps > 1 for meta in run.metas) else ""
-        yield f"No straggler found: own work takes {least} to {most}{unit}{over_steps}."
-        yield _about_detection(balance.detectable)
+    if run.choice is None:
+        yield from _about_none(run, balance)
     if balance.inferred:
         yield (
             f"The group of {balance.inferred} calls of collectives is not in the traces. All {len(run.metas)} ranks of "
@@ -63,6 +54,26 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
         )
     if any(layer.ranks for layer in run.layers):
         yield "Some layers are only on some ranks: their work differs by design."
+
+
+def about_stragglers(run: Run) -> str:
+    """The stragglers of a job in words, or that there are none, or that they are unknown."""
+    return straggler(run) or " ".join(_about_none(run, balance_of(run)))
+
+
+def _about_none(run: Run, balance: Balance) -> Iterator[str]:
+    """Sentences that stragglers are unknown, or that there are none; none if there are some."""
+    medians = [rank.typical_ns for rank in balance.ranks if rank.typical_ns is not None]
+    is_median = len(medians) == len(balance.ranks)
+    work = medians if is_median else [rank.work_ns for rank in balance.ranks if rank.work_ns is not None]
+    if len(work) < len(balance.ranks):
+        which = "all ranks" if not work else "some ranks"
+        yield f"Stragglers are unknown: so is the own work of {which}."
+    elif balance.slow is None and balance.late is None:
+        least, most = format_time(min(work)), format_time(max(work))
+        over_steps = " (medians over the steps)" if is_median and any(meta.steps > 1 for meta in run.metas) else ""
+        yield f"No straggler found: own work takes {least} to {most}{unit_of(run)}{over_steps}."
+        yield _about_detection(balance.detectable)
 
 
 def straggler(run: Run) -> str:
@@ -88,7 +99,7 @@ def _about_detection(detectable: float | None) -> str:
     if detectable < 1:
         return f"A rank that takes {ceil(100 * detectable)}% longer would most likely have been found."
     times = "many times" if detectable > _MANY_TIMES else f"{1 + detectable:.1f} times"
-    return f"Only a rank that takes {times} as long would have been found: there are too few steps."
+    return f"Only a rank that takes {times} as long would have been found."
 
 
 def unit_of(run: Run) -> str:

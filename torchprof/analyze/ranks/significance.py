@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import atan2, cos, erfc, expm1, log, log1p, pi, sin, sqrt
+from operator import mul
 from statistics import fmean, median, median_low
 
 WORTH_NAMING = 0.02
@@ -22,6 +23,7 @@ _TRIMMED = 0.2  # the share of the steps of a rank that is left out at each end,
 _LEAST_STEPS = 3
 _NORMAL = 1.4826  # the standard deviation of a normal distribution over its median absolute deviation
 _POWER = 1.6449  # a normal value is below its mean plus so many standard deviations with a probability of 95 %
+_MOST_ALIKE = 0.95  # the highest correlation of successive steps that is corrected for
 _ROUNDING = 1e-9  # what a logarithm may be off
 _MOST_EXCESS = 10.0  # the largest that is shown: more than any straggler has
 _LARGE = 2000  # degrees of freedom from which the t-distribution is taken as normal
@@ -57,8 +59,8 @@ def stragglers(
       is the median absolute deviation of the ranks below the median, so that slow ranks do not widen it.
     - It is more than chance: the trimmed t-test (Yuen, *The two-sample trimmed t for unequal population variances*,
       Biometrika 61, 1974; Tukey and McLaughlin, Sankhya A 25, 1963). The variance is that of the median rank, or the
-      rank's own if that is larger. The probability that any of equal ranks is named is at most ``CHANCE``, by
-      Bonferroni's correction for the number of ranks.
+      rank's own if that is larger; wider if successive steps are alike. The probability that any of equal ranks is
+      named is at most ``CHANCE``, by Bonferroni's correction for the number of ranks.
 
     If there is none, ranks with an excess of ``CLEARLY_SLOWER`` and a probability of ``MAY_BE_CHANCE`` are named, with
     ``may_be_chance``. If more than half of the ranks would be slow, none is.
@@ -71,8 +73,10 @@ def stragglers(
     least = to_excess(least)
     trimmed = int(_TRIMMED * steps)
     kept = steps - 2 * trimmed
-    typical = [min(fmean(ordered[trimmed : steps - trimmed]), median(ordered)) for ordered in excess]
-    errors = [_standard_error(ordered, trimmed) for ordered in excess]
+    in_order = [sorted(values) for values in excess]
+    typical = [min(fmean(ordered[trimmed : steps - trimmed]), median(ordered)) for ordered in in_order]
+    wider = _widening([_without_outliers(values, trimmed) for values in excess])
+    errors = [wider * _standard_error(ordered, trimmed) for ordered in in_order]
     usual_error = median(errors) / (1 - 2 / (9 * (kept - 1))) ** 1.5
     freedom = (ranks - 1) * (kept - 1)
     spread = 0.0
@@ -98,14 +102,14 @@ def stragglers(
 
 
 def _excess(times: Sequence[Sequence[int]], whole: float | None) -> list[list[float]]:
-    """For each rank how much longer it took than the median of the others in the same step, sorted."""
+    """For each rank how much longer it took than the median of the others in each step."""
     excess: list[list[float]] = [[] for _ in times]
     for step in zip(*times):
         ordered = sorted(step)
         for values, ns in zip(excess, step):
             others = _median_without(ordered, ns)
             values.append((ns - others) / whole if whole else log(max(ns, 1) / max(others, 1)))
-    return [sorted(values) for values in excess]
+    return excess
 
 
 def _median_without(ordered: Sequence[int], ns: int) -> float:
@@ -118,11 +122,32 @@ def _standard_error(ordered: Sequence[float], trimmed: int) -> float:
     """The standard error of a trimmed mean: from the variance of the values in which each of those that are left out is
     replaced by the nearest one that is not (Winsorized)."""
     steps = len(ordered)
-    low, high = ordered[trimmed], ordered[steps - 1 - trimmed]
-    values = [low] * trimmed + [*ordered[trimmed : steps - trimmed]] + [high] * trimmed
+    values = _without_outliers(ordered, trimmed)
     mean = fmean(values)
     variance = sum((value - mean) ** 2 for value in values) / (steps - 1)
     return sqrt(variance * steps) / (steps - 2 * trimmed)
+
+
+def _without_outliers(values: Sequence[float], trimmed: int) -> list[float]:
+    """The values, of which so many at each end are replaced by the nearest one that is not."""
+    ordered = sorted(values)
+    low, high = ordered[trimmed], ordered[len(ordered) - 1 - trimmed]
+    return [min(max(value, low), high) for value in values]
+
+
+def _widening(excess: Sequence[Sequence[float]]) -> float:
+    """By how much the error of a mean is larger than that of independent steps, for an autoregressive process of first
+    order: sqrt((1 + r) / (1 - r)). r is the correlation of successive steps over all ranks, with its bias in short
+    series corrected (Marriott and Pope, Biometrika 41, 1954), and at least 0."""
+    successive = total = 0.0
+    for values in excess:
+        mean = fmean(values)
+        away = [value - mean for value in values]
+        successive += sum(map(mul, away, away[1:]))
+        total += sum(map(mul, away, away))
+    r = successive / total if total else 0.0
+    r = min(max(r + (1 + 3 * r) / len(excess[0]), 0.0), _MOST_ALIKE)
+    return sqrt((1 + r) / (1 - r))
 
 
 @cache

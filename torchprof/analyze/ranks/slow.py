@@ -80,8 +80,14 @@ class Late:
 
 
 def test_of_work(compared: Compared) -> Stragglers | None:
-    """The test of ``stragglers`` on the own work of the ranks; None if the steps cannot be paired or are too few."""
+    """The test of ``stragglers`` on the own work of the ranks; None if the steps cannot be paired or are too few.
+
+    In a run of chosen ranks it is the test of all ranks of the job, which was made before.
+    """
     whole = compared.whole
+    if (choice := compared.run.choice) is not None:
+        slow, may_be_chance = choice.facts["slow"], choice.facts["may_be_chance"]
+        return Stragglers(tuple(index for index, rank in enumerate(whole.ranks) if rank in slow), may_be_chance, 0.0)
     if not (compared.are_paired and whole.values):
         return None
     work = median_low(compared.typical(whole).values())
@@ -151,7 +157,8 @@ def _cost(compared: Compared, slow: Sequence[int]) -> float | None:
         max(0, max(step) - max(ns for rank, ns in zip(whole.ranks, step) if rank not in slow))
         for step in zip(*whole.values)
     ]
-    return float(median(longer)) / compared.step_ns
+    own = max(compared.typical(whole)[rank] for rank in slow)  # may be more than a step: if threads work at once
+    return float(median(longer)) / max(compared.step_ns, own)
 
 
 def _seem_slow(values: Mapping[int, float], more: float, last: Sequence[int] | None) -> list[int]:
@@ -182,6 +189,8 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
             named = _seem_slow(typical, max(CLEARLY_SLOWER * compared.step_ns, 1), last)
         else:
             named = [among[index] for index in tested.slow]
+        if (choice := compared.run.choice) is not None:
+            named = [rank for rank in named if rank in choice.facts["late"]]
         others = [waits[rank] for rank in among if rank not in named]
         for rank in named:
             may_be_chance |= (tested is None or tested.may_be_chance) and rank not in known
