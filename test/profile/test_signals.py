@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 import signal
 import sys
 import threading
