@@ -11,25 +11,16 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.merge import STEPS, files_of, peak_resident, write
+from benchmarks.merge import STEPS, files_of, measure, peak_resident
 from benchmarks.ratios import say, show, verdict
 
-RANKS = (64, 256, 1024)
 SECONDS_TO_ASK = 2.0
 GIGABYTES = 0.5
 PAGE = Path(__file__).parent.parent / "docs" / "job-folder.md"
-
-
-def measure(quick: bool) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for ranks in (4, 8) if quick else RANKS:
-            write(Path(folder), ranks, quick)
-            of_so_many(Path(folder), ranks, "AlexNet" if quick else "BERT-base")
 
 
 def of_so_many(folder: Path, ranks: int, model: str) -> None:
@@ -112,7 +103,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.part:
-        measure(options.quick)
+        measure(options.quick, of_so_many)
         return
     start = time.perf_counter()
     PARTS[options.part](options.folder, options.ranks)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ COLLECTIVES = 200  # in each step
 WAYS = {"torchprof.merge": "flat", f"in groups of {GROUP}": "tree", "json.load": "json"}
 
 
-def measure(quick: bool) -> None:
+def measure(quick: bool, of_so_many: Callable[[Path, int, str], None]) -> None:
+    """Measure jobs of several sizes: ``of_so_many`` gets the folder of the runs, their number, and the model."""
     with tempfile.TemporaryDirectory() as folder:
         for ranks in (4, 8) if quick else RANKS:
             write(Path(folder), ranks, quick)
@@ -180,7 +182,7 @@ def main() -> None:
     if options.way:
         print(json.dumps(merge(options.way, options.folder, options.ranks)))
     else:
-        measure(options.quick)
+        measure(options.quick, of_so_many)
 
 
 if __name__ == "__main__":

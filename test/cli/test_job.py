@@ -132,6 +132,18 @@ def test_without_pyarrow_it_is_known_before_anything_runs(
     assert not Path("job").exists()
 
 
+@pytest.mark.parametrize("command", ["run", "profile"])
+def test_a_rank_that_is_there_is_known_before_anything_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of([], rank=0).save("job/")
+    Path("script.py").write_text("open('ran', 'w')\n", encoding="utf-8")
+    assert main([command, "-o", "job/", "script.py" if command == "run" else "script:Net"]) == 2
+    assert "job has rank 0 already. Save another job to another folder" in capsys.readouterr().err
+    assert not Path("ran").exists()
+
+
 def test_a_profile_goes_into_a_job_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for output in (["-o", "job/", "-o", "run.json"], ["-o", "once.parquet"]):

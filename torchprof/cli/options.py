@@ -14,7 +14,7 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import PARQUET_RUN, format_of, options_of
 from torchprof.run.cost import Unit
 from torchprof.run.dtypes import DTYPES
-from torchprof.run.job_folder import names_job_folder
+from torchprof.run.job_folder import make_room, names_job_folder
 from torchprof.run.parquet import check_pyarrow
 
 if TYPE_CHECKING:
@@ -181,33 +181,37 @@ def _name_on_command_line(option: str) -> str:
     return "by_shape" if option == _BY_SHAPE_IN_REPORTS else option
 
 
-def check_output(arguments: argparse.Namespace, of: str = "run") -> None:
+def check_output(arguments: argparse.Namespace, of: str = "run", rank: int = 0) -> None:
     """Check that all files of ``-o`` can be written. Call this before any work, since the work may take long.
 
-    ``of``: what will be written, "run" or "diff". Raises TorchprofError that names all files that cannot be written.
+    ``of``: what will be written, "run" or "diff"; ``rank``: of the run. A job folder is made now. Raises TorchprofError
+    that names all files that cannot be written.
     """
     known: dict[Path, str] = {}
     problems = []
     for file in arguments.output:
         path = Path(file).resolve()
-        problem = f"-o {file}: the same file as -o {known[path]}." if path in known else _problem_with(file, of)
+        problem = f"-o {file}: the same file as -o {known[path]}." if path in known else _problem_with(file, of, rank)
         known[path] = file
         problems += [problem] if problem else []
     if problems:
         raise TorchprofError("\n".join(problems))
 
 
-def _problem_with(file: str, of: str) -> str:
+def _problem_with(file: str, of: str, rank: int) -> str:
     """Why a file cannot be written; "" if it probably can."""
     path = Path(file).absolute()
-    if path.is_dir() and not (of == "run" and names_job_folder(file)):
+    is_job = of == "run" and names_job_folder(file)
+    if path.is_dir() and not is_job:
         return f"-o {file}: this is a folder, not a file."
     try:
         name = format_of(file, of=of)
     except TorchprofError as error:
         return f"-o {error}"
     try:
-        if name == PARQUET_RUN:
+        if is_job:
+            make_room(path, rank)
+        elif name == PARQUET_RUN:
             check_pyarrow()
     except TorchprofError as error:
         return f"-o {file}: {error}"

@@ -25,7 +25,7 @@ from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
 from torchprof.reports import PARQUET_RUN, format_of
 from torchprof.reports.text import text_of
-from torchprof.run.job_folder import make_room, names_job_folder
+from torchprof.run.job_folder import names_job_folder
 
 if TYPE_CHECKING:
     from torchprof.cli.options import Commands
@@ -140,9 +140,7 @@ def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[st
     has_output = bool(arguments.output)
     arguments.output = _outputs_of(rank, world_size, arguments.output, name)
     if has_output:  # without -o, the script runs even if the default file cannot be written
-        check_output(arguments)
-        for folder in filter(names_job_folder, arguments.output):
-            make_room(Path(folder), rank)  # before the script runs, not after
+        check_output(arguments, rank=rank)
     # A slash at the end says that this is a job folder.
     return {file: f"{Path(file).absolute()}{'/' * names_job_folder(file)}" for file in arguments.output}
 

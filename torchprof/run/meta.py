@@ -142,8 +142,13 @@ class Meta:
         return (self.device or "device").upper()
 
     def of_a_comparison(self) -> Meta:
-        """Without what is not compared between ranks."""
-        return replace(self, peaks=(), warnings=(), flags=(), environment=(), switches=(), regions=(), compilations=())
+        """Without what is not compared between ranks. Only times are."""
+        requested, measured = (
+            tuple(name for name in names if name in ("cpu_ns", "device_ns"))
+            for names in (self.requested, self.measured)
+        )
+        kept = replace(self, requested=requested, measured=measured, environment=(), switches=(), flags=())
+        return replace(kept, peaks=(), warnings=(), regions=(), compilations=())
 
     @property
     def marked_steps(self) -> int:

@@ -145,13 +145,13 @@ class Run:
 
     def to_compare(self) -> Run:
         """What finds the slow ranks of a job, once the runs of all ranks are merged: the own work and the exchanges of
-        each step. A kilobyte or two; without layers, rows and warnings."""
+        each step. A kilobyte or two; without layers, rows and warnings. What is not compared counts as not measured."""
         return Run(
             tuple(meta.of_a_comparison() for meta in self.metas),
             Layers(),
             rows_of_lines((), {}, [()], [], [()], [()]),
             {
-                key: Spread.of([(0, round(spread.median))])
+                key: replace(spread, sample=(round(spread.median),), hashes=(0,))
                 for key, spread in self.samples.items()
                 if key.measure == "step_ns"
             },

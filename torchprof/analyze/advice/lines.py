@@ -215,7 +215,7 @@ def functions(
                     calls[place] += columns["calls"][row]
     by_name: dict[str, Function] = {}
     for place, seen in lines.items():
-        samples = seen.total()
+        samples = max(seen.total(), 1)  # a file may have lines without samples
         for text, count in seen.items():
             line, _, called = text.partition(" → ")
             parts = _LINE.fullmatch(line)

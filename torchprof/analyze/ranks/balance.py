@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torchprof.analyze.ranks.slow import Late, Slow, late_ranks, slow_ranks, test_of_work
+from torchprof.analyze.ranks.slow import Late, Slow, late_ranks, slow_ranks, tested_work
 from torchprof.analyze.ranks.values import INFERRED, Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.run import Run
@@ -45,7 +45,7 @@ def balance_of(run: Run) -> Balance:
     collectives = tuple(_collectives(compared))
     ranks = tuple(_ranks(compared, collectives))
     layers = tuple(_layers(compared, collectives))
-    tested = test_of_work(compared)
+    tested = tested_work(compared)
     slow = slow_ranks(compared, tested, ranks, layers, collectives)
     late = late_ranks(compared, ranks, slow)
     inferred = sum(

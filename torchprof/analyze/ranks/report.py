@@ -45,8 +45,9 @@ def ranks(
     sections = [
         Section([*sentences(run, balance)], " "),
         table_of_ranks(run, balance, top, tablefmt),
-        table_of_layers(run, balance, sort_by, depth, limit, tablefmt),
     ]
+    if balance.layers or run.layers:  # not in a comparison, which has no layers
+        sections.append(table_of_layers(run, balance, sort_by, depth, limit, tablefmt))
     if balance.collectives:
         sections.append(table_of_collectives(run, balance, limit, tablefmt))
     warnings = warnings_of(run)[1 if lacks_ranks(run) else 0 :]  # the sentences name missing ranks already

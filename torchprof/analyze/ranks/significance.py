@@ -34,12 +34,12 @@ class Stragglers:
     """``slow``: the indices of the slow ranks. ``may_be_chance``: chance is not excluded.
 
     ``detectable``: a rank that exceeds the others by this share would have been named in most jobs like this one, in
-    three of four or more.
+    three of four or more; None if that is unknown.
     """
 
     slow: tuple[int, ...]
     may_be_chance: bool
-    detectable: float
+    detectable: float | None
 
 
 def stragglers(

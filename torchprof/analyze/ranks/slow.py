@@ -42,7 +42,7 @@ class Slow:
     ``others_wait_ns``: the median of what the other ranks wait in a step; a lower bound if ``wait_longer``.
     ``may_be_chance``: there are too few steps to exclude chance, or the steps of different ranks cannot be paired.
     ``costs``: by which share a step would be shorter, at most, if they were no slower than the slowest of the others:
-    the median over the steps; None if the steps cannot be paired.
+    the median over the steps; None if the steps cannot be paired, and in a run of chosen ranks.
 
     ``difference``: the place where the slowest rank takes longer; None if no place has most of the difference.
     ``flops``: the FLOPs of the slowest rank over the median of the others; None: unknown.
@@ -79,7 +79,7 @@ class Late:
     exceeds_slow: bool = False
 
 
-def test_of_work(compared: Compared) -> Stragglers | None:
+def tested_work(compared: Compared) -> Stragglers | None:
     """The test of ``stragglers`` on the own work of the ranks; None if the steps cannot be paired or are too few.
 
     In a run of chosen ranks it is the test of all ranks of the job, which was made before.
@@ -87,7 +87,7 @@ def test_of_work(compared: Compared) -> Stragglers | None:
     whole = compared.whole
     if (choice := compared.run.choice) is not None:
         slow, may_be_chance = choice.facts["slow"], choice.facts["may_be_chance"]
-        return Stragglers(tuple(index for index, rank in enumerate(whole.ranks) if rank in slow), may_be_chance, 0.0)
+        return Stragglers(tuple(index for index, rank in enumerate(whole.ranks) if rank in slow), may_be_chance, None)
     if not (compared.are_paired and whole.values):
         return None
     work = median_low(compared.typical(whole).values())
@@ -101,7 +101,7 @@ def slow_ranks(
     layers: Iterable[OneLayer],
     collectives: Iterable[OneCollective],
 ) -> Slow | None:
-    """The ranks whose own work takes longer than that of the others, by ``tested``, the result of ``test_of_work``.
+    """The ranks whose own work takes longer than that of the others, by ``tested``, the result of ``tested_work``.
 
     Without that: the ranks whose work takes ``CLEARLY_SLOWER`` longer than that of the median rank, if one of them was
     the slowest in more than half of the steps.
@@ -152,6 +152,8 @@ def _cost(compared: Compared, slow: Sequence[int]) -> float | None:
     """See ``Slow.costs``."""
     whole = compared.whole
     if not (compared.are_paired and whole.values) or compared.step_ns <= 0:
+        return None
+    if compared.run.choice is not None:  # the slowest of all other ranks is not in this run
         return None
     longer = [
         max(0, max(step) - max(ns for rank, ns in zip(whole.ranks, step) if rank not in slow))
