@@ -125,6 +125,7 @@ def run_of_document(document: dict[str, Any], path: str) -> Run:
 
 def _run(document: dict[str, Any]) -> Run:
     """The run of a file. Raises as described in ``checked_json`` if the file contradicts itself."""
+    document = {"pipelines": [], **document}  # runs of torchprof 2.7 have none
     layers = Layers.from_json(document["layers"])
     names = [layer.name for layer in layers]
     warnings = [RunWarning.from_json(stored, names) for stored in read_list(document["stored_warnings"])]

@@ -17,6 +17,7 @@ from torchprof.run.meta import Meta
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.outputs import ReportText, output
 from torchprof.run.part import PerDevice, PerRank, RunPart
+from torchprof.run.pipeline import Pipeline
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.samples import SampleKey, SamplesPart, Spread
 from torchprof.run.sentences import RANKS_CHOSEN
@@ -69,6 +70,7 @@ class Run:
     - ``memory``: the peak of each device. ``timeline``: allocations and spans, with ``with_timeline=True``.
     - ``device_times``: how each device used its time. ``lockstep``: what ranks did at the same time.
     - ``unfinished``: where a rank was, if its recording ended in the middle of a step.
+    - ``pipelines``: what each rank did for its stages of a pipeline, by device.
     """
 
     metas: tuple[Meta, ...]
@@ -80,6 +82,7 @@ class Run:
     device_times: tuple[DeviceTime, ...] = ()
     lockstep: Mapping[LockstepKey, Lockstep] = field(default_factory=dict)
     unfinished: tuple[Unfinished, ...] = ()
+    pipelines: tuple[Pipeline, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", Layers.of(self.layers))  # from any iterable of layers
@@ -336,6 +339,7 @@ RUN_PARTS: dict[str, RunPart[Any]] = {
     "device_times": PerDevice(DeviceTime),
     "lockstep": LockstepPart(),
     "unfinished": PerRank(Unfinished),
+    "pipelines": PerDevice(Pipeline),
 }
 """The parts of a run by their names in ``Run`` and in the file, where they have this order."""
 
