@@ -35,7 +35,8 @@ ACTIONS = ("F", "B", "I", "W")
 class Pipeline:
     """What a rank did for its stages of a pipeline, in the time of one device.
 
-    - ``schedule``: the class of torch's schedule, "" if unknown. ``stages``: the number of stages of the whole pipeline.
+    - ``schedule``: the class of torch's schedule, "" if unknown.
+    - ``stages``: the number of stages of the whole pipeline.
     - ``group``: the ranks of the pipeline, in their order in it; empty if unknown.
     - ``roots``: (stage, layer) for each stage of this rank: the index of the model that the stage calls, negative if
       it was not profiled.
