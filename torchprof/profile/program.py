@@ -298,7 +298,8 @@ class Program:
                 )
                 warnings.insert(0, what)
         elif recorded is not None and self._start_ns > _LONG_START * recorded.meta.wall_ns:
-            warnings.append(RunWarning.of("long_start", start_ns=self._start_ns, wall_ns=recorded.meta.wall_ns))
+            wall_ns = recorded.meta.wall_ns  # by torch's clock, which may be a little slower
+            warnings.append(RunWarning.of("long_start", start_ns=min(self._start_ns, wall_ns), wall_ns=wall_ns))
         if self._elsewhere:
             warnings.append(RunWarning.of("calls_on_other_threads", classes=tuple(self._elsewhere.most_common())))
 
