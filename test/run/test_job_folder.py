@@ -269,6 +269,25 @@ def test_a_run_of_several_ranks_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "job").exists()
 
 
+@pytest.mark.parametrize(
+    ("another", "says"),
+    [
+        ({"world_size": 8}, "has rank 1 of a job of 4 ranks, but rank 3 to be saved is of a job of 8 ranks."),
+        ({"world_size": 1}, "has rank 1 of a job of 4 ranks, but rank 3 to be saved is of a job of 1 rank."),
+        ({"job": "b"}, "has rank 1 of the job 'a', but rank 3 to be saved is of the job 'b'."),
+    ],
+)
+def test_a_rank_of_another_job_is_refused(another: dict[str, Any], says: str, ranks: list[Run], tmp_path: Path) -> None:
+    first, last = (replace(run, metas=(replace(run.meta, job="a"),)) for run in (ranks[1], ranks[3]))
+    folder_of([first], tmp_path / "job")
+    before = files_in(tmp_path / "job")
+    with pytest.raises(TorchprofError, match=says + " A folder is for the ranks of one job: save this one to another"):
+        replace(last, metas=(replace(last.meta, **another),)).save(tmp_path / "job")
+    assert files_in(tmp_path / "job") == before
+    folder_of([last, ranks[2]], tmp_path / "job")  # the name of the job is unknown in the last one
+    assert torchprof.open_job(tmp_path / "job").ranks == (1, 2, 3)
+
+
 def test_ranks_that_are_not_there(job: JobFolder, tmp_path: Path) -> None:
     with pytest.raises(TorchprofError, match=r"job has no ranks 4 and 9. It has ranks 0 to 3."):
         job.run([1, 4, 9])

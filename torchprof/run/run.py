@@ -327,7 +327,8 @@ class Run:
 
         The file has names of layers, ops and the machine, shapes and figures; no tensor data and no source code.
         ``strip=True`` leaves out the names of files, machines and jobs. Raises TorchprofError if there is no such
-        folder, without pyarrow, and for a rank that the job folder has already; OSError like ``open``.
+        folder, without pyarrow, and for a rank that the job folder has already or that is not of its job; OSError like
+        ``open``.
         """
         output("write")(self, path, strip=strip)
 
