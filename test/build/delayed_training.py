@@ -30,7 +30,7 @@ PLACES = {
     "optimizer": "the optimizer",
     "collective": "in backward",
 }
-"""The places, with the words of the report "ranks" for each."""
+"""The places, with words of the report "ranks" for each. A new one also calls ``_late`` where it is."""
 STEPS = 20
 CYCLE = {"wait": 1, "warmup": 1, "active": 8}
 
