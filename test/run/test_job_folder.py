@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -242,6 +243,13 @@ def test_another_process_may_be_making_the_folder(ranks: list[Run], tmp_path: Pa
     (tmp_path / "job" / "rows").mkdir(parents=True)
     (tmp_path / "job" / ".torchprof-job.json.1.part").touch()
     assert folder_of(ranks, tmp_path / "job").run() == torchprof.merge(ranks)
+
+
+def test_ranks_can_be_written_at_once(ranks: list[Run], tmp_path: Path) -> None:
+    """Into a folder that each of them makes, and in which each looks for ranks of another job."""
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        [*threads.map(lambda run: run.save(f"{tmp_path}/job/"), ranks)]
+    assert torchprof.open_job(tmp_path / "job").run() == torchprof.merge(ranks)
 
 
 def test_strip_removes_names_of_machines(ranks: list[Run], tmp_path: Path) -> None:

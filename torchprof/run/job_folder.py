@@ -7,7 +7,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from os import PathLike
@@ -55,8 +55,7 @@ class JobFolder:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The numbers of the ranks that are in the folder now, ascending."""
-        names = (_FILE.fullmatch(file.name) for file in (self._path / _RANKS).iterdir())
-        return tuple(sorted(int(name[1]) for name in names if name is not None))
+        return tuple(sorted(_ranks_in(self._path)))
 
     def run(self, ranks: Iterable[int] | None = None) -> Run:
         """One run of these ranks, of all without ``ranks``: what ``torchprof.merge`` makes of the runs as they were
@@ -166,10 +165,10 @@ def make_room(folder: Path, rank: int, world_size: int | None = None, job: str =
 def _check_job(folder: Path, rank: int, world_size: int | None, job: str) -> None:
     """Raises TorchprofError if a rank is not of the job whose ranks are in the folder. These are of one job, so one of
     them is read."""
-    there = JobFolder(folder).ranks
-    if not there:
+    there = next(_ranks_in(folder), None)
+    if there is None:
         return
-    file = _file_of(folder, _RANKS, there[0])
+    file = _file_of(folder, _RANKS, there)
     its_size, its_job = job_of_rank(file.read_bytes(), str(file))
     if world_size is not None and world_size != its_size:
         its, this = f"a job of {_count_of_ranks(its_size)}", f"of a job of {_count_of_ranks(world_size)}"
@@ -178,9 +177,15 @@ def _check_job(folder: Path, rank: int, world_size: int | None, job: str) -> Non
     else:
         return
     raise TorchprofError(
-        f"{folder} has rank {there[0]} of {its}, but rank {rank} to be saved is {this}. A folder is for the ranks of "
+        f"{folder} has rank {there} of {its}, but rank {rank} to be saved is {this}. A folder is for the ranks of "
         "one job: save this one to another folder, or remove the old one first."
     )
+
+
+def _ranks_in(folder: Path) -> Iterator[int]:
+    """The numbers of the ranks that are in a job folder, in any order."""
+    names = (_FILE.fullmatch(file.name) for file in (folder / _RANKS).iterdir())
+    return (int(name[1]) for name in names if name is not None)
 
 
 def _count_of_ranks(count: int) -> str:
