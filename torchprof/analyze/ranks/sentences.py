@@ -58,7 +58,15 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
 
 def about_stragglers(run: Run) -> str:
     """The stragglers of a job in words, or that there are none, or that they are unknown."""
-    return straggler(run) or " ".join(_about_none(run, balance_of(run)))
+    return verdict_on_ranks(run)[1]
+
+
+def verdict_on_ranks(run: Run) -> tuple[bool, str]:
+    """Whether a job has stragglers that are more than chance, and what ``about_stragglers`` says."""
+    balance = balance_of(run)
+    named = [part for part in (balance.slow, balance.late) if part is not None]
+    sentence = _straggler(run, balance) or " ".join(_about_none(run, balance))
+    return any(not part.may_be_chance for part in named), sentence
 
 
 def _about_none(run: Run, balance: Balance) -> Iterator[str]:
@@ -78,7 +86,10 @@ def _about_none(run: Run, balance: Balance) -> Iterator[str]:
 
 def straggler(run: Run) -> str:
     """The sentence that names the stragglers of a job; "" if none was found."""
-    balance = balance_of(run)
+    return _straggler(run, balance_of(run))
+
+
+def _straggler(run: Run, balance: Balance) -> str:
     late_first = balance.late is not None and balance.late.exceeds_slow
     if balance.late is not None and (late_first or balance.slow is None):
         return _certain(balance.late, next(_about_late(run, balance.late, False, unit_of(run))))
