@@ -65,6 +65,7 @@ def add_to(commands: Commands) -> None:
     several = parser.add_argument_group("several ranks or cycles")
     several.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
     several.add_argument("--add-cycles", action="store_true", help="add up saved runs of one rank, in this order")
+    several.add_argument("--jobs", type=whole_number, metavar="N", help="read with N processes (default: one per CPU)")
     traces = parser.add_argument_group("traces")
     traces.add_argument("--model", metavar="SPEC", help=f"the model: {SPECS}")
     traces.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments that make the model")
@@ -77,7 +78,6 @@ def add_to(commands: Commands) -> None:
     )
     traces.add_argument("--call-kwargs", default="{}", metavar="JSON", help="arguments of that call other than tensors")
     traces.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers: features.0, layer.*")
-    traces.add_argument("--jobs", type=whole_number, metavar="N", help="read with N processes (default: one per CPU)")
     parser.set_defaults(execute=execute, method="forward", dtype=None)
 
 
