@@ -8,11 +8,14 @@ import tempfile
 from collections import Counter
 from dataclasses import astuple, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
+import torch
 from build.examples import examples
 from build.merging import ADD, MINE, MUL, NET, calls, jobs, layer, line, run_of, timeline
+from build.models import Mlp
 from build.places import ROOT
 from build.warnings import run_warnings, sentences
 from hypothesis import given
@@ -26,6 +29,7 @@ from torchprof.run.memory import Held, Memory
 from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
+from torchprof.run.saved import load_to_compare
 from torchprof.run.timeline import DeviceTime, StreamTime
 from torchprof.run.words import BACKWARD, FORWARD, OTHER
 
@@ -436,3 +440,22 @@ def test_one_process_reads_if_others_cannot_import_the_script(tmp_path: Path, mo
     for rank in range(2):
         (tmp_path / str(rank)).write_text(str(rank))
     assert [meta.rank for meta in torchprof.load([tmp_path / "0", tmp_path / "1"], processes=2).metas] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz", "run.parquet"])
+def test_what_is_compared_is_read_alone(name: str, tmp_path: Path) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    model = Mlp()
+    with torchprof.Profile(model, profile_memory=True, with_timeline=True) as prof:
+        for _ in range(3):
+            model(torch.rand(2, 4)).sum().backward()
+            prof.step()
+    prof.run.save(tmp_path / name)
+    compared = load_to_compare(tmp_path / name)
+    assert compared == prof.run.to_compare(layers=True)
+    assert not compared.rows and compared.layers == prof.run.layers
+    for key, lockstep in compared.lockstep.items():
+        whole = prof.run.lockstep[key]
+        assert (lockstep.ns, lockstep.counts) == (whole.ns, whole.counts)
+        assert lockstep.last_ns == whole.last_ns if key.what == STEP else lockstep.medians == (median(whole.last_ns),)

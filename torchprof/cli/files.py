@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -68,7 +69,9 @@ def runs_of(files: Files, arguments: argparse.Namespace, *, one_by_one: bool = F
     model = model_of(arguments)
     if model is not None and not files.traces:
         raise TorchprofError("--model is for traces: a saved run has its model already.")
-    yield from _saved_runs(files, arguments.add_cycles, _processes(files.saved, arguments.jobs))
+    for _, run in saved_runs(files, arguments, torchprof.load):
+        yield run
+        del run  # before the next one is loaded
     if one_by_one:
         yield from (_read_traces([file], model, arguments) for file in files.traces)
     elif files.traces:
@@ -90,12 +93,16 @@ def model_of(arguments: argparse.Namespace) -> torch.nn.Module | None:
     return None
 
 
-def _saved_runs(files: Files, add_cycles: bool, processes: int) -> Iterator[torchprof.Run]:
-    """Load the saved runs, one after the other. Raises TorchprofError for a second file of a rank without
-    add_cycles."""
+def saved_runs(
+    files: Files, arguments: argparse.Namespace, read: Callable[[str], torchprof.Run]
+) -> Iterator[tuple[str, torchprof.Run]]:
+    """``read`` the saved runs, one after the other: the file, and what is read of it.
+
+    Raises TorchprofError for a second file of a rank without --add-cycles.
+    """
     file_of: dict[int, str] = {}
     count = len(files.saved)
-    runs = in_processes(_run_or_error, files.saved, processes)
+    runs = in_processes(partial(_run_or_error, read), files.saved, _processes(files.saved, arguments.jobs))
     for _, file in zip(progress("run", count) if count > 1 else range(1), files.saved):
         run = next(runs)
         if isinstance(run, TorchprofError):
@@ -104,20 +111,20 @@ def _saved_runs(files: Files, add_cycles: bool, processes: int) -> Iterator[torc
             print(f"Left out: {run}", file=sys.stderr)
             continue
         for meta in run.metas:
-            if meta.rank in file_of and not add_cycles:
+            if meta.rank in file_of and not arguments.add_cycles:
                 raise TorchprofError(
                     f"{file_of[meta.rank]} and {file} are both of rank {meta.rank}. If one process recorded them, one "
                     "after the other, add them up with --add-cycles. If not, show each alone. To see what changed "
                     f"between them: torchprof compare {file_of[meta.rank]} {file}"
                 )
             file_of[meta.rank] = file
-        yield run
+        yield file, run
         del run  # before the next one is loaded
 
 
-def _run_or_error(file: str) -> torchprof.Run | TorchprofError:
+def _run_or_error(read: Callable[[str], torchprof.Run], file: str) -> torchprof.Run | TorchprofError:
     try:
-        return torchprof.load(file)
+        return read(file)
     except TorchprofError as error:
         return error
 

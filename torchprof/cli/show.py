@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
+import torchprof
 from torchprof.cli.files import files_of, read, runs_of
-from torchprof.cli.job import job_to_write, read_job, write_job
+from torchprof.cli.job import JobRun, job_to_write, read_job, read_many, write_job
 from torchprof.cli.models import SPECS
 from torchprof.cli.options import (
     add_json_option,
@@ -19,6 +21,7 @@ from torchprof.cli.options import (
 )
 from torchprof.cli.output import print_all, print_run, write_files
 from torchprof.errors import TorchprofError
+from torchprof.reports import format_of
 
 if TYPE_CHECKING:
     from torchprof.cli.options import Commands
@@ -91,12 +94,22 @@ def execute(arguments: argparse.Namespace) -> int:
     if folder:
         write_job(runs_of(files_of(arguments.files), arguments, one_by_one=True), folder)
         return 0
-    run, names, is_trace = read_job(arguments), arguments.files, False
-    if run is None:
+    job, names, is_trace = read_job(arguments), arguments.files, False
+    if job is None:
         files = files_of(arguments.files)
-        run, names, is_trace = read(files, arguments), [*files.saved, *files.traces], bool(files.traces)
-    if arguments.rank is not None:
-        run = run.of_rank(arguments.rank)
-    code = write_files(run.export, arguments)
-    print_run(run, arguments, lambda: print_all(run, arguments, names, is_trace=is_trace))
+        job = read_many(files, arguments) or JobRun(read(files, arguments))
+        names, is_trace = [*files.saved, *files.traces], bool(files.traces)
+    run = job.run if arguments.rank is None else job.run.of_rank(arguments.rank)
+    code = write_files(partial(_export, run, job.compared), arguments)
+    of_ranks = job.compared or run
+    print_run(
+        of_ranks if arguments.report == "ranks" else run,
+        arguments,
+        lambda: print_all(run, arguments, names, of_ranks, is_trace=is_trace),
+    )
     return code
+
+
+def _export(run: torchprof.Run, compared: torchprof.Run | None, path: str) -> None:
+    is_page = compared is not None and format_of(path) == "html"
+    run.export(path, **({"compared": compared} if is_page else {}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -127,12 +127,13 @@ def _zipped(run: Run) -> bytes:
     return gzip.compress(json_of_run(run).encode(), _LEVEL, mtime=0)
 
 
-def run_of_rank(data: bytes, path: str) -> Run:
-    """The run that ``table_of_rank`` has. ``path`` and errors: as of ``run_of_parquet``."""
+def run_of_rank(data: bytes, path: str, read: Callable[[bytes, str], Run] = run_of) -> Run:
+    """The run that ``table_of_rank`` has, or what ``read`` reads of its file. ``path`` and errors: as of
+    ``run_of_parquet``."""
     parquet = _pyarrow().parquet
     with _damaged(path):
         (whole,) = parquet.read_table(BytesIO(data), columns=[_WHOLE])[_WHOLE].to_pylist()
-    return run_of(whole, path)
+    return read(whole, path)
 
 
 def table_of_rows(run: Run) -> ParquetTable:

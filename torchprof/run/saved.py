@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchprof.errors import TorchprofError
 from torchprof.run.atomic_files import atomic_file
-from torchprof.run.file import run_of, write_json
+from torchprof.run.file import comparison_of, run_of, write_json
 from torchprof.run.job_folder import add_to_job, is_job_folder, names_job_folder, open_job
 from torchprof.run.merge import merge
 from torchprof.run.parquet import PARQUET, run_of_parquet, write_parquet
@@ -58,6 +58,15 @@ def load(path: str | PathLike[str] | Iterable[str | PathLike[str]], *, processes
         return open_job(path).run()
     data = Path(path).read_bytes()
     return (run_of_parquet if data.startswith(PARQUET) else run_of)(data, str(path))
+
+
+@paused_gc()
+def load_to_compare(path: str | PathLike[str]) -> Run:
+    """``load(path).to_compare(layers=True)`` of a file, but faster. Raises TorchprofError and OSError like ``load``."""
+    data = Path(path).read_bytes()
+    if data.startswith(PARQUET):
+        return run_of_parquet(data, str(path)).to_compare(layers=True)
+    return comparison_of(data, str(path))
 
 
 def is_run_file(path: str | PathLike[str]) -> bool:
