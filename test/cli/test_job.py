@@ -150,6 +150,22 @@ def test_of_many_saved_runs_all_are_compared_and_some_loaded(
     assert "8 ranks were compared: Rank 5 is the straggler" in out
 
 
+def test_of_many_ranks_in_one_file_some_are_shown_whole(
+    ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if 8 were many. One report, and what other programs read, is still of all ranks."""
+    monkeypatch.setattr("torchprof.cli.output.MOST_WHOLE_RANKS", 7)
+    merged = torchprof.merge(ranks)
+    merged.save("merged.json")
+    assert main(["show", "merged.json", "-o", "again.json"]) == 0
+    out = capsys.readouterr().out
+    assert torchprof.load("again.json") == merged
+    assert f"\n{text_of(without_warnings(content_of('ranks', merged, {})))}\n" in out
+    assert "8 ranks were compared: Rank 5 is the straggler" in out and "3 of 8 ranks" in out
+    assert main(["show", "merged.json", "--report", "tree"]) == 0
+    assert capsys.readouterr().out == merged.report("tree") + "\n"
+
+
 def test_all_of_many_saved_runs_are_merged_for_other_programs(
     ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

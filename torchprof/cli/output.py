@@ -15,6 +15,7 @@ import torchprof
 from torchprof.analyze.first_screen.overview import other_sentences, short_tree
 from torchprof.analyze.first_screen.verdict import verdict
 from torchprof.analyze.operators.top import largest_parts, title_of_parts
+from torchprof.analyze.ranks.selection import MOST_WHOLE_RANKS, run_of_chosen
 from torchprof.analyze.report import Part, spaced, without_warnings
 from torchprof.analyze.sentences import legend
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options
@@ -109,8 +110,12 @@ def print_all(
     *,
     is_trace: bool,
 ) -> None:
-    """Print all sections of a run that was read from files. ``of_ranks``: the run that compares the ranks of the
-    job."""
+    """Print all sections of a run that was read from files. ``of_ranks``: the run that compares the ranks of the job.
+
+    Of more than ``MOST_WHOLE_RANKS`` ranks, only that section is about all: the others would be very long.
+    """
+    if len(run.metas) > MOST_WHOLE_RANKS:
+        run = run_of_chosen(run)
     recorded = max(meta.wall_ns for meta in run.metas)
     timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
     sections = sections_of(run, arguments, in_color(sys.stdout), of_ranks=of_ranks, is_trace=is_trace)

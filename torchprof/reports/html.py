@@ -28,12 +28,12 @@ from torchprof.analyze.compare.table import changes_of_layers, diff_headline, wh
 from torchprof.analyze.first_screen.headline import headline
 from torchprof.analyze.first_screen.verdict import first_findings, in_short, ran
 from torchprof.analyze.operators.top import about_idle_devices, largest_of, measures_of
-from torchprof.analyze.ranks.selection import run_of_chosen
+from torchprof.analyze.ranks.selection import MOST_WHOLE_RANKS, run_of_chosen
 from torchprof.analyze.records import layer_name
 from torchprof.analyze.report import QUESTIONS, report
 from torchprof.analyze.sentences import LEGEND, count_of_ranks
 from torchprof.errors import TorchprofError
-from torchprof.reports.page.data import MOST_RANKS, page_data
+from torchprof.reports.page.data import page_data
 from torchprof.reports.page.tree import Path, Take, Tree
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.run import Run
@@ -70,8 +70,9 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None, compared: Run | N
     ``beside``: other runs by name; a control of the page switches between the runs. Layers with the same path are one
     layer. The page needs no network and no server, and works in any browser of May 2023 or later.
 
-    ``compared``: what is compared of all ranks of the job, if ``run`` has some of them. A run of more than
-    ``MOST_RANKS`` ranks is compared, and the page has some of its ranks, unless there are other runs ``beside`` it.
+    ``compared``: what is compared of all ranks of the job, if ``run`` has some of them. Of a run of more than
+    ``MOST_WHOLE_RANKS`` ranks all are compared, and some are on the page whole. With other runs ``beside`` it, the page
+    has the sums over all ranks of each run.
 
     Raises TorchprofError if a value of ``beside`` is not a run.
     """
@@ -82,7 +83,7 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None, compared: Run | N
             raise TorchprofError(
                 f"beside={{{name!r}: …}} is {other!r:.60}, not a Run. Read a file with torchprof.load()."
             )
-    if len(run.metas) > MOST_RANKS and not beside:
+    if len(run.metas) > MOST_WHOLE_RANKS and not beside:
         run, compared = run_of_chosen(run), run
     takes = [Take("this run", run), *(Take(str(name), other) for name, other in (beside or {}).items())]
     return page(

@@ -13,6 +13,8 @@ from torchprof.run.run import Run
 from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.warnings import RunWarning
 
+MOST_WHOLE_RANKS = 64
+"""The largest number of ranks that views of a whole run show one by one, the page and ``torchprof show``."""
 _STRAGGLERS = 3  # the most slow ranks, and the most late ranks, that are chosen
 
 

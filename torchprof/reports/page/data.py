@@ -15,6 +15,7 @@ from typing import Any
 
 from torchprof.analyze.columns import Column, columns_of
 from torchprof.analyze.operators.operators import parts_of_operators
+from torchprof.analyze.ranks.selection import MOST_WHOLE_RANKS
 from torchprof.analyze.sentences import about_flops, about_times, other_warnings_of
 from torchprof.reports.page.cells import cells
 from torchprof.reports.page.layers import layer_data
@@ -32,9 +33,6 @@ from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME
 _POINTS = 24
 """The number of values that show the distribution of a layer's calls."""
 _PER_CALL = ("cpu_ns", "step_cpu_ns", "step_device_ns")
-MOST_RANKS = 64
-"""The largest number of ranks that are on the page whole. Of more it has a comparison, and some ranks whole; if it has
-several runs, the sums of each."""
 
 
 def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, Any]:
@@ -55,7 +53,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         notes += _named(take, takes, about_flops(take.run))
     if compared is None and len(takes) == 1 and len(takes[0].run.metas) > 1:
         compared = takes[0].run
-    if len(takes) > 1 and any(len(take.run.metas) > MOST_RANKS for take in takes):
+    if len(takes) > 1 and any(len(take.run.metas) > MOST_WHOLE_RANKS for take in takes):
         takes = [take._replace(run=sum_of_ranks(take.run)) for take in takes]
     tree = Tree.of(takes)
     sources = _Sources(takes)
