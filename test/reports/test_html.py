@@ -26,7 +26,7 @@ import torch
 from build.all_kinds import KINDS
 from build.browser import Tab, chromium, open_tab  # noqa: F401
 from build.hand_made import cells, headings, kernel, label, op, row, run_of
-from build.hand_made_ranks import everybody, run_of_ranks
+from build.hand_made_ranks import everybody, lockstep, run_of_ranks
 from build.models import Checkpointed, Holder, Tied
 from build.page import READ_TABLE, button, choice, data_in
 from build.texts import format_count, format_memory, format_time
@@ -48,7 +48,7 @@ from torchprof.reports.page.ranks import sum_of_ranks
 from torchprof.reports.page.tree import Take
 from torchprof.run.cost import AT_LEAST, UNKNOWN, Bound, Cost, Unit
 from torchprof.run.layers import Layer
-from torchprof.run.lockstep import range_in_words
+from torchprof.run.lockstep import GAP, LockstepKey, range_in_words
 from torchprof.run.memory import Held, Memory
 from torchprof.run.meta import Peak
 from torchprof.run.rows import Around
@@ -2054,6 +2054,15 @@ def test_quantiles_over_all_ranks_are_those_of_their_own_work(look: Callable[...
     table.get_by_text("Net.b.0").click()
     assert page.inner_text(".panel h3") == "Net.b.0"
     assert look(job(64)).locator("#ranks .sheet").count() == 1
+
+
+def test_the_time_in_no_operator_is_a_row_of_the_map(look: Callable[..., Page]) -> None:
+    key = LockstepKey(OUTSIDE, FORWARD, "cpu", GAP)
+    gaps = lockstep({rank: [10_000_000 + 40_000_000 * (rank == 2)] * 5 for rank in range(4)}, key)
+    run = job(4)
+    page = look(replace(run, lockstep={**run.lockstep, key: gaps}))
+    assert heat_of(page)["(in no operator)"] == ["10.000ms", "1.00", "1.00", "5.00", "1.00"]
+    assert LAUNCHED_BEFORE not in heat_of(page)
 
 
 def test_ranks_are_summed_next_to_another_run(look: Callable[..., Page]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from torchprof import TorchprofError
 from torchprof.run.cost import Cost
 from torchprof.run.lockstep import NO_LAST_RANK, STEP, WORK
 from torchprof.run.memory import Held, Memory
+from torchprof.run.processes import in_processes
 from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
@@ -430,6 +432,11 @@ def test_several_files_make_one_run_in_one_process_or_several(tmp_path: Path) ->
     files[2].write_text("{}")
     with pytest.raises(TorchprofError, match=r"rank2\.json is JSON, but not a saved run"):
         torchprof.load(files, processes=2)
+
+
+def test_a_process_that_ends_is_an_error() -> None:
+    with pytest.raises(TorchprofError, match="One of the 2 processes that read files was killed, perhaps because mem"):
+        list(in_processes(os._exit, [1, 2, 3], 2))
 
 
 def test_one_process_reads_if_others_cannot_import_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,9 @@ FILE is a saved run (run.json, run.parquet), a trace of torch.profiler (trace.js
 them. Several files make one run: the ranks of a job, or the cycles of one process. With several ranks, the ranks are
 shown first.
 
+Of more than 64 ranks all are compared, and stragglers and some others shown whole; of more than 256 saved runs, only
+these are loaded, unless -o writes another file than a page.
+
 -o job/ writes a job folder: the run of each rank as Parquet files, one rank at a time, for jobs that are too large to
 merge. Shown, it is like its ranks; of more than 256 ranks all are compared, and stragglers and some others loaded.
 

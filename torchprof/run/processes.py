@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchprof.errors import TorchprofError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -31,28 +33,89 @@ def in_processes(call: Callable[[_Item], _Result], items: Iterable[_Item], proce
     if processes == 1 or not _main_can_be_imported():
         yield from map(call, items)
         return
-    from concurrent.futures import Future, ProcessPoolExecutor  # slow to import
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
+    workers = _Workers(call, processes)
+    try:
+        for result, error in workers.outcomes(items):
+            if error is not None:
+                raise error
+            yield result
+    finally:
+        workers.end()
 
-    remaining = iter(items)
-    under_way: deque[Future[_Result]] = deque()
-    with ProcessPoolExecutor(processes, get_context("spawn"), _exit_quietly_on_sigint) as pool:
+
+class _Workers:
+    """Processes that call a function, each with a pipe of its own: in that of a ``ProcessPoolExecutor``, which they
+    share, a process that is killed while it writes a result blocks the others."""
+
+    def __init__(self, call: Callable[[Any], Any], count: int) -> None:
+        from multiprocessing import get_context  # slow to import
+
+        context = get_context("spawn")
+        self._processes = []
+        self._idle: list[Connection] = []
+        self._busy: dict[Connection, int] = {}  # with the number of the item
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(call, theirs), daemon=True)
+            with _sigint_blocked():
+                process.start()
+            theirs.close()  # so that this end is closed when the process ends
+            self._processes.append(process)
+            self._idle.append(ours)
+
+    def outcomes(self, items: Iterable[Any]) -> Iterator[tuple[Any, Exception | None]]:
+        """The result of each item, in their order, or the error. Raises TorchprofError if a process has ended."""
+        from multiprocessing.connection import wait
+
+        remaining = enumerate(items)
+        done: dict[int, tuple[Any, Exception | None]] = {}
+        taken = 0
         try:
             while True:
-                with _sigint_blocked():  # each call may start a process
-                    more = islice(remaining, _AHEAD * processes - len(under_way))
-                    under_way.extend(pool.submit(call, item) for item in more)
-                if not under_way:
+                room = _AHEAD * len(self._processes) - len(self._busy) - len(done)
+                for number, item in islice(remaining, min(len(self._idle), room)):
+                    connection = self._idle.pop()
+                    connection.send(item)
+                    self._busy[connection] = number
+                if taken in done:
+                    yield done.pop(taken)
+                    taken += 1
+                elif self._busy:
+                    ready: list[Any] = wait([*self._busy])
+                    for connection in ready:
+                        done[self._busy.pop(connection)] = connection.recv()
+                        self._idle.append(connection)
+                else:
                     return
-                yield under_way.popleft().result()
-        except BrokenProcessPool as error:
+        except (EOFError, ConnectionError) as error:
             raise TorchprofError(
-                f"One of the {processes} processes that read files was killed, perhaps because memory ran out. Use "
-                'fewer processes at once. A script that reads in several must do so below `if __name__ == "__main__":`.'
+                f"One of the {len(self._processes)} processes that read files was killed, perhaps because memory ran "
+                "out. Use fewer processes at once. A script that reads in several must do so below "
+                '`if __name__ == "__main__":`.'
             ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
+        for connection in (*self._idle, *self._busy):
+            connection.close()
+
+
+def _work(call: Callable[[Any], Any], connection: Connection) -> None:
+    """What a process does: ``call`` each item that comes, and send the result or the error."""
+    _exit_quietly_on_sigint()
+    with suppress(EOFError, ConnectionError):  # the main process has ended
+        while True:
+            connection.send(_outcome(call, connection.recv()))
+
+
+def _outcome(call: Callable[[Any], Any], item: Any) -> tuple[Any, Exception | None]:
+    try:
+        return call(item), None
+    except Exception as error:  # any error is one of the main process
+        return None, error
 
 
 def _main_can_be_imported() -> bool:
