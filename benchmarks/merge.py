@@ -1,33 +1,50 @@
-"""The time and the peak memory to merge the runs of many ranks, compared with ``json.load`` of the same files.
+"""The time and the peak memory to merge the runs of many ranks, and to write their page, compared with ``json.load`` of
+the same files.
 
 One run is recorded, of some training steps of BERT-base. The runs of the ranks are made from it: they have the same
-rows with different numbers, as in data-parallel training. ``json.load`` does not keep what it loads. Each variant runs
-in its own process, since the peak memory of a process never falls. It is measured on Linux only.
+rows with different numbers, as in data-parallel training. ``json.load`` does not keep what it loads. ``torchprof show``
+writes the page of the files, end to end: of more than 256 ranks it compares all and loads some, so it alone is measured
+with more ranks than are merged here. Each variant runs in its own process, since the peak memory of a process never
+falls. It is measured on Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from benchmarks.ratios import say, show, verdict
 
-RANKS = (64, 256, 1024)
+RANKS = (64, 256, 1024, 4096)
+MERGED = 1024  # of more ranks, not all are merged: that of 4,096 takes 6 GB
 GROUP = 32
 SECONDS = 60.0
 GIGABYTES = 2.0
+PAGE_SECONDS = 15.0  # for each 1,024 ranks
 STEPS = 3
 COLLECTIVES = 200  # in each step
-WAYS = {"torchprof.merge": "flat", f"in groups of {GROUP}": "tree", "json.load": "json"}
+JSON = "json.load"
+SHOW = "torchprof show -o page.html"
+WAYS = {
+    "torchprof.merge": "flat",
+    f"by {os.cpu_count()} processes": "processes",
+    f"in groups of {GROUP}": "tree",
+    SHOW: "show",
+    JSON: "json",
+}
 
 
 def measure(quick: bool, of_so_many: Callable[[Path, int, str], None]) -> None:
@@ -41,27 +58,40 @@ def measure(quick: bool, of_so_many: Callable[[Path, int, str], None]) -> None:
 def of_so_many(folder: Path, ranks: int, model: str) -> None:
     answers = {}
     for way, asked in WAYS.items():
-        say(f"merging {ranks:,} ranks, {way}")
-        answers[way] = ask_fresh_process(asked, folder, ranks)
-    plain = answers["json.load"]["seconds"]
+        if ranks <= MERGED or way in (SHOW, JSON):
+            say(f"merging {ranks:,} ranks, {way}")
+            answers[way] = ask_fresh_process(asked, folder, ranks)
+    plain = answers[JSON]["cpu"]
     megabytes = sum(file.stat().st_size for file in files_of(folder, ranks)) / 1e6
     show(
         f"Merging {ranks:,} ranks, each of {STEPS} training steps of {model}: {megabytes:,.0f} MB of files",
-        ["", "Time", "Beside json.load", "Peak of memory", "Limits"],
+        ["", "Time", "CPU time", "Beside json.load", "Peak of memory", "The page after it", "Limits"],
         [
             [
                 way,
                 f"{answer['seconds']:.1f} s",
-                f"{answer['seconds'] / plain:.1f}x",
+                f"{answer['cpu']:.1f} s",
+                f"{answer['cpu'] / plain:.1f}x",
                 f"{answer['peak'] / 1e9:.2f} GB",
-                ""
-                if way == "json.load"
-                else f"{verdict(answer['seconds'], SECONDS)} (s), {verdict(answer['peak'] / 1e9, GIGABYTES)} (GB)",
+                f"{answer['page']:.1f} s, {answer['megabytes']:.2f} MB" if "page" in answer else "",
+                limits(way, answer, ranks),
             ]
             for way, answer in answers.items()
         ],
-        "The time is that of reading the files and merging; the memory that of the whole process.",
+        "Time: to read and merge; of torchprof show, to write and print, too. CPU time: of all processes. Memory: of "
+        "the first one. The page after it: its CPU time and size.",
     )
+
+
+def limits(way: str, answer: dict[str, float], ranks: int) -> str:
+    """Whether the figures of a variant are within their limits."""
+    of_page = PAGE_SECONDS * max(ranks / 1024, 1)
+    if way == JSON:
+        return ""
+    if way == SHOW:
+        return f"{verdict(answer['seconds'], of_page)} (s)"
+    kept = f"{verdict(answer['seconds'], SECONDS)} (s), {verdict(answer['peak'] / 1e9, GIGABYTES)} (GB)"
+    return f"{kept}, {verdict(answer['page'], of_page)} (page)" if "page" in answer else kept
 
 
 def ask_fresh_process(way: str, folder: Path, ranks: int) -> dict[str, float]:
@@ -73,20 +103,39 @@ def ask_fresh_process(way: str, folder: Path, ranks: int) -> dict[str, float]:
 
 
 def merge(way: str, folder: Path, ranks: int) -> dict[str, float]:
-    """The seconds of one variant, and the peak memory of its process in bytes."""
+    """The seconds and the CPU seconds of one variant, and the peak memory of its process in bytes; of a merged run also
+    the CPU seconds and the megabytes of its page."""
     from torchprof import load
     from torchprof import merge as merged
+    from torchprof.cli import main as main_of_torchprof
 
     files = files_of(folder, ranks)
-    start = time.perf_counter()
+    run = None
+    start, cpu = time.perf_counter(), cpu_seconds()
     if way == "json":
         for file in files:
             json.loads(file.read_bytes())
+    elif way == "show":
+        with redirect_stdout(StringIO()):
+            assert main_of_torchprof(["show", *map(str, files), "-o", str(folder / "page.html")]) == 0
+    elif way == "processes":
+        run = load(files, processes=os.cpu_count() or 1)
     else:
         size = GROUP if way == "tree" else ranks
         run = merged(merged(map(load, files[at : at + size])) for at in range(0, ranks, size))
-        assert len(run.metas) == ranks
-    return {"seconds": time.perf_counter() - start, "peak": peak_resident()}
+    answer = {"seconds": time.perf_counter() - start, "cpu": cpu_seconds() - cpu, "peak": peak_resident()}
+    if way != "flat":
+        return answer
+    assert run is not None and len(run.metas) == ranks
+    start = time.process_time()
+    megabytes = len(run.report("html")) / 1e6
+    return {**answer, "page": time.process_time() - start, "megabytes": megabytes}
+
+
+def cpu_seconds() -> float:
+    """The CPU time of this process, and of those that it started and that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def peak_resident() -> int:

@@ -17,9 +17,14 @@ from build.hand_made_ranks import run_of_ranks
 from build.places import ROOT
 
 import torchprof
+from torchprof.analyze.ranks.selection import with_comparison
+from torchprof.analyze.report import without_warnings
 from torchprof.cli import main
+from torchprof.reports import content_of
+from torchprof.reports.text import text_of
 from torchprof.run import job_folder
 from torchprof.run.run import Run
+from torchprof.run.saved import load
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
@@ -117,6 +122,71 @@ def test_of_many_ranks_only_some_are_loaded(
     assert main(["show", "job", "--rank", "6", "--report", "tree"]) == 0
     assert capsys.readouterr() == (ranks[6].report("tree") + "\n", "")
     assert [Path(path).name for path in read] == ["rank-000006.parquet"]
+
+
+def test_of_many_saved_runs_all_are_compared_and_some_loaded(
+    ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if 8 were many: what is shown is that of a job folder, but the ranks are compared with their layers."""
+    monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
+    loaded = []
+    monkeypatch.setattr(torchprof, "load", lambda path: loaded.append(path) or load(path))
+    assert main(["show", "runs", "--jobs", "2", "-o", "page.html", "--report", "ranks"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "Written: page.html.\n"
+    assert loaded == [f"runs/rank{rank}.json" for rank in (0, 3, 5)]
+    comparison = torchprof.merge(run.to_compare(layers=True) for run in ranks)
+    assert out == comparison.report("ranks") + "\n"
+    assert "Most of the difference is Net.a in forward: 9.002ms a step." in out
+    chosen = with_comparison(torchprof.merge(ranks[rank] for rank in (0, 3, 5)), comparison)
+    assert Path("page.html").read_text() == chosen.report("html", compared=comparison)
+    assert main(["show", "runs", "-o", "job/"]) == 0
+    assert main(["show", "job", "-o", "of_folder.html", "--report", "tree"]) == 0
+    assert Path("of_folder.html").read_text() == Path("page.html").read_text()
+    capsys.readouterr()
+    assert main(["show", "runs"]) == 0
+    out = capsys.readouterr().out
+    assert f"\n{text_of(without_warnings(content_of('ranks', comparison, {})))}\n" in out
+    assert "8 ranks were compared: Rank 5 is the straggler" in out
+
+
+def test_of_many_ranks_in_one_file_some_are_shown_whole(
+    ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if 8 were many. One report, and what other programs read, is still of all ranks."""
+    monkeypatch.setattr("torchprof.cli.output.MOST_WHOLE_RANKS", 7)
+    merged = torchprof.merge(ranks)
+    merged.save("merged.json")
+    assert main(["show", "merged.json", "-o", "again.json"]) == 0
+    out = capsys.readouterr().out
+    assert torchprof.load("again.json") == merged
+    assert f"\n{text_of(without_warnings(content_of('ranks', merged, {})))}\n" in out
+    assert "8 ranks were compared: Rank 5 is the straggler" in out and "3 of 8 ranks" in out
+    assert main(["show", "merged.json", "--report", "tree"]) == 0
+    assert capsys.readouterr().out == merged.report("tree") + "\n"
+
+
+def test_all_of_many_saved_runs_are_merged_for_other_programs(
+    ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
+    merged = torchprof.merge(ranks)
+    assert main(["show", "runs", "-o", "merged.json", "-o", "page.html", "--report", "tree"]) == 0
+    assert torchprof.load("merged.json") == merged
+    assert capsys.readouterr().out == merged.report("tree") + "\n"
+    assert main(["show", "runs", "--report", "csv"]) == 0
+    assert capsys.readouterr().out == merged.report("csv") + "\n"
+    assert main(["show", "runs", "--rank", "6", "--report", "tree"]) == 0
+    assert capsys.readouterr().out == ranks[6].report("tree") + "\n"
+    assert main(["show", "runs", "--rank", "8", "--report", "tree"]) == 2
+    assert "This run has no rank 8. It has ranks 0 to 7." in capsys.readouterr().err
+    torchprof.merge(ranks[:2]).save("runs/rank0.json")  # a file of two ranks
+    Path("runs/rank1.json").unlink()
+    torchprof.merge(ranks[6:]).save("runs/rank6.json")
+    Path("runs/rank7.json").unlink()
+    monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 5)
+    assert main(["show", "runs", "--report", "tree"]) == 0
+    assert "Only ranks 0, 3 and 5 are in this run" in capsys.readouterr().out
 
 
 def test_without_pyarrow_it_is_known_before_anything_runs(

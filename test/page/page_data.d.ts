@@ -174,14 +174,18 @@ declare namespace PageData {
   type Times = [times: number, of: number] | null;
 
   interface Ranks {
+    /** Which ranks the figures of the page are of. */
+    about: string;
     sentences: string[];
     unit: string;
     ranks: number[];
     lines: [
       work: number | null, slowest: Times, waiting: number | null, waitsLonger: boolean, last: Times, steps: number, typical: number | null,
     ][];
-    /** The own work of each rank in one step, in ns. */
-    work: [node: number, phase: number, ns: (number | null)[]][];
+    /** The own work of each rank in one step, in ns. `node` is null for what is not in the tree of the page. */
+    work: [name: string, node: number | null, phase: number, ns: (number | null)[]][];
+    /** If not all ranks are on the page: the own work in one step, in ns, over all ranks. */
+    quantiles: [name: string, node: number | null, phase: number, ranks: number, ns: [least: number, tenth: number, median: number, ninth: number, most: number], slowest: number][];
   }
 
   interface Device {

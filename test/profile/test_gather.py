@@ -261,7 +261,7 @@ def test_ranks_that_send_nothing_in_time_are_not_compared(store: Any) -> None:
     assert [meta.rank for meta in got[0].metas] == [0, 3, 5]
     report = got[0].report("ranks")
     assert "5 ranks were compared: Rank 5 is the straggler" in report and "missing" not in report
-    assert " Ranks 1, 6 and 7 sent nothing. Only ranks 0, 3 and 5 are in this run" in report
+    assert " Ranks 1, 6 and 7 gave no run. Only ranks 0, 3 and 5 are in this run" in report
 
 
 def test_if_no_rank_recorded_anything_nothing_is_chosen() -> None:

@@ -18,6 +18,7 @@ from functools import cache
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import quantiles
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +26,7 @@ import torch
 from build.all_kinds import KINDS
 from build.browser import Tab, chromium, open_tab  # noqa: F401
 from build.hand_made import cells, headings, kernel, label, op, row, run_of
-from build.hand_made_ranks import everybody, run_of_ranks
+from build.hand_made_ranks import everybody, lockstep, run_of_ranks
 from build.models import Checkpointed, Holder, Tied
 from build.page import READ_TABLE, button, choice, data_in
 from build.texts import format_count, format_memory, format_time
@@ -47,7 +48,7 @@ from torchprof.reports.page.ranks import sum_of_ranks
 from torchprof.reports.page.tree import Take
 from torchprof.run.cost import AT_LEAST, UNKNOWN, Bound, Cost, Unit
 from torchprof.run.layers import Layer
-from torchprof.run.lockstep import range_in_words
+from torchprof.run.lockstep import GAP, LockstepKey, range_in_words
 from torchprof.run.memory import Held, Memory
 from torchprof.run.meta import Peak
 from torchprof.run.rows import Around
@@ -1996,7 +1997,7 @@ def test_ranks_are_compared(look: Callable[..., Page]) -> None:
         "Net.b": ["500.000us", "2.00", "0.00", "2.00", "0.00"],
         "Net.b.0": ["1.000ms", "1.00", "Net.b.0 is not on rank 1", "1.00", "Net.b.0 is not on rank 3"],
     }
-    assert "Figures are sums over 4 ranks, unless one is chosen" in page.inner_text("header")
+    assert "Figures are sums over 4 ranks, unless one is chosen." in page.inner_text("header")
 
 
 def test_the_map_of_ranks_follows_the_phase_and_leads_to_layers(look: Callable[..., Page]) -> None:
@@ -2012,18 +2013,64 @@ def test_the_map_of_ranks_follows_the_phase_and_leads_to_layers(look: Callable[.
     assert page.inner_text(".panel h3") == "Net.a"
 
 
-def test_many_ranks_are_summed_and_share_columns(look: Callable[..., Page]) -> None:
-    """130 ranks: three in a column. The page has one row where the run has one for each rank."""
+def test_of_many_ranks_all_are_compared_and_some_are_whole(look: Callable[..., Page]) -> None:
+    """130 ranks, three in a column of the map. Rank 1 is the straggler. Of the others, the odd ones, which lack a
+    layer, are the faster half: rank 3 is the first of them, rank 0 is in the middle of all."""
     run = job(130)
     page = look(run)
-    assert page.locator("select.source").count() == 0
+    assert page.locator("select.source option").all_inner_texts() == ["all ranks", "rank 0", "rank 1", "rank 3"]
+    header = page.inner_text("header")
+    assert "Figures are sums over ranks 0, 1 and 3, unless one is chosen." in header
+    assert "below compares all 130 ranks." in header and "130 ranks were compared: Rank 1 is the straggler" in header
+    assert "\n3 of 130 ranks\n" in header
+    flops = data_in(page.content())["rows"]["flops"]
+    assert sum(flops) == sum(2 * (1_000 + rank) for rank in (0, 1, 3))  # forward and backward
+    assert page.locator("#ranks p").first.inner_text() == run.report("ranks").split("\n\n")[0]
     assert page.locator(".heat thead th").count() == 2 + 44
     first = heat_of(page)["Net.a"][1]
     assert first == "Net.a, rank 1: 60.000ms, 2.00× the median 30.000ms"
     assert "One column for up to 3 ranks" in page.inner_text("#ranks")
-    data = page_data([Take("this run", run)])
-    assert data["rows"]["flops"].tolist() == [sum(1_000 + rank for rank in range(130))] * 2  # forward and backward
-    assert "Figures are sums over 130 ranks. " in page.inner_text("header")
+
+
+def test_quantiles_over_all_ranks_are_those_of_their_own_work(look: Callable[..., Page]) -> None:
+    """Rank r of 200 takes 1 + r/100 ms in Net.a, and the last one is slow; only the first 50 have Net.b.0."""
+    ns = {rank: 1_000_000 + 10_000 * rank for rank in range(199)} | {199: 9_000_000}
+    own = {
+        ("Net.a", FORWARD): {rank: [took] * 5 for rank, took in ns.items()},
+        ("Net.b.0", BACKWARD): {rank: [1_000 * (rank + 1)] * 5 for rank in range(50)},
+    }
+    page = look(run_of_ranks(own, ranks_of={"Net.b.0": tuple(range(50))}, flops={("Net.b.0", BACKWARD, 0): 1}))
+    table = page.locator("#ranks .sheet").nth(1)
+    cells = [line.split("\t") for line in table.locator("tr").all_inner_texts()]
+    assert cells[0] == ["Layer", "Phase", "Ranks", "Min", "10 %", "Median", "90 %", "Max", "Slowest rank"]
+    figures = {(layer, phase): rest for layer, phase, *rest in cells[1:]}
+    tenths = [quantiles([*ns.values()], n=10, method="inclusive")[at] for at in (0, 4, 8)]
+    assert figures["Net.a", FORWARD] == [
+        "200", "1.000ms", *(str(format_time(round(ns))) for ns in tenths), "9.000ms", "199",
+    ]  # fmt: skip
+    assert figures["Net.b.0", BACKWARD] == ["50", "1.000us", "5.900us", "25.500us", "45.100us", "50.000us", "49"]
+    button(page, "backward").click()
+    assert {line.split("\t")[1] for line in table.locator("tbody tr").all_inner_texts()} == {BACKWARD}
+    table.get_by_text("Net.b.0").click()
+    assert page.inner_text(".panel h3") == "Net.b.0"
+    assert look(job(64)).locator("#ranks .sheet").count() == 1
+
+
+def test_the_time_in_no_operator_is_a_row_of_the_map(look: Callable[..., Page]) -> None:
+    key = LockstepKey(OUTSIDE, FORWARD, "cpu", GAP)
+    gaps = lockstep({rank: [10_000_000 + 40_000_000 * (rank == 2)] * 5 for rank in range(4)}, key)
+    run = job(4)
+    page = look(replace(run, lockstep={**run.lockstep, key: gaps}))
+    assert heat_of(page)["(in no operator)"] == ["10.000ms", "1.00", "1.00", "5.00", "1.00"]
+    assert LAUNCHED_BEFORE not in heat_of(page)
+
+
+def test_ranks_are_summed_next_to_another_run(look: Callable[..., Page]) -> None:
+    run = job(130)
+    page = look(run, beside={"other": job(2)})
+    assert page.locator("select.source option").all_inner_texts() == ["this run", "other"]
+    flops = data_in(page.content())["rows"]["flops"]
+    assert sorted(flops)[-2:] == [sum(1_000 + rank for rank in range(130))] * 2  # forward and backward
 
 
 def test_sums_of_ranks_keep_every_figure() -> None:

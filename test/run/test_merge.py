@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import tempfile
 from collections import Counter
 from dataclasses import astuple, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
+import torch
 from build.examples import examples
-from build.merging import ADD, MINE, MUL, NET, jobs, layer, line, run_of, timeline
+from build.merging import ADD, MINE, MUL, NET, calls, jobs, layer, line, run_of, timeline
+from build.models import Mlp
 from build.places import ROOT
 from build.warnings import run_warnings, sentences
 from hypothesis import given
@@ -22,8 +27,11 @@ from torchprof import TorchprofError
 from torchprof.run.cost import Cost
 from torchprof.run.lockstep import NO_LAST_RANK, STEP, WORK
 from torchprof.run.memory import Held, Memory
+from torchprof.run.processes import in_processes
 from torchprof.run.rows import Around, Row
 from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey
+from torchprof.run.saved import load_to_compare
 from torchprof.run.timeline import DeviceTime, StreamTime
 from torchprof.run.words import BACKWARD, FORWARD, OTHER
 
@@ -408,3 +416,57 @@ def test_runs_of_two_named_jobs_are_refused() -> None:
     assert len(torchprof.merge(named[:2]).metas) == 2
     with pytest.raises(TorchprofError, match=r"of different jobs, a \(rank 0\) and b \(rank 2\)"):
         torchprof.merge(named)
+
+
+# Saved runs
+
+
+def test_several_files_make_one_run_in_one_process_or_several(tmp_path: Path) -> None:
+    files = [tmp_path / f"rank{rank}.json" for rank in range(4)]
+    for rank, file in enumerate(files):
+        run_of(
+            rank, layers=["Net", f"Net.{rank}"], samples={SampleKey(1, FORWARD, rank, "cpu", "cpu_ns"): calls(rank)}
+        ).save(file)
+    merged = torchprof.merge(map(torchprof.load, files))
+    assert torchprof.load(files) == torchprof.load(map(str, files), processes=2) == merged
+    with pytest.raises(TorchprofError, match="Two of the runs are of rank 1"):
+        torchprof.load([files[1], files[1]])
+    with pytest.raises(TorchprofError, match="processes= must be a number of processes, 1 or more, not 0"):
+        torchprof.load(files, processes=0)
+    files[2].write_text("{}")
+    with pytest.raises(TorchprofError, match=r"rank2\.json is JSON, but not a saved run"):
+        torchprof.load(files, processes=2)
+
+
+def test_a_process_that_ends_is_an_error() -> None:
+    with pytest.raises(TorchprofError, match="One of the 2 processes that read files was killed, perhaps because mem"):
+        list(in_processes(os._exit, [1, 2, 3], 2))
+
+
+def test_one_process_reads_if_others_cannot_import_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the script came from stdin: other processes could not start, nor know what this one has changed."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)
+    monkeypatch.setattr("torchprof.run.saved.run_of", lambda data, path: run_of(int(data)))
+    for rank in range(2):
+        (tmp_path / str(rank)).write_text(str(rank))
+    assert [meta.rank for meta in torchprof.load([tmp_path / "0", tmp_path / "1"], processes=2).metas] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["run.json", "run.json.gz", "run.parquet"])
+def test_what_is_compared_is_read_alone(name: str, tmp_path: Path) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    model = Mlp()
+    with torchprof.Profile(model, profile_memory=True, with_timeline=True) as prof:
+        for _ in range(3):
+            model(torch.rand(2, 4)).sum().backward()
+            prof.step()
+    prof.run.save(tmp_path / name)
+    compared = load_to_compare(tmp_path / name)
+    assert compared == prof.run.to_compare(layers=True)
+    assert not compared.rows and compared.layers == prof.run.layers
+    for key, lockstep in compared.lockstep.items():
+        whole = prof.run.lockstep[key]
+        assert (lockstep.ns, lockstep.counts) == (whole.ns, whole.counts)
+        assert lockstep.last_ns == whole.last_ns if key.what == STEP else lockstep.medians == (median(whole.last_ns),)

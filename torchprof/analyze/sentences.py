@@ -56,7 +56,7 @@ def warnings_of(run: Run, without: Collection[str] = ()) -> list[str]:
         warnings[_WARNINGS_SHOWN:] = [
             f"{hidden} more warnings of single ranks are hidden. run.of_rank(N) has those of rank N."
         ]
-    return [*_about_missing_ranks(run), *warnings, *_about_busy_machines(run)]
+    return [*about_missing_ranks(run), *warnings, *_about_busy_machines(run)]
 
 
 def warnings_below(run: Run, without: Collection[str] = ()) -> Section:
@@ -84,11 +84,18 @@ def lacks_ranks(run: Run) -> bool:
     return bool(run.missing_ranks) and len(run.metas) > 1 and run.choice is None
 
 
-def _about_missing_ranks(run: Run) -> Iterator[str]:
+def about_missing_ranks(run: Run) -> Iterator[str]:
+    """A sentence that names the ranks of the job that are missing in a run, if any are."""
     missing = run.missing_ranks
     if lacks_ranks(run):
         words, size = ranks_in_words(missing).capitalize(), len(run.metas) + len(missing)
         yield f"{words} of {size} {'is' if len(missing) == 1 else 'are'} missing in this run."
+
+
+def count_of_ranks(run: Run) -> str:
+    """How many ranks a run has, and of how many they were chosen: "8", "3 of 1,024"."""
+    count = f"{len(run.metas):,}"
+    return count if run.choice is None else f"{count} of {run.choice.facts['count']:,}"
 
 
 def about_sums(run: Run) -> Iterator[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,10 +15,13 @@ from torchprof.cli.models import call_of, make_without_data
 from torchprof.cli.options import wants_timeline
 from torchprof.cli.output import progress
 from torchprof.errors import TorchprofError
+from torchprof.run.processes import in_processes
 from torchprof.run.saved import is_run_file
 
 if TYPE_CHECKING:
     import torch
+
+_WORTH_PROCESSES = 2**24  # bytes of saved runs, which take a second to read
 
 
 class Files(NamedTuple):
@@ -65,7 +69,9 @@ def runs_of(files: Files, arguments: argparse.Namespace, *, one_by_one: bool = F
     model = model_of(arguments)
     if model is not None and not files.traces:
         raise TorchprofError("--model is for traces: a saved run has its model already.")
-    yield from _saved_runs(files, arguments.add_cycles)
+    for _, run in saved_runs(files, arguments, torchprof.load):
+        yield run
+        del run  # before the next one is loaded
     if one_by_one:
         yield from (_read_traces([file], model, arguments) for file in files.traces)
     elif files.traces:
@@ -87,28 +93,47 @@ def model_of(arguments: argparse.Namespace) -> torch.nn.Module | None:
     return None
 
 
-def _saved_runs(files: Files, add_cycles: bool) -> Iterator[torchprof.Run]:
-    """Load the saved runs, one at a time. Raises TorchprofError for a second file of a rank without add_cycles."""
+def saved_runs(
+    files: Files, arguments: argparse.Namespace, read: Callable[[str], torchprof.Run]
+) -> Iterator[tuple[str, torchprof.Run]]:
+    """``read`` the saved runs, one after the other: the file, and what is read of it.
+
+    Raises TorchprofError for a second file of a rank without --add-cycles.
+    """
     file_of: dict[int, str] = {}
     count = len(files.saved)
+    runs = in_processes(partial(_run_or_error, read), files.saved, _processes(files.saved, arguments.jobs))
     for _, file in zip(progress("run", count) if count > 1 else range(1), files.saved):
-        try:
-            run = torchprof.load(file)
-        except TorchprofError as error:
+        run = next(runs)
+        if isinstance(run, TorchprofError):
             if file not in files.in_folders or count == 1:
-                raise
-            print(f"Left out: {error}", file=sys.stderr)
+                raise run
+            print(f"Left out: {run}", file=sys.stderr)
             continue
         for meta in run.metas:
-            if meta.rank in file_of and not add_cycles:
+            if meta.rank in file_of and not arguments.add_cycles:
                 raise TorchprofError(
                     f"{file_of[meta.rank]} and {file} are both of rank {meta.rank}. If one process recorded them, one "
                     "after the other, add them up with --add-cycles. If not, show each alone. To see what changed "
                     f"between them: torchprof compare {file_of[meta.rank]} {file}"
                 )
             file_of[meta.rank] = file
-        yield run
+        yield file, run
         del run  # before the next one is loaded
+
+
+def _run_or_error(read: Callable[[str], torchprof.Run], file: str) -> torchprof.Run | TorchprofError:
+    try:
+        return read(file)
+    except TorchprofError as error:
+        return error
+
+
+def _processes(saved: Sequence[str], jobs: int | None) -> int:
+    """How many processes read the saved runs: one for each CPU, if they are worth the start of processes."""
+    if jobs is None and sum(Path(file).stat().st_size for file in saved) < _WORTH_PROCESSES:
+        return 1
+    return max(1, min(jobs or os.cpu_count() or 1, len(saved)))
 
 
 def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments: argparse.Namespace) -> torchprof.Run:

@@ -1,17 +1,22 @@
-"""Job folders on the command line: ``torchprof show RUNS -o job/`` writes one, ``torchprof show job/`` reads one."""
+"""Large jobs on the command line. ``torchprof show RUNS -o job/`` writes a job folder, ``torchprof show job/`` reads
+one. Of many ranks, in a job folder or in files, all are compared, and only some are loaded."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torchprof
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
-from torchprof.cli.files import model_of
+from torchprof.cli.files import Files, model_of, saved_runs
 from torchprof.cli.options import REPORT_OPTIONS, TABLE_OPTIONS, given_options, in_words
 from torchprof.errors import TorchprofError
+from torchprof.reports import format_of, known
 from torchprof.run.job_folder import is_job_folder, names_job_folder
+from torchprof.run.saved import load_to_compare
 
 MOST_RANKS = 256
 """How many ranks are loaded at most, if ``--rank`` does not say which."""
@@ -43,7 +48,14 @@ def write_job(runs: Iterable[torchprof.Run], folder: str) -> None:
     print(f"Written: {folder} has {count} rank{'s' if count > 1 else ''} now.", file=sys.stderr)
 
 
-def read_job(arguments: argparse.Namespace) -> torchprof.Run | None:
+class JobRun(NamedTuple):
+    """The ``run`` to show. If it has chosen ranks of a job: what is ``compared`` of all, None if that was not read."""
+
+    run: torchprof.Run
+    compared: torchprof.Run | None = None
+
+
+def read_job(arguments: argparse.Namespace) -> JobRun | None:
     """The run of the job folder that is to be shown; None if none of the files is a job folder.
 
     Of more than ``MOST_RANKS`` ranks it has ``chosen_ranks``, and a warning with the verdict on all. Raises
@@ -62,8 +74,51 @@ def read_job(arguments: argparse.Namespace) -> torchprof.Run | None:
         )
     job = torchprof.open_job(folders[0])
     if arguments.rank is not None:
-        return job.run([arguments.rank])
+        return JobRun(job.run([arguments.rank]))
     if len(job.ranks) <= MOST_RANKS:
-        return job.run()
+        return JobRun(job.run())
     comparison = job.comparison()
-    return with_comparison(job.run(chosen_ranks(comparison)), comparison)
+    run = with_comparison(job.run(chosen_ranks(comparison)), comparison)
+    if all(format_of(output) != "html" for output in arguments.output):
+        return JobRun(run)
+    return JobRun(run, job.comparison(layers=True, processes=arguments.jobs or os.cpu_count() or 1))
+
+
+def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
+    """The run of the chosen ranks of more than ``MOST_RANKS`` saved runs, as of a job folder; with --rank, the run of
+    that rank. None if all runs are to be merged: there are fewer, or traces, or cycles to add up, or a file or a report
+    for other programs is to be written. Raises TorchprofError.
+    """
+    formats = {format_of(output) for output in arguments.output} - {"html"}
+    if (
+        len(files.saved) <= MOST_RANKS
+        or files.traces
+        or arguments.add_cycles
+        or formats
+        or _is_format(arguments.report)
+    ):
+        return None
+    file_of: dict[int, str] = {}
+
+    def compared() -> Iterator[torchprof.Run]:
+        for file, run in saved_runs(files, arguments, load_to_compare):
+            file_of.update((meta.rank, file) for meta in run.metas)
+            yield run
+
+    comparison = torchprof.merge(compared())
+    ranks = chosen_ranks(comparison) if arguments.rank is None else [comparison.of_rank(arguments.rank).meta.rank]
+    runs = map(torchprof.load, dict.fromkeys(file_of[rank] for rank in ranks))
+    run = torchprof.merge(of_rank for run in runs for of_rank in run.of_ranks(_among(ranks, run)))
+    if arguments.rank is not None:
+        return JobRun(run)
+    return JobRun(with_comparison(run, comparison.to_compare()), comparison)
+
+
+def _is_format(report: str | None) -> bool:
+    """Whether a report is a file format, which has all of a run."""
+    return report is not None and not known()[report].answers
+
+
+def _among(ranks: Iterable[int], run: torchprof.Run) -> list[int]:
+    """Those of the ranks that a run has."""
+    return sorted({*ranks}.intersection(meta.rank for meta in run.metas))

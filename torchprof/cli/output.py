@@ -15,6 +15,7 @@ import torchprof
 from torchprof.analyze.first_screen.overview import other_sentences, short_tree
 from torchprof.analyze.first_screen.verdict import verdict
 from torchprof.analyze.operators.top import largest_parts, title_of_parts
+from torchprof.analyze.ranks.selection import MOST_WHOLE_RANKS, run_of_chosen
 from torchprof.analyze.report import Part, spaced, without_warnings
 from torchprof.analyze.sentences import legend
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options
@@ -101,24 +102,43 @@ def _whole(run: torchprof.Run) -> str:
     return f"--depth {deepest} shows all."
 
 
-def print_all(run: torchprof.Run, arguments: argparse.Namespace, files: Sequence[str], *, is_trace: bool) -> None:
-    """Print all sections of a run that was read from files."""
+def print_all(
+    run: torchprof.Run,
+    arguments: argparse.Namespace,
+    files: Sequence[str],
+    of_ranks: torchprof.Run,
+    *,
+    is_trace: bool,
+) -> None:
+    """Print all sections of a run that was read from files. ``of_ranks``: the run that compares the ranks of the job.
+
+    Of more than ``MOST_WHOLE_RANKS`` ranks, only that section is about all: the others would be very long.
+    """
+    if len(run.metas) > MOST_WHOLE_RANKS:
+        run = run_of_chosen(run)
     recorded = max(meta.wall_ns for meta in run.metas)
     timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
-    sections = sections_of(run, arguments, in_color(sys.stdout), is_trace=is_trace)
+    sections = sections_of(run, arguments, in_color(sys.stdout), of_ranks=of_ranks, is_trace=is_trace)
     print(f"torchprof: {some(files)}.{timed}\n", *sections, sep="\n")
 
 
 def sections_of(
-    run: torchprof.Run, arguments: argparse.Namespace, color: bool, *, command: str = "", is_trace: bool = False
+    run: torchprof.Run,
+    arguments: argparse.Namespace,
+    color: bool,
+    *,
+    of_ranks: torchprof.Run | None = None,
+    command: str = "",
+    is_trace: bool = False,
 ) -> Iterator[str]:
     """The sections that show a run as a whole, the most important first; last, the legend of the signs in them.
 
-    ``command``: the command that shows the run, to which options are added; "" if the user has just typed it.
-    ``is_trace``: the run, or a part of it, was read from a trace.
+    ``of_ranks``: the run that compares the ranks of the job, if it is another one. ``command``: the command that shows
+    the run, to which options are added; "" if the user has just typed it. ``is_trace``: the run, or a part of it, was
+    read from a trace.
     """
     shown = []
-    for text in _sections(run, arguments, color, command, is_trace):
+    for text in _sections(run, arguments, color, of_ranks or run, command, is_trace):
         shown.append(text)
         yield text
     signs = legend("\n".join(shown))
@@ -127,14 +147,19 @@ def sections_of(
 
 
 def _sections(
-    run: torchprof.Run, arguments: argparse.Namespace, color: bool, command: str, is_trace: bool
+    run: torchprof.Run,
+    arguments: argparse.Namespace,
+    color: bool,
+    of_ranks: torchprof.Run,
+    command: str,
+    is_trace: bool,
 ) -> Iterator[str]:
     from torchprof.analyze.advice import advise
 
     all_findings = advise(run)
     yield text_of(spaced(verdict(run, terminal_width(), all_findings)))
-    if len(run.metas) > 1:
-        yield section("The ranks", _without_warnings(run, "ranks"))
+    if len(of_ranks.metas) > 1:
+        yield section("The ranks", _without_warnings(of_ranks, "ranks"))
     sentences = "\n".join(other_sentences(run))
     places = spaced([*largest_parts(run, _PLACES_SHOWN, width=terminal_width()), sentences])
     yield section(title_of_parts(run), places)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
+import torchprof
 from torchprof.cli.files import files_of, read, runs_of
-from torchprof.cli.job import job_to_write, read_job, write_job
+from torchprof.cli.job import JobRun, job_to_write, read_job, read_many, write_job
 from torchprof.cli.models import SPECS
 from torchprof.cli.options import (
     add_json_option,
@@ -19,6 +21,7 @@ from torchprof.cli.options import (
 )
 from torchprof.cli.output import print_all, print_run, write_files
 from torchprof.errors import TorchprofError
+from torchprof.reports import format_of
 
 if TYPE_CHECKING:
     from torchprof.cli.options import Commands
@@ -27,6 +30,9 @@ _EPILOG = """\
 FILE is a saved run (run.json, run.parquet), a trace of torch.profiler (trace.json), either gzipped, or a folder of
 them. Several files make one run: the ranks of a job, or the cycles of one process. With several ranks, the ranks are
 shown first.
+
+Of more than 64 ranks all are compared, and stragglers and some others shown whole; of more than 256 saved runs, only
+these are loaded, unless -o writes another file than a page.
 
 -o job/ writes a job folder: the run of each rank as Parquet files, one rank at a time, for jobs that are too large to
 merge. Shown, it is like its ranks; of more than 256 ranks all are compared, and stragglers and some others loaded.
@@ -65,6 +71,7 @@ def add_to(commands: Commands) -> None:
     several = parser.add_argument_group("several ranks or cycles")
     several.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
     several.add_argument("--add-cycles", action="store_true", help="add up saved runs of one rank, in this order")
+    several.add_argument("--jobs", type=whole_number, metavar="N", help="read with N processes (default: one per CPU)")
     traces = parser.add_argument_group("traces")
     traces.add_argument("--model", metavar="SPEC", help=f"the model: {SPECS}")
     traces.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments that make the model")
@@ -77,7 +84,6 @@ def add_to(commands: Commands) -> None:
     )
     traces.add_argument("--call-kwargs", default="{}", metavar="JSON", help="arguments of that call other than tensors")
     traces.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers: features.0, layer.*")
-    traces.add_argument("--jobs", type=whole_number, metavar="N", help="read with N processes (default: one per CPU)")
     parser.set_defaults(execute=execute, method="forward", dtype=None)
 
 
@@ -91,12 +97,22 @@ def execute(arguments: argparse.Namespace) -> int:
     if folder:
         write_job(runs_of(files_of(arguments.files), arguments, one_by_one=True), folder)
         return 0
-    run, names, is_trace = read_job(arguments), arguments.files, False
-    if run is None:
+    job, names, is_trace = read_job(arguments), arguments.files, False
+    if job is None:
         files = files_of(arguments.files)
-        run, names, is_trace = read(files, arguments), [*files.saved, *files.traces], bool(files.traces)
-    if arguments.rank is not None:
-        run = run.of_rank(arguments.rank)
-    code = write_files(run.export, arguments)
-    print_run(run, arguments, lambda: print_all(run, arguments, names, is_trace=is_trace))
+        job = read_many(files, arguments) or JobRun(read(files, arguments))
+        names, is_trace = [*files.saved, *files.traces], bool(files.traces)
+    run = job.run if arguments.rank is None else job.run.of_rank(arguments.rank)
+    code = write_files(partial(_export, run, job.compared), arguments)
+    of_ranks = job.compared or run
+    print_run(
+        of_ranks if arguments.report == "ranks" else run,
+        arguments,
+        lambda: print_all(run, arguments, names, of_ranks, is_trace=is_trace),
+    )
     return code
+
+
+def _export(run: torchprof.Run, compared: torchprof.Run | None, path: str) -> None:
+    is_page = compared is not None and format_of(path) == "html"
+    run.export(path, **({"compared": compared} if is_page else {}))

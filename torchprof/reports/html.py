@@ -28,9 +28,10 @@ from torchprof.analyze.compare.table import changes_of_layers, diff_headline, wh
 from torchprof.analyze.first_screen.headline import headline
 from torchprof.analyze.first_screen.verdict import first_findings, in_short, ran
 from torchprof.analyze.operators.top import about_idle_devices, largest_of, measures_of
+from torchprof.analyze.ranks.selection import MOST_WHOLE_RANKS, run_of_chosen
 from torchprof.analyze.records import layer_name
 from torchprof.analyze.report import QUESTIONS, report
-from torchprof.analyze.sentences import LEGEND
+from torchprof.analyze.sentences import LEGEND, count_of_ranks
 from torchprof.errors import TorchprofError
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.tree import Path, Take, Tree
@@ -62,12 +63,16 @@ _LEVEL = 3
 
 
 @report("html", "the page: an icicle chart of the layers, all tables, a roofline, memory over time", suffix=".html")
-def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
+def html(run: Run, *, beside: Mapping[str, Run] | None = None, compared: Run | None = None) -> str:
     """A page that answers the five questions: the headline, the largest places, an icicle chart and tables of layers,
     operators and ranks, findings, a roofline, and memory over time.
 
     ``beside``: other runs by name; a control of the page switches between the runs. Layers with the same path are one
     layer. The page needs no network and no server, and works in any browser of May 2023 or later.
+
+    ``compared``: what is compared of all ranks of the job, if ``run`` has some of them. Of a run of more than
+    ``MOST_WHOLE_RANKS`` ranks all are compared, and some are on the page whole. With other runs ``beside`` it, the page
+    has the sums over all ranks of each run.
 
     Raises TorchprofError if a value of ``beside`` is not a run.
     """
@@ -78,17 +83,21 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None) -> str:
             raise TorchprofError(
                 f"beside={{{name!r}: …}} is {other!r:.60}, not a Run. Read a file with torchprof.load()."
             )
+    if len(run.metas) > MOST_WHOLE_RANKS and not beside:
+        run, compared = run_of_chosen(run), run
     takes = [Take("this run", run), *(Take(str(name), other) for name, other in (beside or {}).items())]
     return page(
         ", ".join(run.meta.model) or "torchprof",
         takes,
         {"headline": headline(run), "ran": ran(run), "largest": largest_places(run)},
         run,
+        compared,
     )
 
 
-def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -> str:
-    """The page of one or several runs. ``more`` is added to the data; facts and findings are those of ``run``."""
+def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run, compared: Run | None = None) -> str:
+    """The page of one or several runs. ``more`` is added to the data; facts and findings are those of ``run``.
+    ``compared``: see ``page_data``."""
     evidence = Evidence(run)
     findings = advise(run)
     document = {
@@ -111,7 +120,7 @@ def page(title: str, takes: Sequence[Take], more: Mapping[str, Any], run: Run) -
         "ran": [],
         "help": [in_short(finding, evidence) for finding in first_findings(run, findings)],
         **more,
-        **page_data(takes),
+        **page_data(takes, compared),
     }
     data = _packed(document)
     script = page_script()
@@ -168,7 +177,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("recorded", f"{format_time(meta.wall_ns) if meta.wall_ns else UNKNOWN}{cycles}"),
         *([("steps", str(meta.marked_steps))] if meta.marked_steps else []),
         ("layers", str(len(run.layers))),
-        *([("ranks", str(len(run.metas)))] if len(run.metas) > 1 else []),
+        *([("ranks", count_of_ranks(run))] if len(run.metas) > 1 else []),
         *meta.environment,
         *meta.switches,
         ("options", ", ".join(name for name, is_on in meta.flags if is_on) or "none"),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from torchprof.errors import TorchprofError, some
 from torchprof.run.atomic_files import atomic_file
-from torchprof.run.file import run_of, stripped
+from torchprof.run.file import comparison_of, run_of, stripped
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.parquet import (
@@ -28,6 +28,8 @@ from torchprof.run.parquet import (
     table_of_steps,
     write_table,
 )
+from torchprof.run.paused_gc import paused_gc
+from torchprof.run.processes import in_processes
 from torchprof.run.run import Run
 
 if TYPE_CHECKING:
@@ -72,12 +74,18 @@ class JobFolder:
         files = (_file_of(self._path, _RANKS, rank) for rank in wanted)
         return merge(run_of_rank(file.read_bytes(), str(file)) for file in files)
 
-    def comparison(self) -> Run:
+    def comparison(self, *, layers: bool = False, processes: int = 1) -> Run:
         """What is compared between ranks, ``Run.to_compare`` of all of them, merged: its report "ranks" names the
-        stragglers of the job. Layers have no figures in it.
+        stragglers of the job.
+
+        Layers have no figures in it without ``layers``. With them, the whole runs are read, by so many ``processes``,
+        as of ``torchprof.load``. This takes some 20 ms a rank.
 
         Raises TorchprofError if DuckDB is not installed, and if the folder has no rank.
         """
+        if layers:
+            files = [_file_of(self._path, _RANKS, rank) for rank in self.ranks]
+            return merge(in_processes(_comparison_of_rank, files, processes))
         compared = self.sql("SELECT rank, compared FROM ranks ORDER BY rank").fetchall()
         return merge(run_of(data, f"the comparison of rank {rank}") for rank, data in compared)
 
@@ -107,6 +115,11 @@ class JobFolder:
             of_whole_ranks = "" if name == _RANKS else f" WHERE rank IN (SELECT rank FROM {_RANKS})"
             database.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{files}'){of_whole_ranks}")
         return database
+
+
+@paused_gc()
+def _comparison_of_rank(file: Path) -> Run:
+    return run_of_rank(file.read_bytes(), str(file), comparison_of)
 
 
 def open_job(path: str | PathLike[str]) -> JobFolder:

@@ -154,6 +154,11 @@ class Lockstep:
             return replace(alone, last_ns=values, last_rank=(rank,) * len(values), times=self.times)
         return replace(alone, medians=self.medians[index : index + 1])
 
+    def without_times(self) -> Lockstep:
+        """The counts, the sums, and for each rank the median of its times; not for a collective, which has none."""
+        medians = (median_low(self.last_ns),) if len(self.ranks) == 1 and self.last_ns else self.medians
+        return Lockstep(self.ranks, self.counts, self.ns, self.beside_ns, (), (), medians=medians)
+
     @property
     def is_valid(self) -> bool:
         """Whether all parts have the right lengths."""

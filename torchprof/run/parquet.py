@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 from array import array
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -127,10 +127,11 @@ def _zipped(run: Run) -> bytes:
     return gzip.compress(json_of_run(run).encode(), _LEVEL, mtime=0)
 
 
-def run_of_rank(data: bytes, path: str) -> Run:
-    """The run that ``table_of_rank`` has. ``path`` and errors: as of ``run_of_parquet``."""
+def run_of_rank(data: bytes, path: str, read: Callable[[bytes, str], Run] = run_of) -> Run:
+    """The run that ``table_of_rank`` has, or what ``read`` reads of its file. ``path`` and errors: as of
+    ``run_of_parquet``."""
     (whole,) = _values_of_rank(data, path, _WHOLE)
-    return run_of(whole, path)
+    return read(whole, path)
 
 
 def job_of_rank(data: bytes, path: str) -> tuple[int, str]:

@@ -146,19 +146,27 @@ class Run:
             its_layers = (layer for layer in self.layers if not layer.ranks or rank in layer.ranks)
             yield run.on_layers(replace(layer, ranks=()) if layer.ranks else layer for layer in its_layers)
 
-    def to_compare(self) -> Run:
+    def to_compare(self, *, layers: bool = False) -> Run:
         """What finds the slow ranks of a job, once the runs of all ranks are merged: the own work and the exchanges of
-        each step. A kilobyte or two; without layers, rows and warnings. What is not compared counts as not measured."""
+        each step. A kilobyte or two; without layers, rows and warnings. What is not compared counts as not measured.
+
+        ``layers``: also the layers, with the sum and the median of their own work over the steps, the collectives,
+        and the parts of a step outside of layers.
+        """
         return Run(
             tuple(meta.of_a_comparison() for meta in self.metas),
-            Layers(),
+            self.layers if layers else Layers(),
             rows_of_lines((), {}, [()], [], [()], [()]),
             {
                 key: replace(spread, sample=(round(spread.median),), hashes=(0,))
                 for key, spread in self.samples.items()
-                if key.measure == "step_ns"
+                if key.measure == "step_ns" or (layers and key.layer == OUTSIDE and key.measure.startswith("step_"))
             },
-            lockstep={key: lockstep for key, lockstep in self.lockstep.items() if key.keeps_values},
+            lockstep={
+                key: lockstep if key.keeps_values or key.is_collective else lockstep.without_times()
+                for key, lockstep in self.lockstep.items()
+                if key.keeps_values or layers
+            },
         )
 
     def on_layers(self, layers: Iterable[Layer]) -> Run:

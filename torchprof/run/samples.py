@@ -86,6 +86,11 @@ class Spread:
         slot = bisect_left(self.hashes, number, first, last)  # equal values are sorted by their hashes
         return (*self.sample[:slot], value, *self.sample[slot:]), (*self.hashes[:slot], number, *self.hashes[slot:])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How it is pickled: half the time that a dataclass takes. The runs of many ranks go from process to process,
+        with a thousand spreads each."""
+        return Spread, (self.count, self.sum, self.min, self.max, self.first, self.sample, self.hashes)
+
     @staticmethod
     def _by_value(chosen: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         values = sorted((value, number) for number, value in chosen)

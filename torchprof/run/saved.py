@@ -6,14 +6,18 @@ import gzip
 import os
 import re
 import zlib
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 
 from torchprof.errors import TorchprofError
 from torchprof.run.atomic_files import atomic_file
-from torchprof.run.file import run_of, write_json
+from torchprof.run.file import comparison_of, run_of, write_json
 from torchprof.run.job_folder import add_to_job, is_job_folder, names_job_folder, open_job
+from torchprof.run.merge import merge
 from torchprof.run.parquet import PARQUET, run_of_parquet, write_parquet
+from torchprof.run.paused_gc import paused_gc
+from torchprof.run.processes import in_processes
 from torchprof.run.run import Run
 
 _START = 256  # bytes: the format is named in the first of them
@@ -34,16 +38,35 @@ def write(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
             write_json(run, file, strip=strip, zipped=path.suffix == ".gz")
 
 
-def load(path: str | PathLike[str]) -> Run:
+@paused_gc()
+def load(path: str | PathLike[str] | Iterable[str | PathLike[str]], *, processes: int = 1) -> Run:
     """Read a run that ``Run.save`` wrote; of a job folder, all ranks in one run. Does not import torch.
 
+    Several paths, as those of the ranks of a job, make one run, which is what ``torchprof.merge`` makes of their runs.
+    So many ``processes`` read them. They are spawned, so a script that uses several must call this function below
+    ``if __name__ == "__main__":``.
+
     Raises OSError if the file cannot be read; TorchprofError if it is not a run file, is damaged, or was written by a
-    newer torchprof, and for a Parquet file if pyarrow is not installed.
+    newer torchprof, for a Parquet file if pyarrow is not installed, and for runs that cannot be merged.
     """
+    if not isinstance(processes, int) or processes < 1:
+        raise TorchprofError(f"processes= must be a number of processes, 1 or more, not {processes!r}.")
+    if not isinstance(path, (str, PathLike)):
+        paths = [*path]
+        return merge(in_processes(load, paths, min(processes, len(paths))))
     if is_job_folder(path):
         return open_job(path).run()
     data = Path(path).read_bytes()
     return (run_of_parquet if data.startswith(PARQUET) else run_of)(data, str(path))
+
+
+@paused_gc()
+def load_to_compare(path: str | PathLike[str]) -> Run:
+    """``load(path).to_compare(layers=True)`` of a file, but faster. Raises TorchprofError and OSError like ``load``."""
+    data = Path(path).read_bytes()
+    if data.startswith(PARQUET):
+        return run_of_parquet(data, str(path)).to_compare(layers=True)
+    return comparison_of(data, str(path))
 
 
 def is_run_file(path: str | PathLike[str]) -> bool:

@@ -124,9 +124,9 @@ def ranks_chosen(
     late: Sequence[int],
     may_be_chance: bool,
 ) -> str:
-    """``ranks``: those in the run. ``missing``: those that sent nothing. The report "ranks" has its stragglers from the
+    """``ranks``: those in the run. ``missing``: those that gave no run. The report "ranks" has its stragglers from the
     last three facts."""
-    absent = f" {ranks_in_words(missing).capitalize()} sent nothing." if missing else ""
+    absent = f" {ranks_in_words(missing).capitalize()} gave no run." if missing else ""
     rest = f"{ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} in this run, with all figures"
     return f"{count:,} ranks were compared: {verdict}{absent} Only {rest}: stragglers, and some others."
 

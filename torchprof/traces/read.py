@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.run.cycles import add_cycle
 from torchprof.run.merge import merge
 from torchprof.run.paused_gc import paused_gc
+from torchprof.run.processes import in_processes
 from torchprof.run.run import Run
 from torchprof.run.saved import is_run_file
 from torchprof.run.warnings import RunWarning
@@ -28,7 +29,6 @@ from torchprof.traces.event_table import EventTable
 from torchprof.traces.events import TraceEvents
 from torchprof.traces.file import TraceFile
 from torchprof.traces.header import meta_of_header, process_groups
-from torchprof.traces.parallel import read_in_processes
 from torchprof.traces.plan import ModelPlan, References, plan_trace
 
 if TYPE_CHECKING:
@@ -313,13 +313,13 @@ def _read_at_once(
     processes: int,
 ) -> list[_FileRun | TorchprofError]:
     """What ``read`` gives of each file, in several processes."""
-    whole = max(sum(file.stat().st_size for file in files), 1)
-
-    def report(bytes_read: int) -> None:
+    sizes = [*accumulate(file.stat().st_size for file in files)]
+    runs: list[_FileRun | TorchprofError] = []
+    for run, bytes_read in zip(in_processes(read, files, processes), sizes):
+        runs.append(run)
         if progress is not None:
-            progress(bytes_read / whole)
-
-    return read_in_processes(files, read, processes, report)
+            progress(bytes_read / max(sizes[-1], 1))
+    return runs
 
 
 def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[RunWarning]:

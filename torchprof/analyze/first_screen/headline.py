@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torchprof.analyze.operators.ranking import shortened
 from torchprof.analyze.operators.top import WorkPart, most_sampled, parts_of, source_lines
 from torchprof.analyze.report import printable, report
-from torchprof.analyze.sentences import summed_over
+from torchprof.analyze.sentences import count_of_ranks, summed_over
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.run import Run
 from torchprof.run.words import (
@@ -302,7 +302,7 @@ def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Seque
         before = clause.amount
     if len(texts) > 2:
         texts[-1] = f"and {texts[-1]}"
-    ranks = f"over all {len(run.metas)} ranks, " if len(run.metas) > 1 else ""
+    ranks = f"over {'all ' if run.choice is None else ''}{count_of_ranks(run)} ranks, " if len(run.metas) > 1 else ""
     text = f"{ranks}{', '.join(texts)}."
     return text[0].upper() + text[1:] + _about_waiting(run, measured, clauses[-1].amount)
 

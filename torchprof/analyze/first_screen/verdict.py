@@ -15,7 +15,7 @@ from torchprof.analyze.operators.top import measures_of
 from torchprof.analyze.ranks.hangs import name_of_layer
 from torchprof.analyze.ranks.sentences import straggler
 from torchprof.analyze.report import Part, printable, stacked
-from torchprof.analyze.sentences import about_times
+from torchprof.analyze.sentences import about_times, count_of_ranks
 from torchprof.analyze.time_parts import device_parts, percents, time_parts
 from torchprof.run.cost import format_count, format_memory, short_time
 from torchprof.run.layers import Layer
@@ -67,7 +67,7 @@ def what_ran(run: Run) -> str:
 def _times(run: Run) -> str:
     """The median of a step, or of a call of the model, with the smallest and the largest."""
     steps = [spread for meta in run.metas if (spread := _of_steps(run, meta.rank)) is not None]
-    ranks = f"{len(run.metas)} ranks, " if len(run.metas) > 1 else ""
+    ranks = f"{count_of_ranks(run)} ranks, " if len(run.metas) > 1 else ""
     if steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases()):
         return f"{ranks}{_spread(steps, 'step')}"
     roots = [root for root in run.layers.roots if run.rows.forward_calls(root)]

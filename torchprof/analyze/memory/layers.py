@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures, figure_of
 from torchprof.analyze.layers.entries import Entry
 from torchprof.analyze.report import ReportTable, TableRow, branches
-from torchprof.analyze.varying import varying_calls
 from torchprof.run.cost import Cost, Figure, Measure, Unit
-from torchprof.run.memory import Memory
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
@@ -43,17 +42,21 @@ class MemoryUse:
     total: Mapping[tuple[int, str], Cost]
 
     @classmethod
-    def of(cls, run: Run, memory: Memory) -> MemoryUse:
-        rows, columns = run.rows, run.rows.columns
-        sums: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * len(_FIELDS))
-        device = rows.devices.index(memory.device) if memory.device in rows.devices else None
-        for index, (number, rank) in enumerate(zip(columns["device"], columns["rank"])):
-            if number == device and rank == memory.rank:
-                entry = sums[columns["layer"][index], PHASES[columns["phase"][index]]]
-                for of_field, name in enumerate(_FIELDS):
-                    entry[of_field] += columns[name][index]
-        own = {key: Cost(**dict(zip(_FIELDS, entry))) for key, entry in sums.items()}
-        return cls(own, run.layers.roll_up_by_phase(own))
+    def of(cls, run: Run) -> list[MemoryUse]:
+        """The memory use of each device in ``run.memory``, in one pass over the rows."""
+        names, columns = run.rows.devices, run.rows.columns
+        sums: dict[tuple[str, int], defaultdict[tuple[int, str], list[int]]] = {
+            (memory.device, memory.rank): defaultdict(lambda: [0] * len(_FIELDS)) for memory in run.memory
+        }
+        figures = zip(*(columns[name] for name in _FIELDS))
+        places = zip(*(columns[name] for name in ("device", "rank", "layer", "phase")))
+        for (device, rank, layer, phase), values in zip(places, figures):
+            of_device = sums.get((names[device], rank))
+            if of_device is not None:
+                entry = of_device[layer, PHASES[phase]]
+                entry[:] = map(add, entry, values)
+        own = ({key: Cost(**dict(zip(_FIELDS, entry))) for key, entry in each.items()} for each in sums.values())
+        return [cls(each, run.layers.roll_up_by_phase(each)) for each in own]
 
     @property
     def by_layers(self) -> bool:
@@ -65,10 +68,17 @@ class MemoryUse:
         return _ALLOCATED.of(self.total.get((layer, FORWARD), Cost()))
 
 
-def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequence[MemoryUse]) -> list[Entry]:
+def entries_of_device(
+    run: Run,
+    device: int,
+    phases: Sequence[str],
+    used: Sequence[MemoryUse],
+    varying: Mapping[tuple[str, ...], bool | None],
+) -> list[Entry]:
     """The rows of the models with all layers below them, then the rows of work of no layer.
 
-    ``used``: the memory use of each device of the run; ``device``: the index of the device to show.
+    ``used``: the memory use of each device of the run; ``device``: the index of the device to show. ``varying``: what
+    ``varying_calls`` returns.
     """
     memory, here = run.memory[device], used[device]
     peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
@@ -82,7 +92,6 @@ def entries_of_device(run: Run, device: int, phases: Sequence[str], used: Sequen
                 own_kept[key.layer], calls[key.layer] = spread.sum, spread.count
     kept = run.layers.roll_up([own_kept.get(index, 0) for index in range(len(run.layers))])
     selected = None if run.meta.paths is None else set(run.meta.paths)
-    varying = varying_calls(run)
     number = run.layers.index_of
     lines: dict[tuple[str, ...], Entry] = {}
     for root in range(len(run.roots)):

@@ -10,6 +10,7 @@ from torchprof.analyze.memory.layers import MemoryUse, columns_of_phases, draw_e
 from torchprof.analyze.memory.peak import about_peak, name_of_device
 from torchprof.analyze.report import Part, Section, check_number, report, spaced, stacked
 from torchprof.analyze.sentences import summed_over, warnings_below
+from torchprof.analyze.varying import varying_calls
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.memory import KINDS, Memory
@@ -58,14 +59,14 @@ def memory(
     phases = _phases(run, phase)
     columns = list(columns_of_phases(phases))
     sorting = column_called(sort_by, columns) if sort_by is not None else None
-    used = [MemoryUse.of(run, device_memory) for device_memory in run.memory]
+    used, varying = MemoryUse.of(run), varying_calls(run)
     parts: list[Part] = []
     for device, device_memory in enumerate(run.memory):
         parts += about_peak(run, device_memory, depth, _LIVE_SHOWN if top is None else top, tablefmt)
         parts += picture(run, device_memory)
         if not used[device].by_layers:
             continue
-        lines = entries_of_device(run, device, phases, used)
+        lines = entries_of_device(run, device, phases, used, varying)
         if sorting is not None:
             sort_entries(lines, sorting)
         hidden = []

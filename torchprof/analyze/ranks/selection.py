@@ -1,5 +1,5 @@
 """Chooses the ranks of a large job whose whole runs are worth having, from a comparison of all of them: for
-``prof.gather`` inside of a job, and for job folders."""
+``prof.gather`` inside of a job, for job folders and saved runs, and for the page."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import replace
 
 from torchprof.analyze.ranks.balance import Balance, balance_of
 from torchprof.analyze.ranks.sentences import about_stragglers
+from torchprof.run.merge import merge
 from torchprof.run.run import Run
 from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.warnings import RunWarning
 
+MOST_WHOLE_RANKS = 64
+"""The largest number of ranks that views of a whole run show one by one, the page and ``torchprof show``."""
 _STRAGGLERS = 3  # the most slow ranks, and the most late ranks, that are chosen
 
 
@@ -39,6 +42,12 @@ def _stragglers(balance: Balance) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _spread_out(ranks: Sequence[int], count: int) -> list[int]:
     """At most so many of the ranks, at equal distances, with the first and the last."""
     return [ranks[number * (len(ranks) - 1) // (count - 1)] for number in range(count)] if ranks else []
+
+
+def run_of_chosen(run: Run) -> Run:
+    """The run of the chosen ranks of a run of all ranks, with the warning of ``with_comparison``."""
+    comparison = run.to_compare()
+    return with_comparison(merge(run.of_ranks(chosen_ranks(comparison))), comparison)
 
 
 def with_comparison(run: Run, comparison: Run) -> Run:

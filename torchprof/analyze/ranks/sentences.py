@@ -11,7 +11,7 @@ from torchprof.analyze.ranks.significance import CLEARLY_SLOWER
 from torchprof.analyze.ranks.slow import Difference, Late, Slow
 from torchprof.analyze.ranks.values import IN_NO_OP, Times
 from torchprof.analyze.report import printable
-from torchprof.analyze.sentences import lacks_ranks, warnings_of
+from torchprof.analyze.sentences import about_missing_ranks
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
@@ -34,8 +34,7 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
     """The number of ranks and the missing ones; hangs; stragglers, where they are slow, and how long others wait."""
     mesh = " × ".join(f"{printable(dim.name)} {dim.size}" for dim in run.meta.mesh)
     yield f"{len(run.metas)} ranks{f'; mesh: {mesh}' if mesh else ''}."
-    if lacks_ranks(run):
-        yield warnings_of(run)[0]
+    yield from about_missing_ranks(run)
     unit = unit_of(run)
     yield from about_hang(run)
     late_first = balance.late is not None and balance.late.exceeds_slow

@@ -15,6 +15,7 @@ from typing import Any
 
 from torchprof.analyze.columns import Column, columns_of
 from torchprof.analyze.operators.operators import parts_of_operators
+from torchprof.analyze.ranks.selection import MOST_WHOLE_RANKS
 from torchprof.analyze.sentences import about_flops, about_times, other_warnings_of
 from torchprof.reports.page.cells import cells
 from torchprof.reports.page.layers import layer_data
@@ -32,16 +33,16 @@ from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME
 _POINTS = 24
 """The number of values that show the distribution of a layer's calls."""
 _PER_CALL = ("cpu_ns", "step_cpu_ns", "step_device_ns")
-_MOST_RANKS = 64
-"""The largest number of ranks that are sources of their own. With more, the page has their sums and comparison."""
 
 
-def page_data(takes: Sequence[Take]) -> dict[str, Any]:
+def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, Any]:
     """All data of the runs on the page, as JSON with arrays of integers.
 
     The rows of all takes are in one table of columns. Their ``source`` is the rank if there is only one take, else the
     take. A node is a layer of the tree; the nodes after the last layer are ``(outside)``, ``(not selected)`` and work
     launched before the recording, which is in no total.
+
+    ``compared``: what is compared of all ranks of the job, if the only take has some of them.
     """
     uncertain: list[str] = []
     warnings: list[str] = []
@@ -50,8 +51,9 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
         uncertain += _named(take, takes, about_times(take.run))
         warnings += _named(take, takes, other_warnings_of(take.run))
         notes += _named(take, takes, about_flops(take.run))
-    of_job = takes[0].run if len(takes) == 1 and len(takes[0].run.metas) > 1 else None
-    if any(len(take.run.metas) > _MOST_RANKS for take in takes):
+    if compared is None and len(takes) == 1 and len(takes[0].run.metas) > 1:
+        compared = takes[0].run
+    if len(takes) > 1 and any(len(take.run.metas) > MOST_WHOLE_RANKS for take in takes):
         takes = [take._replace(run=sum_of_ranks(take.run)) for take in takes]
     tree = Tree.of(takes)
     sources = _Sources(takes)
@@ -70,7 +72,7 @@ def page_data(takes: Sequence[Take]) -> dict[str, Any]:
         "kinds": KINDS,
         "sources": sources.data(),
         "areRanks": sources.are_ranks,
-        "ranks": None if of_job is None else compared_ranks(of_job, tree.nodes[0]),
+        "ranks": None if compared is None else compared_ranks(compared, takes[0].run, tree.nodes[0]),
         "uncertain": uncertain,
         "warnings": warnings,
         "notes": notes,

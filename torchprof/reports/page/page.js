@@ -96,7 +96,7 @@ class Page {
       parts.push(...data.uncertain.map((sentence) => element("p", { class: "warning" }, sentence)));
       parts.push(...data.notes.map((sentence) => element("p", { class: "hint" }, sentence)));
     }
-    if (data.ranks) parts.push(element("p", { class: "hint" }, whatRanksAre(data.ranks, data.sources)));
+    if (data.ranks) parts.push(element("p", { class: "hint" }, data.ranks.about));
     if (warnings.length) parts.push(element("details", { class: "warnings", open: warnings.length <= 3 }, element("summary", {}, "Warnings"), element("ul", {}, ...warnings.map((sentence) => element("li", {}, sentence)))));
     parts.push(element("details", { class: "about" }, element("summary", {}, "Environment"), element("dl", { class: "facts" }, ...facts)));
     return element("header", {}, ...parts);
@@ -338,9 +338,11 @@ class Page {
 
   // Compares all ranks, whichever rank is chosen.
   #drawRanks() {
-    if (!data.ranks || this.ranksShown === String(this.phases)) return;
+    const { ranks } = data;
+    if (!ranks || this.ranksShown === String(this.phases)) return;
     this.ranksShown = String(this.phases);
-    this.ranksBox.replaceChildren(ranksMap(this.run, data.ranks, this.phases, (node) => this.show(node)));
+    const parts = [ranksMap, ranksQuantiles].map((part) => part(this.run, ranks, this.phases, (node) => this.show(node)));
+    this.ranksBox.replaceChildren(...parts);
   }
 
   #drawCrumbs() {

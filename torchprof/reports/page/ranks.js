@@ -5,12 +5,6 @@ const MOST_COLUMNS = 64; // with more ranks, neighbors share a column
 const WRITTEN_COLUMNS = 12; // with up to so many columns, cells show their figures
 const DEEPEST = Math.log2(1.5); // the ratio to the median from which on the color does not get deeper
 
-/** @param {PageData.Ranks} ranks @param {PageData.Source[]} sources */
-function whatRanksAre({ ranks }, sources) {
-  const chosen = sources.length > 1 ? ", unless one is chosen" : "";
-  return `Figures are sums over ${ranks.length} ranks${chosen}. Parameters are those of one rank.`;
-}
-
 /** @param {PageData.Ranks} compared */
 function ranksSummary({ ranks, lines, sentences, unit }) {
   const rows = lines.map(([work, slowest, waiting, waitsLonger, last, steps, typical], at) => ({ rank: ranks[at], work, slowest, waiting, waitsLonger, last, steps, typical }));
@@ -41,23 +35,23 @@ function ranksSummary({ ranks, lines, sentences, unit }) {
 // The own work of each rank relative to the median over the ranks that have the layer, for the layers that differ most.
 /** @param {Run} run @param {PageData.Ranks} compared @param {number[]} phases @param {(node: number) => void} onlayer */
 function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
-  /** @type {Map<number, (number | null)[]>} */
+  /** @type {Map<string, { node: number | null, values: (number | null)[] }>} */
   const layers = new Map();
-  for (const [node, phase, values] of work) {
+  for (const [name, node, phase, values] of work) {
     if (!phases.includes(phase)) continue;
-    const sums = layers.get(node);
-    layers.set(node, !sums ? values : sums.map((sum, at) => {
+    const sums = layers.get(name)?.values;
+    layers.set(name, { node, values: !sums ? values : sums.map((sum, at) => {
       const value = values[at];
       return value === null ? sum : (sum ?? 0) + value;
-    }));
+    }) });
   }
   /** @param {(number | null)[]} values */
   const aboveMean = (values) => {
     const known = values.filter((value) => value !== null);
     return Math.max(...known) - known.reduce((sum, value) => sum + value, 0) / known.length;
   };
-  const rows = [...layers].map(([node, values]) => ({ node, values, aboveMean: aboveMean(values) }));
-  const shown = rows.sort((one, other) => other.aboveMean - one.aboveMean).slice(0, MOST_LAYERS).sort((one, other) => one.node - other.node);
+  const rows = [...layers].map(([name, { node, values }], place) => ({ name, node, values, place, aboveMean: aboveMean(values) }));
+  const shown = rows.sort((one, other) => other.aboveMean - one.aboveMean).slice(0, MOST_LAYERS).sort((one, other) => one.place - other.place);
   if (!shown.length) return element("p", { class: "hint" }, "Times of single layers were not recorded by rank.");
   const together = Math.ceil(ranks.length / MOST_COLUMNS);
   /** @type {[first: number, end: number][]} */
@@ -66,13 +60,13 @@ function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
   const isWritten = columns.length <= WRITTEN_COLUMNS;
   const every = columns.length > 2 * WRITTEN_COLUMNS ? 8 : 1;
   const headings = columns.map(([first], at) => element("th", { scope: "col", class: "number" }, at % every ? "" : String(ranks[first])));
-  const body = shown.map(({ node, values }) => {
+  const body = shown.map(({ name, node, values }) => {
     const known = values.filter((value) => value !== null).sort((one, other) => one - other);
     const middle = (known.length - 1) / 2;
     const median = (known[Math.floor(middle)] + known[Math.ceil(middle)]) / 2;
-    const cells = columns.map(([first, end]) => ranksCell(run.path(node), ranks, values, first, end, median, isWritten));
+    const cells = columns.map(([first, end]) => ranksCell(name, ranks, values, first, end, median, isWritten));
     return element("tr", {},
-      element("th", { scope: "row" }, element("button", { type: "button", onclick: () => onlayer(node) }, run.path(node))),
+      element("th", { scope: "row" }, node === null ? name : element("button", { type: "button", onclick: () => onlayer(node) }, name)),
       element("td", { class: "number" }, ...figure(formatTime(median))),
       ...cells);
   });
@@ -87,6 +81,27 @@ function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
     element("figcaption", {}, text),
     element("div", { class: "scrolling" }, table),
     element("figcaption", {}, ...legend.map(([kind, name]) => element("span", { class: `legend ${kind}` }, name))));
+}
+
+// The own work in each layer over all ranks of a job of which the page has some: quantiles, and the slowest rank.
+/** @param {Run} run @param {PageData.Ranks} compared @param {number[]} phases @param {(node: number) => void} onlayer */
+function ranksQuantiles(run, { ranks, quantiles, unit }, phases, onlayer) {
+  const rows = quantiles.filter(([, , phase]) => phases.includes(phase)).map(([name, node, phase, count, ns, slowest]) => ({ name, node, phase, count, ns, slowest }));
+  if (!rows.length) return element("div", {});
+  /** @param {string} heading @param {number} at @returns {SheetColumn<typeof rows[number]>} */
+  const time = (heading, at) => ({ heading, value: (row) => row.ns[at], text: (row) => formatTime(row.ns[at]) });
+  /** @type {SheetColumn<typeof rows[number]>[]} */
+  const columns = [
+    { heading: "Layer", isText: true, value: (row) => row.name, text: (row) => row.name },
+    { heading: "Phase", isText: true, value: (row) => row.phase, text: (row) => run.data.allPhases[row.phase] },
+    { heading: "Ranks", value: (row) => row.count, text: (row) => String(row.count) },
+    ...["Min", "10 %", "Median", "90 %", "Max"].map(time),
+    { heading: "Slowest rank", value: (row) => row.slowest, text: (row) => String(row.slowest) },
+  ];
+  const text = `Own work${unit} of the layers with all layers below them: quantiles over all ${ranks.length} ranks, or those that have the layer. First come the layers whose slowest rank is furthest above the mean.`;
+  return element("figure", {},
+    element("figcaption", {}, text),
+    sheet(columns, rows, { onrow: (row) => { if (row.node !== null) onlayer(row.node); } }));
 }
 
 /**

@@ -1,4 +1,4 @@
-"""The ranks of a job on the page: their comparison, and their sum if they are too many."""
+"""The ranks of a job on the page: their comparison, and their sum if they are too many, and next to another run."""
 
 from __future__ import annotations
 
@@ -10,41 +10,76 @@ from operator import add, attrgetter
 from typing import Any
 
 from torchprof.analyze.ranks.balance import balance_of
-from torchprof.analyze.ranks.sentences import sentences, unit_of
+from torchprof.analyze.ranks.sentences import name_of, sentences, unit_of
+from torchprof.analyze.ranks.values import IN_NO_OP, OneLayer
+from torchprof.analyze.report import QUESTIONS
+from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import PHASES
+from torchprof.run.samples import SampleKey, Spread, quantile
+from torchprof.run.words import NO_LAYERS, PHASES
 
 _DIFFERING = 24
 """The number of layers that are compared over ranks in each phase: those whose slowest rank exceeds the mean most."""
+_QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
-def compared_ranks(run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
-    """The comparison of ranks on the page. ``work``: own work in layers, in ns per step for each rank, None for a rank
-    that does not have the layer."""
-    balance = balance_of(run)
+def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
+    """The comparison of ranks on the page. ``compared`` has all ranks, ``run`` those whose layers are on the page, with
+    the ``nodes`` of its layers.
+
+    ``work``: own work in layers, in ns per step for each rank, None for a rank that does not have the layer.
+    ``quantiles``, if not all ranks are on the page: of the own work in each layer and phase, over the ranks that have
+    the layer, with their number and the slowest. The layers whose slowest rank exceeds the mean most come first. A
+    layer that is not on the page has the node None.
+    """
+    balance = balance_of(compared)
+    node_of = {layer.path: nodes[index] for index, layer in enumerate(run.layers)}
+    node_of |= {(name,): nodes[index] for index, name in NO_LAYERS.items()}
+
+    def place(row: OneLayer) -> tuple[str, int | None, int]:
+        node = None if row.layer == IN_NO_OP else node_of.get(compared.layers.path_of(row.layer))
+        return name_of(compared, row.layer), node, PHASES.index(row.phase)
+
+    known = [(row, row.work) for row in balance.layers if row.work is not None]
+    by_difference = sorted(known, key=lambda of_row: of_row[1].above_mean, reverse=True)
     differing: set[int] = set()
     for phase in PHASES:
-        layers = [row for row in balance.layers if row.phase == phase and row.work is not None]
-        layers.sort(key=lambda row: row.work.above_mean if row.work else 0, reverse=True)
-        differing.update(row.layer for row in layers[:_DIFFERING])
+        differing.update([row.layer for row, _ in by_difference if row.phase == phase][:_DIFFERING])
     work = []
-    for row in balance.layers:
-        if row.layer in nodes and row.layer in differing and row.work is not None:
-            of_rank = dict(zip(row.work.ranks, row.work.values))
-            values = [of_rank.get(other.rank) for other in balance.ranks]
-            work.append([nodes[row.layer], PHASES.index(row.phase), values])
+    for row, over in known:
+        if row.layer in differing:
+            of_rank = dict(zip(over.ranks, over.values))
+            work.append([*place(row), [of_rank.get(rank.rank) for rank in balance.ranks]])
+    quantiles = []
+    for row, over in by_difference if compared is not run else ():
+        values = sorted(over.values)
+        figures = [round(quantile(values, q)) for q in _QUANTILES]
+        quantiles.append([*place(row), len(values), figures, over.highest])
     return {
-        "sentences": list(sentences(run, balance)),
-        "unit": unit_of(run),
+        "about": _about(compared, run),
+        "sentences": list(sentences(compared, balance)),
+        "unit": unit_of(compared),
         "ranks": [rank.rank for rank in balance.ranks],
         "lines": [
             [rank.work_ns, rank.slowest, rank.waiting_ns, rank.waits_longer, rank.last, rank.steps, rank.typical_ns]
             for rank in balance.ranks
         ],
         "work": work,
+        "quantiles": quantiles,
     }
+
+
+def _about(compared: Run, run: Run) -> str:
+    """A sentence: which ranks the figures of the page are of."""
+    if compared is run:
+        return f"Figures are sums over {len(run.metas)} ranks, unless one is chosen. Parameters are those of one rank."
+    words = ranks_in_words(meta.rank for meta in run.metas)
+    figures = f"sums over {words}, unless one is chosen" if len(run.metas) > 1 else f"those of {words}"
+    return (
+        f"Figures are {figures}. Parameters are those of one rank. “{QUESTIONS['waits']}” below compares all "
+        f"{len(compared.metas):,} ranks."
+    )
 
 
 def sum_of_ranks(run: Run) -> Run:

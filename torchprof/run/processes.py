@@ -1,0 +1,148 @@
+"""Calls a function for many files in several processes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torchprof.errors import TorchprofError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+_AHEAD = 2  # calls for each process that are under way or done, and whose results were not taken yet
+
+
+def in_processes(call: Callable[[_Item], _Result], items: Iterable[_Item], processes: int) -> Iterator[_Result]:
+    """``call`` of each item, in their order, made in so many processes a few items ahead; in this one if it is 1.
+
+    Items, results and ``call`` must be picklable. The processes are spawned: they import the module of ``call`` and the
+    ``__main__`` of this process. Where that cannot be imported, as if the script comes from stdin, this process makes
+    all calls.
+
+    Raises what ``call`` raises, and TorchprofError if a process was killed.
+    """
+    if processes == 1 or not _main_can_be_imported():
+        yield from map(call, items)
+        return
+    workers = _Workers(call, processes)
+    try:
+        for result, error in workers.outcomes(items):
+            if error is not None:
+                raise error
+            yield result
+    finally:
+        workers.end()
+
+
+class _Workers:
+    """Processes that call a function, each with a pipe of its own: in that of a ``ProcessPoolExecutor``, which they
+    share, a process that is killed while it writes a result blocks the others."""
+
+    def __init__(self, call: Callable[[Any], Any], count: int) -> None:
+        from multiprocessing import get_context  # slow to import
+
+        context = get_context("spawn")
+        self._processes = []
+        self._idle: list[Connection] = []
+        self._busy: dict[Connection, int] = {}  # with the number of the item
+        for _ in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(call, theirs), daemon=True)
+            with _sigint_blocked():
+                process.start()
+            theirs.close()  # so that this end is closed when the process ends
+            self._processes.append(process)
+            self._idle.append(ours)
+
+    def outcomes(self, items: Iterable[Any]) -> Iterator[tuple[Any, Exception | None]]:
+        """The result of each item, in their order, or the error. Raises TorchprofError if a process has ended."""
+        from multiprocessing.connection import wait
+
+        remaining = enumerate(items)
+        done: dict[int, tuple[Any, Exception | None]] = {}
+        taken = 0
+        try:
+            while True:
+                room = _AHEAD * len(self._processes) - len(self._busy) - len(done)
+                for number, item in islice(remaining, min(len(self._idle), room)):
+                    connection = self._idle.pop()
+                    connection.send(item)
+                    self._busy[connection] = number
+                if taken in done:
+                    yield done.pop(taken)
+                    taken += 1
+                elif self._busy:
+                    ready: list[Any] = wait([*self._busy])
+                    for connection in ready:
+                        done[self._busy.pop(connection)] = connection.recv()
+                        self._idle.append(connection)
+                else:
+                    return
+        except (EOFError, ConnectionError) as error:
+            raise TorchprofError(
+                f"One of the {len(self._processes)} processes that read files was killed, perhaps because memory ran "
+                "out. Use fewer processes at once. A script that reads in several must do so below "
+                '`if __name__ == "__main__":`.'
+            ) from error
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
+        for connection in (*self._idle, *self._busy):
+            connection.close()
+
+
+def _work(call: Callable[[Any], Any], connection: Connection) -> None:
+    """What a process does: ``call`` each item that comes, and send the result or the error."""
+    _exit_quietly_on_sigint()
+    with suppress(EOFError, ConnectionError):  # the main process has ended
+        while True:
+            connection.send(_outcome(call, connection.recv()))
+
+
+def _outcome(call: Callable[[Any], Any], item: Any) -> tuple[Any, Exception | None]:
+    try:
+        return call(item), None
+    except Exception as error:  # any error is one of the main process
+        return None, error
+
+
+def _main_can_be_imported() -> bool:
+    """Whether a new process can import the ``__main__`` of this one, or does not need to, as in notebooks."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    return getattr(main, "__spec__", None) is not None or file is None or Path(file).is_file()
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Block Ctrl-C in this thread. Processes that it starts inherit this, and print no traceback while they start."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _exit_quietly_on_sigint() -> None:
+    """Let Ctrl-C end this process without a traceback.
+
+    The terminal sends it to all processes, and the main process already reports it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
