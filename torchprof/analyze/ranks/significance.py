@@ -43,10 +43,10 @@ class Stragglers:
 
 
 def stragglers(
-    times: Sequence[Sequence[int]], whole: float | None = None, least: float = WORTH_NAMING
+    times: Sequence[Sequence[int]], whole: float | None = None, least: float = WORTH_NAMING, of: int | None = None
 ) -> Stragglers | None:
     """The stragglers among ranks. ``times``: for each rank, the time of each step, equally many for all ranks. None if
-    there are fewer than two ranks or three steps.
+    there are fewer than two ranks or three steps. ``of``: the number of ranks, if others of the job are in other tests.
 
     The *excess* of a rank in a step is the logarithm of its time over the median of the other ranks in that step; with
     ``whole``, their difference as a share of that. The comparison within each step removes what all ranks have in
@@ -68,6 +68,7 @@ def stragglers(
     ranks, steps = len(times), len(times[0]) if times else 0
     if ranks < 2 or steps < _LEAST_STEPS:
         return None
+    of = of or ranks
     excess = _excess(times, whole)
     to_excess, to_share = (log1p, expm1) if whole is None else (float, float)
     least = to_excess(least)
@@ -85,7 +86,7 @@ def stragglers(
         spread = middle + SPREADS * _NORMAL * median(middle - value for value in typical if value <= middle)
 
     def slower_by(share: float, probability: float) -> list[int]:
-        limit = t_quantile(probability / ranks, freedom)
+        limit = t_quantile(probability / of, freedom)
         named = [
             rank
             for rank, (value, error) in enumerate(zip(typical, errors))
@@ -95,7 +96,7 @@ def stragglers(
 
     certain = slower_by(least, CHANCE)
     named = certain or slower_by(max(least, to_excess(CLEARLY_SLOWER)), MAY_BE_CHANCE)
-    limit = t_quantile(CHANCE / ranks, freedom)
+    limit = t_quantile(CHANCE / of, freedom)
     needed = max(least, spread, limit * usual_error)
     margin = _POWER * usual_error * sqrt(1 + limit**2 / (2 * (kept - 1)))  # of its mean, and of its own error
     return Stragglers(tuple(named), bool(named and not certain), to_share(min(needed + margin, _MOST_EXCESS)))
