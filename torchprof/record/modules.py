@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -57,6 +58,14 @@ def all_modules(model: nn.Module) -> Iterator[nn.Module]:
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 waiting.append(child)
+
+
+def instances_of(kind: type) -> list[Any]:
+    """All objects of this process of a class or a subclass: they are among the objects that refer to the class."""
+    classes = [kind]
+    for cls in classes:
+        classes += cls.__subclasses__()
+    return [instance for instance in gc.get_referrers(*classes) if type(instance) in classes]
 
 
 def wrapped_step(module: nn.Module) -> str | None:

@@ -35,11 +35,13 @@ ACTIONS = ("F", "B", "I", "W")
 class Pipeline:
     """What a rank did for its stages of a pipeline, in the time of one device.
 
-    - ``schedule``: the class of torch's schedule, "" if unknown. ``stages``: the number of stages of the whole pipeline.
+    - ``schedule``: the class of torch's schedule, "" if unknown. ``stages``: the number of stages of the whole
+      pipeline; 0 if unknown.
     - ``group``: the ranks of the pipeline, in their order in it; empty if unknown.
     - ``roots``: (stage, layer) for each stage of this rank: the index of the model that the stage calls, negative if
       it was not profiled.
-    - ``steps``: how many steps had exactly these ``actions``, which are in the order in which they ran.
+    - ``steps``: how many steps had exactly these ``actions``, which are in the order in which they began. If steps
+      differ, as with an evaluation between them, these are the actions of most steps.
     - ``step_ns``: the duration of the schedule's step in each of the last ``KEPT_STEPS`` of them.
     """
 
@@ -54,9 +56,9 @@ class Pipeline:
     actions: tuple[StageAction, ...]
 
     def __add__(self, cycle: Pipeline) -> Pipeline:
-        """The steps of two cycles; those of the later one alone if its actions are others."""
+        """The steps of two cycles; if their actions differ, of the one with more steps, or else of the later one."""
         if [action[:3] for action in self.actions] != [action[:3] for action in cycle.actions]:
-            return cycle
+            return self if self.steps > cycle.steps else cycle
         actions = (
             before._replace(
                 took_ns=(before.took_ns + after.took_ns)[-KEPT_STEPS:],

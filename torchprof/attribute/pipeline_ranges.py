@@ -1,0 +1,135 @@
+"""The ranges of pipelines: ours around the work of stages in torch.distributed.pipelining, and torch's own."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from torchprof.attribute.event_columns import EventColumns
+from torchprof.attribute.events import PIPELINE, Kind
+from torchprof.run.pipeline import ACTIONS
+from torchprof.run.words import PIPELINE_RANGE
+
+WAIT_LABEL = PIPELINE + "wait"
+"""The label in which a schedule waits for its sends and receives."""
+_STEP = PIPELINE + "step "
+_ACTION = re.compile(rf"(\d+)([{''.join(ACTIONS)}])(\d+)")
+"""An action, as torch writes it: ``0F3`` is the forward of microbatch 3 in stage 0."""
+_TORCHS = re.compile(rf"{PIPELINE_RANGE}(?:\d+([A-Z_]+)\d*|\(.*\)([A-Z_]+))")
+"""A range of torch: ``PP:0F3``, ``PP:1RECV_B0``, ``PP:0UNSHARD``, ``PP:(0F1;1B0)OVERLAP_F_B``."""
+_OF_GPIPE = re.compile(r"(Forward|Backward) \d+")
+"""A range of torch's GPipe. Users may name their ranges so, too."""
+_IN_WORDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+_POINT_TO_POINT = ("c10d::send", "c10d::recv")
+
+
+def action_label(stage: int, what: str, microbatch: int) -> str:
+    """The label around an action of a stage."""
+    return f"{PIPELINE}{stage}{what}{microbatch}"
+
+
+def step_label(schedule: str, stages: int, group: Iterable[int]) -> str:
+    """The label around a step of a schedule. ``stages``, ``group``: as of a ``Pipeline``."""
+    return f"{_STEP}{quote(schedule)} {stages} {','.join(map(str, group))}"
+
+
+class ActionRange(NamedTuple):
+    """An action that ran. ``ns``: its time without that of other actions inside it."""
+
+    stage: int
+    what: str
+    microbatch: int
+    start_ns: int
+    end_ns: int
+    ns: int
+
+
+class PipelineStep(NamedTuple):
+    """A step of a schedule; ``actions`` and ``waits``, each in the order of their start. ``schedule``, ``stages`` and
+    ``group``: as of a ``Pipeline``. ``waits``: start and end of the times in which the schedule waited."""
+
+    start_ns: int
+    end_ns: int
+    schedule: str
+    stages: int
+    group: tuple[int, ...]
+    actions: list[ActionRange]
+    waits: list[tuple[int, int]]
+
+
+class _Range(NamedTuple):
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: int
+
+
+def steps_in(columns: EventColumns) -> list[PipelineStep]:
+    """The steps of schedules, in the order of their start. A step inside another one is a part of it."""
+    ranges = [*_ranges(columns)]
+    starts = [each.start_ns for each in ranges]
+    steps: list[PipelineStep] = []
+    for number, each in enumerate(ranges):
+        if not each.name.startswith(_STEP) or (steps and each.start_ns < steps[-1].end_ns):
+            continue
+        inside = ranges[number + 1 : bisect_left(starts, each.end_ns)]
+        schedule, stages, group = each.name.removeprefix(_STEP).split(" ")
+        ranks = tuple(map(int, filter(None, group.split(","))))
+        waits = [(wait.start_ns, wait.end_ns) for wait in inside if wait.name == WAIT_LABEL]
+        of_step = PipelineStep(
+            each.start_ns, each.end_ns, unquote(schedule), int(stages), ranks, _actions(inside), waits
+        )
+        steps.append(of_step)
+    return steps
+
+
+def _ranges(columns: EventColumns) -> Iterator[_Range]:
+    """Our ranges of pipelines, in the order of their start."""
+    for index, thread in columns.of_kinds(Kind.PIPELINE):
+        name = columns.kinds[columns.number[index]].name
+        yield _Range(name, columns.start[index], columns.end[index], thread)
+
+
+def _actions(ranges: Sequence[_Range]) -> list[ActionRange]:
+    """The actions among some ranges. What runs in an action inside another one counts for the inner one alone."""
+    actions: list[ActionRange] = []
+    open_actions: dict[int, list[int]] = {}  # by thread: the indices of those that are open, outer to inner
+    for each in ranges:
+        match = _ACTION.fullmatch(each.name.removeprefix(PIPELINE))
+        if match is None:
+            continue
+        around = open_actions.setdefault(each.thread, [])
+        while around and actions[around[-1]].end_ns <= each.start_ns:
+            around.pop()
+        ns = each.end_ns - each.start_ns
+        if around:
+            outer = actions[around[-1]]
+            actions[around[-1]] = outer._replace(ns=outer.ns - ns)
+        around.append(len(actions))
+        actions.append(ActionRange(int(match[1]), match[2], int(match[3]), each.start_ns, each.end_ns, ns))
+    return actions
+
+
+def fold_torchs_ranges(columns: EventColumns) -> None:
+    """Give torch's ranges around the actions of a schedule one name for each kind of action: ``PP:forward``.
+
+    Those of GPipe have names that users give, too. They are renamed if the recording has point-to-point exchanges.
+    """
+    has_exchanges = any(kind.name.startswith(_POINT_TO_POINT) for kind in columns.kinds)
+    columns.kinds = [
+        kind._replace(name=_folded(kind.name, has_exchanges)) if kind.kind is Kind.USER_LABEL else kind
+        for kind in columns.kinds
+    ]
+
+
+def _folded(name: str, may_be_gpipe: bool) -> str:
+    match = _TORCHS.fullmatch(name)
+    if match is not None:
+        what = match[1] or match[2]
+        return PIPELINE_RANGE + _IN_WORDS.get(what, what.lower())
+    if may_be_gpipe and _OF_GPIPE.fullmatch(name):
+        return PIPELINE_RANGE + name.partition(" ")[0].lower()
+    return name
