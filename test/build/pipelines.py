@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import MagicMock
 
 from build.hand_made import row, run_of
 from build.hand_made_ranks import run_of_ranks
@@ -147,7 +148,7 @@ def run_of_pipelines(
     ``blocks``, numbered through the whole model, and ``head`` in the last stage, that share the time of its actions
     equally."""
     flat = [pipeline for of_group in pipelines for pipeline in of_group]
-    stages = max(pipeline.stages for pipeline in flat)
+    stages = 1 + max(stage for pipeline in flat for stage, _ in pipeline.roots)
     blocks = blocks or [2] * stages
     paths, first = [], 0
     for stage, count in enumerate(blocks):
@@ -180,3 +181,25 @@ def run_of_pipelines(
     run = run_of_ranks({("(outside)", FORWARD): work}, parts={"step_ns": step_ns}, paths=paths, **meta)
     metas = tuple(replace(m, wall_ns=sum(step_ns[m.rank])) for m in run.metas)
     return replace(run, metas=metas, layers=layers, rows=run_of(rows, layers=layers).rows, pipelines=tuple(flat))
+
+
+def of_torch(how: str, ranks: int, chunks: int, microbatches: int) -> Orders:
+    """The order of those of torch's schedules that make it from the number of stages on each rank."""
+    from torch.distributed.pipelining import schedules
+
+    stages = [
+        MagicMock(group_size=ranks, group_rank=0, num_stages=ranks * chunks, stage_index=n) for n in range(chunks)
+    ]
+    for stage in stages:
+        stage.stage_index_to_group_rank = {number: number % ranks for number in range(ranks * chunks)}
+    schedule: Any = schedules.get_schedule_class(how)(stages, microbatches)
+    return [
+        [
+            (part.stage_index, part.computation_type.value, part.microbatch_index)
+            for action in schedule.pipeline_order[rank]
+            if action is not None
+            for part in (getattr(action, "sub_actions", None) or (action,))
+            if part.is_compute_op
+        ]
+        for rank in range(ranks)
+    ]

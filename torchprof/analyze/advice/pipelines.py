@@ -43,9 +43,9 @@ def few_microbatches(evidence: Evidence) -> Iterator[Advice]:
     """A pipeline that is idle while it fills and drains, if twice as many microbatches of half the size would make a
     step at least 3 % shorter.
 
-    Evidence: as of ``unequal_stages``, in the schedules GPipe, 1F1B and interleaved 1F1B. What a step takes longer than
-    the work of the slowest rank is the time to fill and to drain the pipeline: that of a few microbatches, so it
-    becomes half as long. The gain is that half. It is smaller if half a microbatch takes more than half of the time.
+    Evidence: as of ``unequal_stages``, in the schedules GPipe and 1F1B. A step is simulated with twice as many
+    microbatches, each of which takes half the time. The gain is the difference: it is smaller if half a microbatch
+    takes more than half of the time.
     """
     for judged in evidence.pipelines:
         split, bubble = judged.split, judged.bubble

@@ -32,9 +32,8 @@ def pipelines_in_short(pipelines: Sequence[Judged]) -> Iterator[str]:
     for judged in pipelines:
         if judged.bubble is not None:
             slow = judged.split.slow if judged.split is not None else None
-            yield " ".join(
-                [about_bubble(judged, of_schedule=True), *([about_slow_place(slow)] if slow is not None else [])]
-            )
+            sentences = [about_bubble(judged, of_schedule=True), "" if slow is None else about_slow_place(slow)]
+            yield " ".join(filter(None, sentences))
 
 
 def _about_one(run: Run, judged: Judged) -> Iterator[str]:
@@ -130,10 +129,9 @@ def about_outliers(replicas: AlikePipelines) -> Iterator[str]:
     few = min(member.steps for member in replicas.members) < _FEW_STEPS
     for microbatch, by_stage in sorted(found.items(), key=lambda item: -max(item[1].values()))[:_MOST_NAMED]:
         where = "all stages" if len(by_stage) == len(replicas.times) > 1 else name_of_stages([*by_stage])
-        yield (
-            f"Microbatch {microbatch} takes {max(by_stage.values()):.1f} times as long as the others (median) in {where}"
-            f"{'; with so few steps, that may be chance' if few else ''}."
-        )
+        so_long = f"{max(by_stage.values()):.1f} times as long as the others (median)"
+        may_be_chance = "; with so few steps, that may be chance" if few else ""
+        yield f"Microbatch {microbatch} takes {so_long} in {where}{may_be_chance}."
 
 
 def name_of_stages(stages: Sequence[int]) -> str:

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble, bubble_of, mean_bubble
-from torchprof.analyze.pipeline.simulation import simulated
+from torchprof.analyze.pipeline.simulation import Action, Order, simulated
 from torchprof.analyze.pipeline.values import (
     AlikePipelines,
     OnePipeline,
@@ -26,9 +26,6 @@ WORTH_SAVING = 0.03
 """The share of a step that another split, or more microbatches, must save."""
 _SLOWER = 0.05  # than the other ranks: less is the usual difference between equal layers
 _MOST_LAYERS = 2  # that are moved
-_FILLS_AND_DRAINS = ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B")
-"""The schedules whose step is the work of the slowest rank, in proportion to the number of microbatches, and the time
-to fill and to drain the pipeline, which is that of a few microbatches."""
 
 Means = Mapping[tuple[int, str], float]
 """The duration of the actions of each stage, by what they are, in ns."""
@@ -65,8 +62,9 @@ class Split:
     """What is known of the split of a model into stages.
 
     ``slow``: None if no rank takes clearly longer than the others. ``move``: the best one, with what it saves; None if
-    none saves ``WORTH_SAVING``. ``doubled``: what twice as many microbatches of half the size would save, at most; None
-    if that is unknown, or less than that. ``microbatches``: their number now.
+    none saves ``WORTH_SAVING``. ``doubled``: what twice as many microbatches would save that take half the time each,
+    which is the least that half the size takes; None if that is unknown, or less than that. ``microbatches``: their
+    number now.
     """
 
     slow: SlowPlace | None
@@ -120,7 +118,8 @@ def _split(run: Run, replicas: AlikePipelines, pipeline: OnePipeline) -> Split:
     saved = {move: now - _length(pipeline, after) for move, after in after_moves.items()}
     best = max(saved, key=lambda move: (saved[move], -len(move.layers)), default=None)
     of_best = None if best is None else saving(saved[best])
-    doubled = saving((now - max(busy.values())) / 2) if pipeline.members[0].schedule in _FILLS_AND_DRAINS else None
+    then = _length_with_twice_the_microbatches(pipeline, means)
+    doubled = None if then is None else saving(now - then)
     return Split(slow, None if best is None or of_best is None else (best, of_best), doubled, pipeline.microbatches)
 
 
@@ -130,6 +129,37 @@ def _length(pipeline: OnePipeline, means: Means) -> float:
     step = simulated(pipeline.orders, took, pipeline.stages)
     assert step is not None
     return step.ns
+
+
+def _length_with_twice_the_microbatches(pipeline: OnePipeline, means: Means) -> float | None:
+    """The length of a step with twice as many microbatches that take half the time each; None if it is unknown how the
+    schedule would order them."""
+    order_of = _ORDERS.get(pipeline.members[0].schedule)
+    count, stages = pipeline.microbatches, pipeline.stages
+    if order_of is None or pipeline.orders != [order_of(stage, stages, count) for stage in range(stages)]:
+        return None
+    orders = [order_of(stage, stages, 2 * count) for stage in range(stages)]
+    took = {action: means[action.stage, action.what] / 2 for order in orders for action in order}
+    step = simulated(orders, took, stages)
+    return None if step is None else step.ns
+
+
+def _order_of_gpipe(stage: int, stages: int, microbatches: int) -> Order:
+    return [Action(stage, what, number) for what in "FB" for number in range(microbatches)]
+
+
+def _order_of_1f1b(stage: int, stages: int, microbatches: int) -> Order:
+    """As many forwards as there are stages from this one on, then a backward and a forward in turn."""
+    forwards, backwards = ([Action(stage, what, number) for number in range(microbatches)] for what in "FB")
+    ahead = stages - stage
+    order = forwards[:ahead]
+    for number, backward in enumerate(backwards):
+        order += [backward, *forwards[number + ahead : number + ahead + 1]]
+    return order
+
+
+_ORDERS = {"ScheduleGPipe": _order_of_gpipe, "Schedule1F1B": _order_of_1f1b}
+"""What a rank does in torch's schedules of one stage on each rank."""
 
 
 def _busy(pipeline: OnePipeline, means: Means) -> dict[tuple[int, ...], float]:
