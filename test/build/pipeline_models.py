@@ -1,6 +1,6 @@
 """What the job in test_pipelines.py runs: schedules of torch.distributed.pipelining on two ranks, with delays.
 
-``torchrun pipeline_models.py FOLDER [SCHEDULE…]`` writes into the folder, for each schedule and rank, the run, the
+``torchrun pipeline_models.py FOLDER SCHEDULE…`` writes into the folder, for each schedule and rank, the run, the
 trace of the same session, what a stopwatch says of each action, and the order of actions in torch's own schedule.
 """
 
@@ -17,16 +17,18 @@ from unittest import mock
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, schedules, stage
 
 from torchprof import Profile
 
 STEPS, MICROBATCHES, ROWS, WIDTH = 3, 4, 4, 32
-SLOW_STAGE, SLOW_FORWARD_S = 1, 0.02
+SLOW_STAGE, SLOW_FORWARD_S = 1, 0.01
 """Each forward of this stage sleeps so long."""
-SLOW_MICROBATCH, SLOW_BACKWARD_S = 2, 0.05
+SLOW_MICROBATCH, SLOW_BACKWARD_S = 2, 0.03
 """The backward of this microbatch sleeps so long in the same stage."""
-SLOW_LOSS_S = 0.01
+SLOW_LOSS_S = 0.005
 """Each call of the loss sleeps so long: that is no waiting."""
 PLACES = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2, "DualPipeV": 2}
 """The schedules, and their stages on each rank."""
@@ -68,23 +70,35 @@ def slow_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 class Stopwatch:
-    """Takes the time of each action of the stages, step by step, by the names of torch's actions."""
+    """Takes the time of what schedules do, step by step: of the step, of the actions of stages by torch's names for
+    them, and of the waits."""
 
     def __init__(self) -> None:
         self.steps: list[list[tuple[str, int]]] = []
 
-    def around(self, undo: ExitStack) -> None:
-        for name, what in (("forward_one_chunk", "F"), ("backward_one_chunk", "B"), ("backward_weight_one_chunk", "W")):
-            function = getattr(stage._PipelineStageBase, name)
-            undo.enter_context(mock.patch.object(stage._PipelineStageBase, name, self._timed(function, what)))
+    def around(self, schedule: Any, undo: ExitStack) -> None:
+        base = stage._PipelineStageBase
+        for owner, name, what in (
+            (next(cls for cls in type(schedule).__mro__ if "step" in vars(cls)), "step", "step"),
+            (base, "forward_one_chunk", "F"),
+            (base, "backward_one_chunk", "B"),
+            (base, "backward_weight_one_chunk", "W"),
+            (schedules, "_wait_batch_p2p", "wait"),
+        ):
+            undo.enter_context(mock.patch.object(owner, name, self._timed(getattr(owner, name), what)))
 
     def _timed(self, function: Any, what: str) -> Any:
-        def timed(of_stage: Any, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if what == "step":
+                self.steps.append([])
             start = time.perf_counter_ns()
-            result = function(of_stage, microbatch, *args, **kwargs)
+            result = function(*args, **kwargs)
             took = time.perf_counter_ns() - start
-            kind = "I" if kwargs.get("full_backward") is False else what
-            self.steps[-1].append((f"{of_stage.stage_index}{kind}{microbatch}", took))
+            name = what
+            if len(what) == 1:
+                kind = "I" if kwargs.get("full_backward") is False else what
+                name = f"{args[0].stage_index}{kind}{args[1]}"
+            self.steps[-1].append((name, took))
             return result
 
         return timed
@@ -103,47 +117,53 @@ def order_of(schedule: Any, rank: int) -> list[str]:
     return [str(part) for action in actions for part in (getattr(action, "sub_actions", None) or (action,))]
 
 
-def run(how: str, folder: Path) -> None:
+def wrapped(net: nn.Module, wrapper: str) -> nn.Module:
+    """A model that would be replicated or sharded over more ranks than this one."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("pp", "dp"))["dp"]
+    if wrapper == "ddp":
+        return nn.parallel.DistributedDataParallel(net, process_group=mesh.get_group())
+    fully_shard(net, mesh=mesh)
+    return net
+
+
+def run(name: str, folder: Path) -> None:
+    how, _, wrapper = name.partition("+")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     count = PLACES[how] * ranks
-    nets = {number: Net(number) for number in numbers_of_stages(how, rank, ranks)}
+    nets: dict[int, nn.Module] = {number: Net(number) for number in numbers_of_stages(how, rank, ranks)}
+    if wrapper:
+        nets = {number: wrapped(net, wrapper) for number, net in nets.items()}
     stages = [PipelineStage(net, number, count, torch.device("cpu")) for number, net in nets.items()]
     of_class: Any = schedules.get_schedule_class(how)
-    microbatches = MICROBATCHES
-    schedule = of_class(stages[0] if PLACES[how] == 1 else stages, microbatches, loss_fn=slow_loss)
+    schedule = of_class(stages[0] if PLACES[how] == 1 else stages, MICROBATCHES, loss_fn=slow_loss)
     optimizer = torch.optim.SGD([param for net in nets.values() for param in net.parameters()], 0.01)
-    rows = ROWS * microbatches
-    x, target = torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
-    numbers = torch.arange(microbatches).repeat_interleave(ROWS)
+    x, target = torch.randn(ROWS * MICROBATCHES, WIDTH), torch.randn(ROWS * MICROBATCHES, WIDTH)
+    numbers = torch.arange(MICROBATCHES).repeat_interleave(ROWS)
     watch = Stopwatch()
 
     def step() -> None:
-        watch.steps.append([])
         inputs = (x,) if 0 in nets else ()
         schedule.step(*inputs, numbers=numbers, target=target if count - 1 in nets else None)
         optimizer.step()
         optimizer.zero_grad()
 
     step()  # torch prepares its stages
-    watch.steps.clear()
     originals = vars(stage._PipelineStageBase).copy(), schedules._wait_batch_p2p
     with ExitStack() as undo:
-        watch.around(undo)
-        patched = vars(stage._PipelineStageBase).copy()
-        with Profile([*nets.values()]) as prof:
+        watch.around(schedule, undo)
+        with Profile(schedule if wrapper else [*nets.values()]) as prof:
             for _ in range(STEPS):
                 step()
-        assert vars(stage._PipelineStageBase) == patched
     assert (vars(stage._PipelineStageBase), schedules._wait_batch_p2p) == originals
-    prof.run.save(folder / f"{how}-{rank}.json")
-    prof.export_chrome_trace(folder / f"{how}-{rank}-trace.json")
+    prof.run.save(folder / f"{name}-{rank}.json")
+    prof.export_chrome_trace(folder / f"{name}-{rank}-trace.json")
     order = order_of(schedule, rank)
-    (folder / f"{how}-{rank}-truth.json").write_text(json.dumps({"order": order, "watch": watch.steps}))
+    (folder / f"{name}-{rank}-truth.json").write_text(json.dumps({"order": order, "watch": watch.steps}))
 
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    for name in sys.argv[2:] or PLACES:
+    for name in sys.argv[2:]:
         run(name, Path(sys.argv[1]))
     dist.destroy_process_group()

@@ -18,7 +18,7 @@ WAIT_LABEL = PIPELINE + "wait"
 _STEP = PIPELINE + "step "
 _ACTION = re.compile(rf"(\d+)([{''.join(ACTIONS)}])(\d+)")
 """An action, as torch writes it: ``0F3`` is the forward of microbatch 3 in stage 0."""
-_TORCHS = re.compile(rf"{PIPELINE_RANGE}(?:\d+([A-Z_]+)\d*|\(.*\)([A-Z_]+))")
+_TORCHS = re.compile(rf"{PIPELINE_RANGE}(?:\d+([A-Z_]+)\d*|\(.*\)([A-Z_0-9]+))")
 """A range of torch: ``PP:0F3``, ``PP:1RECV_B0``, ``PP:0UNSHARD``, ``PP:(0F1;1B0)OVERLAP_F_B``."""
 _OF_GPIPE = re.compile(r"(Forward|Backward) \d+")
 """A range of torch's GPipe. Users may name their ranges so, too."""

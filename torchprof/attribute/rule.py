@@ -292,7 +292,7 @@ class Attribution:
         return Attributed(event, place, open_range[1], 1, 0, open_range[4])
 
     def _leave_out(self, event: Event, end: int, open_range: _Open) -> None:
-        """What a pipeline does is no range around other work: see ``pipeline_ranges``."""
+        """The ranges of pipelines are read in ``pipeline_ranges``. Here they would only split rows."""
 
     def _begin_call(self, event: Event, end: int, open_range: _Open) -> None:
         """A compiled function is called on tensors that it took from modules. The range may be inside the op of the

@@ -47,12 +47,8 @@ class Pipelines:
     def __init__(self, steps: Sequence[PipelineStep], columns: EventColumns, rank: int) -> None:
         self._steps = steps
         self._rank = rank
-        self._forwards = sorted(
-            (action.start_ns, action.end_ns, action.stage)
-            for step in steps
-            for action in step.actions
-            if action.what == "F"
-        )
+        self._forwards = [action for step in steps for action in step.actions if action.what == "F"]
+        self._starts = [action.start_ns for action in self._forwards]
         self._roots: dict[int, int] = {}  # by stage
         self._launched = _launched_in(steps, columns)
         self._devices: dict[str, _OnDevice] = {}
@@ -71,11 +67,9 @@ class Pipelines:
 
     def _note_call(self, item: Attributed) -> None:
         """The first module that is called in a forward is the model that the stage calls."""
-        number = bisect_right(self._forwards, (item.start_ns, item.end_ns, len(self._forwards))) - 1
-        if number >= 0:
-            _, end, stage = self._forwards[number]
-            if item.start_ns < end:
-                self._roots.setdefault(stage, item.place.layer)
+        number = bisect_right(self._starts, item.start_ns) - 1
+        if number >= 0 and item.start_ns < self._forwards[number].end_ns:
+            self._roots.setdefault(self._forwards[number].stage, item.place.layer)
 
     def _note_kernel(self, item: Attributed) -> None:
         event, place = item.event, item.place

@@ -125,10 +125,19 @@ def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -
     return chosen
 
 
+def stages_in(thing: Any) -> list[Any]:
+    """The stages of this rank in a schedule of torch.distributed.pipelining; a stage itself; none for other things."""
+    is_module, classes = isinstance(thing, nn.Module), type(thing).__mro__
+    if is_module or not any(cls.__module__.startswith("torch.distributed.pipelining.") for cls in classes):
+        return []
+    return getattr(thing, "_stages", None) or [getattr(thing, "_stage", thing)]
+
+
 def checked_models(model: Any) -> list[nn.Module]:
-    """The models that a user gave, as a list. Raises TorchprofError if they are neither a module nor a list of
-    modules."""
-    models = list(model) if isinstance(model, (list, tuple)) else [model]
+    """The models that a user gave, as a list. A stage of a pipeline stands for its model, a schedule for those of its
+    stages. Raises TorchprofError for anything else than these, a module, and a list of them."""
+    given = list(model) if isinstance(model, (list, tuple)) else [model]
+    models = [of_entry for entry in given for of_entry in [stage.submod for stage in stages_in(entry)] or [entry]]
     if not models:
         raise TorchprofError("Profile needs a model; the list is empty.")
     for entry in models:

@@ -13,8 +13,9 @@ from torch import nn
 
 from torchprof.attribute.pipeline_ranges import WAIT_LABEL, action_label, step_label
 from torchprof.record.forwards import leave_to_eager
-from torchprof.record.modules import instances_of, wrapped_step
+from torchprof.record.modules import instances_of, stages_in, wrapped_step
 from torchprof.record.session import is_observed, record
+from torchprof.record.torch_internals import optional
 
 _STAGES = "torch.distributed.pipelining.stage"
 _SCHEDULES = "torch.distributed.pipelining.schedules"
@@ -37,9 +38,9 @@ class PipelineRanges:
         if not self._is_on:
             self._is_on = True
             PipelineRanges._users += 1
-        if not PipelineRanges._replaced and _SCHEDULES in sys.modules:
-            stages, schedules = sys.modules[_STAGES], sys.modules[_SCHEDULES]
-            base = getattr(stages, "_PipelineStageBase", None)
+        base, schedules = _class_of_stages(), sys.modules.get(_SCHEDULES)
+        is_known = base is not None and schedules is not None and optional(f"{_SCHEDULES}._wait_batch_p2p") is not None
+        if is_known and not PipelineRanges._replaced:
             for name, label in _OF_STAGES.items():
                 self._replace(base, name, label)
             for owner in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
@@ -92,7 +93,7 @@ def _label_of_weights(stage: Any, bwd_chunk_id: int, *_: Any, **__: Any) -> str 
 
 
 def _label_of_step(schedule: Any, *_: Any, **__: Any) -> str | None:
-    (stage, *_others) = _stages_of(schedule)
+    stage, *_others = stages_in(schedule)
     ranks = dist.get_process_group_ranks(stage.group or dist.group.WORLD)
     return step_label(type(schedule).__name__, stage.num_stages, ranks)
 
@@ -104,10 +105,9 @@ _OF_STAGES: dict[str, Callable[..., str | None]] = {
 }
 
 
-def _stages_of(schedule: Any) -> list[Any]:
-    """The stages of this rank in a schedule."""
-    stages: list[Any] = getattr(schedule, "_stages", None) or [schedule._stage]
-    return stages
+def _class_of_stages() -> Any:
+    """The class of all stages; None before torch.distributed.pipelining is imported."""
+    return optional(f"{_STAGES}._PipelineStageBase") if _STAGES in sys.modules else None
 
 
 def stages_of_modules() -> dict[int, int]:
@@ -116,7 +116,7 @@ def stages_of_modules() -> dict[int, int]:
     Stages are searched among all objects of the process, once torch.distributed.pipelining is imported. A module that
     stages with different numbers call is left out.
     """
-    base = getattr(sys.modules.get(_STAGES), "_PipelineStageBase", None)
+    base = _class_of_stages()
     numbers: defaultdict[int, set[int]] = defaultdict(set)
     for stage in [] if base is None else instances_of(base):
         for module in _with_wrapped(getattr(stage, "submod", None)):
