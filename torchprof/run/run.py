@@ -159,6 +159,7 @@ class Run:
                 if key.measure == "step_ns"
             },
             lockstep={key: lockstep for key, lockstep in self.lockstep.items() if key.keeps_values},
+            pipelines=tuple(pipeline.of_a_comparison() for pipeline in self.pipelines),
         )
 
     def on_layers(self, layers: Iterable[Layer]) -> Run:

@@ -261,7 +261,7 @@ def _per_step(times: Iterable[Sequence[Sequence[int]]]) -> float:
 
 def mean_times(replicas: AlikePipelines) -> dict[tuple[int, str], float]:
     """The duration of the actions of each stage, by what they are: the mean over microbatches and typical steps, and of
-    replicas the median, of two the shorter one: a slow rank is no slow stage. Only for pipelines with typical steps."""
+    replicas the median, of two the shorter one: the stage of a slow rank may be like the others. Only for pipelines with typical steps."""
     means: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
     for pipeline in replicas.pipelines:
         times: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
