@@ -246,11 +246,11 @@ def test_labels_say_what_they_are_in_plain_ascii() -> None:
     ],
 )
 def test_ranges_of_torch_have_one_name_for_each_kind_of_action(name: str, folded: str) -> None:
-    for exchanges in (), (op("c10d::send", 1, 2),):
-        columns = EventColumns.of([user_label(name, 0, 10), *exchanges])
+    for others in (op("aten::mm", 1, 2), op("c10d::send", 1, 2), of_pipeline("0F0", 1, 2)):
+        columns = EventColumns.of([user_label(name, 0, 10), others])
         fold_torchs_ranges(columns)
-        by_hand = name if name[-1].isdigit() and not name.startswith("PP:") and not exchanges else folded
-        assert columns.kinds[0].name == by_hand  # without exchanges, "Forward 3" is the user's
+        is_users = others.name == "aten::mm" and not name.startswith("PP:")  # "Forward 3" without a pipeline
+        assert columns.kinds[0].name == (name if is_users else folded)
 
 
 def test_our_ranges_change_no_rows() -> None:

@@ -116,11 +116,12 @@ def _actions(ranges: Sequence[_Range]) -> list[ActionRange]:
 def fold_torchs_ranges(columns: EventColumns) -> None:
     """Give torch's ranges around the actions of a schedule one name for each kind of action: ``PP:forward``.
 
-    Those of GPipe have names that users give, too. They are renamed if the recording has point-to-point exchanges.
+    Those of GPipe have names that users give, too. They are renamed if the recording has a pipeline's ranges of ours,
+    or point-to-point exchanges.
     """
-    has_exchanges = any(kind.name.startswith(_POINT_TO_POINT) for kind in columns.kinds)
+    may_be_gpipe = any(kind.kind is Kind.PIPELINE or kind.name.startswith(_POINT_TO_POINT) for kind in columns.kinds)
     columns.kinds = [
-        kind._replace(name=_folded(kind.name, has_exchanges)) if kind.kind is Kind.USER_LABEL else kind
+        kind._replace(name=_folded(kind.name, may_be_gpipe)) if kind.kind is Kind.USER_LABEL else kind
         for kind in columns.kinds
     ]
 

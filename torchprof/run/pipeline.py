@@ -80,8 +80,8 @@ class Pipeline:
     def check(self, layers: int) -> None:
         for _, layer in self.roots:
             demand(NOT_SELECTED <= layer < layers, f"layer {layer} of a stage")
-        kept = len(self.step_ns)
+        kept, stages = len(self.step_ns), {stage for stage, _ in self.roots}
         demand(0 < kept <= self.steps, "the number of steps of a pipeline")
         for action in self.actions:
-            demand(action.what in ACTIONS, f"{action.what!r} instead of a stage's action")
+            demand(action.what in ACTIONS and action.stage in stages, f"{action[:3]!r} instead of a stage's action")
             demand(len(action.took_ns) == len(action.waited_ns) == kept, "the times of a stage's action")
