@@ -148,7 +148,7 @@ def run_of_pipelines(
     ``blocks``, numbered through the whole model, and ``head`` in the last stage, that share the time of its actions
     equally."""
     flat = [pipeline for of_group in pipelines for pipeline in of_group]
-    stages = 1 + max(stage for pipeline in flat for stage, _ in pipeline.roots)
+    stages = max(max(pipeline.stages, 1 + stage) for pipeline in flat for stage, _ in pipeline.roots)
     blocks = blocks or [2] * stages
     paths, first = [], 0
     for stage, count in enumerate(blocks):

@@ -19,6 +19,7 @@ _OUTLIER = 2.0  # times the other microbatches
 _OF_A_STEP = 0.01  # an outlier takes at least this share of a step longer
 _FEW_STEPS = 3
 _MOST_NAMED = 3  # outliers
+_MAY_BE_CHANCE = "; with so few steps, that may be chance"
 
 
 def about_pipelines(run: Run, pipelines: Sequence[Judged]) -> Iterator[str]:
@@ -104,9 +105,11 @@ def about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
 def about_slow_place(slow: SlowPlace) -> str:
     """The stage, or the stages of a rank, that take longest."""
     are = "is the slow one" if len(slow.stages) == 1 else "are the slow ones"
+    often = f", in {slow.times} of {slow.steps} steps" if slow.steps > 1 else ""
+    may_be_chance = _MAY_BE_CHANCE if slow.steps < _FEW_STEPS else ""
     return (
-        f"{name_of_stages(slow.stages).capitalize()} ({ranks_in_words(slow.ranks)}) {are}: a microbatch takes "
-        f"{format_time(slow.own_ns)} there, {format_time(slow.others_ns)} on the other ranks (median)."
+        f"{name_of_stages(slow.stages).capitalize()} ({ranks_in_words(slow.ranks)}) {are}{often}: a microbatch takes "
+        f"{format_time(slow.own_ns)} there, {format_time(slow.others_ns)} on the other ranks (median){may_be_chance}."
     )
 
 
@@ -130,7 +133,7 @@ def about_outliers(replicas: AlikePipelines) -> Iterator[str]:
     for microbatch, by_stage in sorted(found.items(), key=lambda item: -max(item[1].values()))[:_MOST_NAMED]:
         where = "all stages" if len(by_stage) == len(replicas.times) > 1 else name_of_stages([*by_stage])
         so_long = f"{max(by_stage.values()):.1f} times as long as the others (median)"
-        may_be_chance = "; with so few steps, that may be chance" if few else ""
+        may_be_chance = _MAY_BE_CHANCE if few else ""
         yield f"Microbatch {microbatch} takes {so_long} in {where}{may_be_chance}."
 
 

@@ -25,6 +25,7 @@ from torchprof.run.words import BACKWARD, FORWARD, PHASES, RECOMPUTE
 WORTH_SAVING = 0.03
 """The share of a step that another split, or more microbatches, must save."""
 _SLOWER = 0.05  # than the other ranks: less is the usual difference between equal layers
+_MOST_STEPS = 0.75  # in which it is slower
 _MOST_LAYERS = 2  # that are moved
 
 Means = Mapping[tuple[int, str], float]
@@ -34,12 +35,15 @@ Means = Mapping[tuple[int, str], float]
 @dataclass(frozen=True)
 class SlowPlace:
     """The rank of a pipeline whose stages take longest: its ``stages``, and all ``ranks`` that have them. ``own_ns``: a
-    microbatch in all of them, forward and backward; ``others_ns``: the median of the other ranks of a pipeline."""
+    microbatch in all of them, forward and backward; ``others_ns``: the median of the other ranks of a pipeline. In
+    ``times`` of the ``steps`` of all replicas it took clearly longer than these."""
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
     own_ns: float
     others_ns: float
+    times: int
+    steps: int
 
 
 class Saving(NamedTuple):
@@ -171,14 +175,35 @@ def _busy(pipeline: OnePipeline, means: Means) -> dict[tuple[int, ...], float]:
 
 
 def _slow_place(replicas: AlikePipelines, busy: Mapping[tuple[int, ...], float]) -> SlowPlace | None:
+    """The rank with the longest time in ``busy``, if it is clearly longer than that of the others, there and in most
+    single steps; else None."""
     if len(busy) < 2:
         return None
     microbatches = replicas.first.microbatches
     stages = max(busy, key=busy.__getitem__)
     others = median(ns for other, ns in busy.items() if other != stages)
-    if busy[stages] < (1 + _SLOWER) * others:
+    in_steps = [
+        own >= (1 + _SLOWER) * median(of_others)
+        for pipeline in replicas.pipelines
+        for own, of_others in _steps(pipeline, stages)
+    ]
+    times = sum(in_steps)
+    if busy[stages] < (1 + _SLOWER) * others or times < _MOST_STEPS * len(in_steps):
         return None
-    return SlowPlace(stages, replicas.times[stages[0]].ranks, busy[stages] / microbatches, others / microbatches)
+    ranks = replicas.times[stages[0]].ranks
+    return SlowPlace(stages, ranks, busy[stages] / microbatches, others / microbatches, times, len(in_steps))
+
+
+def _steps(pipeline: OnePipeline, stages: tuple[int, ...]) -> Iterator[tuple[int, list[int]]]:
+    """For each step of a complete pipeline, how long the actions of the rank with these stages took, and those of each
+    other rank."""
+    if pipeline.is_complete and pipeline.step_ns:
+        sums = {
+            stages_of(member): [*map(sum, zip(*(action.took_ns for action in member.actions)))]
+            for member in pipeline.members
+        }
+        own = sums.pop(stages)
+        yield from zip(own, map(list, zip(*sums.values())))
 
 
 class _LayerShares:

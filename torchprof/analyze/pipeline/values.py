@@ -260,8 +260,8 @@ def _per_step(times: Iterable[Sequence[Sequence[int]]]) -> float:
 
 
 def mean_times(replicas: AlikePipelines) -> dict[tuple[int, str], float]:
-    """The duration of the actions of each stage, by what they are: the mean over microbatches and typical steps, and of
-    replicas the median, of two the shorter one: the stage of a slow rank may be like the others. Only for pipelines with typical steps."""
+    """The duration of the actions of each stage, by what they are: the mean over microbatches and typical steps, the
+    median over replicas, of two the shorter one: a slow rank does not make a slow stage."""
     means: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
     for pipeline in replicas.pipelines:
         times: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
