@@ -22,7 +22,7 @@ class Bubble:
     - ``schedule``: the idle share of this schedule with equal stages, whose actions take as long as the mean of all.
     - ``stages``: what is added if each stage takes its own time, the mean over its microbatches.
     - ``microbatches``: what is added if each action takes its own time.
-    - ``rest``: communication, the host, and all other reasons.
+    - ``rest``: communication, the loss, the host, and all other reasons.
     """
 
     measured: float

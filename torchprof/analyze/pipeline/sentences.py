@@ -96,7 +96,7 @@ def about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
     if bubble.microbatches >= _WORTH_SAYING:
         parts.append(f"microbatches that differ add {bubble.microbatches:.0%}")
     if bubble.rest >= _WORTH_SAYING:
-        parts.append(f"the rest, {bubble.rest:.0%}, is communication and the host")
+        parts.append(f"the rest, {bubble.rest:.0%}, is communication, the loss and the host")
     known = sum(isinstance(of, Bubble) for of in judged.bubbles)
     mean = f" (mean of {known} pipelines)" if known > 1 else ""
     return f"Ranks are idle for {bubble.measured:.0%} of a step, the bubble{mean}: {'; '.join(parts)}."
