@@ -73,6 +73,16 @@ def test_the_stages_of_a_rank_are_slow_together() -> None:
     ) in about(run_of_pipelines(pipelines_of(interleaved(2, 2, 4), steps)))
 
 
+def test_stages_that_are_equally_slow_are_named_together() -> None:
+    steps = [unequal({1: 1.5, 2: 1.52})] * 3
+    assert (
+        "Stages 1 and 2 (ranks 1 and 2) are the slow ones, in 3 of 3 steps: a microbatch takes up to 4.560ms there, "
+        "3.000ms on the other ranks (median)."
+    ) in about(run_of_pipelines(pipelines_of(one_f_one_b(4, 4), steps)))
+    three_of_four = [unequal({1: 1.5, 2: 1.5, 3: 1.5})] * 3
+    assert "slow one" not in about(run_of_pipelines(pipelines_of(one_f_one_b(4, 4), three_of_four)))
+
+
 def test_a_stage_that_is_slow_in_some_steps_only_is_not_named() -> None:
     slow_in = [unequal({1: 3}), unequal({1: 3}), equal(), unequal({1: 3}), equal()]
     assert "slow one" not in about(run_of_pipelines(pipelines_of(one_f_one_b(2, 4), slow_in)))

@@ -49,7 +49,7 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
 
     Forward on the CPU is divided: without gradients, as in evaluation, if the run has backward; and without backward
     the first call of the model, if it took much longer than the others, as the prompt of a language model does. In a
-    pipeline, waiting for other stages is no other work."""
+    pipeline, waiting for other stages is a part of its own."""
     columns = run.rows.columns
     chains = run.rows.frames
     names: dict[tuple[int, int], str] = {}  # by phase and chain of frames, outside all layers

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.analyze.pipeline.sentences import about_slow_place, moved_layers, what_it_is
+from torchprof.analyze.pipeline.sentences import about_slow_stages, moved_layers, what_it_is
 from torchprof.analyze.pipeline.splits import Judged, Saving
 from torchprof.run.words import OUTSIDE_NAME
 
@@ -29,7 +29,7 @@ def unequal_stages(evidence: Evidence) -> Iterator[Advice]:
         root = judged.replicas.times[move.source].root
         yield Advice(
             evidence.run.layers[root].name,
-            about_slow_place(split.slow),
+            about_slow_stages(split.slow),
             f"Move {moved_layers(evidence.run, judged.replicas, move)} to stage {move.target}: in a simulation of the "
             f"schedule, a step is then {saving.share:.0%} shorter.",
             _in_all_steps(judged, saving),

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble
-from torchprof.analyze.pipeline.splits import Judged, Move, SlowPlace, numbered_layers
+from torchprof.analyze.pipeline.slow_stages import SlowStages
+from torchprof.analyze.pipeline.splits import Judged, Move, numbered_layers
 from torchprof.analyze.pipeline.values import AlikePipelines
 from torchprof.analyze.report import printable
 from torchprof.run.cost import format_time
@@ -33,7 +34,7 @@ def pipelines_in_short(pipelines: Sequence[Judged]) -> Iterator[str]:
     for judged in pipelines:
         if judged.bubble is not None:
             slow = judged.split.slow if judged.split is not None else None
-            sentences = [about_bubble(judged, of_schedule=True), "" if slow is None else about_slow_place(slow)]
+            sentences = [about_bubble(judged, of_schedule=True), "" if slow is None else about_slow_stages(slow)]
             yield " ".join(filter(None, sentences))
 
 
@@ -42,7 +43,7 @@ def _about_one(run: Run, judged: Judged) -> Iterator[str]:
     yield from _about_missing(judged.replicas)
     yield about_bubble(judged)
     if judged.split is not None and judged.split.slow is not None:
-        yield about_slow_place(judged.split.slow)
+        yield about_slow_stages(judged.split.slow)
     if judged.split is not None and judged.split.move is not None:
         move, saving = judged.split.move
         names = moved_layers(run, judged.replicas, move)
@@ -102,14 +103,16 @@ def about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
     return f"Ranks are idle for {bubble.measured:.0%} of a step, the bubble{mean}: {'; '.join(parts)}."
 
 
-def about_slow_place(slow: SlowPlace) -> str:
-    """The stage, or the stages of a rank, that take longest."""
+def about_slow_stages(slow: SlowStages) -> str:
+    """The stages that take longest, and how long."""
+    which = f"{name_of_stages(slow.stages).capitalize()} ({ranks_in_words(slow.ranks)})"
     are = "is the slow one" if len(slow.stages) == 1 else "are the slow ones"
     often = f", in {slow.times} of {slow.steps} steps" if slow.steps > 1 else ""
+    up_to = "up to " if slow.places > 1 else ""
     may_be_chance = _MAY_BE_CHANCE if slow.steps < _FEW_STEPS else ""
     return (
-        f"{name_of_stages(slow.stages).capitalize()} ({ranks_in_words(slow.ranks)}) {are}{often}: a microbatch takes "
-        f"{format_time(slow.own_ns)} there, {format_time(slow.others_ns)} on the other ranks (median){may_be_chance}."
+        f"{which} {are}{often}: a microbatch takes {up_to}{format_time(slow.own_ns)} there, "
+        f"{format_time(slow.others_ns)} on the other ranks (median){may_be_chance}."
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import NamedTuple
 
 from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble, bubble_of, mean_bubble
 from torchprof.analyze.pipeline.simulation import Action, Order, simulated
+from torchprof.analyze.pipeline.slow_stages import SlowStages, slow_stages
 from torchprof.analyze.pipeline.values import (
     AlikePipelines,
     OnePipeline,
@@ -24,26 +25,10 @@ from torchprof.run.words import BACKWARD, FORWARD, PHASES, RECOMPUTE
 
 WORTH_SAVING = 0.03
 """The share of a step that another split, or more microbatches, must save."""
-_SLOWER = 0.05  # than the other ranks: less is the usual difference between equal layers
-_MOST_STEPS = 0.75  # in which it is slower
 _MOST_LAYERS = 2  # that are moved
 
 Means = Mapping[tuple[int, str], float]
 """The duration of the actions of each stage, by what they are, in ns."""
-
-
-@dataclass(frozen=True)
-class SlowPlace:
-    """The rank of a pipeline whose stages take longest: its ``stages``, and all ``ranks`` that have them. ``own_ns``: a
-    microbatch in all of them, forward and backward; ``others_ns``: the median of the other ranks of a pipeline. In
-    ``times`` of the ``steps`` of all replicas it took clearly longer than these."""
-
-    stages: tuple[int, ...]
-    ranks: tuple[int, ...]
-    own_ns: float
-    others_ns: float
-    times: int
-    steps: int
 
 
 class Saving(NamedTuple):
@@ -65,13 +50,13 @@ class Move(NamedTuple):
 class Split:
     """What is known of the split of a model into stages.
 
-    ``slow``: None if no rank takes clearly longer than the others. ``move``: the best one, with what it saves; None if
-    none saves ``WORTH_SAVING``. ``doubled``: what twice as many microbatches would save that take half the time each,
+    ``slow``: None if no rank takes clearly longer than the others. ``move``: the best, with what it saves; None if none
+    saves ``WORTH_SAVING``. ``doubled``: what twice as many microbatches would save that take half the time each,
     which is the least that half the size takes; None if that is unknown, or less than that. ``microbatches``: their
     number now.
     """
 
-    slow: SlowPlace | None
+    slow: SlowStages | None
     move: tuple[Move, Saving] | None
     doubled: Saving | None
     microbatches: int
@@ -113,7 +98,7 @@ def _split(run: Run, replicas: AlikePipelines, pipeline: OnePipeline) -> Split:
     now = _length(pipeline, means)
     whole = max(now, fmean(pipeline.step_ns[step] for step in pipeline.typical_steps), 1.0)
     busy = _busy(pipeline, means)
-    slow = _slow_place(replicas, busy)
+    slow = slow_stages(replicas, busy)
 
     def saving(ns: float) -> Saving | None:
         return Saving(ns, ns / whole) if ns >= WORTH_SAVING * whole else None
@@ -174,38 +159,6 @@ def _busy(pipeline: OnePipeline, means: Means) -> dict[tuple[int, ...], float]:
     }
 
 
-def _slow_place(replicas: AlikePipelines, busy: Mapping[tuple[int, ...], float]) -> SlowPlace | None:
-    """The rank with the longest time in ``busy``, if it is clearly longer than that of the others, there and in most
-    single steps; else None."""
-    if len(busy) < 2:
-        return None
-    microbatches = replicas.first.microbatches
-    stages = max(busy, key=busy.__getitem__)
-    others = median(ns for other, ns in busy.items() if other != stages)
-    in_steps = [
-        own >= (1 + _SLOWER) * median(of_others)
-        for pipeline in replicas.pipelines
-        for own, of_others in _steps(pipeline, stages)
-    ]
-    times = sum(in_steps)
-    if busy[stages] < (1 + _SLOWER) * others or times < _MOST_STEPS * len(in_steps):
-        return None
-    ranks = replicas.times[stages[0]].ranks
-    return SlowPlace(stages, ranks, busy[stages] / microbatches, others / microbatches, times, len(in_steps))
-
-
-def _steps(pipeline: OnePipeline, stages: tuple[int, ...]) -> Iterator[tuple[int, list[int]]]:
-    """For each step of a complete pipeline, how long the actions of the rank with these stages took, and those of each
-    other rank."""
-    if pipeline.is_complete and pipeline.step_ns:
-        sums = {
-            stages_of(member): [*map(sum, zip(*(action.took_ns for action in member.actions)))]
-            for member in pipeline.members
-        }
-        own = sums.pop(stages)
-        yield from zip(own, map(list, zip(*sums.values())))
-
-
 class _LayerShares:
     """Which share of the forward and of the backward of its stage a layer takes, as recorded in the rows of a run.
 
@@ -240,7 +193,7 @@ class _LayerShares:
         return sum(times[layer] for layer in layers) / whole if whole > 0 else None
 
 
-def _moves(run: Run, replicas: AlikePipelines, means: Means, slow: SlowPlace) -> Iterator[tuple[Move, Means]]:
+def _moves(run: Run, replicas: AlikePipelines, means: Means, slow: SlowStages) -> Iterator[tuple[Move, Means]]:
     """Each move of one or two layers at the border of a slow stage to a stage on another rank, with the durations after
     it. Without those of the layers there are none."""
     shares = _LayerShares(run, replicas)
