@@ -1,4 +1,4 @@
-"""What the job in test_pipelines.py runs: schedules of torch.distributed.pipelining on two ranks, with delays.
+"""What the job in test_pipeline_jobs.py runs: schedules of torch.distributed.pipelining on two ranks, with delays.
 
 ``torchrun pipeline_models.py FOLDER SCHEDULE…`` writes into the folder, for each schedule and rank, the run, the
 trace of the same session, what a stopwatch says of each action, and the order of actions in torch's own schedule.

@@ -148,6 +148,7 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     observers = [*_observers(recording, plan, options)]
     if options.timed and (steps := steps_in(columns)):
         observers.append(Pipelines(steps, columns, origin.rank))
+    fold_torchs_ranges(columns)
     of_steps = [*_observers_of_steps(recording, options, step_end)]
     stream = attribution.attribute(columns, source.loop.ends)
     if flops:
@@ -211,7 +212,6 @@ def _columns_of(recording: Recording) -> EventColumns:
         samples = (sample for sample in recording.python_samples if recording.began_ns <= sample[0] < ended_ns)
         _add_samples(columns, samples, recording.began_ns)
     add_engine_calls(columns)
-    fold_torchs_ranges(columns)
     return columns
 
 

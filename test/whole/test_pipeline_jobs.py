@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
+from build.aligned import without_labels
 from build.libraries import RELEASE
 from build.places import ROOT
 from build.warm import run_warm, warm_job
@@ -172,6 +173,27 @@ def test_a_trace_of_the_session_gives_the_same_pipeline(ranks: list[Recorded]) -
         assert {layer.path[1:] for layer in of_trace.layers} == {layer.path[1:] for layer in rank.run.layers}
         numbers = [re.search(r"\(stage \d\)", layer.name) for layer in of_trace.layers]
         assert None not in numbers
+
+
+def test_ranges_of_torch_alone_give_nearly_the_same_pipeline(ranks: list[Recorded]) -> None:
+    """Without our labels: an action has what the schedule does around it, too, and the last forward has the loss."""
+    has_ranges = ranks[0].pipeline.schedule in ("ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble")  # of each action
+    for rank in ranks:
+        of_trace = torchprof.from_trace(without_labels(rank.trace)).pipelines
+        assert len(of_trace) == has_ranges
+        for pipeline, known in zip(of_trace, rank.run.pipelines):
+            assert (pipeline.schedule, pipeline.stages, pipeline.group) == ("", 0, ())
+            assert [*map(name_of, pipeline.actions)] == [*map(name_of, known.actions)]
+            assert all(ns <= whole for ns, whole in zip(pipeline.step_ns, known.step_ns, strict=True))
+            more, waited = [], []
+            for action, live in zip(pipeline.actions, known.actions):
+                has_loss = action.what == "F" and action.stage == known.stages - 1
+                for number in range(STEPS):
+                    more.append(action.took_ns[number] - live.took_ns[number] - has_loss * SLOW_LOSS_NS)
+                    waited.append(abs(action.waited_ns[number] - live.waited_ns[number]))
+            assert min(more) >= 0
+            assert median(more) < 1_000_000
+            assert median(waited) < 1_000_000
 
 
 def test_ranges_of_microbatches_are_folded(ranks: list[Recorded]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from build.events import MAIN, kernel, label, of_pipeline, op, run_of_events, user_label, walk_of
 from build.examples import examples
+from build.exchanges import exchange
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -226,6 +227,24 @@ def test_labels_say_what_they_are_in_plain_ascii() -> None:
 
 
 # Ranges of torch
+
+
+def test_steps_from_the_ranges_of_torch() -> None:
+    """A step goes from the first range that can be before its actions to the last one after them. The waits end where
+    a receive ends; one that ends in no action counts for none."""
+    events = []
+    for at in 0, 100:
+        events += [user_label("PP:1RECV_F0", at, at + 5), user_label("PP:1F0", at + 10, at + 30)]
+        events += [user_label("PP:1SEND_F0", at + 31, at + 35), user_label("PP:1RECV_B0", at + 36, at + 38)]
+        events += [user_label("PP:1B0", at + 40, at + 60), user_label("PP:1REDUCE_GRAD", at + 61, at + 70)]
+        events += [exchange("gloo:recv", at + 4, at + 18), exchange("gloo:recv", at + 37, at + 39)]
+        events += [exchange("gloo:send", at + 35, at + 55)]
+    pipeline = pipelines_of(*events)["cpu"]
+    assert (pipeline.steps, pipeline.step_ns) == (2, (70, 70))
+    assert figures(pipeline) == {"1F0": ((12, 12), (8, 8)), "1B0": ((20, 20), (0, 0))}
+    assert (pipeline.schedule, pipeline.stages, pipeline.group, pipeline.roots) == ("", 0, (), ((1, OUTSIDE),))
+    assert pipelines_of(*events, user_label("PP:(1F1;1B1)OVERLAP_F_B", 200, 210)) == {}
+    assert pipelines_of(user_label("PP: mine", 0, 10), user_label("Forward 3", 20, 30)) == {}
 
 
 @pytest.mark.parametrize(
