@@ -220,6 +220,19 @@ def test_two_pipelines_that_differ_have_tables_of_their_own() -> None:
     assert "(4 microbatches, 1F1B)" in about(run) and "(8 microbatches, 1F1B)" in part(run, 4)
 
 
+def test_of_many_pipelines_some_are_simulated() -> None:
+    orders = one_f_one_b(2, 2)
+    groups = [[2 * number, 2 * number + 1] for number in range(40)]
+    run = run_of_pipelines(*(pipelines_of(orders, [equal()], ranks=ranks) for ranks in groups), with_rows=False)
+    assert about(run).startswith(
+        "40 pipelines of 2 stages (2 microbatches, 1F1B): ranks 0 and 1; ranks 2 and 3; ranks 4 and 5; and 37 more. "
+        "Ranks are idle for 33% of a step, the bubble (mean of 14 of 40 pipelines): 33% is the schedule's own."
+    )
+    table = part(run, 2)
+    assert [row[0] for row in cells(table)[:3]] == ["0 and 1", "6 and 7", "12 and 13"]
+    assert "26 pipelines are hidden: shown are 14, evenly chosen." in table
+
+
 # Ranks
 
 

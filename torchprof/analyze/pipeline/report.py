@@ -117,11 +117,14 @@ def _table_of_pipelines(number: int, judged: Judged, tablefmt: str | None) -> Se
             *shares,
         ]
 
-    rows = [cells(*of_pipeline) for of_pipeline in zip(judged.replicas.pipelines, judged.bubbles)]
+    rows = [cells(*of_pipeline) for of_pipeline in zip(judged.replicas.judged, judged.bubbles)]
     sentences = [
         "Idle: the share of the time of all ranks in which no action of a stage runs, in steps of usual length; the "
         "columns after it add up to it."
     ]
+    hidden = len(judged.replicas.pipelines) - len(rows)
+    if hidden:
+        sentences.append(f"{hidden} pipelines are hidden: shown are {len(rows)}, evenly chosen.")
     return stacked([ReportTable.of_cells(headings, rows, tablefmt).of("pipelines", pipeline=number), *sentences])
 
 

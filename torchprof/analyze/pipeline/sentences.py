@@ -19,7 +19,7 @@ _WORTH_SAYING = 0.005  # of the time of all ranks
 _OUTLIER = 2.0  # times the other microbatches
 _OF_A_STEP = 0.01  # an outlier takes at least this share of a step longer
 _FEW_STEPS = 3
-_MOST_NAMED = 3  # outliers
+_MOST_NAMED = 3  # microbatches, and pipelines
 _MAY_BE_CHANCE = "; with so few steps, that may be chance"
 
 
@@ -67,7 +67,8 @@ def what_it_is(replicas: AlikePipelines) -> str:
     ]
     if len(ranks) == 1:
         return f"Pipeline of {stages} on {ranks[0]} ({about})."
-    return f"{len(ranks)} pipelines of {stages} ({about}): {'; '.join(ranks)}."
+    more = [f"and {len(ranks) - _MOST_NAMED} more"] if len(ranks) > _MOST_NAMED else []
+    return f"{len(ranks)} pipelines of {stages} ({about}): {'; '.join([*ranks[:_MOST_NAMED], *more])}."
 
 
 def _schedule_of(replicas: AlikePipelines) -> str:
@@ -99,7 +100,8 @@ def about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
     if bubble.rest >= _WORTH_SAYING:
         parts.append(f"the rest, {bubble.rest:.0%}, is communication, the loss and the host")
     known = sum(isinstance(of, Bubble) for of in judged.bubbles)
-    mean = f" (mean of {known} pipelines)" if known > 1 else ""
+    pipelines = len(judged.replicas.pipelines)
+    mean = f" (mean of {known}{f' of {pipelines}' if known < pipelines else ''} pipelines)" if pipelines > 1 else ""
     return f"Ranks are idle for {bubble.measured:.0%} of a step, the bubble{mean}: {'; '.join(parts)}."
 
 

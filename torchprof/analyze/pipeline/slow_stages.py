@@ -39,7 +39,7 @@ def slow_stages(replicas: AlikePipelines, busy: Mapping[_Place, float]) -> SlowS
     slow = {place for place, ns in busy.items() if (1 + _SLOWER) * ns >= longest}
     if 2 * len(slow) > len(busy):
         return None
-    in_steps = [_are_slow(slow, step) for pipeline in replicas.pipelines for step in _busy_in_steps(pipeline)]
+    in_steps = [_are_slow(slow, step) for pipeline in replicas.judged for step in _busy_in_steps(pipeline)]
     if not _are_slow(slow, busy) or sum(in_steps) < _MOST_STEPS * len(in_steps):
         return None
     stages = sorted(stage for place in slow for stage in place)
@@ -60,6 +60,6 @@ def _of_others(slow: Collection[_Place], busy: Mapping[_Place, float]) -> float:
 def _busy_in_steps(pipeline: OnePipeline) -> Iterator[dict[_Place, float]]:
     """The same as ``busy``, of each step of a complete pipeline."""
     if pipeline.is_complete and pipeline.step_ns:
+        places = [*map(stages_of, pipeline.members)]
         sums = [[*map(sum, zip(*(action.took_ns for action in member.actions)))] for member in pipeline.members]
-        for step in zip(*sums):
-            yield dict(zip(map(stages_of, pipeline.members), step))
+        yield from (dict(zip(places, step)) for step in zip(*sums))

@@ -64,8 +64,8 @@ class Split:
 
 @dataclass(frozen=True)
 class Judged:
-    """Pipelines that do the same: the bubble of each, and what is known of the split of their model; None if the bubble
-    of all is unknown."""
+    """Pipelines that do the same. ``bubbles``: of those that are judged. ``split``: what is known of the split of their
+    model; None if no bubble is known."""
 
     replicas: AlikePipelines
     bubbles: tuple[Bubble | UnknownBubble, ...]
@@ -81,8 +81,8 @@ def judged_pipelines(run: Run) -> list[Judged]:
     """The pipelines of a run with what is known of them."""
     found = []
     for replicas in pipelines_of(run):
-        bubbles = tuple(map(bubble_of, replicas.pipelines))
-        known = (pipeline for pipeline, of in zip(replicas.pipelines, bubbles) if isinstance(of, Bubble))
+        bubbles = tuple(map(bubble_of, replicas.judged))
+        known = (pipeline for pipeline, of in zip(replicas.judged, bubbles) if isinstance(of, Bubble))
         split = next((_split(run, replicas, pipeline) for pipeline in known), None)
         found.append(Judged(replicas, bubbles, split))
     return found

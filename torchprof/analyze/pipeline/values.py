@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from statistics import fmean, median, median_low
 
 from torchprof.analyze.pipeline.simulation import Action, Order
@@ -15,7 +16,8 @@ from torchprof.run.words import NOT_SELECTED
 
 _OUTER = 3
 """Of the steps, in the order of their length, this part is left out at each end."""
-_MOST_STEPS = 9  # that are simulated
+_MOST_STEPS = 9  # of a pipeline that are simulated
+_MOST_PIPELINES = 16  # of those that do the same
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,12 @@ class OnePipeline:
 
     @cached_property
     def typical_steps(self) -> list[int]:
-        """The numbers of steps of usual length: the middle third, of these at most 9."""
-        ordered = sorted(range(len(self.step_ns)), key=self.step_ns.__getitem__)
+        """The numbers of steps of usual length: the middle third, of these at most 9. Empty if the pipeline is not
+        complete, or if its steps are unknown."""
+        ordered = sorted(range(len(self.step_ns)), key=self.step_ns.__getitem__) if self.is_complete else []
         outer = len(ordered) // _OUTER
         middle = ordered[outer : len(ordered) - outer]
-        return middle[:: -(-len(middle) // _MOST_STEPS)] if middle else []
+        return middle[:: ceil(len(middle) / _MOST_STEPS)] if middle else []
 
     def took(self, step: int) -> dict[Action, float]:
         """The duration of each action in a step, in ns."""
@@ -131,6 +134,11 @@ class AlikePipelines:
         return self.first.members[0].device
 
     @cached_property
+    def judged(self) -> tuple[OnePipeline, ...]:
+        """Some of them, evenly chosen, that are simulated: a job may have hundreds."""
+        return self.pipelines[:: ceil(len(self.pipelines) / _MOST_PIPELINES)]
+
+    @cached_property
     def members(self) -> list[Pipeline]:
         return [member for pipeline in self.pipelines for member in pipeline.members]
 
@@ -152,12 +160,18 @@ def stages_of(pipeline: Pipeline) -> tuple[int, ...]:
 def pipelines_of(run: Run) -> list[AlikePipelines]:
     """The pipelines of a run, replicas together, in the order of their lowest rank."""
     replicas: list[list[OnePipeline]] = []
+    known: list[dict[tuple[int, ...], object]] = []  # what the ranks of each do, by their stages
     for pipeline in _pipelines(run):
-        like = next((others for others in replicas if all(_do_the_same(pipeline, other) for other in others)), None)
+        does = _what_it_does(pipeline)
+        like = next(
+            (n for n, other in enumerate(known) if all(other.get(key, does[key]) == does[key] for key in does)), None
+        )
         if like is None:
-            replicas.append([pipeline])
-        else:
-            like.append(pipeline)
+            like = len(known)
+            replicas.append([])
+            known.append({})
+        replicas[like].append(pipeline)
+        known[like].update(does)
     return [AlikePipelines(tuple(pipelines)) for pipelines in replicas]
 
 
@@ -165,7 +179,7 @@ def _pipelines(run: Run) -> Iterator[OnePipeline]:
     """Each pipeline. Ranks that do not know theirs are one if they have each stage once, and no rank is missing."""
     groups: dict[tuple[int, ...], list[Pipeline]] = {}
     for member in sorted(_of_one_device(run), key=lambda member: min(stages_of(member), default=0)):
-        groups.setdefault(member.group or (), []).append(member)
+        groups.setdefault(member.group if member.rank in member.group else (), []).append(member)
     unknown = groups.pop((), [])
     alike = {(member.schedule, member.stages) for member in unknown}
     stages = sorted(stage for member in unknown for stage in stages_of(member))
@@ -181,22 +195,21 @@ def _pipelines(run: Run) -> Iterator[OnePipeline]:
 
 
 def _of_one_device(run: Run) -> Iterable[Pipeline]:
-    """The pipeline of each rank, in the time of its device; in that of the CPU if a rank has no other."""
+    """The pipeline of each rank, in the time of its device (of several, that with most work); in that of the CPU if a
+    rank has no other."""
     known = [pipeline for pipeline in run.pipelines if pipeline.actions]
+    known.sort(key=lambda pipeline: sum(sum(action.took_ns) for action in pipeline.actions))
     on_device = [pipeline for pipeline in known if pipeline.device != "cpu"]
     on_cpu = [pipeline for pipeline in known if pipeline.device == "cpu"]
     everywhere = {pipeline.rank for pipeline in on_device} >= {pipeline.rank for pipeline in known}
     return {pipeline.rank: pipeline for pipeline in (on_device if everywhere else on_cpu)}.values()
 
 
-def _do_the_same(first: OnePipeline, second: OnePipeline) -> bool:
-    """Whether two pipelines may be replicas: what is known of both is the same."""
-    about = [(member.device, member.schedule, member.stages) for member in (first.members[0], second.members[0])]
-    by_stages = {stages_of(member): (member.roots, order) for member, order in zip(first.members, first.orders)}
-    return about[0] == about[1] and all(
-        by_stages.get(stages_of(member), (member.roots, order)) == (member.roots, order)
-        for member, order in zip(second.members, second.orders)
-    )
+def _what_it_does(pipeline: OnePipeline) -> dict[tuple[int, ...], object]:
+    """The layers and the actions of each rank, by its stages, and what all have in common, by ``()``."""
+    first = pipeline.members[0]
+    does: dict[tuple[int, ...], object] = {(): (first.device.partition(":")[0], first.schedule, first.stages)}
+    return does | {stages_of(member): (member.roots, order) for member, order in zip(pipeline.members, pipeline.orders)}
 
 
 def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
@@ -263,9 +276,9 @@ def mean_times(replicas: AlikePipelines) -> dict[tuple[int, str], float]:
     """The duration of the actions of each stage, by what they are: the mean over microbatches and typical steps, the
     median over replicas, of two the shorter one: a slow rank does not make a slow stage."""
     means: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
-    for pipeline in replicas.pipelines:
+    for pipeline in replicas.judged:
         times: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
-        for step in pipeline.typical_steps if pipeline.is_complete else ():
+        for step in pipeline.typical_steps:
             for action, ns in pipeline.took(step).items():
                 times[action.stage, action.what].append(ns)
         for key, of_pipeline in times.items():
