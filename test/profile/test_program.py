@@ -24,6 +24,7 @@ from build.warnings import sentences
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim.optimizer import _global_optimizer_post_hooks
+from torch.profiler import record_function
 
 import torchprof
 from torchprof import Run, TorchprofError
@@ -590,6 +591,38 @@ def test_a_model_that_is_first_called_in_a_later_cycle() -> None:
     assert run.meta.cycles >= 5
 
 
+@pytest.mark.usefixtures("short_cycles")
+def test_a_cycle_may_end_inside_ranges_of_the_program() -> None:
+    """They are closed there and opened again. A range that is open across two sessions of torch breaks the process."""
+
+    def body() -> None:
+        model = Mlp()
+        with record_function("loop"):
+            for _ in range(4):
+                with torch.no_grad(), record_function("forward"):
+                    model(torch.rand(2, 4))
+
+    run = profiled(body)
+    assert run.meta.cycles == 1 + 4 and calls(run)["Mlp"] == 4
+    of_layers = [row for row in run.rows if row.layer is not None]
+    assert {tuple(frame.name for around in row.within for frame in around.frames) for row in of_layers} == {
+        ("loop", "forward")
+    }
+    assert sum(run.rows.columns["cpu_ns"]) == run.meta.wall_ns
+
+
+def test_a_function_with_a_range_is_scripted_inside_the_block() -> None:
+    def program() -> None:
+        @torch.jit.script
+        def double(x: Tensor) -> Tensor:
+            with record_function("in a script"):
+                return x * 2
+
+        assert double(torch.ones(1)).item() == 2
+
+    assert "in a script" in {frame.name for row in profiled(program).rows for frame in row.frames}
+
+
 def test_without_an_optimizer_a_cycle_ends_after_a_longer_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_CYCLE_S", 1e-9)
     run = profiled(lambda: [Mlp()(torch.rand(1, 4)) for _ in range(3)])
@@ -728,12 +761,14 @@ def test_entering_inside_another_profiler_raises() -> None:
 def test_everything_is_restored_afterwards() -> None:
     model = Mlp()
     before = (nn.Module.__call__, Mlp.forward, torch.autograd.profiler.profile._start_trace, dict(vars(model)))
+    ranges = dict(vars(record_function))
     with pytest.raises(ZeroDivisionError), Program():
         train(model)
         assert nn.Module.__call__ is not before[0] and Mlp.forward is not before[1]
         raise ZeroDivisionError
     after = (nn.Module.__call__, Mlp.forward, torch.autograd.profiler.profile._start_trace, dict(vars(model)))
     assert after == before
+    assert dict(vars(record_function)) == ranges
     assert not torch.autograd._profiler_enabled()
     assert not _global_optimizer_post_hooks
     assert not [thread for thread in threading.enumerate() if thread.name == "torchprof"]

@@ -14,6 +14,7 @@ from torch import nn
 from torchprof.attribute.pipeline_ranges import WAIT_LABEL, action_label, step_label
 from torchprof.record.forwards import leave_to_eager
 from torchprof.record.modules import instances_of, stages_in, wrapped_step
+from torchprof.record.open_ranges import Reopened
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import optional
 
@@ -69,7 +70,7 @@ class PipelineRanges:
             label = label_of(*args, **kwargs) if is_observed() else None
             if label is None:
                 return function(*args, **kwargs)
-            with record(label):
+            with Reopened(record(label)):
                 return function(*args, **kwargs)
 
         leave_to_eager(in_a_range)
