@@ -43,7 +43,7 @@ def slow_stages(replicas: AlikePipelines, busy: Mapping[_Place, float]) -> SlowS
     if not _are_slow(slow, busy) or sum(in_steps) < _MOST_STEPS * len(in_steps):
         return None
     stages = sorted(stage for place in slow for stage in place)
-    ranks = sorted({rank for stage in stages for rank in replicas.times[stage].ranks})
+    ranks = sorted(member.rank for member in replicas.members if stages_of(member) in slow)
     microbatches = replicas.first.microbatches
     own_ns, others_ns = longest / microbatches, _of_others(slow, busy) / microbatches
     return SlowStages(tuple(stages), tuple(ranks), len(slow), own_ns, others_ns, sum(in_steps), len(in_steps))

@@ -35,7 +35,7 @@ class OnePipeline:
     @cached_property
     def is_complete(self) -> bool:
         """Whether all its ranks are in this run, and each stage is on one of them."""
-        known = sorted(stage for member in self.members for stage in stages_of(member))
+        known = sorted(stage for member in self.members for stage in {action.stage for action in member.actions})
         return 0 < len(self.members) == len(self.ranks) and known == [*range(self.stages)]
 
     @cached_property
@@ -147,13 +147,13 @@ class AlikePipelines:
         """The times of each stage that is on a rank of this run."""
         by_stage: defaultdict[int, list[Pipeline]] = defaultdict(list)
         for member in self.members:
-            for stage in stages_of(member):
+            for stage in {action.stage for action in member.actions}:
                 by_stage[stage].append(member)
         return {stage: _times_of_stage(stage, members) for stage, members in sorted(by_stage.items())}
 
 
 def stages_of(pipeline: Pipeline) -> tuple[int, ...]:
-    """The stages of a rank, ascending."""
+    """The stages of a rank, ascending: also in a comparison, which has no actions."""
     return tuple(sorted({stage for stage, _ in pipeline.roots} | {action.stage for action in pipeline.actions}))
 
 
