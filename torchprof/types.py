@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torchprof.run.meta import Compilation, CompiledRegion, MeshDim, Meta, Peak
     from torchprof.run.operators import Op
     from torchprof.run.outputs import ReportText
-    from torchprof.run.rows import Around, Row, Rows
     from torchprof.run.pipeline import Pipeline, StageAction
+    from torchprof.run.rows import Around, Row, Rows
     from torchprof.run.run import Node
     from torchprof.run.samples import SampleKey, Spread
     from torchprof.run.timeline import DeviceTime, Lane, Spans, StreamTime, Timeline
