@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from torch.autograd.profiler import record_function
 
 from torchprof.record.forwards import leave_to_eager
-
-_METHODS = ("__enter__", "__exit__")
 
 
 class _OfThread(threading.local):
@@ -28,41 +27,41 @@ class _OfThread(threading.local):
 
 class OpenRanges:
     """From ``on`` to ``off``, the ranges of ``record_function`` are known while they are open; those that are
-    ``Reopened``, always."""
+    ``Reopened``, always. Several objects may be on at the same time."""
 
     _of_thread: ClassVar[_OfThread] = _OfThread()
+    _users: ClassVar[int] = 0
+    _replaced: ClassVar[list[tuple[str, Any, Any]]] = []  # a method, what was there, and what is there now
 
     def __init__(self) -> None:
-        self._originals: dict[str, Any] = {}
-        self._ours: dict[str, Any] = {}
+        self._is_on = False
 
     def on(self) -> None:
-        enter, leave = (record_function.__dict__[name] for name in _METHODS)
-        of_thread = OpenRanges._of_thread
-
-        @functools.wraps(enter)
-        def entered(opened: Any) -> Any:
-            result = enter(opened)
-            of_thread.open.append(opened)
-            return result
-
-        @functools.wraps(leave)
-        def left(opened: Any, *error: Any) -> Any:
-            _forget(opened)
-            return leave(opened, *error)
-
-        for name, original, ours in zip(_METHODS, (enter, leave), (entered, left)):
-            leave_to_eager(ours)
-            self._originals[name], self._ours[name] = original, ours
-            setattr(record_function, name, ours)
+        if not self._is_on:
+            self._is_on = True
+            OpenRanges._users += 1
+            if OpenRanges._users == 1:
+                self._replace("__enter__", _entering)
+                self._replace("__exit__", _leaving)
 
     def off(self) -> None:
-        """Restore ``record_function``. If other code still calls our functions, they pass calls through."""
-        for name, ours in self._ours.items():
-            if record_function.__dict__[name] is ours:
-                setattr(record_function, name, self._originals[name])
-        self._ours.clear()
-        OpenRanges._of_thread.open.clear()
+        if self._is_on:
+            self._is_on = False
+            OpenRanges._users -= 1
+            of_thread = OpenRanges._of_thread
+            of_thread.open = [opened for opened in of_thread.open if isinstance(opened, Reopened)]
+            while not OpenRanges._users and OpenRanges._replaced:
+                name, before, ours = OpenRanges._replaced.pop()
+                if record_function.__dict__[name] is ours:  # other code may have replaced it meanwhile
+                    setattr(record_function, name, before)
+
+    @staticmethod
+    def _replace(name: str, wrapper_of: Callable[[Any], Any]) -> None:
+        original = record_function.__dict__[name]
+        ours = functools.wraps(original)(wrapper_of(original))  # TorchScript compiles the source of the original
+        leave_to_eager(ours)
+        setattr(record_function, name, ours)
+        OpenRanges._replaced.append((name, original, ours))
 
     def close(self) -> None:
         """Close the open ranges of this thread, the inner ones first."""
@@ -93,6 +92,23 @@ class Reopened:
     def __exit__(self, *error: Any) -> None:
         _forget(self)
         self._range.__exit__(None, None, None)
+
+
+def _entering(enter: Any) -> Any:
+    def entered(opened: Any) -> Any:
+        result = enter(opened)
+        OpenRanges._of_thread.open.append(opened)
+        return result
+
+    return entered
+
+
+def _leaving(leave: Any) -> Any:
+    def left(opened: Any, *error: Any) -> Any:
+        _forget(opened)
+        return leave(opened, *error)
+
+    return left
 
 
 def _forget(opened: Any) -> None:
