@@ -69,6 +69,17 @@ class Pipeline:
         step_ns = (self.step_ns + cycle.step_ns)[-KEPT_STEPS:]
         return replace(cycle, steps=self.steps + cycle.steps, step_ns=step_ns, actions=tuple(actions))
 
+    @property
+    def waited_ns(self) -> int:
+        """The waiting in all its steps; of those that are not kept, as long as in the others."""
+        kept = sum(sum(action.waited_ns) for action in self.actions)
+        return kept * self.steps // len(self.step_ns)
+
+    def of_a_comparison(self) -> Pipeline:
+        """Which stages the rank has, and nothing else: ranks with other stages are not compared with it."""
+        roots = tuple((stage, NOT_SELECTED) for stage, _ in self.roots)
+        return replace(self, roots=roots, step_ns=self.step_ns[-1:], actions=())
+
     def renumbered(self, to: Sequence[int]) -> Pipeline:
         return replace(self, roots=tuple((stage, to[layer]) for stage, layer in self.roots))
 

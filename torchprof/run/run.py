@@ -167,6 +167,7 @@ class Run:
                 for key, lockstep in self.lockstep.items()
                 if key.keeps_values or layers
             },
+            pipelines=tuple(pipeline.of_a_comparison() for pipeline in self.pipelines),
         )
 
     def on_layers(self, layers: Iterable[Layer]) -> Run:

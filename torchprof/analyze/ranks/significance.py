@@ -43,10 +43,10 @@ class Stragglers:
 
 
 def stragglers(
-    times: Sequence[Sequence[int]], whole: float | None = None, least: float = WORTH_NAMING
+    times: Sequence[Sequence[int]], whole: float | None = None, least: float = WORTH_NAMING, of: int | None = None
 ) -> Stragglers | None:
     """The stragglers among ranks. ``times``: for each rank, the time of each step, equally many for all ranks. None if
-    there are fewer than two ranks or three steps.
+    there are fewer than two ranks or three steps. ``of``: the number of ranks, if others of the job are in other tests.
 
     The *excess* of a rank in a step is what it takes more than the median of the other ranks in that step. It is tested
     in two scales: as the logarithm of the ratio, for noise that grows with the time, and as a share of the time of the
@@ -69,11 +69,13 @@ def stragglers(
     ranks, steps = len(times), len(times[0]) if times else 0
     if ranks < 2 or steps < _LEAST_STEPS:
         return None
+    tests = of or ranks
     if whole is not None:
-        scales = [_Scale(_differences(times, whole), float, float, 1)]
+        scales = [_Scale(_differences(times, whole), float, float, tests)]
     else:
         typical = max(median_low(median(of_rank) for of_rank in times), 1)
-        scales = [_Scale(_ratios(times), log1p, expm1, 2), _Scale(_differences(times, typical), float, float, 2)]
+        by_ratio = _Scale(_ratios(times), log1p, expm1, 2 * tests)
+        scales = [by_ratio, _Scale(_differences(times, typical), float, float, 2 * tests)]
     certain = {rank for scale in scales for rank in scale.slow(least, CHANCE)}
     named = certain or {rank for scale in scales for rank in scale.slow(max(least, CLEARLY_SLOWER), MAY_BE_CHANCE)}
     if 2 * len(named) > ranks:
@@ -87,7 +89,7 @@ class _Scale:
     """The test of all ranks in one scale.
 
     ``excess``: that of each rank in each step. ``to_excess`` makes an excess of a share by which a rank takes longer,
-    ``to_share`` does the opposite. ``scales``: how many scales are tested.
+    ``to_share`` does the opposite. ``tests``: how many tests are made, of all ranks in all scales.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class _Scale:
         excess: Sequence[Sequence[float]],
         to_excess: Callable[[float], float],
         to_share: Callable[[float], float],
-        scales: int,
+        tests: int,
     ) -> None:
         self._to_excess, self._to_share = to_excess, to_share
         ranks, steps = len(excess), len(excess[0])
@@ -106,7 +108,7 @@ class _Scale:
         wider = _widening([_without_outliers(values, trimmed) for values in excess])
         self._errors = [wider * _standard_error(ordered, trimmed) for ordered in in_order]
         self._usual_error = median(self._errors) / (1 - 2 / (9 * (kept - 1))) ** 1.5
-        self._tests = ranks * scales
+        self._tests = tests
         self._kept = kept
         self._freedom = (ranks - 1) * (kept - 1)
         self._spread = 0.0
