@@ -1,7 +1,8 @@
 """In how many jobs with a planted delay the rank and the place of it are named, and that none is named without one.
 
-Real jobs of 2 to 4 processes on this machine, in which one rank takes 80 ms more in each step, in one place. Judged is
-the report "ranks" of the gathered run. On a busy machine, processes that get less of a processor are stragglers, too.
+Real jobs of 2 to 4 processes on this machine, in which one rank takes 80 ms more in each step, in one place: ranks that
+train the same model, and the stages of a pipeline. Judged is the report "ranks" of the gathered run. On a busy machine,
+processes that get less of a processor are stragglers, too.
 
 ``SCRIPTS`` are the scripts. Each has ``PLACES``, with words of the report for each, and ``SLOW_RANK``; called with
 "gather" and a place, or "nowhere", it writes ``job.json``.
@@ -21,11 +22,12 @@ from typing import NamedTuple
 
 import torchprof
 from benchmarks.ratios import say, show, verdict
+from torchprof.analyze.pipeline.splits import judged_pipelines
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.sentences import sentences
 
 _ROOT = Path(__file__).parents[1]
-SCRIPTS = (_ROOT / "test" / "build" / "delayed_training.py",)
+SCRIPTS = tuple(_ROOT / "test" / "build" / f"delayed_{what}.py" for what in ("training", "pipeline"))
 NOWHERE = "nowhere"
 JOBS = 20
 RANKS = (2, 3, 4)  # of the first job, the second, the third, and again
@@ -44,7 +46,9 @@ class Planted(NamedTuple):
         """Whether the report names this rank and no other one, or none if none has a delay; and whether it names the
         place."""
         balance = balance_of(run)
-        named = {rank for part in (balance.slow, balance.late) if part is not None for rank in part.ranks}
+        stages = [judged.split.slow for judged in judged_pipelines(run) if judged.split is not None]
+        parts = (balance.slow, balance.late, *stages)
+        named = {rank for part in parts if part is not None for rank in part.ranks}
         text = " ".join(sentences(run, balance))
         expected = set() if self.rank is None else {self.rank}
         return named == expected, named == expected and (self.words or "") in text
