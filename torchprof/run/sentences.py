@@ -124,8 +124,7 @@ def ranks_chosen(
     late: Sequence[int],
     may_be_chance: bool,
 ) -> str:
-    """``ranks``: those in the run. ``missing``: those that gave no run. The report "ranks" has its stragglers from the
-    last three facts."""
+    """``ranks``: those in the run. ``missing``: those that gave no run. The others are for the report "ranks"."""
     absent = f" {ranks_in_words(missing).capitalize()} gave no run." if missing else ""
     rest = f"{ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} in this run, with all figures"
     first = "stragglers" if slow or late else "that with the most own work"
