@@ -28,15 +28,18 @@ test test-slow: export OMP_NUM_THREADS ?= 1
 # Containers switch this on; then each process that runs tests would prepare all asserts itself, for 12 seconds.
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 SLOW := browser or compiler or jobs
-PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+PYTEST = $(BIN)/python -m pytest -o cache_dir=build/pytest-$@ $(ARGS)
+TOGETHER := -n auto --dist worksteal
+# A test that failed next to others runs once more, alone: what a test plants may drown in the load of the others.
+AGAIN := --last-failed --last-failed-no-failures none
 
 test: $(TOOLS)
-	$(PYTEST) -m "not ($(SLOW))" $(ARGS)
+	$(PYTEST) -m "not ($(SLOW))" $(TOGETHER) || $(PYTEST) $(AGAIN)
 
 # What make test leaves out: tests in a browser, with torch's compiler, and of whole jobs and scripts. They have processes
 # of their own: in those that have compiled, all other tests take longer.
 test-slow: $(TOOLS)
-	$(PYTEST) -m "$(SLOW)" $(ARGS)
+	$(PYTEST) -m "$(SLOW)" $(TOGETHER) || $(PYTEST) $(AGAIN)
 
 # Random examples: a third of those that FULL_EXAMPLES=1 make test-all tries.
 test-all: test test-slow

@@ -125,6 +125,11 @@ def test_console_blocks_run_and_print_what_is_shown(
                 for text in (shown, result.stdout):
                     assert text.startswith("2 ranks. Rank 1 is the straggler: ")
                     assert "It has more work: 3.24 times the FLOPs of the others (median)." in text
+                # FLOPs of 16 sentences of 96 words, and of 32: three times as many, and nine times in what compares
+                # each word with each. They stand in the last column of a rank, in units of 1000.
+                ranks = {line[0]: line for line in result.stdout.splitlines() if re.match(r"[01]  +\| 8 ", line)}
+                flops = {rank: float(line.split("|")[-1].split()[0]) for rank, line in ranks.items()}
+                assert 3 < flops["1"] / flops["0"] < 9
                 headings = [[part for part in text.splitlines() if "---|" in part] for text in (shown, result.stdout)]
                 assert [len(part.split("|")) for part in headings[0]] == [9, 12]
                 assert [len(part.split("|")) for part in headings[1]] == [9, 12, 10]

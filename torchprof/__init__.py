@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torchprof.profile.benchmark import benchmark
     from torchprof.profile.flops import flops
     from torchprof.profile.profile import Profile
+    from torchprof.profile.straggler_log import log_stragglers
     from torchprof.profile.tensorboard import tensorboard_trace_handler
     from torchprof.record.peak import peak
     from torchprof.run.job_folder import open_job
@@ -44,6 +45,7 @@ __all__ = [
     "from_profiler",
     "from_trace",
     "load",
+    "log_stragglers",
     "merge",
     "open_job",
     "peak",
@@ -65,6 +67,7 @@ _FILES = {
     "from_profiler": "profile.annotate",
     "from_trace": "traces.read",
     "load": "run.saved",
+    "log_stragglers": "profile.straggler_log",
     "merge": "run.merge",
     "open_job": "run.job_folder",
     "peak": "record.peak",

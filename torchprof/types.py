@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchprof.run.meta import Compilation, CompiledRegion, MeshDim, Meta, Peak
     from torchprof.run.operators import Op
     from torchprof.run.outputs import ReportText
+    from torchprof.run.pipeline import Pipeline, StageAction
     from torchprof.run.rows import Around, Row, Rows
     from torchprof.run.run import Node
     from torchprof.run.samples import SampleKey, Spread
@@ -63,6 +64,7 @@ __all__ = [
     "Op",
     "Pair",
     "Peak",
+    "Pipeline",
     "ReportCell",
     "ReportText",
     "Row",
@@ -72,6 +74,7 @@ __all__ = [
     "Signature",
     "Spans",
     "Spread",
+    "StageAction",
     "StepEnd",
     "StreamTime",
     "Timeline",
@@ -114,6 +117,7 @@ _FILES = {
     "Op": "run.operators",
     "Pair": "analyze.compare.diff",
     "Peak": "run.meta",
+    "Pipeline": "run.pipeline",
     "ReportCell": "run.cost",
     "ReportText": "run.outputs",
     "Row": "run.rows",
@@ -122,6 +126,7 @@ _FILES = {
     "Signature": "run.words",
     "Spans": "run.timeline",
     "Spread": "run.samples",
+    "StageAction": "run.pipeline",
     "StepEnd": "run.words",
     "StreamTime": "run.timeline",
     "Timeline": "run.timeline",

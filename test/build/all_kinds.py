@@ -13,6 +13,7 @@ from build.events import kernel as kernel_event
 from build.events import label as module
 from build.events import op as op_event
 from build.hand_made import NET, kernel, label, op, row, run_of
+from build.pipelines import equal, one_f_one_b, pipelines_of, run_of_pipelines
 from torch import nn, rand
 
 import torchprof
@@ -259,6 +260,11 @@ def inlined() -> Run:
     return run_of(rows, layers=layers)
 
 
+def pipelined() -> Run:
+    """Two equal stages on two ranks, with so many microbatches that there is nothing to find."""
+    return run_of_pipelines(pipelines_of(one_f_one_b(2, 17), [equal()] * 3))
+
+
 KINDS: dict[str, Callable[[], Run]] = {
     make.__name__.strip("_"): cache(make)
     for make in (
@@ -272,6 +278,7 @@ KINDS: dict[str, Callable[[], Run]] = {
         on_a_device,
         device_not_recorded,
         ranks,
+        pipelined,
         compiled_regions,
         compiled_fused,
         compiled_divided,

@@ -19,6 +19,8 @@ from torch import nn
 from torchprof import Profile
 
 STEPS = 3
+DELAY_S = 0.15
+"""Far above what a process waits for a processor on a busy machine."""
 BATCH, WIDTH, INNER, CLASSES = 8, 64, 256, 10
 
 
@@ -47,7 +49,7 @@ class Slow(nn.Linear):
     """A layer that takes its time on one rank."""
 
     slow_rank = 1
-    seconds = 0.05
+    seconds = DELAY_S
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if dist.get_rank() == self.slow_rank:

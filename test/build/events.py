@@ -8,7 +8,7 @@ from typing import Any
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import MEMORY, STEP_MARK
-from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.events import PIPELINE, Event, Kind, Site
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
 from torchprof.attribute.rule import Attribution
@@ -56,6 +56,11 @@ def function(
 ) -> Event:
     """The autograd node itself."""
     return Event(Kind.BACKWARD_FUNCTION, name, start, end, thread, sequence, forward_thread if sequence >= 0 else 0)
+
+
+def of_pipeline(name: str, start: int, end: int, thread: int = MAIN) -> Event:
+    """A range in a pipeline: ``0F3`` of an action, ``wait``, or ``step Schedule1F1B 2 0,1``."""
+    return Event(Kind.PIPELINE, PIPELINE + name, start, end, thread)
 
 
 def memory(at: int, nbytes: int, device: str = "cpu", thread: int = MAIN, address: int = 0) -> Event:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from torch import Tensor
+from torch._C._profiler import _RecordFunctionFast
 
 
 def _kernel_of_zeros(_: object, argument_types: Sequence[str], source: str) -> Callable[..., None]:
@@ -15,16 +17,19 @@ def _kernel_of_zeros(_: object, argument_types: Sequence[str], source: str) -> C
         number for number, kind in enumerate(argument_types) if kind.endswith("*") and not kind.startswith("const ")
     ]
 
+    name = re.search(r'RecordFunctionHandle \w+\("(\w+)"', source)
+
     def kernel(*arguments: Tensor) -> None:
-        for number in written:  # without an operator, which would be in the recording
-            ctypes.memset(arguments[number].data_ptr(), 0, arguments[number].nbytes)
+        with nullcontext() if name is None else _RecordFunctionFast(name[1]):
+            for number in written:  # without an operator, which would be in the recording
+                ctypes.memset(arguments[number].data_ptr(), 0, arguments[number].nbytes)
 
     return kernel
 
 
 @contextmanager
 def kernels_of_zeros() -> Iterator[None]:
-    """In the block, kernels of C++ are not compiled: they write zeros.
+    """In the block, kernels of C++ are not compiled: they write zeros. They have the events that they would have.
 
     For tests of graphs and of the operators that compiled code calls in libraries, which are as always."""
     from torch._inductor.async_compile import AsyncCompile

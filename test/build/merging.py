@@ -9,6 +9,7 @@ from typing import Any
 
 from build import hand_made
 from build.hand_made import row as line
+from build.random_runs import pipelines
 from build.warnings import run_warnings
 from hypothesis import strategies as st
 
@@ -137,5 +138,6 @@ def runs_of(draw: st.DrawFn, rank: int) -> Run:
             Unfinished(rank, 9, draw(SMALL), draw(where), FORWARD, "", False, (Entered(draw(where), FORWARD, "x", 2),))
             for _ in range(draw(st.integers(0, 1)))
         ),
+        pipelines=tuple(draw(pipelines(len(layers), device, rank)) for device in draw(devices)),
     )
     return replace(run, metas=(replace(run.meta, warnings=tuple(draw(warnings))),))

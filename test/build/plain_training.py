@@ -22,7 +22,7 @@ import torchprof
 from torchprof.profile import program
 
 STEPS = 12
-DELAY_S = 0.03
+DELAY_S = 0.1
 BATCH_S = 0.02
 
 

@@ -13,6 +13,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.memory import KINDS as MEMORY_KINDS
 from torchprof.run.memory import Held, Memory
 from torchprof.run.meta import Meta, Peak
+from torchprof.run.pipeline import ACTIONS, Pipeline, StageAction
 from torchprof.run.rows import Around, Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -115,6 +116,27 @@ def timelines(draw: st.DrawFn, layers: int) -> Timeline:
 
 
 @st.composite
+def pipelines(draw: st.DrawFn, layers: int, device: str = "cpu", rank: int = 0) -> Pipeline:
+    """What a rank did for some stages of a pipeline."""
+    kept = draw(st.integers(1, 3))
+    times = st.lists(st.integers(0, 2**40), min_size=kept, max_size=kept).map(tuple)
+    small = st.integers(0, 3)
+    actions = draw(st.lists(st.builds(StageAction, small, st.sampled_from(ACTIONS), small, times, times), max_size=4))
+    stages = sorted({action.stage for action in actions})
+    return Pipeline(
+        device,
+        rank,
+        draw(st.sampled_from(["", "ScheduleGPipe"])),
+        draw(st.sampled_from([0, 4])),
+        draw(st.sampled_from([(), (0, 1)])),
+        tuple((stage, draw(st.integers(NOT_SELECTED, layers - 1))) for stage in stages),
+        kept + draw(small),
+        draw(times),
+        tuple(actions),
+    )
+
+
+@st.composite
 def runs(draw: st.DrawFn) -> Run:
     """A run with random rows (any layer, phase, frames and surroundings) and random other parts."""
     paths = draw(layer_trees())
@@ -152,4 +174,12 @@ def runs(draw: st.DrawFn) -> Run:
         script="/tmp/x.py",
     )
     memory = tuple(draw(memories(count, device)) for device in draw(st.sampled_from([(), ("cpu",), ("cpu", "cuda:0")])))
-    return Run((meta,), layers, rows, samples, memory, draw(st.none() | timelines(count)))
+    return Run(
+        (meta,),
+        layers,
+        rows,
+        samples,
+        memory,
+        draw(st.none() | timelines(count)),
+        pipelines=tuple(draw(st.lists(pipelines(count), max_size=1))),
+    )

@@ -214,6 +214,20 @@ def test_a_rank_that_is_there_is_known_before_anything_runs(
     assert not Path("ran").exists()
 
 
+def test_another_job_is_known_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder has rank 0 of a job of two. The second job has four ranks; this is its last one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    run_of([], rank=0, world_size=2).save("job/")
+    Path("script.py").write_text("open('ran', 'w')\n", encoding="utf-8")
+    assert main(["run", "-o", "job/", "script.py"]) == 2
+    assert "job has rank 0 of a job of 2 ranks, but rank 3 to be saved is of a job of 4" in capsys.readouterr().err
+    assert not Path("ran").exists()
+
+
 def test_a_profile_goes_into_a_job_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for output in (["-o", "job/", "-o", "run.json"], ["-o", "once.parquet"]):

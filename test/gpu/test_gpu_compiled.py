@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 from build.libraries import RELEASE
-from build.machine import Machine, whole
+from build.machine import Machine, on_gpu, whole
 from torch import nn
 
 from examples.large_models import Llama
 from torchprof.run.words import NOT_ATTRIBUTABLE
 
-pytestmark = pytest.mark.compiler
+pytestmark = [pytest.mark.compiler, on_gpu]  # test/record/test_compile_layers.py is for the CPU
 
 MODES = ["default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"]
 
@@ -42,8 +42,6 @@ def share_in_layers(machine: Machine, run: Any) -> float:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("by_layer", [False, True], ids=["regions", "layers"])
 def test_a_compiled_model_adds_up(mode: str, by_layer: bool, machine: Machine, figure: Callable[..., None]) -> None:
-    if not machine.is_gpu and mode != "default":
-        pytest.skip("such modes make no difference on a CPU, and take long")
     model, x = small(machine)
     fast = torch.compile(model, mode=mode)
 
@@ -77,9 +75,8 @@ def after_three(step: int) -> torch.profiler.ProfilerAction:
 
 
 def test_a_compiled_transformer(machine: Machine, figure: Callable[..., None]) -> None:
-    sizes = (1000, 512, 4, 8, 4, 1376) if machine.is_gpu else (100, 32, 1, 4, 2, 48)
-    model = Llama(*sizes).to(machine.device)
-    tokens = torch.randint(0, 100, (2, 128 if machine.is_gpu else 8), device=machine.device)
+    model = Llama(1000, 512, 4, 8, 4, 1376).to(machine.device)
+    tokens = torch.randint(0, 100, (2, 128), device=machine.device)
     fast = torch.compile(model)
     with machine.profile(fast, compile_layers=True, schedule=after_three) as prof:
         for _ in range(5):

@@ -24,11 +24,13 @@ from torchprof.measure.steps import Steps, with_marks
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import STEP, Lockstep, LockstepKey, LockstepPart
 from torchprof.run.samples import SampleKey, SamplesPart
+from torchprof.run.unfinished import Unfinished, UnfinishedPart
 from torchprof.run.words import FORWARD, OUTSIDE
 
 NET, A = "torchprof:Net", "torchprof:Net.a"
 SITES = {NET: Site((0,)), A: Site((1,))}
 LAYERS = Layers([Layer(("Net",), "Net"), Layer(("Net", "a"), "Linear")])
+UNFINISHED = UnfinishedPart(Unfinished)
 MORE_LAYERS = Layers([Layer(("Loss",), "Loss"), *LAYERS])
 DATA = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 PIECE = 1_000
@@ -71,7 +73,7 @@ def cycle(pieces: Sequence[int], first: int, ends: Sequence[int], layers: Layers
     parts = [of_steps.get("open"), of_lockstep.get("open")]
     assert (parts[0] is None) == (parts[1] is None)
     step_at_end = None if parts[0] is None else OpenStep(layers, **parts[0], **parts[1])
-    return of_steps, of_lockstep["lockstep"], step_at_end
+    return of_steps, of_lockstep, step_at_end
 
 
 def without_zeros(values: Any) -> Any:
@@ -94,18 +96,20 @@ def test_cycles_have_the_steps_of_one_recording(pieces: list[int], ends: set[int
 
 def check_cycles(pieces: list[int], ends: set[int], cuts: set[int]) -> None:
     at_ends = [PIECE * place + ENDS[what] for place, what in enumerate(pieces) if place in ends and what in ENDS]
-    whole, lockstep, last = cycle(pieces, 0, at_ends, LAYERS, None)
+    whole, of_whole, last = cycle(pieces, 0, at_ends, LAYERS, None)
+    lockstep = of_whole["lockstep"]
 
     bounds = [0, *sorted(cut for cut in cuts if cut < len(pieces)), len(pieces)]
     open_step: OpenStep | None = None
-    samples, locksteps, counts = [], [], []
+    samples, locksteps, counts, unfinished = [], [], [], []
     for first, after in pairwise(bounds):
         layers = MORE_LAYERS if first else LAYERS
         of_steps, of_lockstep, open_step = cycle(pieces[first:after], first, at_ends, layers, open_step)
+        to = [MORE_LAYERS.index_of[layer.path] for layer in layers] + [-2, -1]
+        unfinished.append(UNFINISHED.renumbered(of_lockstep["unfinished"], to))
         if of_steps["steps"]:  # else the lockstep is of the cycle
-            to = [MORE_LAYERS.index_of[layer.path] for layer in layers] + [-2, -1]
             samples.append(SamplesPart().renumbered(of_steps["samples"], to))
-            locksteps.append(LockstepPart().renumbered(of_lockstep, to))
+            locksteps.append(LockstepPart().renumbered(of_lockstep["lockstep"], to))
         counts.append(of_steps["steps"])
 
     assert sum(counts) == whole["steps"] == max(len(at_ends) - 1, 0)
@@ -118,6 +122,8 @@ def check_cycles(pieces: list[int], ends: set[int], cuts: set[int]) -> None:
         assert reduce(LockstepPart().added, locksteps) == LockstepPart().renumbered(lockstep, to)
         took = added[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")]
         assert took.sum == at_ends[-1] - at_ends[0]
+    (at_end,), (as_one,) = reduce(UNFINISHED.added, unfinished), UNFINISHED.renumbered(of_whole["unfinished"], to)
+    assert (at_end.ns, at_end.entered, at_end.began_before) == (as_one.ns, as_one.entered, not at_ends)
     assert (open_step is None) == (last is None) == (not at_ends)
     if open_step is not None and last is not None:
         open_step, last = open_step.on_layers(MORE_LAYERS), last.on_layers(MORE_LAYERS)
@@ -128,7 +134,7 @@ def check_cycles(pieces: list[int], ends: set[int], cuts: set[int]) -> None:
 
 
 def test_a_cycle_without_a_whole_step_counts_as_one() -> None:
-    _, lockstep, open_step = cycle([0, 4], 0, [1900], LAYERS, None)
-    assert lockstep[LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].last_ns == (2000,)
+    _, of_lockstep, open_step = cycle([0, 4], 0, [1900], LAYERS, None)
+    assert of_lockstep["lockstep"][LockstepKey(OUTSIDE, FORWARD, "cpu", STEP)].last_ns == (2000,)
     assert open_step is not None
     assert open_step.samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")] == 100

@@ -664,7 +664,7 @@ def test_the_gathered_run_equals_the_merged_files_of_the_ranks(ranks: int, tmp_p
 
 def documented(*, dies: str, dst: int = 0) -> str:
     page = ROOT.joinpath("docs", "ranks-in-a-job.md").read_text(encoding="utf-8")
-    [script] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    [script] = re.findall(r"^```python\n(# train.py\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
     dying = f"            prof.step()\n            if step == 3:\n                {dies}\n"
     assert script.count("            prof.step()\n") == script.count("prof.gather()") == 1
     script = script.replace("            prof.step()\n", f"            rank = dist.get_rank()\n{dying}")

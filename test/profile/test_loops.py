@@ -879,3 +879,18 @@ def test_the_run_of_a_cycle_has_no_warnings_of_another_cycle(monkeypatch: pytest
     assert [[one.startswith(called) for one in cycle] for cycle in shown] == [[False, False, True], [False, False]]
     assert [cycle[:2] for cycle in shown] == [[general, ended[0]], [general, ended[1]]]
     assert own(prof.run)[:3] == [general, *ended] and len(own(prof.run)) == 4
+
+
+def test_a_cycle_may_end_inside_a_range_of_the_user() -> None:
+    """It is closed there and opened again: a range that is open across two sessions of torch breaks the process."""
+    model = Mlp()
+    before = dict(vars(record_function))
+    with Profile(model, schedule=schedule(wait=0, warmup=0, active=1)) as prof, record_function("loop"):
+        for _ in range(4):
+            model(torch.rand(2, 4))
+            prof.step()
+    assert dict(vars(record_function)) == before
+    assert prof.run.meta.cycles >= 4
+    of_layers = [row for row in prof.run.rows if row.layer is not None]
+    assert {tuple(frame.name for around in row.within for frame in around.frames) for row in of_layers} == {("loop",)}
+    assert sum(prof.run.rows.columns["cpu_ns"]) == prof.run.meta.wall_ns

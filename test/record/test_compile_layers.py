@@ -30,6 +30,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from build.inductor import kernels_of_zeros
 from build.libraries import RELEASE, usable_transformers
 from build.phases import in_column_of
 from build.warnings import sentences
@@ -800,7 +801,8 @@ LLAMA_BLOCKS = [
     ("model", "blocks"), [(Encoder, ENCODER_BLOCKS), (Bert, BERT_BLOCKS), (Llama, LLAMA_BLOCKS)], ids=lambda one: ""
 )
 def test_transformers(model: type[nn.Module], blocks: list[str]) -> None:
-    found = recorded(model, train_on_tokens)
+    with kernels_of_zeros():
+        found = recorded(model, train_on_tokens)
     check(found)
     check_by_classes(found, untold={"randint"})  # one kernel gives all dropouts their seeds
     kernels = kernels_of(found.run)

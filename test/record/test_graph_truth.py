@@ -12,6 +12,7 @@ import pytest
 import torch
 from build.architectures import ARCHITECTURES
 from build.examples import SHARE
+from build.inductor import kernels_of_zeros
 from torch import Tensor, nn
 
 from examples.models import MLP, Bert, LeNet5, TinyTransformer
@@ -36,6 +37,7 @@ OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] = 
 }
 MODELS = {**OWN, **{name: (one.make, one.inputs) for name, one in ARCHITECTURES.items()}}
 CHOSEN = [*MODELS] if SHARE == 1 else ["Bert"]
+CASTS = {"float32": False, "autocast": True} if SHARE == 1 else {"autocast": True}
 
 
 class Called(NamedTuple):
@@ -96,7 +98,7 @@ def parameters_in(calls: Sequence[Called], known: dict[str, KeptGraph]) -> dict[
 # By memory and by value
 
 
-@pytest.mark.parametrize("cast", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_call_is_of_the_parameter_that_it_reads_or_whose_gradient_it_makes(
     name: str, cast: bool, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +181,7 @@ def test_what_lies_between_layers_ran_in_the_module_around_them(name: str) -> No
     provenance = Provenance()
     provenance.on()
     try:
-        with inductor_config.patch({"cpp.enable_kernel_profile": True}), noted(model, known, calls):
+        with inductor_config.patch({"cpp.enable_kernel_profile": True}), kernels_of_zeros(), noted(model, known, calls):
             train(torch.compile(model), inputs)
     finally:
         provenance.off()

@@ -293,6 +293,51 @@ def test_importing_it_imports_no_torch() -> None:
     assert run("print('torch' in sys.modules)") == "False\n"
 
 
+def test_frames_are_read_while_no_garbage_is_collected() -> None:
+    """In Python 3.11 a collection may begin where a frame is read; here it lets the thread go on, and the memory of its
+    frames then has numbers."""
+    out = run(
+        """
+        import gc
+        sampler.stop()
+        locks = stands, leave, is_elsewhere, end = [threading.Lock() for _ in range(4)]
+        for lock in locks:
+            lock.acquire()
+        def deep(calls):
+            if calls:
+                return deep(calls - 1)
+            stands.release(), leave.acquire(timeout=30)
+        names = {"is_elsewhere": is_elsewhere, "end": end}
+        numbers = "".join(f"    number{each} = {each}\\n" for each in range(500))
+        exec("def elsewhere():\\n" + numbers + "    is_elsewhere.release(), end.acquire(timeout=30)", names)
+        thread = threading.Thread(target=lambda: (deep(20), names["elsewhere"]()))
+        thread.start()
+        assert stands.acquire(timeout=30)
+        def let_the_thread_go_on(phase, info):
+            gc.callbacks.clear()
+            leave.release()
+            assert is_elsewhere.acquire(timeout=30)
+        class Frames(dict):
+            def get(self, ident):
+                found = dict.get(self, ident)
+                gc.collect()
+                gc.set_threshold(1)
+                gc.callbacks.append(let_the_thread_go_on)
+                return found
+        frames_now = sys._current_frames
+        sys._current_frames = lambda: Frames(frames_now())
+        other = Sampler(thread.ident)
+        other._owners.update({"<string>": "library", threading.__file__: "library"})  # to find out makes objects
+        other._note(1)
+        gc.set_threshold(0)
+        leave.release(), end.release()
+        thread.join(30)
+        print(gc.isenabled(), *(sample.location.function for sample in other.samples()))
+        """
+    )
+    assert out == "True deep\n"
+
+
 def test_the_interval_of_the_gil_is_as_before_afterwards() -> None:
     before = sys.getswitchinterval()
     with Sampler(threading.get_ident()):

@@ -14,6 +14,7 @@ from build.warnings import run_warnings
 import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.analyze.first_screen.verdict import ran
+from torchprof.run.cycles import add_cycle
 from torchprof.run.lockstep import GAP, STEP, Lockstep, LockstepKey
 from torchprof.run.meta import MeshDim
 from torchprof.run.unfinished import Entered, Unfinished
@@ -224,6 +225,20 @@ def test_the_places_of_ranks_in_a_hang() -> None:
     )
     in_op = hung(*(replace(one, name="aten::mm", waits=False) for one in waiting))
     assert "ranks 0 and 2 were in aten::mm of Net in backward for 8.900s. No straggler" in sentence(in_op)
+
+
+@pytest.mark.parametrize("calls_of_rank_0", [1, 2])
+def test_a_step_in_two_cycles_has_the_collectives_of_both(calls_of_rank_0: int) -> None:
+    """Rank 1 called the all-reduce once, before its last cycle began; all hang in Net.a. Ranks 0 and 2 have one
+    cycle."""
+    alone = Unfinished(0, 9_000 * MS, 8_900 * MS, 1, FORWARD, entered=(Entered(0, BACKWARD, "all_reduce", 1),))
+    more = replace(alone, entered=(Entered(0, BACKWARD, "all_reduce", calls_of_rank_0),))
+    run = hung(more, replace(alone, rank=1, ns=MS, since_ns=MS), replace(alone, rank=2))
+    last_cycle = hung(replace(alone, rank=1, entered=(), began_before=True)).of_rank(1)
+    text = sentence(torchprof.merge([run.of_rank(0), add_cycle(run.of_rank(1), last_cycle), run.of_rank(2)]))
+    assert "at the end of the recording, after 9.001s: ranks 0 to 2 were in Net.a in forward for 8.900s." in text
+    missed = "Ranks 1 and 2 had not called all_reduce of Net in backward, which others had."
+    assert (missed in text) == ("had not called" in text) == (calls_of_rank_0 == 2)
 
 
 def test_without_a_hang_there_is_no_sentence_on_places() -> None:

@@ -319,6 +319,25 @@ def _both(first: Rows, second: Rows) -> Rows:
     return Rows(first.layers, first.frames + second.frames, first.devices, columns, first.within)
 
 
+def test_all_to_alls_of_all_sizes_share_a_row() -> None:
+    """Experts get other numbers of tokens in each call: 1000 to 3000 bytes, 8000 in all in 4 us."""
+    sizes = [(1000, 2000), (3000, 1000), (2000, 3000)]
+    args = [
+        {**ALL_REDUCE, "Collective name": "all_to_allv", "dtype": "Byte", "In msg nelems": sent, "Out msg nelems": got}
+        for sent, got in sizes
+    ]
+    unknown = {**args[0], "Out msg nelems": None}
+    others = {**ALL_REDUCE, "dtype": "Byte", "Out msg nelems": 1000}
+    rows = [row(1, kernel(each), device_ns=1_000 * (2 if each is args[2] else 1)) for each in (*args, unknown)]
+    rows += [row(1, kernel({**others, "In msg nelems": size}), device_ns=10) for size in (1000, 3000)]
+    assert [line[:1] + line[4:] for line in cells(run_of(rows, **CUDA).report("collectives"))] == [
+        ["all_to_all", "1000 B to 2.93 KB", "1000 B to 2.93 KB", "3", "4.000us", "1.333us", "79.7%", "≥ 2.00 GB/s"],
+        ["all_to_all", "1000 B", "–", "1", "1.000us", "1.000us", "19.9%", "≥ 1.00 GB/s"],
+        ["all_reduce", "2.93 KB", "1000 B", "1", "0.010us", "0.010us", "0.2%", "≥ 300.00 GB/s"],
+        ["all_reduce", "1000 B", "1000 B", "1", "0.010us", "0.010us", "0.2%", "≥ 100.00 GB/s"],
+    ]
+
+
 def test_groups_with_the_same_description_share_a_line() -> None:
     """The ranks of a mesh may give the group different names: "3" and "11", eight ranks each."""
     names = [{**ALL_REDUCE, "Process Group Name": name, "Process Group Description": "mesh_tp"} for name in ("3", "11")]

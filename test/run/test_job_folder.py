@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -244,6 +245,13 @@ def test_another_process_may_be_making_the_folder(ranks: list[Run], tmp_path: Pa
     assert folder_of(ranks, tmp_path / "job").run() == torchprof.merge(ranks)
 
 
+def test_ranks_can_be_written_at_once(ranks: list[Run], tmp_path: Path) -> None:
+    """Into a folder that each of them makes, and in which each looks for ranks of another job."""
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        [*threads.map(lambda run: run.save(f"{tmp_path}/job/"), ranks)]
+    assert torchprof.open_job(tmp_path / "job").run() == torchprof.merge(ranks)
+
+
 def test_strip_removes_names_of_machines(ranks: list[Run], tmp_path: Path) -> None:
     run = replace(ranks[0], metas=(replace(ranks[0].meta, machine="secret", script="secret.py", job="secret"),))
     run.save(f"{tmp_path}/job/", strip=True)
@@ -267,6 +275,25 @@ def test_a_run_of_several_ranks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TorchprofError, match=r"This run is of ranks 0 to 3, and .*job is for the run of each rank"):
         planted().save(f"{tmp_path}/job/")
     assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize(
+    ("another", "says"),
+    [
+        ({"world_size": 8}, "has rank 1 of a job of 4 ranks, but rank 3 to be saved is of a job of 8 ranks."),
+        ({"world_size": 1}, "has rank 1 of a job of 4 ranks, but rank 3 to be saved is of a job of 1 rank."),
+        ({"job": "b"}, "has rank 1 of the job 'a', but rank 3 to be saved is of the job 'b'."),
+    ],
+)
+def test_a_rank_of_another_job_is_refused(another: dict[str, Any], says: str, ranks: list[Run], tmp_path: Path) -> None:
+    first, last = (replace(run, metas=(replace(run.meta, job="a"),)) for run in (ranks[1], ranks[3]))
+    folder_of([first], tmp_path / "job")
+    before = files_in(tmp_path / "job")
+    with pytest.raises(TorchprofError, match=says + " A folder is for the ranks of one job: save this one to another"):
+        replace(last, metas=(replace(last.meta, **another),)).save(tmp_path / "job")
+    assert files_in(tmp_path / "job") == before
+    folder_of([last, ranks[2]], tmp_path / "job")  # the name of the job is unknown in the last one
+    assert torchprof.open_job(tmp_path / "job").ranks == (1, 2, 3)
 
 
 def test_ranks_that_are_not_there(job: JobFolder, tmp_path: Path) -> None:

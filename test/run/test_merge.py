@@ -70,6 +70,10 @@ def contents_of(run: Run) -> tuple[Any, ...]:
             one.rank: (path(one.layer), [path(each.layer) for each in one.entered], astuple(one)[1:3])
             for one in run.unfinished
         },
+        {
+            (one.rank, one.device): (replace(one, roots=()), [(stage, path(layer)) for stage, layer in one.roots])
+            for one in run.pipelines
+        },
         {(path(key.layer), *key[1:]): lockstep for key, lockstep in run.lockstep.items()},
     )
 
@@ -352,7 +356,7 @@ def test_merging_loses_and_adds_nothing(runs: list[Run]) -> None:
 
     whole = contents_of(merged)
     assert plain(whole[2]) == sum((plain(one[2]) for one in each), Counter())
-    for part in (3, 4, 6, 7):
+    for part in (3, 4, 6, 7, 8):
         assert whole[part] == {key: value for one in each for key, value in one[part].items()}
     seen = {}
     for run in each:

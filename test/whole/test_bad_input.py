@@ -24,6 +24,7 @@ from torchprof.reports import known
 from torchprof.run.layers import Layer
 from torchprof.run.memory import Held, Memory
 from torchprof.run.meta import Meta, Peak
+from torchprof.run.pipeline import Pipeline, StageAction
 from torchprof.run.rows import Around, Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -329,7 +330,7 @@ def test_paths_where_nothing_can_be_saved_raise(prof, tmp_path) -> None:
 @pytest.fixture(scope="module")
 def saved() -> dict[str, Any]:
     """The JSON document of a run made by hand, with some of everything: two layers, three rows, one sample, the memory
-    of one device, and two steps of a timeline."""
+    of one device, two steps of a timeline, and two of a pipeline."""
     shapes = {"input_shapes": ((1, 2),), "output_shapes": ((1, 3),), "output_bytes": 12}
     linear = Layer(("Net", "a"), "Linear", 6, 6, 24, (("float32", 24),), shared_with=(("Net", "b"),), **shapes)
     layers = (Layer(("Net",), "Net"), linear)
@@ -358,7 +359,9 @@ def saved() -> dict[str, Any]:
         versions=(("torch", "2.13.0"),),
         flags=(("use_cuda", True),),
     )
-    return json.loads(_text(Run((meta,), layers, rows, samples, (memory,), timeline)))
+    action = StageAction(0, "F", 1, (3, 4), (0, 1))
+    pipeline = Pipeline("cpu", 0, "ScheduleGPipe", 2, (0, 1), ((0, 0),), 2, (5, 6), (action,))
+    return json.loads(_text(Run((meta,), layers, rows, samples, (memory,), timeline, pipelines=(pipeline,))))
 
 
 def _text(run: Run) -> str:
@@ -490,6 +493,15 @@ def test_an_index_of_a_row_that_is_out_of_range_raises(saved, where, value, tmp_
         ("frames.1.0.0", 3),
         ("frames.1.0.0", "no such kind"),
         ("unfinished", None),
+        ("pipelines", None),
+        *[("pipelines.0", value) for value in (3, {})],
+        *[("pipelines.0.rank", value) for value in (3, None)],
+        *[("pipelines.0.step_ns", value) for value in ([], [1, 2, 3], [1.5], 7)],  # it has two steps
+        *[("pipelines.0.roots.0", value) for value in ([0], [0, 99], [0, -3])],
+        *[("pipelines.0.actions.0.0", value) for value in (1, None)],  # it has stage 0 alone
+        *[("pipelines.0.actions.0.1", value) for value in ("X", "", 0)],
+        *[("pipelines.0.actions.0.3", value) for value in ([], [1], [1, 2, 3], [1, None])],
+        ("pipelines.0.actions.0", [0, "F", 0, [1, 2]]),
         ("frames.1.0.1", None),
         ("frames.1.0.2", -1),
         ("frames.1.0.2", 2),

@@ -78,6 +78,12 @@ STEADY = sorted(name for name, rule in RULES.items() if rule not in {"anomaly_de
 
 @pytest.mark.parametrize("name", STEADY)
 def test_nothing_is_found_where_the_fault_is_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = recorded(name, monkeypatch, "fixed")
-    assert [one for one in advise(run) if one.rule == RULES[name]] == []
-    assert [one for one in first_findings(run) if one.rule not in OF_A_BUSY_MACHINE] == []
+    always: set[str] | None = None
+    for _ in range(3):  # times of a busy machine may be anywhere
+        run = recorded(name, monkeypatch, "fixed")
+        assert [one for one in advise(run) if one.rule == RULES[name]] == []
+        found = {one.rule for one in first_findings(run)} - OF_A_BUSY_MACHINE
+        always = found if always is None else always & found
+        if not always:
+            return
+    raise AssertionError(always)

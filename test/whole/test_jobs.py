@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from build.aligned import share_found, without_labels
-from build.distributed_models import BATCH, CLASSES, INNER, STEPS, WIDTH, Experts, Net
+from build.distributed_models import BATCH, CLASSES, DELAY_S, INNER, STEPS, WIDTH, Experts, Net
 from build.libraries import RELEASE
 from build.places import ROOT
 from build.warm import warm_job
@@ -421,15 +421,15 @@ def test_a_group_waits_only_for_its_own_ranks(job: Callable[..., Finished]) -> N
 
 @pytest.mark.jobs
 def test_a_straggler_is_found_with_its_slow_layer(job: Callable[..., Finished]) -> None:
-    """The rank sleeps 50 ms in each call of one layer; nothing else takes as long."""
+    """The rank sleeps 150 ms in each call of one layer; nothing else takes as long."""
     run = job("slow", 2).run
     number = {layer.name: at for at, layer in enumerate(run.layers)}
     work = run.lockstep[LockstepKey(number["Net.layers.1.2"], "forward", "cpu", WORK)]
     assert work.last_rank == (1,) * STEPS
-    assert min(work.last_ns) >= 50_000_000
-    assert work.ns[0] < STEPS * 50_000_000
+    assert min(work.last_ns) >= DELAY_S * 1e9
+    assert work.ns[0] < STEPS * DELAY_S * 1e9
     waiting = [one.waiting_ns(0) for key, one in run.lockstep.items() if key.is_collective]
-    assert sum(one for one in waiting if one is not None) > STEPS * 30_000_000
+    assert sum(one for one in waiting if one is not None) > STEPS * DELAY_S * 1e9 / 2
     text = run.report("ranks")
     assert "Rank 1 is the straggler" in text
     assert "Most of the difference is Net.layers.1.2 in forward" in text
@@ -453,13 +453,13 @@ def test_a_rank_that_loads_its_data_slowly_is_found(tmp_path: Path, how: str) ->
 
 @pytest.mark.jobs
 def test_work_during_an_early_receive_is_not_counted_as_waiting(job: Callable[..., Finished]) -> None:
-    """Rank 1 sleeps 50 ms in each call of one layer during a receive that rank 0 answers at once."""
+    """Rank 1 sleeps 150 ms in each call of one layer during a receive that rank 0 answers at once."""
     run = job("ahead", 2).run
     number = {layer.name: at for at, layer in enumerate(run.layers)}
     work = run.lockstep[LockstepKey(number["Ahead.layers.1.2"], "forward", "cpu", WORK)]
-    assert min(work.last_ns) >= 50_000_000
+    assert min(work.last_ns) >= DELAY_S * 1e9
     assert work.last_rank == (1,) * STEPS
-    assert work.ns[0] < STEPS * 50_000_000
+    assert work.ns[0] < STEPS * DELAY_S * 1e9
     assert "Rank 1 is the straggler" in run.report("ranks")
     assert "Most of the difference is Ahead.layers.1.2 in forward" in run.report("ranks")
 

@@ -18,6 +18,7 @@ _NAMES = {
     OF_NO_LAYER: BACKWARD,
 }
 IDLE = "idle"
+STAGES = "waiting for other stages"
 COMPILING_PART = "torch.compile compiling"
 NO_GRAD = "forward (no grad)"
 FIRST_CALL, LATER_CALLS = "first call", "later calls"
@@ -35,6 +36,7 @@ _ORDER = (
     "optimizer",
     "copies",
     _NAMES[WAIT],
+    STAGES,
     _NAMES[GARBAGE],
     OTHER,
     IDLE,
@@ -46,7 +48,8 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
     out. Work that was launched before the recording is left out, as in all shares.
 
     Forward on the CPU is divided: without gradients, as in evaluation, if the run has backward; and without backward
-    the first call of the model, if it took much longer than the others, as the prompt of a language model does."""
+    the first call of the model, if it took much longer than the others, as the prompt of a language model does. In a
+    pipeline, waiting for other stages is a part of its own."""
     columns = run.rows.columns
     chains = run.rows.frames
     names: dict[tuple[int, int], str] = {}  # by phase and chain of frames, outside all layers
@@ -73,6 +76,9 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
         parts[FIRST_CALL] = 0 if parts[COMPILING_PART] else min(_first_call_ns(run), parts[FORWARD])
         if parts[FIRST_CALL]:
             parts[LATER_CALLS] = parts.pop(FORWARD) - parts[FIRST_CALL]
+        waited = sum(pipeline.waited_ns for pipeline in run.pipelines if pipeline.device == "cpu")
+        parts[STAGES] = min(waited, parts[OTHER])
+        parts[OTHER] -= parts[STAGES]
     return {name: parts[name] for name in _ORDER if parts[name] > 0}
 
 

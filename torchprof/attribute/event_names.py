@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from torchprof.attribute.compiled_graphs import CALL, COMPILES, COMPILES_TOO, REGION
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.events import COMPILED_INPUTS, PREFIX, Event, Kind
+from torchprof.attribute.events import COMPILED_INPUTS, PIPELINE, PREFIX, Event, Kind
 from torchprof.run.words import ANY_STEP, GUARDS, NODE_PREFIX
 
 RAISED = PREFIX + "!raised"
@@ -65,6 +65,8 @@ def event_kind(name: str) -> Kind | None:
         return Kind.ENGINE
     if name.startswith(COMPILED_INPUTS):
         return Kind.COMPILED_INPUTS
+    if name.startswith(PIPELINE):
+        return Kind.PIPELINE
     if name.startswith(PREFIX):
         return Kind.LABEL
     if name.startswith(NODE_PREFIX):

@@ -14,6 +14,9 @@ COMPILED_INPUTS = PREFIX + "!given:"
 """Prefix of the label around one call of a compiled function. A number follows: it stands for the tensors that the
 function took from modules."""
 
+PIPELINE = PREFIX + "!pipeline:"
+"""Prefix of the labels around the steps of a pipeline's schedule, and around what a stage does in it."""
+
 
 class Kind(Enum):
     """The kind of an event."""
@@ -37,6 +40,7 @@ class Kind(Enum):
     COMPILING = "torch.compile compiles"
     COMPILED_INPUTS = "mark: the tensors that the compiled function inside took from modules"
     PIECE = "a part of an op that is divided among layers; the last part is an OP"
+    PIPELINE = "a step of a pipeline's schedule, an action or a wait in it: no part of what is attributed"
     GARBAGE = "a run of Python's garbage collector"
     SAMPLE = "a sampled source line of Python"
     KERNEL = "kernel"

@@ -291,6 +291,9 @@ class Attribution:
         place = self.places.inside(around, FrameKind.PYTHON, event.name)
         return Attributed(event, place, open_range[1], 1, 0, open_range[4])
 
+    def _leave_out(self, event: Event, end: int, open_range: _Open) -> None:
+        """The ranges of pipelines are read in ``pipeline_ranges``. Here they would only split rows."""
+
     def _begin_call(self, event: Event, end: int, open_range: _Open) -> None:
         """A compiled function is called on tensors that it took from modules. The range may be inside the op of the
         function, whose sequence number its backward has, too."""
@@ -453,6 +456,7 @@ _INSTANTS: Mapping[Kind, Callable[[Attribution, Event, int, _Open], Attributed |
     Kind.SAMPLE: Attribution._sample,
     Kind.COLLECTIVE: Attribution._begin_collective,
     Kind.COMPILED_INPUTS: Attribution._begin_call,
+    Kind.PIPELINE: Attribution._leave_out,
 }
 """The methods for events that open no range."""
 _RANGES: Mapping[Kind, Callable[[Attribution, Event, _Open], _Opened]] = {

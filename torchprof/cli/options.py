@@ -181,24 +181,28 @@ def _name_on_command_line(option: str) -> str:
     return "by_shape" if option == _BY_SHAPE_IN_REPORTS else option
 
 
-def check_output(arguments: argparse.Namespace, of: str = "run", rank: int = 0) -> None:
+def check_output(arguments: argparse.Namespace, of: str = "run", rank: int = 0, world_size: int | None = None) -> None:
     """Check that all files of ``-o`` can be written. Call this before any work, since the work may take long.
 
-    ``of``: what will be written, "run" or "diff"; ``rank``: of the run. A job folder is made now. Raises TorchprofError
-    that names all files that cannot be written.
+    ``of``: what will be written, "run" or "diff"; ``rank``: of the run; ``world_size``: of its job, if it is known yet.
+    A job folder is made now. Raises TorchprofError that names all files that cannot be written.
     """
     known: dict[Path, str] = {}
     problems = []
     for file in arguments.output:
         path = Path(file).resolve()
-        problem = f"-o {file}: the same file as -o {known[path]}." if path in known else _problem_with(file, of, rank)
+        problem = (
+            f"-o {file}: the same file as -o {known[path]}."
+            if path in known
+            else _problem_with(file, of, rank, world_size)
+        )
         known[path] = file
         problems += [problem] if problem else []
     if problems:
         raise TorchprofError("\n".join(problems))
 
 
-def _problem_with(file: str, of: str, rank: int) -> str:
+def _problem_with(file: str, of: str, rank: int, world_size: int | None) -> str:
     """Why a file cannot be written; "" if it probably can."""
     path = Path(file).absolute()
     is_job = of == "run" and names_job_folder(file)
@@ -210,7 +214,7 @@ def _problem_with(file: str, of: str, rank: int) -> str:
         return f"-o {error}"
     try:
         if is_job:
-            make_room(path, rank)
+            make_room(path, rank, world_size)
         elif name == PARQUET_RUN:
             check_pyarrow()
     except TorchprofError as error:

@@ -140,7 +140,7 @@ def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[st
     has_output = bool(arguments.output)
     arguments.output = _outputs_of(rank, world_size, arguments.output, name)
     if has_output:  # without -o, the script runs even if the default file cannot be written
-        check_output(arguments, rank=rank)
+        check_output(arguments, rank=rank, world_size=world_size if world_size > 1 else None)
     # A slash at the end says that this is a job folder.
     return {file: f"{Path(file).absolute()}{'/' * names_job_folder(file)}" for file in arguments.output}
 

@@ -15,6 +15,7 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import add_steps
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.gloo_queues import ONE_GROUP, KnownGroups, Queues
+from torchprof.attribute.pipeline_ranges import fold_torchs_ranges, steps_in
 from torchprof.attribute.places import Place
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.devices import DeviceTimes
@@ -24,6 +25,7 @@ from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
 from torchprof.measure.observer import Observer
 from torchprof.measure.open_step import CycleEnd, OpenStep
+from torchprof.measure.pipelines import Pipelines
 from torchprof.measure.recording import LayerPlan, Observations, Options, Recording
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.measure.timeline import OpenSpans
@@ -144,6 +146,9 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     flops = _flops_of(recording) if options.with_flops else None
     step_end = _step_end(recording)
     observers = [*_observers(recording, plan, options)]
+    if options.timed and (steps := steps_in(columns)):
+        observers.append(Pipelines(steps, columns, origin.rank))
+    fold_torchs_ranges(columns)
     of_steps = [*_observers_of_steps(recording, options, step_end)]
     stream = attribution.attribute(columns, source.loop.ends)
     if flops:

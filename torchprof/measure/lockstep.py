@@ -402,13 +402,13 @@ class Locksteps:
         since = self._marks[-1] if self._marks else None
         unfinished = self._last.unfinished(self._rank, self._threads, self._main, since, self._ended_ns)
         if self._is_cycle:
+            unfinished = tuple(replace(step, began_before=len(self._marks) < 2) for step in unfinished)
             self._end_step(self._cut_ns)
         elif len(self._marks) < 2:  # no step: the whole recording is one
             self._end_step(max(map(_open_until, self._threads.values()), default=0))
         work, calls = dict(self._work()), self._calls()
-        if not self._is_cycle:
-            return {"lockstep": self._locksteps(work, calls), "unfinished": unfinished}
-        return {**self._of_cycle(work, calls), "unfinished": unfinished}
+        results = self._of_cycle(work, calls) if self._is_cycle else {"lockstep": self._locksteps(work, calls)}
+        return {**results, "unfinished": unfinished}
 
     def _of_cycle(
         self, work: dict[LockstepKey, list[int]], calls: dict[LockstepKey, list[_CallTimes]]

@@ -84,7 +84,7 @@ def gather(
         raise TorchprofError(f"dst={dst!r} is not a rank of the group. Its ranks in the job are {_rank_list(ranks)}.")
     wanted = _wanted(whole, ranks)
     name = (needed("torch.distributed.distributed_c10d._get_default_group")() if group is None else group).group_name
-    store = _store(f"torchprof/gather/{name}/{dst}/{_gathers[name, dst]}")
+    store = store_of_job(f"torchprof/gather/{name}/{dst}/{_gathers[name, dst]}")
     _gathers[name, dst] += 1
     is_of_other_rank = run is not None and run.meta.rank != rank
     if seconds is None:
@@ -132,8 +132,11 @@ def exchange(
     comparison = None
     try:
         if wanted is None:
-            others = table.take_comparisons([other for other in ranks if other != rank])
-            comparison = _merged(chain((run.to_compare() for run in own), others))
+            others = [other for other in ranks if other != rank]
+            there = table.wait_for_comparisons(others)
+            if len(there) < len(others):
+                table.note_missing({*others} - {*there})
+            comparison = _merged(chain((run.to_compare() for run in own), table.take_comparisons(there)))
             wanted = () if comparison is None else output("chosen_ranks")(comparison)
             table.choose(wanted)
         runs = table.take(other for other in wanted if other != rank)
@@ -192,8 +195,8 @@ def _rank_list(ranks: list[int]) -> str:
     return some([*map(str, ranks)], 8)
 
 
-def _store(prefix: str) -> Any:
-    """The keys of one gather in the job's store."""
+def store_of_job(prefix: str) -> Any:
+    """The keys with this prefix in the job's store. Raises TorchprofError if it has none (MPI)."""
     store = needed("torch.distributed.distributed_c10d._get_default_store")()
     if store is None:  # MPI needs no store to start its ranks
         backend = torch.distributed.get_backend()
@@ -242,21 +245,29 @@ class RunsInStore:
             self._store.set(f"{rank}/compared", _zipped(None if run is None else run.to_compare()))
             self._store.add("compared", 1)
 
-    def take_comparisons(self, ranks: list[int]) -> Iterator[Run]:
-        """Yield what is compared of these ranks, when all have arrived or the time is over. After SIGTERM that is soon:
-        then the chosen ranks have to send their runs before torchrun kills them."""
+    def wait_for_comparisons(self, ranks: list[int]) -> list[int]:
+        """Those of these ranks that have written what is compared, when all have or the time is over. After SIGTERM
+        that is soon: then the chosen ranks have to send their runs before torchrun kills them."""
         for is_last_look in self._looks(_GRACE_S / 2):
             if is_last_look or self._count("compared") >= len(ranks):
                 break
-        there = ranks
-        if self._count("compared") < len(ranks):
-            there = [rank for rank in ranks if self._has(f"{rank}/compared")]
-            self._note_missing([rank for rank in ranks if rank not in there])
-        for first in range(0, len(there), _TOGETHER):
-            some_ranks = there[first : first + _TOGETHER]
+        if self._count("compared") >= len(ranks):
+            return ranks
+        return [rank for rank in ranks if self._has(f"{rank}/compared")]
+
+    def take_comparisons(self, ranks: list[int]) -> Iterator[Run]:
+        """Yield what is compared of these ranks, which have written it."""
+        for first in range(0, len(ranks), _TOGETHER):
+            some_ranks = ranks[first : first + _TOGETHER]
             for rank, data in zip(some_ranks, self._values([f"{rank}/compared" for rank in some_ranks])):
                 if data:
                     yield run_of(data, f"the comparison of rank {rank}")
+
+    def delete_comparison(self, rank: int) -> None:
+        """Delete what this rank has written to be compared, if it was not taken."""
+        with suppress(RuntimeError):
+            for key in (f"{rank}/compared", "compared"):
+                self._store.delete_key(key)
 
     def choose(self, ranks: Collection[int]) -> None:
         """Ask these ranks for their runs, which may come later than the comparisons."""
@@ -292,7 +303,7 @@ class RunsInStore:
                     yield run_of(data, f"the run of rank {rank}")
             missing = [rank for rank in missing if rank not in there]
             if is_last_look and missing:
-                self._note_missing(missing)
+                self.note_missing(missing)
             if is_last_look or not missing:
                 return
             if time.monotonic() > silent_until:
@@ -300,7 +311,7 @@ class RunsInStore:
                 message = f"Still waiting for the runs of ranks: {_rank_list(missing)}."
                 warnings.warn(f"{message} Each has to call gather, and gather(timeout=…) waits less.", stacklevel=2)
 
-    def _note_missing(self, ranks: list[int]) -> None:
+    def note_missing(self, ranks: Collection[int]) -> None:
         warnings.warn(f"{ranks_in_words(ranks).capitalize()} sent no run in time.", stacklevel=3)
         self._sigterm.expected = True  # probably a rank has died, and torchrun will soon notice
 

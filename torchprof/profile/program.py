@@ -23,6 +23,7 @@ from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.forwards import backward_task
 from torchprof.record.labels import Labels
+from torchprof.record.open_ranges import OpenRanges
 from torchprof.record.outermost_calls import OutermostCalls
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, is_observed, missing_device, record, refuse_if_profiled
@@ -115,6 +116,7 @@ class Program:
         self._labels = Labels(())
         self._guard = Guard(self._give_way)
         self._outermost = OutermostCalls(self._before_call, self._note_elsewhere)
+        self._open_ranges = OpenRanges()
         self._undo = ExitStack()
         self._over = False
         self._settled = True  # whether all backward of the calls so far has probably run
@@ -140,6 +142,8 @@ class Program:
         self._guard.on()
         self._undo.callback(self._labels.detach)
         self._labels.attach()
+        self._undo.callback(self._open_ranges.off)
+        self._open_ranges.on()
         self._undo.callback(self._outermost.detach)
         self._outermost.attach()
         self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
@@ -185,6 +189,7 @@ class Program:
         if torch.is_grad_enabled():
             self._settled = False
         self._cycles.begin_recording()
+        self._open_ranges.reopen()
 
     def _is_known(self, module: nn.Module) -> bool:
         """Whether a module is a model, or part of a model. A new model is labelled."""
@@ -217,17 +222,22 @@ class Program:
         if self._calls == 1:
             self._start_ns = round(age * 1e9)
         if self._start_up is not None and self._start_up.ends_before(module, self._settled):
-            self._cycles.end_recording()
+            self._end_recording()
             with DelayedSignals():
                 self._set_start_up_aside(self._start_up)
             return
         modules = self._calls + self._outermost.inner - self._modules_before
         much = max(age / _CYCLE_S, modules * self._events_a_call / _CYCLE_EVENTS)
         if much > _PATIENCE or (much > 1 and self._settled):
-            self._cycles.end_recording()
+            self._end_recording()
             with DelayedSignals():
                 self._end_cycle()
                 self._start_cycle()
+
+    def _end_recording(self) -> None:
+        """End the recording of a cycle inside the program. Ranges that are open there are split."""
+        self._open_ranges.close()
+        self._cycles.end_recording()
 
     def _start_cycle(self) -> None:
         with DelayedSignals():
@@ -298,7 +308,8 @@ class Program:
                 )
                 warnings.insert(0, what)
         elif recorded is not None and self._start_ns > _LONG_START * recorded.meta.wall_ns:
-            warnings.append(RunWarning.of("long_start", start_ns=self._start_ns, wall_ns=recorded.meta.wall_ns))
+            wall_ns = recorded.meta.wall_ns  # by torch's clock, which may be a little slower
+            warnings.append(RunWarning.of("long_start", start_ns=min(self._start_ns, wall_ns), wall_ns=wall_ns))
         if self._elsewhere:
             warnings.append(RunWarning.of("calls_on_other_threads", classes=tuple(self._elsewhere.most_common())))
 

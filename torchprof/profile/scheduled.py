@@ -12,6 +12,7 @@ from torchprof.profile.cycle import Cycles, Setup
 from torchprof.profile.sigterm import DelayedSignals
 from torchprof.record.compiled.dynamo_code import about_left_out_stacks, awaiting_compilation
 from torchprof.record.labels import Labels
+from torchprof.record.open_ranges import OpenRanges
 from torchprof.record.session import is_profiled, refuse_if_profiled
 from torchprof.run.run import Run
 from torchprof.run.warnings import RunWarning
@@ -29,6 +30,7 @@ class ScheduledCycles(Cycles):
     def __init__(self, setup: Setup, warnings: list[RunWarning], models: Sequence[nn.Module], labels: Labels) -> None:
         super().__init__(setup, warnings)
         self.ended: Run | None = None
+        self.open_ranges = OpenRanges()
         self._models = models
         self._labels = labels
         self._action = ProfilerAction.NONE
@@ -41,6 +43,7 @@ class ScheduledCycles(Cycles):
         """
         before, self._action = self._action, action
         if self.is_recording and (before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDING):
+            self.open_ranges.close()
             self.end_recording()
             self.end_cycle(keep_run=keep_run)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from typing import Any
 from weakref import ref
@@ -10,6 +9,8 @@ from weakref import ref
 import torch
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
+
+from torchprof.record.modules import instances_of
 
 
 class Replicas:
@@ -77,11 +78,8 @@ class Replicas:
 
 
 def all_replicas() -> list[DistributedDataParallel]:
-    """All DistributedDataParallel modules of this process: instances are among the objects that refer to the class."""
-    classes = [DistributedDataParallel]
-    for cls in classes:
-        classes += cls.__subclasses__()
-    return [instance for instance in gc.get_referrers(*classes) if type(instance) in classes]
+    """All DistributedDataParallel modules of this process."""
+    return instances_of(DistributedDataParallel)
 
 
 def _is_built(replica: DistributedDataParallel) -> bool:

@@ -25,6 +25,7 @@ from torchprof.record.compiled.dynamo_code import has_code, unwrapped
 from torchprof.record.engine_ranges import EngineRanges
 from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
 from torchprof.record.garbage_collection import CollectionRanges
+from torchprof.record.pipelining import PipelineRanges
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import optional
 
@@ -217,6 +218,7 @@ class Labels:
     unlabelled: list[str] = field(default_factory=list)
     _collections: CollectionRanges = field(default_factory=CollectionRanges)
     _engine: EngineRanges = field(default_factory=EngineRanges)
+    _pipelines: PipelineRanges = field(default_factory=PipelineRanges)
     home: int = field(default=0, init=False)
     is_waiting: bool = field(default=False, init=False)
     _labels: list[Label] = field(default_factory=list, init=False)
@@ -248,6 +250,7 @@ class Labels:
         """Label more modules, between ``attach`` and ``detach``."""
         of_class: _OfClass = {}
         with _lock:
+            self._pipelines.on()
             for target in targets:
                 module = target.module()
                 if module is not None:
@@ -267,6 +270,7 @@ class Labels:
             self.before_first = None
             self._collections.off()
             self._engine.off()
+            self._pipelines.off()
             _recursion.leave(self)
 
     def _joined(self, target: Target, module: nn.Module, of_class: _OfClass) -> list[StandIn]:

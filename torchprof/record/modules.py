@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -57,6 +58,14 @@ def all_modules(model: nn.Module) -> Iterator[nn.Module]:
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 waiting.append(child)
+
+
+def instances_of(kind: type) -> list[Any]:
+    """All objects of this process of a class or a subclass: they are among the objects that refer to the class."""
+    classes = [kind]
+    for cls in classes:
+        classes += cls.__subclasses__()
+    return [instance for instance in gc.get_referrers(*classes) if type(instance) in classes]
 
 
 def wrapped_step(module: nn.Module) -> str | None:
@@ -116,10 +125,19 @@ def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -
     return chosen
 
 
+def stages_in(thing: Any) -> list[Any]:
+    """The stages of this rank in a schedule of torch.distributed.pipelining; a stage itself; none for other things."""
+    is_module, classes = isinstance(thing, nn.Module), type(thing).__mro__
+    if is_module or not any(cls.__module__.startswith("torch.distributed.pipelining.") for cls in classes):
+        return []
+    return getattr(thing, "_stages", None) or [getattr(thing, "_stage", thing)]
+
+
 def checked_models(model: Any) -> list[nn.Module]:
-    """The models that a user gave, as a list. Raises TorchprofError if they are neither a module nor a list of
-    modules."""
-    models = list(model) if isinstance(model, (list, tuple)) else [model]
+    """The models that a user gave, as a list. A stage of a pipeline stands for its model, a schedule for those of its
+    stages. Raises TorchprofError for anything else than these, a module, and a list of them."""
+    given = list(model) if isinstance(model, (list, tuple)) else [model]
+    models = [of_entry for entry in given for of_entry in [stage.submod for stage in stages_in(entry)] or [entry]]
     if not models:
         raise TorchprofError("Profile needs a model; the list is empty.")
     for entry in models:

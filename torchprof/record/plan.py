@@ -31,9 +31,11 @@ from torchprof.record.modules import (
     walk_modules,
     wrapped_step,
 )
+from torchprof.record.pipelining import stages_of_modules
 from torchprof.record.tensor_owners import Owners
 from torchprof.record.updates import Updates
 from torchprof.run.layers import Layer
+from torchprof.run.paths import root_of_stage
 
 
 class ModuleAtPath(NamedTuple):
@@ -56,8 +58,9 @@ class ModuleAtPath(NamedTuple):
 
 def _spots(models: Iterable[nn.Module], before: Sequence[ModuleAtPath] = ()) -> list[ModuleAtPath]:
     """The spots ``before``, then all modules of some models: model after model, depth first. A second model of a class
-    is called ``Net#2``."""
+    is called ``Net#2``, and one that a stage of a pipeline calls, ``Net (stage 3)``: each rank has others."""
     spots = list(before)
+    stages = stages_of_modules()
     roots = [spot for spot in spots if len(spot.path) == 1]
     real = Counter(_unnumbered(spot.path[0]) for spot in roots)
     shown = Counter(_unnumbered(spot.shown[0]) for spot in roots)
@@ -66,9 +69,10 @@ def _spots(models: Iterable[nn.Module], before: Sequence[ModuleAtPath] = ()) -> 
         core = model
         while (step := wrapped_step(core)) is not None:
             core = getattr(core, step)
-        root = _numbered(root_name(core), shown)
+        stage = stages.get(id(model))
+        root = _numbered(_root_name(core, stage), shown)
         above: dict[tuple[str, ...], tuple[int, str | None, bool]] = {}
-        for path, leaf, module in walk_modules(model, name=_numbered(root_name(model), real)):
+        for path, leaf, module in walk_modules(model, name=_numbered(_root_name(model, stage), real)):
             shown_path: tuple[str, ...] = (root,)
             wrapper, compiled = None, False
             if len(path) > 1:
@@ -83,6 +87,10 @@ def _spots(models: Iterable[nn.Module], before: Sequence[ModuleAtPath] = ()) -> 
             has_forward = getattr(type(module), "forward", None) is not no_forward or "forward" in vars(module)
             spots.append(ModuleAtPath(path, leaf, ref(module), shown_path, wrapper, compiled, has_forward))
     return spots
+
+
+def _root_name(model: nn.Module, stage: int | None) -> str:
+    return root_name(model) if stage is None else root_of_stage(root_name(model), stage)
 
 
 def _numbered(name: str, taken: Counter[str]) -> str:

@@ -16,6 +16,7 @@ import threading
 import time
 from array import array
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import islice
 from operator import add
 from pathlib import Path
@@ -23,6 +24,7 @@ from types import CodeType, FrameType
 from typing import ClassVar, NamedTuple
 
 from torchprof.errors import TorchprofError
+from torchprof.run.paused_gc import paused_gc
 
 OUR_FILES = str(Path(__file__).parents[1]) + os.sep
 """The prefix of the file names of torchprof."""
@@ -36,6 +38,11 @@ _CALLS_HOOKS = ("_call_impl", "inner")  # of nn.Module
 _ITERATION = ("__iter__", "__next__")
 _SWITCH_S = 0.0005  # the longest time that a thread keeps the GIL if the sampler waits for it
 _PATIENCE_S = 10.0  # the longest wait for the end of the thread
+_frames_stay = paused_gc if sys.version_info[:2] == (3, 11) else nullcontext
+"""A block in which the frames of other threads can be read. Python 3.11 makes the object of a frame when ``f_back`` is
+read, and may collect garbage to do so. That runs finalizers and callbacks, which let other threads run: the frame
+returns, and its memory has something else, such as an int, when the object is made. Python 3.10 has all objects before,
+and Python 3.12 and newer collect garbage at another time."""
 
 
 class CodeLocation(NamedTuple):
@@ -174,6 +181,12 @@ class Sampler:
             due += interval * (late + self._every)
 
     def _note(self, intervals: int) -> None:
+        with _frames_stay():
+            self._note_line(intervals)
+        if len(self._times) >= _MOST_SAMPLES:
+            self._thin()
+
+    def _note_line(self, intervals: int) -> None:
         frame = sys._current_frames().get(self._ident)
         while frame is not None and frame.f_code.co_filename.startswith(OUR_FILES):
             frame = frame.f_back
@@ -189,8 +202,6 @@ class Sampler:
         self._times.append(time.perf_counter_ns())
         self._at.append(index)
         self._intervals.append(intervals)
-        if len(self._times) >= _MOST_SAMPLES:
-            self._thin()
 
     def _users(self, innermost: FrameType | None) -> tuple[FrameType | None, CodeType | None]:
         """The innermost frame of the user's code, or else the innermost one; and the library's function it called."""

@@ -28,6 +28,7 @@ class Internal(NamedTuple):
 _AN_ERROR = ""
 _EVENT = "torch._C._autograd._KinetoEvent"
 _FRAMES = "torch._C._dynamo.eval_frame"
+_PIPELINING = "torch.distributed.pipelining"
 
 INTERNALS: dict[str, Internal] = {
     # The profiler
@@ -139,6 +140,12 @@ INTERNALS: dict[str, Internal] = {
     "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data": Internal(
         "2.4", "2.15", "the buckets of gradients", "exchanges of gradients belong to the whole model"
     ),
+    f"{_PIPELINING}.stage._PipelineStageBase": Internal(
+        "2.4", "2.15", "the stages of pipelines", "models of stages have no number, and pipelines are not recorded"
+    ),
+    f"{_PIPELINING}.schedules._wait_batch_p2p": Internal(
+        "2.9", "2.15", "when a pipeline waits for other ranks", "pipelines are not recorded"
+    ),
     # torch.compile
     f"{_FRAMES}.set_code_exec_strategy": Internal(
         "2.9", "2.15", "to keep torch.compile from compiling labels", "the ways of torch 2.4 to 2.6 are used"
@@ -209,6 +216,9 @@ ATTRIBUTES: dict[str, Internal] = {
     "_fsdp_param_group": Internal("2.4", "2.15", "the same", "compiled code of them is unknown"),
     "_unsharded_param": Internal("2.4", "2.15", "the same", "compiled code of them is unknown"),
     "_module_info": Internal("2.4", "2.15", "the same", "compiled code of them is unknown"),
+    # Of pipelines
+    "_stage": Internal("2.4", "2.15", "the stage of a schedule", _AN_ERROR),
+    "_stages": Internal("2.4", "2.15", "the stages of a schedule", _AN_ERROR),
     # Of compiled code
     "_dynamo_source": Internal("2.4", "2.15", "which module a compiled function took", "its layers are unknown"),
     "_torchdynamo_disable": Internal("2.4", "2.15", "that a forward is never compiled", "source lines are left out"),

@@ -98,7 +98,7 @@ def comparison_of(data: bytes, path: str) -> Run:
     document = document_of(data, path)
     for name in ("frames", "within", "shared", "signatures", "devices", "memory", "device_times", "unfinished"):
         document[name] = []
-    document.update(rows={name: [] for name in Rows.COLUMNS}, timeline=None, pipelines=[])
+    document.update(rows={name: [] for name in Rows.COLUMNS}, timeline=None)
     document["samples"] = [sample for sample in document["samples"] if sample["layer"] == OUTSIDE]
     return run_of_document(document, path).to_compare(layers=True)
 

@@ -7,7 +7,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import cached_property
 from os import PathLike
@@ -19,7 +19,15 @@ from torchprof.run.atomic_files import atomic_file
 from torchprof.run.file import comparison_of, run_of, stripped
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.merge import merge
-from torchprof.run.parquet import check_pyarrow, run_of_rank, table_of_rank, table_of_rows, table_of_steps, write_table
+from torchprof.run.parquet import (
+    check_pyarrow,
+    job_of_rank,
+    run_of_rank,
+    table_of_rank,
+    table_of_rows,
+    table_of_steps,
+    write_table,
+)
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.processes import in_processes
 from torchprof.run.run import Run
@@ -49,8 +57,7 @@ class JobFolder:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The numbers of the ranks that are in the folder now, ascending."""
-        names = (_FILE.fullmatch(file.name) for file in (self._path / _RANKS).iterdir())
-        return tuple(sorted(int(name[1]) for name in names if name is not None))
+        return tuple(sorted(_ranks_in(self._path)))
 
     def run(self, ranks: Iterable[int] | None = None) -> Run:
         """One run of these ranks, of all without ``ranks``: what ``torchprof.merge`` makes of the runs as they were
@@ -138,7 +145,8 @@ def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> N
     complete.
 
     ``strip`` leaves out the names of files, machines and jobs. Raises TorchprofError for a run of several ranks, for a
-    rank that is there already, for a folder with other files, if there is no folder to make it in, and without pyarrow.
+    rank that is there already, for a folder that has ranks of another job (another name, or another number of ranks) or
+    other files, if there is no folder to make it in, and without pyarrow.
     """
     folder = Path(path)
     if len(run.metas) > 1:
@@ -148,21 +156,53 @@ def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> N
         )
     run = stripped(run) if strip else run
     rank = run.meta.rank
-    make_room(folder, rank)
+    make_room(folder, rank, run.meta.world_size, run.meta.job)
     with ExitStack() as stack:  # which closes the last one first: the files get their names in the order of the tables
         for name, table_of in reversed(_TABLES.items()):
             write_table(table_of(run), stack.enter_context(atomic_file(_file_of(folder, name, rank))))
 
 
-def make_room(folder: Path, rank: int) -> None:
-    """Make a job folder, if there is none, in which a rank can be saved. Raises TorchprofError like ``add_to_job``."""
+def make_room(folder: Path, rank: int, world_size: int | None = None, job: str = "") -> None:
+    """Make a job folder, if there is none, in which a rank can be saved. ``world_size`` and ``job``: how many ranks its
+    job has, and its name, if they are known yet. Raises TorchprofError like ``add_to_job``."""
     check_pyarrow()
     _make(folder)
+    _check_job(folder, rank, world_size, job)
     if _file_of(folder, _RANKS, rank).exists():
         raise TorchprofError(
             f"{folder} has rank {rank} already. Save another job to another folder; to replace the rank, remove "
             f"{_file_of(folder, _RANKS, rank)} first."
         )
+
+
+def _check_job(folder: Path, rank: int, world_size: int | None, job: str) -> None:
+    """Raises TorchprofError if a rank is not of the job whose ranks are in the folder. These are of one job, so one of
+    them is read."""
+    there = next(_ranks_in(folder), None)
+    if there is None:
+        return
+    file = _file_of(folder, _RANKS, there)
+    its_size, its_job = job_of_rank(file.read_bytes(), str(file))
+    if world_size is not None and world_size != its_size:
+        its, this = f"a job of {_count_of_ranks(its_size)}", f"of a job of {_count_of_ranks(world_size)}"
+    elif job and its_job and job != its_job:
+        its, this = f"the job {its_job!r}", f"of the job {job!r}"
+    else:
+        return
+    raise TorchprofError(
+        f"{folder} has rank {there} of {its}, but rank {rank} to be saved is {this}. A folder is for the ranks of "
+        "one job: save this one to another folder, or remove the old one first."
+    )
+
+
+def _ranks_in(folder: Path) -> Iterator[int]:
+    """The numbers of the ranks that are in a job folder, in any order."""
+    names = (_FILE.fullmatch(file.name) for file in (folder / _RANKS).iterdir())
+    return (int(name[1]) for name in names if name is not None)
+
+
+def _count_of_ranks(count: int) -> str:
+    return f"{count} rank{'' if count == 1 else 's'}"
 
 
 def _make(folder: Path) -> None:

@@ -9,6 +9,7 @@ from operator import add
 from typing import Any, TypeVar
 
 from torchprof.run.checked_json import demand, read_as
+from torchprof.run.paths import stage_of_root
 from torchprof.run.words import NO_LAYERS, OUTSIDE
 
 _COUNTED = ("params", "trainable_params", "param_bytes", "buffers", "buffer_bytes", "grad_calls", "updated_params")
@@ -276,11 +277,12 @@ class _Known:
     def order(self) -> tuple[Any, ...]:
         """The sort key among its siblings.
 
-        Numbers come first and in their order, because a pipeline spreads numbered layers over ranks. Then come names:
-        those of the lowest rank first, in its order.
+        Numbers come first and in their order, because a pipeline spreads numbered layers over ranks, and so do its
+        stages. Then come names: those of the lowest rank first, in its order.
         """
         name = self.layer.path[-1]
-        return (int(name) if name.isdecimal() else float("inf"), self.rank, self.place)
+        number = int(name) if name.isdecimal() else stage_of_root(name)
+        return (float("inf") if number is None else number, self.rank, self.place)
 
 
 def _depth_first(layers: Mapping[tuple[str, ...], _Known]) -> list[_Known]:

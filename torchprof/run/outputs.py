@@ -24,6 +24,7 @@ _FILES = {
     "render": "torchprof.reports",
     "all_warnings": "torchprof.analyze.warnings",
     "text_of": "torchprof.reports.text",
+    "verdict_on_ranks": "torchprof.analyze.ranks.sentences",
     "show_page": "torchprof.reports.notebook",
     "write": "torchprof.run.saved",
 }

@@ -130,10 +130,23 @@ def _zipped(run: Run) -> bytes:
 def run_of_rank(data: bytes, path: str, read: Callable[[bytes, str], Run] = run_of) -> Run:
     """The run that ``table_of_rank`` has, or what ``read`` reads of its file. ``path`` and errors: as of
     ``run_of_parquet``."""
+    (whole,) = _values_of_rank(data, path, _WHOLE)
+    return read(whole, path)
+
+
+def job_of_rank(data: bytes, path: str) -> tuple[int, str]:
+    """How many ranks the job of this rank has, and its name, "" if unknown, from what ``table_of_rank`` has. ``path``
+    and errors: as of ``run_of_parquet``."""
+    world_size, job = _values_of_rank(data, path, "world_size", "job")
+    return world_size, job or ""
+
+
+def _values_of_rank(data: bytes, path: str, *names: str) -> list[Any]:
+    """The values of these columns in the only line of ``table_of_rank``."""
     parquet = _pyarrow().parquet
     with _damaged(path):
-        (whole,) = parquet.read_table(BytesIO(data), columns=[_WHOLE])[_WHOLE].to_pylist()
-    return read(whole, path)
+        (line,) = parquet.read_table(BytesIO(data), columns=[*names]).to_pylist()
+        return [line[name] for name in names]
 
 
 def table_of_rows(run: Run) -> ParquetTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, TypeVar
@@ -9,6 +10,26 @@ from typing import Any, TypeVar
 from torchprof.errors import TorchprofError, suggest
 
 _Step = TypeVar("_Step")
+
+_ROOT = re.compile(r"(?P<kind>[^#]+?)( \(stage (?P<stage>\d+)\))?(#\d+)?")
+"""The name of a model: its class, the stage of a pipeline that calls it, and a number for the second of a name."""
+
+
+def root_of_stage(kind: str, stage: int) -> str:
+    """The name of the model of this class that a stage of a pipeline calls."""
+    return f"{kind} (stage {stage})"
+
+
+def kind_of_root(name: str) -> str:
+    """The class of a model, by its name: "Net" of "Net#2" and of "Net (stage 1)"."""
+    match = _ROOT.fullmatch(name)
+    return name if match is None else match["kind"]
+
+
+def stage_of_root(name: str) -> int | None:
+    """The stage of a pipeline that calls a model, by the name of the model; None for others."""
+    match = _ROOT.fullmatch(name)
+    return None if match is None or match["stage"] is None else int(match["stage"])
 
 
 def find(path: Any, known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:

@@ -35,11 +35,13 @@ ACTIONS = ("F", "B", "I", "W")
 class Pipeline:
     """What a rank did for its stages of a pipeline, in the time of one device.
 
-    - ``schedule``: the class of torch's schedule, "" if unknown. ``stages``: the number of stages of the whole pipeline.
+    - ``schedule``: the class of torch's schedule, "" if unknown.
+    - ``stages``: the number of stages of the whole pipeline; 0 if unknown.
     - ``group``: the ranks of the pipeline, in their order in it; empty if unknown.
     - ``roots``: (stage, layer) for each stage of this rank: the index of the model that the stage calls, negative if
       it was not profiled.
-    - ``steps``: how many steps had exactly these ``actions``, which are in the order in which they ran.
+    - ``steps``: how many steps had exactly these ``actions``, which are in the order in which they began. If steps
+      differ, as with an evaluation between them, these are the actions of most steps.
     - ``step_ns``: the duration of the schedule's step in each of the last ``KEPT_STEPS`` of them.
     """
 
@@ -54,9 +56,9 @@ class Pipeline:
     actions: tuple[StageAction, ...]
 
     def __add__(self, cycle: Pipeline) -> Pipeline:
-        """The steps of two cycles; those of the later one alone if its actions are others."""
+        """The steps of two cycles; if their actions differ, of the one with more steps, or else of the later one."""
         if [action[:3] for action in self.actions] != [action[:3] for action in cycle.actions]:
-            return cycle
+            return self if self.steps > cycle.steps else cycle
         actions = (
             before._replace(
                 took_ns=(before.took_ns + after.took_ns)[-KEPT_STEPS:],
@@ -67,14 +69,25 @@ class Pipeline:
         step_ns = (self.step_ns + cycle.step_ns)[-KEPT_STEPS:]
         return replace(cycle, steps=self.steps + cycle.steps, step_ns=step_ns, actions=tuple(actions))
 
+    @property
+    def waited_ns(self) -> int:
+        """The waiting in all its steps; of those that are not kept, as long as in the others."""
+        kept = sum(sum(action.waited_ns) for action in self.actions)
+        return kept * self.steps // len(self.step_ns)
+
+    def of_a_comparison(self) -> Pipeline:
+        """Which stages the rank has, and nothing else: ranks with other stages are not compared with it."""
+        roots = tuple((stage, NOT_SELECTED) for stage, _ in self.roots)
+        return replace(self, roots=roots, step_ns=self.step_ns[-1:], actions=())
+
     def renumbered(self, to: Sequence[int]) -> Pipeline:
         return replace(self, roots=tuple((stage, to[layer]) for stage, layer in self.roots))
 
     def check(self, layers: int) -> None:
         for _, layer in self.roots:
             demand(NOT_SELECTED <= layer < layers, f"layer {layer} of a stage")
-        kept = len(self.step_ns)
+        kept, stages = len(self.step_ns), {stage for stage, _ in self.roots}
         demand(0 < kept <= self.steps, "the number of steps of a pipeline")
         for action in self.actions:
-            demand(action.what in ACTIONS, f"{action.what!r} instead of a stage's action")
+            demand(action.what in ACTIONS and action.stage in stages, f"{action[:3]!r} instead of a stage's action")
             demand(len(action.took_ns) == len(action.waited_ns) == kept, "the times of a stage's action")

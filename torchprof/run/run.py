@@ -16,13 +16,13 @@ from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.outputs import ReportText, output
-from torchprof.run.part import PerDevice, PerRank, RunPart
+from torchprof.run.part import PerDevice, RunPart
 from torchprof.run.pipeline import Pipeline
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.samples import SampleKey, SamplesPart, Spread
 from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.timeline import DeviceTime, Timeline, TimelinePart
-from torchprof.run.unfinished import Unfinished
+from torchprof.run.unfinished import Unfinished, UnfinishedPart
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import (
     FORWARD,
@@ -167,6 +167,7 @@ class Run:
                 for key, lockstep in self.lockstep.items()
                 if key.keeps_values or layers
             },
+            pipelines=tuple(pipeline.of_a_comparison() for pipeline in self.pipelines),
         )
 
     def on_layers(self, layers: Iterable[Layer]) -> Run:
@@ -335,7 +336,8 @@ class Run:
 
         The file has names of layers, ops and the machine, shapes and figures; no tensor data and no source code.
         ``strip=True`` leaves out the names of files, machines and jobs. Raises TorchprofError if there is no such
-        folder, without pyarrow, and for a rank that the job folder has already; OSError like ``open``.
+        folder, without pyarrow, and for a rank that the job folder has already or that is not of its job; OSError like
+        ``open``.
         """
         output("write")(self, path, strip=strip)
 
@@ -346,7 +348,7 @@ RUN_PARTS: dict[str, RunPart[Any]] = {
     "timeline": TimelinePart(),
     "device_times": PerDevice(DeviceTime),
     "lockstep": LockstepPart(),
-    "unfinished": PerRank(Unfinished),
+    "unfinished": UnfinishedPart(Unfinished),
     "pipelines": PerDevice(Pipeline),
 }
 """The parts of a run by their names in ``Run`` and in the file, where they have this order."""

@@ -194,6 +194,9 @@ ZERO_GRAD = "Optimizer.zero_grad#"
 FSDP_RANGE = "FSDP::"
 """Prefix of the ranges that FSDP puts around its work. They name their layers: ``FSDP::pre_forward (layers.0)``."""
 
+PIPELINE_RANGE = "PP:"
+"""Prefix of the ranges that torch's schedules of pipelines put around their actions: ``PP:0F3``."""
+
 
 def torchs_range(name: str) -> str:
     """What one of torch's own ranges is, in words; "" for other ranges."""

@@ -16,8 +16,9 @@ from urllib.parse import unquote
 from torchprof.attribute.event_names import is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
 from torchprof.run.layers import Layer
+from torchprof.run.paths import kind_of_root
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import FSDP_RANGE, LOADING, OPTIMIZER_STEP, ZERO_GRAD
+from torchprof.run.words import FSDP_RANGE, LOADING, OPTIMIZER_STEP, PIPELINE_RANGE, ZERO_GRAD
 
 _MODULE = "nn.Module: "
 
@@ -33,7 +34,7 @@ _MOST_OTHERS = 100
 """How many places of a name list each other. Together the lists are as long as the square of this number."""
 
 # Ranges that torch and its libraries set themselves, which are no part of a model.
-_BOOKKEEPING = (OPTIMIZER_STEP, ZERO_GRAD, LOADING, FSDP_RANGE, "c10d:")
+_BOOKKEEPING = (OPTIMIZER_STEP, ZERO_GRAD, LOADING, FSDP_RANGE, PIPELINE_RANGE, "c10d:")
 _NUMBER = re.compile(r"\d+")
 # A number after one of these words counts repetitions; after any other word, it counts parts of a model.
 _TIME = re.compile(
@@ -105,7 +106,7 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
     paths: dict[str, list[tuple[str, ...]]] = {}
     wrapper_of: dict[str, str | None] = {}
     for label, path in path_by.items():
-        model = path[0].partition("#")[0]  # the second one of a class is "Net#2"
+        model = kind_of_root(path[0])
         shown: tuple[str, ...] = ()
         wraps = False
         for index, step in enumerate(path):

@@ -9,6 +9,7 @@ from functools import cached_property
 from operator import add
 from typing import NamedTuple
 
+from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
 from torchprof.analyze.records import layer_name
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -59,6 +60,11 @@ class Evidence:
         if marked or BACKWARD not in self.run.phases():
             return marked
         return sum(spread.count for _, spread in self.samples("step_ns"))
+
+    @cached_property
+    def pipelines(self) -> list[Judged]:
+        """The pipelines of the run, with what is known of their stages."""
+        return judged_pipelines(self.run)
 
     @cached_property
     def ops_recorded(self) -> bool:

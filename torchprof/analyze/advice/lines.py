@@ -248,11 +248,11 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
 
     Evidence: the time in which no operator runs outside the layers, data loading, optimizers and garbage collection,
     without 30 us for each operator there, each autograd node and each call of a model (Python, autograd's engine and
-    the profiler take 5 to 20 us), and without what marked steps had beyond the median one. With a sampling thread
-    (``torchprof run``) it is shared among functions by their samples, and so is that of operators. A function is
-    reported if no operator runs in it for 5 % of the recorded time, or if its operators take that long and there are
-    many of less than 30 us, copies, or reads of values. Without samples there is one finding, without a function. The
-    gain is all of that time, at most the idle time of a device.
+    the profiler take 5 to 20 us), without what marked steps had beyond the median one, and without waiting for other
+    stages of a pipeline. With a sampling thread (``torchprof run``) it is shared among functions by their samples, and
+    so is that of operators. A function is reported if no operator runs in it for 5 % of the recorded time, or if its
+    operators take that long and there are many of less than 30 us, copies, or reads of values. Without samples there is
+    one finding, without a function. The gain is all of that time, at most the idle time of a device.
     """
     whole = evidence.recorded_ns
     limit = idle_ns(evidence) if evidence.device != "cpu" else whole
@@ -261,11 +261,13 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     own = evidence.took(lambda frames: is_own_time(frames) and _is_loop(frames), phases=(FORWARD,)).get(OUTSIDE)
     gaps = [spread for _, spread in evidence.samples("step_gap_ns")]
     unusual = sum(max(0, spread.sum - round(spread.median * spread.count)) for spread in gaps)
-    left = (own.cpu_ns if own else 0) - unusual - _calls_ns(evidence)
+    waited = sum(pipeline.waited_ns for pipeline in evidence.run.pipelines if pipeline.device == "cpu")
+    own_ns = max(0, own.cpu_ns - waited) if own else 0
+    left = own_ns - unusual - _calls_ns(evidence)
     sampled = [function for function in functions(evidence, _is_loop) if function.samples >= _FEWEST]
     if not sampled:
-        if own is not None and left >= _SHARE * whole and 2 * left > own.cpu_ns:
-            yield _finding(evidence, "", own.cpu_ns, limit, _PYTHON.says, _PYTHON.remedy)
+        if left >= _SHARE * whole and 2 * left > own_ns:
+            yield _finding(evidence, "", own_ns, limit, _PYTHON.says, _PYTHON.remedy)
         return
     others: list[Counter[Spent]] = []
     for function in sampled:

@@ -12,6 +12,8 @@ from torchprof.analyze.advice.findings import findings_table, place
 from torchprof.analyze.compiled.report import compiled_in_short
 from torchprof.analyze.first_screen.headline import headline
 from torchprof.analyze.operators.top import measures_of
+from torchprof.analyze.pipeline.sentences import pipelines_in_short
+from torchprof.analyze.pipeline.splits import judged_pipelines
 from torchprof.analyze.ranks.hangs import name_of_layer
 from torchprof.analyze.ranks.sentences import straggler
 from torchprof.analyze.report import Part, printable, stacked
@@ -54,7 +56,7 @@ def ran(run: Run) -> list[str]:
     """What ran, and the parts of its time: a line each."""
     lines = [what_ran(run), *parts_of_time(run), compiled_in_short(run)]
     if len(run.metas) > 1:
-        lines.append(straggler(run))
+        lines += [straggler(run), *pipelines_in_short(judged_pipelines(run))]
     return [*filter(None, lines)]
 
 

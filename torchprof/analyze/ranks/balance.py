@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torchprof.analyze.ranks.slow import Late, Slow, late_ranks, slow_ranks, tested_work
+from torchprof.analyze.ranks.slow import Late, Slow, late_ranks, slow_among_peers
 from torchprof.analyze.ranks.values import INFERRED, Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.run import Run
@@ -17,7 +17,8 @@ from torchprof.run.words import PHASES
 class Balance:
     """The comparison of the ranks of a run. ``time``: the time that is compared, "device" or "cpu"; None for none.
     ``inferred``: the number of calls of collectives that recorded no group and are taken to be between all ranks.
-    ``detectable``: a rank whose own work takes longer by this share would have been found; None: there was no test."""
+    ``detectable``: a rank whose own work takes longer by this share would have been found; None: there was no test.
+    ``peers``: the ranks that do the same work by design, together."""
 
     time: str | None
     ranks: tuple[OneRank, ...]
@@ -27,6 +28,7 @@ class Balance:
     late: Late | None = None
     inferred: int = 0
     detectable: float | None = None
+    peers: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
     def flops(self) -> int | None:
@@ -45,16 +47,14 @@ def balance_of(run: Run) -> Balance:
     collectives = tuple(_collectives(compared))
     ranks = tuple(_ranks(compared, collectives))
     layers = tuple(_layers(compared, collectives))
-    tested = tested_work(compared)
-    slow = slow_ranks(compared, tested, ranks, layers, collectives)
+    slow, detectable = slow_among_peers(compared, ranks, layers, collectives)
     late = late_ranks(compared, ranks, slow)
     inferred = sum(
         collective.calls
         for collective in collectives
         if collective.group is not None and collective.group.description == INFERRED
     )
-    detectable = None if tested is None else tested.detectable
-    return Balance(compared.time, ranks, layers, collectives, slow, late, inferred, detectable)
+    return Balance(compared.time, ranks, layers, collectives, slow, late, inferred, detectable, compared.peers)
 
 
 def _collectives(compared: Compared) -> Iterator[OneCollective]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
@@ -29,6 +29,9 @@ from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME, Frame, FrameKin
 
 _Key = TypeVar("_Key")
 _UNNAMED = ("", "undefined")  # the description in torch of a group without one
+_WHAT = ("Collective", "Group", "Ranks", "Type")
+_OF_ANY_SIZE = "all_to_all"
+"""The collective whose calls differ in size, as experts get different numbers of tokens in each: they share a row."""
 
 
 class _Source(Enum):
@@ -55,7 +58,7 @@ class _Sum:
 
     ``ns`` is the duration of the ``timed`` calls. ``nbytes`` sums the larger of input and output size; ``sized`` calls
     have at least one of the two sizes, ``counted`` calls have both. With ``counted < calls``, ``nbytes`` is a lower
-    bound."""
+    bound. ``sizes_in``, ``sizes_out``: the different sizes of a call that are known."""
 
     calls: int = 0
     timed: int = 0
@@ -63,6 +66,8 @@ class _Sum:
     counted: int = 0
     ns: int = 0
     nbytes: int = 0
+    sizes_in: set[int] = field(default_factory=set)
+    sizes_out: set[int] = field(default_factory=set)
 
     def add(self, use: _Use) -> None:
         calls = use.row.calls
@@ -70,11 +75,19 @@ class _Sum:
         if use.ns is not None:
             self.timed += calls
             self.ns += use.ns
-        known = [size for size in (use.collective.bytes_in, use.collective.bytes_out) if size is not None]
+        sizes = use.collective.bytes_in, use.collective.bytes_out
+        for size, different in zip(sizes, (self.sizes_in, self.sizes_out)):
+            different.update(() if size is None else (size,))
+        known = [size for size in sizes if size is not None]
         if known:
             self.sized += calls
             self.counted += calls * (len(known) == 2)
             self.nbytes += calls * max(known)
+
+    @property
+    def size_texts(self) -> list[Cell]:
+        """The cells of the input and the output of a call."""
+        return [*map(_size_text, (self.sizes_in, self.sizes_out))]
 
     @property
     def bytes_text(self) -> Cell:
@@ -98,6 +111,14 @@ class _Sum:
         return [format_number(self.calls), time, format_time(self.ns / self.timed), share]
 
 
+def _size_text(sizes: Set[int]) -> Cell:
+    """A size, or the smallest and the largest."""
+    if not sizes:
+        return UNKNOWN
+    low, high = format_memory(min(sizes)), format_memory(max(sizes))
+    return high if len(sizes) == 1 else high.written(f"{low} to {high}")
+
+
 def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
     return as_lower_bound(cell) if is_bound else cell
 
@@ -106,7 +127,8 @@ def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
 def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
     """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 
-    *In* and *Out* are the bytes of one call on one rank, ``–`` if unknown. A call is a kernel, or a range of a backend
+    *In* and *Out* are the bytes of one call on one rank, ``–`` if unknown. All-to-alls of a group share a row, with
+    their smallest and largest size. A call is a kernel, or a range of a backend
     that runs on the CPU (gloo); the time of a range is from its start to its end, on any thread. If a run has both
     kinds, the column *On* says which. *Bandwidth* is the algorithm bandwidth of NCCL's tests, S/t, where S is the
     larger of In and Out, as these tests define it for all-gather and reduce-scatter
@@ -125,13 +147,16 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
     present = [names[on_host] for on_host in sorted({use.on_host for use in uses})]
     on, time = (["On"], "Time") if len(present) > 1 else ([], f"{present[0]} time")
 
-    def summed(key: Callable[[_Use], tuple[Cell, ...]]) -> Iterator[tuple[list[Cell], _Sum, list[Cell]]]:
-        """For each row the cells of its key, its sum, and the cells of calls and time. Equal texts are one row."""
-        cells: dict[tuple[bool, tuple[str, ...]], tuple[Cell, ...]] = {}
+    def summed(
+        key: Callable[[_Use], tuple[Cell, ...]], apart: Callable[[_Use], tuple[str, ...]] = lambda use: ()
+    ) -> Iterator[tuple[list[Cell], _Sum, list[Cell]]]:
+        """For each row the cells of its key, its sum, and the cells of calls and time. Equal texts are one row, unless
+        ``apart`` keeps them apart."""
+        cells: dict[tuple[bool, tuple[str, ...], tuple[str, ...]], tuple[Cell, ...]] = {}
 
-        def texts_of(use: _Use) -> tuple[bool, tuple[str, ...]]:
+        def texts_of(use: _Use) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
             of_use = key(use)
-            texts = use.on_host, tuple(map(str, of_use))
+            texts = use.on_host, tuple(map(str, of_use)), apart(use)
             cells.setdefault(texts, of_use)
             return texts
 
@@ -140,8 +165,11 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
             yield [*cells[texts], *([names[on_host]] if on else [])], total, total.texts(wholes[on_host])
 
     what = ReportTable.of_cells(
-        ["Collective", "Group", "Ranks", "Type", "In", "Out", *on, "Calls", time, "Avg", "Share", "Bandwidth"],
-        [[*of, *took, total.bandwidth_text] for of, total, took in summed(_what)],
+        [*_WHAT, "In", "Out", *on, "Calls", time, "Avg", "Share", "Bandwidth"],
+        [
+            [*of[: len(_WHAT)], *total.size_texts, *of[len(_WHAT) :], *took, total.bandwidth_text]
+            for of, total, took in summed(_what, _sizes)
+        ],
         tablefmt,
     ).of("by_collective")
     where = ReportTable.of_cells(
@@ -195,7 +223,8 @@ def _source(frames: Sequence[Frame]) -> _Source | None:
 
 
 def _what(use: _Use) -> tuple[Cell, ...]:
-    """The key of the first table. Groups of one description are one group, whose name differs from rank to rank."""
+    """The key of the first table: a cell for each of ``_WHAT``. Groups of one description are one group, whose name
+    differs from rank to rank."""
     collective = use.collective
     group = collective.group if collective.description in _UNNAMED else collective.description
     return (
@@ -203,8 +232,15 @@ def _what(use: _Use) -> tuple[Cell, ...]:
         printable(group) or UNKNOWN,
         UNKNOWN if collective.size is None else format_number(collective.size),
         printable(collective.dtype) or UNKNOWN,
-        *(UNKNOWN if size is None else format_memory(size) for size in (collective.bytes_in, collective.bytes_out)),
     )
+
+
+def _sizes(use: _Use) -> tuple[str, ...]:
+    """What keeps rows of the first table apart: the sizes as they are shown, of all-to-alls whether they are known."""
+    sizes = use.collective.bytes_in, use.collective.bytes_out
+    if use.collective.name == _OF_ANY_SIZE:
+        return tuple(str(size is None) for size in sizes)
+    return tuple(str(_size_text(set() if size is None else {size})) for size in sizes)
 
 
 def _where(use: _Use) -> tuple[Cell, ...]:

@@ -22,7 +22,7 @@ def chosen_ranks(comparison: Run) -> tuple[int, ...]:
     """The ranks to have whole, ascending. ``comparison``: the merged ``Run.to_compare`` of all ranks.
 
     They are the slowest stragglers, or the rank with the most own work if there is none, and more ranks that are not
-    slow: from the fastest to the one in the middle.
+    slow: from the fastest to the one in the middle. In pipelines, they are also the ranks of the first one's pipeline.
     """
     balance = balance_of(comparison)
     work = {rank.rank: rank.work_ns if rank.typical_ns is None else rank.typical_ns for rank in balance.ranks}
@@ -31,7 +31,10 @@ def chosen_ranks(comparison: Run) -> tuple[int, ...]:
     slow, late = _stragglers(balance)
     named = {*slow[:_STRAGGLERS], *late[:_STRAGGLERS]} or {ordered[-1]}
     others = [rank for rank in ordered if rank not in named.union(slow, late)]
-    return tuple(sorted(named.union(_spread_out(others[: len(others) // 2 + 1], len(named) + 1))))
+    spread_out = _spread_out(others[: len(others) // 2 + 1], len(named) + 1)
+    first = (*slow, *late, *named)[0]
+    pipeline = {rank for of in comparison.pipelines if of.rank == first for rank in of.group}
+    return tuple(sorted(named.union(spread_out, pipeline.intersection(ordered))))
 
 
 def _stragglers(balance: Balance) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import ceil
 
+from torchprof.analyze.pipeline.sentences import about_pipelines, name_of_stages
+from torchprof.analyze.pipeline.splits import judged_pipelines
 from torchprof.analyze.ranks.balance import Balance, balance_of
 from torchprof.analyze.ranks.hangs import about_hang, name_of_layer
 from torchprof.analyze.ranks.significance import CLEARLY_SLOWER
@@ -46,18 +48,27 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
         yield from _about_late(run, balance.late, balance.slow is not None, unit)
     if run.choice is None:
         yield from _about_none(run, balance)
+    yield from about_pipelines(run, judged_pipelines(run))
     if balance.inferred:
         yield (
             f"The group of {balance.inferred} calls of collectives is not in the traces. All {len(run.metas)} ranks of "
             "the job made the same calls, so the group is assumed to be all of them."
         )
-    if any(layer.ranks for layer in run.layers):
+    if any(layer.ranks for layer in run.layers) and len(balance.peers) == 1:
         yield "Some layers are only on some ranks: their work differs by design."
 
 
 def about_stragglers(run: Run) -> str:
     """The stragglers of a job in words, or that there are none, or that they are unknown."""
-    return straggler(run) or " ".join(_about_none(run, balance_of(run)))
+    return verdict_on_ranks(run)[1]
+
+
+def verdict_on_ranks(run: Run) -> tuple[bool, str]:
+    """Whether a job has stragglers that are more than chance, and what ``about_stragglers`` says."""
+    balance = balance_of(run)
+    named = [part for part in (balance.slow, balance.late) if part is not None]
+    sentence = _straggler(run, balance) or " ".join(_about_none(run, balance))
+    return any(not part.may_be_chance for part in named), sentence
 
 
 def _about_none(run: Run, balance: Balance) -> Iterator[str]:
@@ -68,6 +79,11 @@ def _about_none(run: Run, balance: Balance) -> Iterator[str]:
     if len(work) < len(balance.ranks):
         which = "all ranks" if not work else "some ranks"
         yield f"Stragglers are unknown: so is the own work of {which}."
+    elif balance.slow is None and balance.late is None and not any(len(peers) > 1 for peers in balance.peers):
+        yield "The ranks have different stages of a pipeline. Their work differs by design, so it is not compared."
+    elif balance.slow is None and balance.late is None and len(balance.peers) > 1:
+        yield "No straggler found among ranks with the same stages of a pipeline."
+        yield _about_detection(balance.detectable)
     elif balance.slow is None and balance.late is None:
         least, most = format_time(min(work)), format_time(max(work))
         over_steps = " (medians over the steps)" if is_median and any(meta.steps > 1 for meta in run.metas) else ""
@@ -77,7 +93,10 @@ def _about_none(run: Run, balance: Balance) -> Iterator[str]:
 
 def straggler(run: Run) -> str:
     """The sentence that names the stragglers of a job; "" if none was found."""
-    balance = balance_of(run)
+    return _straggler(run, balance_of(run))
+
+
+def _straggler(run: Run, balance: Balance) -> str:
     late_first = balance.late is not None and balance.late.exceeds_slow
     if balance.late is not None and (late_first or balance.slow is None):
         return _certain(balance.late, next(_about_late(run, balance.late, False, unit_of(run))))
@@ -113,7 +132,8 @@ def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str
     is_one = len(slow.ranks) == 1
     words = ranks_in_words(slow.ranks)
     takes = " to ".join(dict.fromkeys(str(format_time(ns)) for ns in (min(slow.work_ns), max(slow.work_ns))))
-    the_others = f"that of the others {format_time(slow.others_ns)} (median)"
+    others = f"the others with {name_of_stages(slow.stages)}" if slow.stages else "the others"
+    the_others = f"that of {others} {format_time(slow.others_ns)} (median)"
     if are_more:
         yield f"The own work of {words} takes longer, too: {takes}{unit}, {the_others}."
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import atan2, cos, erfc, expm1, log, log1p, pi, sin, sqrt
@@ -43,16 +43,17 @@ class Stragglers:
 
 
 def stragglers(
-    times: Sequence[Sequence[int]], whole: float | None = None, least: float = WORTH_NAMING
+    times: Sequence[Sequence[int]], whole: float | None = None, least: float = WORTH_NAMING, of: int | None = None
 ) -> Stragglers | None:
     """The stragglers among ranks. ``times``: for each rank, the time of each step, equally many for all ranks. None if
-    there are fewer than two ranks or three steps.
+    there are fewer than two ranks or three steps. ``of``: the number of ranks, if others of the job are in other tests.
 
-    The *excess* of a rank in a step is the logarithm of its time over the median of the other ranks in that step; with
-    ``whole``, their difference as a share of that. The comparison within each step removes what all ranks have in
-    common. In logarithms, half as long is as far from equal as twice as long. The *typical excess* is the median over
-    the steps, or the mean without the 20 % largest and the 20 % smallest if that is less, so that single steps do not
-    count. A rank is slow if all of this holds:
+    The *excess* of a rank in a step is what it takes more than the median of the other ranks in that step. It is tested
+    in two scales: as the logarithm of the ratio, for noise that grows with the time, and as a share of the time of the
+    median rank, for noise that does not, such as waiting for a processor. With ``whole`` the second scale alone counts:
+    the excess is a share of that. The comparison within each step removes what all ranks have in common. The *typical
+    excess* is the median over the steps, or the mean without the 20 % largest and the 20 % smallest if that is less, so
+    that single steps do not count. A rank is slow if all of this holds in one of the scales:
 
     - Its typical excess is that of a rank that takes longer by at least ``least``, as a share.
     - With four ranks or more: it is ``SPREADS`` robust standard deviations above that of the median rank. The deviation
@@ -60,7 +61,7 @@ def stragglers(
     - It is more than chance: the trimmed t-test (Yuen, *The two-sample trimmed t for unequal population variances*,
       Biometrika 61, 1974; Tukey and McLaughlin, Sankhya A 25, 1963). The variance is that of the median rank, or the
       rank's own if that is larger; wider if successive steps are alike. The probability that any of equal ranks is
-      named is at most ``CHANCE``, by Bonferroni's correction for the number of ranks.
+      named is at most ``CHANCE``, by Bonferroni's correction for the number of ranks and scales.
 
     If there is none, ranks with an excess of ``CLEARLY_SLOWER`` and a probability of ``MAY_BE_CHANCE`` are named, with
     ``may_be_chance``. If more than half of the ranks would be slow, none is.
@@ -68,47 +69,89 @@ def stragglers(
     ranks, steps = len(times), len(times[0]) if times else 0
     if ranks < 2 or steps < _LEAST_STEPS:
         return None
-    excess = _excess(times, whole)
-    to_excess, to_share = (log1p, expm1) if whole is None else (float, float)
-    least = to_excess(least)
-    trimmed = int(_TRIMMED * steps)
-    kept = steps - 2 * trimmed
-    in_order = [sorted(values) for values in excess]
-    typical = [min(fmean(ordered[trimmed : steps - trimmed]), median(ordered)) for ordered in in_order]
-    wider = _widening([_without_outliers(values, trimmed) for values in excess])
-    errors = [wider * _standard_error(ordered, trimmed) for ordered in in_order]
-    usual_error = median(errors) / (1 - 2 / (9 * (kept - 1))) ** 1.5
-    freedom = (ranks - 1) * (kept - 1)
-    spread = 0.0
-    if ranks > 3:
-        middle = median_low(typical)
-        spread = middle + SPREADS * _NORMAL * median(middle - value for value in typical if value <= middle)
+    tests = of or ranks
+    if whole is not None:
+        scales = [_Scale(_differences(times, whole), float, float, tests)]
+    else:
+        typical = max(median_low(median(of_rank) for of_rank in times), 1)
+        by_ratio = _Scale(_ratios(times), log1p, expm1, 2 * tests)
+        scales = [by_ratio, _Scale(_differences(times, typical), float, float, 2 * tests)]
+    certain = {rank for scale in scales for rank in scale.slow(least, CHANCE)}
+    named = certain or {rank for scale in scales for rank in scale.slow(max(least, CLEARLY_SLOWER), MAY_BE_CHANCE)}
+    if 2 * len(named) > ranks:
+        named = set()
+    return Stragglers(
+        tuple(sorted(named)), bool(named and not certain), min(scale.detectable(least) for scale in scales)
+    )
 
-    def slower_by(share: float, probability: float) -> list[int]:
-        limit = t_quantile(probability / ranks, freedom)
-        named = [
+
+class _Scale:
+    """The test of all ranks in one scale.
+
+    ``excess``: that of each rank in each step. ``to_excess`` makes an excess of a share by which a rank takes longer,
+    ``to_share`` does the opposite. ``tests``: how many tests are made, of all ranks in all scales.
+    """
+
+    def __init__(
+        self,
+        excess: Sequence[Sequence[float]],
+        to_excess: Callable[[float], float],
+        to_share: Callable[[float], float],
+        tests: int,
+    ) -> None:
+        self._to_excess, self._to_share = to_excess, to_share
+        ranks, steps = len(excess), len(excess[0])
+        trimmed = int(_TRIMMED * steps)
+        kept = steps - 2 * trimmed
+        in_order = [sorted(values) for values in excess]
+        self._typical = [min(fmean(ordered[trimmed : steps - trimmed]), median(ordered)) for ordered in in_order]
+        wider = _widening([_without_outliers(values, trimmed) for values in excess])
+        self._errors = [wider * _standard_error(ordered, trimmed) for ordered in in_order]
+        self._usual_error = median(self._errors) / (1 - 2 / (9 * (kept - 1))) ** 1.5
+        self._tests = tests
+        self._kept = kept
+        self._freedom = (ranks - 1) * (kept - 1)
+        self._spread = 0.0
+        if ranks > 3:
+            middle = median_low(self._typical)
+            below = [middle - value for value in self._typical if value <= middle]
+            self._spread = middle + SPREADS * _NORMAL * median(below)
+
+    def slow(self, share: float, probability: float) -> list[int]:
+        """The ranks that take longer by at least this share, by more than chance."""
+        limit = t_quantile(probability / self._tests, self._freedom)
+        least = max(self._to_excess(share), self._spread) - _ROUNDING
+        return [
             rank
-            for rank, (value, error) in enumerate(zip(typical, errors))
-            if value >= max(share, spread) - _ROUNDING and value > limit * max(error, usual_error)
+            for rank, (value, error) in enumerate(zip(self._typical, self._errors))
+            if value >= least and value > limit * max(error, self._usual_error)
         ]
-        return named if 2 * len(named) <= ranks else []
 
-    certain = slower_by(least, CHANCE)
-    named = certain or slower_by(max(least, to_excess(CLEARLY_SLOWER)), MAY_BE_CHANCE)
-    limit = t_quantile(CHANCE / ranks, freedom)
-    needed = max(least, spread, limit * usual_error)
-    margin = _POWER * usual_error * sqrt(1 + limit**2 / (2 * (kept - 1)))  # of its mean, and of its own error
-    return Stragglers(tuple(named), bool(named and not certain), to_share(min(needed + margin, _MOST_EXCESS)))
+    def detectable(self, least: float) -> float:
+        """See ``Stragglers.detectable``."""
+        limit = t_quantile(CHANCE / self._tests, self._freedom)
+        needed = max(self._to_excess(least), self._spread, limit * self._usual_error)
+        margin = _POWER * self._usual_error * sqrt(1 + limit**2 / (2 * (self._kept - 1)))  # of the mean and its error
+        return self._to_share(min(needed + margin, _MOST_EXCESS))
 
 
-def _excess(times: Sequence[Sequence[int]], whole: float | None) -> list[list[float]]:
-    """For each rank how much longer it took than the median of the others in each step."""
+def _ratios(times: Sequence[Sequence[int]]) -> list[list[float]]:
+    """For each rank the logarithm of its time over the median of the others, in each step. In logarithms, half as long
+    is as far from equal as twice as long."""
+    return _excess(times, lambda ns, others: log(max(ns, 1) / max(others, 1)))
+
+
+def _differences(times: Sequence[Sequence[int]], whole: float) -> list[list[float]]:
+    """For each rank its time minus the median of the others, in each step, as a share of ``whole``."""
+    return _excess(times, lambda ns, others: (ns - others) / whole)
+
+
+def _excess(times: Sequence[Sequence[int]], compared: Callable[[int, float], float]) -> list[list[float]]:
     excess: list[list[float]] = [[] for _ in times]
     for step in zip(*times):
         ordered = sorted(step)
         for values, ns in zip(excess, step):
-            others = _median_without(ordered, ns)
-            values.append((ns - others) / whole if whole else log(max(ns, 1) / max(others, 1)))
+            values.append(compared(ns, _median_without(ordered, ns)))
     return excess
 
 

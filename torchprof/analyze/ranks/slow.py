@@ -45,7 +45,8 @@ class Slow:
     the median over the steps; None if the steps cannot be paired, and in a run of chosen ranks.
 
     ``difference``: the place where the slowest rank takes longer; None if no place has most of the difference.
-    ``flops``: the FLOPs of the slowest rank over the median of the others; None: unknown.
+    ``flops``: the FLOPs of the slowest rank over the median of the others; None: unknown. ``stages``: the others are
+    the ranks that have these stages of a pipeline, too; ``()`` without a pipeline.
     """
 
     ranks: tuple[int, ...]
@@ -59,6 +60,7 @@ class Slow:
     costs: float | None = None
     difference: Difference | None = None
     flops: float | None = None
+    stages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,9 @@ class Late:
     exceeds_slow: bool = False
 
 
-def tested_work(compared: Compared) -> Stragglers | None:
+def tested_work(compared: Compared, of: int) -> Stragglers | None:
     """The test of ``stragglers`` on the own work of the ranks; None if the steps cannot be paired or are too few.
+    ``of``: the number of ranks in all tests of this run.
 
     In a run of chosen ranks it is the test of all ranks of the job, which was made before.
     """
@@ -91,7 +94,29 @@ def tested_work(compared: Compared) -> Stragglers | None:
     if not (compared.are_paired and whole.values):
         return None
     work = median_low(compared.typical(whole).values())
-    return stragglers(whole.values, least=WORTH_NAMING * max(1.0, compared.step_ns / max(work, 1)))
+    return stragglers(whole.values, least=WORTH_NAMING * max(1.0, compared.step_ns / max(work, 1)), of=of)
+
+
+def slow_among_peers(
+    compared: Compared, ranks: Sequence[OneRank], layers: Sequence[OneLayer], collectives: Sequence[OneCollective]
+) -> tuple[Slow | None, float | None]:
+    """The ranks whose own work takes longer than that of the others that do the same work by design, and from which
+    share on a slow rank would have been found; None if there was no test.
+
+    Of several groups of such ranks, it is the group in which the difference is largest.
+    """
+    slow: list[Slow] = []
+    detectable: list[float | None] = []
+    for peers in compared.peers:
+        if len(peers) > 1:
+            some = compared.among(peers)
+            tested = tested_work(some, len(compared.ranks))
+            found = slow_ranks(some, tested, [rank for rank in ranks if rank.rank in peers], layers, collectives)
+            slow += [found] if found is not None else []
+            detectable.append(tested.detectable if tested is not None else None)
+    shares = [share for share in detectable if share is not None]
+    most = max(slow, key=lambda found: found.work_ns[0] - found.others_ns, default=None)
+    return most, max(shares) if shares and len(shares) == len(detectable) else None
 
 
 def slow_ranks(
@@ -145,6 +170,7 @@ def slow_ranks(
         _cost(compared, slow),
         _difference(compared, device, excess, slow, (work[slow[0]] - of_others) / 2),
         _times_the_flops(compared, ranks, slow),
+        compared.stages.get(slow[0], ()),
     )
 
 
@@ -197,7 +223,7 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
         for rank in named:
             may_be_chance |= (tested is None or tested.may_be_chance) and rank not in known
             late[rank] = round(median(median(step) - ns for step, ns in zip(zip(*others), waits[rank])))
-    if not any(key.what == EXCHANGES for key in compared.run.lockstep):
+    if not any(key.what == EXCHANGES for key in compared.run.lockstep) and len(compared.peers) == 1:
         late, may_be_chance = _late_by_calls(compared, ranks), True
     of_slow = [late.pop(rank, 0) for rank in known]
     if not late:
@@ -206,12 +232,13 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
     most = late[slowest[0]]
     exceeds_slow = slow is not None and most > max(slow.work_ns[0] - slow.others_ns, *of_slow)
     difference = None
+    peers = compared.among(next(ranks for ranks in compared.peers if slowest[0] in ranks))
     for device in dict.fromkeys((compared.time or "cpu", "cpu")):
         work = {
             key: compared.over_those_with(key[0], compared.typical(times))
             for key, times in compared.work(device).items()
         }
-        difference = difference or _difference(compared, device, work, slowest, most / 2)
+        difference = difference or _difference(peers, device, work, slowest, most / 2)
     late_ns = tuple(map(late.__getitem__, slowest))
     return Late(slowest, late_ns, most / compared.step_ns, may_be_chance, difference, exceeds_slow)
 
@@ -234,7 +261,7 @@ def _late_by_calls(compared: Compared, ranks: Sequence[OneRank]) -> dict[int, in
 
 def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
     """The waiting of each rank in the collectives of its groups in each step, for each set of ranks that groups
-    connect.
+    connect. Groups of ranks that differ by design are left out: who waits there is a matter of the schedule.
 
     In one group, a rank waits for as long as it spends more in the collectives than the rank that spends least in them.
     """
@@ -251,6 +278,8 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
         size = of_job if group.size is None else group.size
         if len(lockstep.ranks) < max(size, 2) or lockstep.counts[0] != whole.counts[0]:
             continue  # a rank that is missing here may have come even later
+        if not any(set(lockstep.ranks) <= set(peers) for peers in compared.peers):
+            continue
         values = lockstep.values
         least = [min(step) for step in zip(*values)]
         for rank, took in zip(lockstep.ranks, values):

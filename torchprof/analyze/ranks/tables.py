@@ -7,6 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from torchprof.analyze.columns import Column, column_called
+from torchprof.analyze.pipeline.values import stages_of
 from torchprof.analyze.ranks.balance import Balance
 from torchprof.analyze.ranks.sentences import name_of, often, unit_of
 from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
@@ -85,6 +86,7 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     ranks = balance.ranks
     positions = {meta.rank: {dim.name: str(dim.position) for dim in meta.mesh} for meta in run.metas}
     has_steps = any(meta.steps > 1 for meta in run.metas)
+    stages = {pipeline.rank: stages_of(pipeline) for pipeline in run.pipelines}
 
     def texts(heading: str, text: Callable[[OneRank], Cell]) -> _RankColumn:
         return _RankColumn(heading, text, lambda statistic: "")
@@ -107,6 +109,8 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
         lambda statistic: ReportCell(f"({statistic.name})", ids={"statistic": statistic.name}),
     )
     yield from map(positions_in, dict.fromkeys(dim.name for meta in run.metas for dim in meta.mesh))
+    if stages:
+        yield texts("Stage", lambda rank: ", ".join(map(str, stages.get(rank.rank, ()))) or UNKNOWN)
     yield texts("Steps", lambda rank: format_number(rank.steps))
     yield figures(f"Own work{unit_of(run)}", lambda rank: rank.work_ns, _time)
     if has_steps:

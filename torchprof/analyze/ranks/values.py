@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from operator import add, attrgetter
 from statistics import median, median_low
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torchprof.run.lockstep import GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
+from torchprof.analyze.pipeline.values import stages_of
+from torchprof.run.lockstep import GAP, NO_LAST_RANK, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.purposes import purpose_of
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
@@ -166,6 +168,31 @@ class Compared:
         self.steps |= dict(zip(self.whole.ranks, self.whole.counts))
         self.are_paired = self.whole.is_paired and self.whole.ranks == self.ranks
 
+    @cached_property
+    def stages(self) -> dict[int, tuple[int, ...]]:
+        """The stages that each rank has of a pipeline; a rank without a pipeline is not in it."""
+        return {pipeline.rank: stages_of(pipeline) for pipeline in self.run.pipelines}
+
+    @cached_property
+    def peers(self) -> list[tuple[int, ...]]:
+        """The ranks that do the same work by design, together: those with the same stages of a pipeline."""
+        kinds = {pipeline.rank: (pipeline.schedule, pipeline.stages) for pipeline in self.run.pipelines}
+        together: defaultdict[object, list[int]] = defaultdict(list)
+        for rank in self.ranks:
+            together[kinds.get(rank), self.stages.get(rank)].append(rank)
+        return [*map(tuple, together.values())]
+
+    def among(self, ranks: Sequence[int]) -> Compared:
+        """The same, of some of the ranks: they are compared with each other alone."""
+        if len(ranks) == len(self.ranks):
+            return self
+        some = copy(self)
+        some.metas = [meta for meta in self.metas if meta.rank in ranks]
+        some.ranks = tuple(meta.rank for meta in some.metas)
+        some.whole = _of_some(self.whole, some.ranks)
+        some.are_paired = some.whole.is_paired and some.whole.ranks == some.ranks
+        return some
+
     def work(self, device: str | None) -> dict[tuple[int, str], Lockstep]:
         """Own work of the CPU or the device, by layer and phase."""
         work = {
@@ -254,3 +281,21 @@ class Compared:
             for (layer, phase), values in sorted(totals.items())
             if any(values)
         }
+
+
+def _of_some(times: Lockstep, ranks: Sequence[int]) -> Lockstep:
+    """The times of some ranks. Without the single times of each rank, those of the last rank are unknown."""
+    places = [index for index, rank in enumerate(times.ranks) if rank in ranks]
+
+    def some(values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(values[place] for place in places) if values else ()
+
+    of_some, values = some(times.ranks), some(times.values)
+    steps = [*zip(*values)]
+    last_ns = tuple(map(max, steps))
+    last_rank = tuple(
+        of_some[step.index(ns)] if step.count(ns) == 1 else NO_LAST_RANK for step, ns in zip(steps, last_ns)
+    )
+    of_each = (some(times.counts), some(times.ns), some(times.beside_ns))
+    kept = times.times if steps else ()
+    return Lockstep(of_some, *of_each, last_ns, last_rank, kept, medians=some(times.medians), values=values)

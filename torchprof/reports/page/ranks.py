@@ -117,6 +117,7 @@ def sum_of_ranks(run: Run) -> Run:
         ),
         lockstep={},
         unfinished=(),
+        pipelines=(),
     )
 
 

@@ -1,0 +1,300 @@
+"""Pipelines of hand-made runs: the bubble and its parts, slow stages, better splits, stragglers among replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from build.pipelines import (
+    MS,
+    Orders,
+    Takes,
+    equal,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    pipelines_of,
+    run_of_pipelines,
+    starts_of,
+    unequal,
+)
+from pytest import approx
+
+from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble
+from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
+from torchprof.run.run import Run
+
+
+def judged(run: Run) -> Judged:
+    [only] = judged_pipelines(run)
+    return only
+
+
+def bubble(run: Run) -> Bubble:
+    found = judged(run).bubble
+    assert found is not None
+    return found
+
+
+def why_unknown(run: Run) -> str:
+    [found] = judged(run).bubbles
+    assert isinstance(found, UnknownBubble)
+    return found.why
+
+
+def length(orders: Orders, takes: Takes, stages: int, link_ns: int = 0) -> int:
+    starts = starts_of(orders, takes, stages, link_ns)
+    return max(start + takes(*action) for action, start in starts.items())
+
+
+# The bubble
+
+
+def test_the_parts_of_a_bubble() -> None:
+    """Each part is the difference of two idle shares, of steps that brute force gives. Stage 2 takes half as long
+    again; the backward of microbatch 5 in stage 0 four times as long; what is sent travels for 100 us."""
+    orders = one_f_one_b(4, 8)
+
+    def own(stage: int, what: str, number: int) -> int:
+        ns = unequal({2: 1.5})(stage, what, number)
+        return 4 * ns if (stage, what, number) == (0, "B", 5) else ns
+
+    work = sum(own(*action) for order in orders for action in order)
+    stage_0 = equal(MS, 2 * MS * 11 // 8)  # the mean of its microbatches
+
+    def of_stages(stage: int, what: str, number: int) -> int:
+        return stage_0(stage, what, number) if stage == 0 else unequal({2: 1.5})(stage, what, number)
+
+    means = {what: sum(own(s, what, m) for s in range(4) for m in range(8)) // 32 for what in "FB"}
+    lengths = [
+        length(orders, equal(means["F"], means["B"]), 4),
+        length(orders, of_stages, 4),
+        length(orders, own, 4),
+        length(orders, own, 4, 100_000),
+    ]
+    idle = [1 - work / (4 * ns) for ns in lengths]
+    found = bubble(run_of_pipelines(pipelines_of(orders, [own] * 3, link_ns=100_000)))
+    assert found.schedule == approx(idle[0]) == approx(3 / 11)
+    assert found.stages == approx(idle[1] - idle[0])
+    assert found.microbatches == approx(idle[2] - idle[1])
+    assert found.rest == approx(idle[3] - idle[2])
+    assert found.measured == approx(idle[3])
+    assert min(found.stages, found.microbatches, found.rest) > 0.005
+
+
+def test_a_bubble_is_of_steps_of_usual_length() -> None:
+    """The first step has start-up work, and one has a hiccup in a stage."""
+    steps = [equal(30 * MS, 30 * MS), *[equal()] * 5, unequal({1: 20})]
+    found = bubble(run_of_pipelines(pipelines_of(one_f_one_b(2, 6), steps)))
+    assert found.measured == approx(1 / 7)
+    assert found.stages == approx(0)
+
+
+def test_the_first_rank_says_how_long_a_step_is() -> None:
+    """Rank 1 has begun its step 50 ms before rank 0, which loads data. That is no waiting in a step."""
+    first, second = pipelines_of(one_f_one_b(2, 6), [equal()] * 3)
+    early = second.actions[0]._replace(waited_ns=tuple(ns + 50 * MS for ns in second.actions[0].waited_ns))
+    second = replace(second, step_ns=tuple(ns + 50 * MS for ns in second.step_ns), actions=(early, *second.actions[1:]))
+    assert bubble(run_of_pipelines([first, second])).measured == approx(1 / 7)
+
+
+def test_work_after_the_actions_is_a_part_of_the_rest() -> None:
+    found = bubble(run_of_pipelines(pipelines_of(gpipe(2, 2), [equal()] * 3, host_ns=3 * MS)))
+    assert (found.measured, found.schedule) == (approx(1 - 6 / 12), approx(1 / 3))
+    assert found.rest == approx(found.measured - found.schedule)
+
+
+def test_forwards_alone() -> None:
+    orders = [[action for action in order if action[1] == "F"] for order in gpipe(2, 4)]
+    assert bubble(run_of_pipelines(pipelines_of(orders, [equal()] * 3))).measured == approx(1 / 5)
+
+
+# What is unknown
+
+
+def test_the_bubble_is_unknown_if_ranks_are_missing() -> None:
+    both = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
+    run = run_of_pipelines(both[1:])
+    assert why_unknown(run) == "ranks of it are not in this run"
+    assert judged(run).split is None
+    assert "Rank 0 is not in this run." in run.report("pipeline")
+
+
+def test_ranks_without_a_group_are_a_pipeline_if_each_stage_is_there_once() -> None:
+    both = [replace(pipeline, group=()) for pipeline in pipelines_of(one_f_one_b(2, 4), [equal()] * 3)]
+    assert bubble(run_of_pipelines(both)).measured == approx(1 / 5)
+    one_is_missing = run_of_pipelines(both, world_size=3)
+    assert judged(one_is_missing).bubbles == (UnknownBubble("its ranks are unknown"),) * 2
+    twice = [*both, *(replace(pipeline, rank=pipeline.rank + 2) for pipeline in both)]
+    assert judged(run_of_pipelines(twice)).bubble is None
+
+
+def test_steps_that_cannot_be_paired_have_no_bubble() -> None:
+    first, _ = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
+    _, second = pipelines_of(one_f_one_b(2, 4), [equal()] * 4)
+    run = run_of_pipelines([first, second])
+    assert why_unknown(run) == "its ranks recorded different numbers of steps"
+    assert judged(run).replicas.times[1].microbatch_ns == 3 * MS  # of a stage alone
+
+
+def test_actions_at_the_same_time_have_no_bubble() -> None:
+    """As on a device with several streams: the step is shorter than the actions in their order."""
+    pipelines = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
+    shorter = [replace(pipeline, step_ns=tuple(ns * 9 // 10 for ns in pipeline.step_ns)) for pipeline in pipelines]
+    assert why_unknown(run_of_pipelines(shorter)).startswith("a step is shorter than its actions one after the other")
+    rounded = [replace(pipeline, step_ns=tuple(ns * 99 // 100 for ns in pipeline.step_ns)) for pipeline in pipelines]
+    assert bubble(run_of_pipelines(rounded)).rest == 0
+
+
+def test_orders_that_cannot_run_have_no_bubble() -> None:
+    first, second = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
+    first = replace(first, actions=first.actions[::-1])
+    assert why_unknown(run_of_pipelines([first, second])) == "its actions do not fit together in the recorded order"
+
+
+def test_a_pipeline_of_unknown_size() -> None:
+    both = [replace(pipeline, stages=0, schedule="", group=()) for pipeline in pipelines_of(gpipe(2, 2), [equal()])]
+    run = run_of_pipelines(both, blocks=[2, 2])
+    assert "an unknown number of stages" in run.report("pipeline")
+    assert all(of.bubble is None for of in judged_pipelines(run))
+
+
+# Stages
+
+
+def test_the_times_of_a_stage() -> None:
+    """Medians over microbatches, steps and replicas; waiting by what follows it."""
+    fast = pipelines_of(one_f_one_b(2, 3), [equal(), equal(), equal(90 * MS)])
+    slow = pipelines_of(one_f_one_b(2, 3), [unequal({1: 2})] * 3, ranks=[2, 3])
+    times = judged(run_of_pipelines(fast, slow)).replicas.times
+    assert (times[0].ranks, times[1].ranks) == ((0, 2), (1, 3))
+    assert (times[0].by_what, times[0].microbatch_ns, times[0].backward_ns) == ({"F": MS, "B": 2 * MS}, 3 * MS, 2 * MS)
+    assert (times[1].of_rank, times[1].slowest) == ({1: 3 * MS, 3: 6 * MS}, 3)
+    assert times[1].step_ns == 18 * MS  # of 9, 9, 276, 18, 18 and 18 ms
+
+    alone = judged(run_of_pipelines(fast[:2])).replicas.times
+    assert (alone[0].before_ns, alone[0].after_ns, alone[0].other_ns) == (0, 3 * MS, 0)
+    assert (alone[1].before_ns, alone[1].after_ns, alone[1].other_ns) == (MS, 0, 0)
+
+
+def test_backwards_in_one_part_and_in_two_are_one_backward() -> None:
+    orders: Orders = [[(0, "F", 0), (0, "F", 1), (0, "B", 0), (0, "I", 1), (0, "W", 1)]]
+    [stage] = judged(run_of_pipelines(pipelines_of(orders, [equal(MS, 2 * MS)]))).replicas.times.values()
+    assert stage.by_what == {"F": MS, "B": 2 * MS, "I": 2 * MS, "W": 2 * MS}
+    assert stage.of_microbatch == {0: 3 * MS, 1: 5 * MS}
+    assert (stage.microbatch_ns, stage.backward_ns) == (4 * MS, 3 * MS)
+
+
+def test_a_stage_next_to_its_neighbor_on_the_same_rank_does_not_wait_for_it() -> None:
+    """As in schedules in the form of a V: rank 1 has stages 1 and 2."""
+    orders: Orders = [
+        [(0, "F", 0), (3, "F", 0), (3, "B", 0), (0, "B", 0)],
+        [(1, "F", 0), (2, "F", 0), (2, "B", 0), (1, "B", 0)],
+    ]
+    times = judged(run_of_pipelines(pipelines_of(orders, [equal()]))).replicas.times
+    assert {stage: (of.before_ns, of.after_ns, of.other_ns) for stage, of in times.items()} == {
+        0: (0, 4 * MS, 0),
+        1: (MS, 0, 0),
+        2: (0, 3 * MS, 0),
+        3: (2 * MS, 0, 0),
+    }
+
+
+def test_two_different_pipelines_are_judged_alone() -> None:
+    small = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
+    large = pipelines_of(one_f_one_b(2, 8), [equal()] * 3, ranks=[2, 3])
+    assert [of.replicas.first.ranks for of in judged_pipelines(run_of_pipelines(small, large))] == [(0, 1), (2, 3)]
+
+
+def test_device_times_count_if_all_ranks_have_them() -> None:
+    cpu = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
+    device = pipelines_of(one_f_one_b(2, 4), [equal(3 * MS)] * 3, device="cuda:0")
+    assert judged(run_of_pipelines(cpu, device)).replicas.times[0].by_what["F"] == 3 * MS
+    assert judged(run_of_pipelines(cpu, device[:1])).replicas.times[0].by_what["F"] == MS
+
+
+# Better splits
+
+
+def stages_of_blocks(blocks: list[int]) -> Takes:
+    """Each block takes 1 ms forward and 2 ms backward."""
+    return lambda stage, what, number: blocks[stage] * (MS if what == "F" else 2 * MS)
+
+
+@pytest.mark.parametrize("blocks, after", [([4, 4, 6, 4], [4, 5, 5, 4]), ([2, 2, 6], [2, 4, 4]), ([3, 1], [2, 2])])
+def test_a_move_saves_what_the_moved_model_takes_less(blocks: list[int], after: list[int]) -> None:
+    orders = one_f_one_b(len(blocks), 8)
+    before_ns, after_ns = (length(orders, stages_of_blocks(of), len(blocks)) for of in (blocks, after))
+    split = judged(run_of_pipelines(pipelines_of(orders, [stages_of_blocks(blocks)] * 3), blocks=blocks)).split
+    assert split is not None and split.slow is not None and split.move is not None
+    move, saving = split.move
+    assert split.slow.stages == (move.source,)
+    assert after[move.source] == blocks[move.source] - len(move.layers)
+    assert after[move.target] == blocks[move.target] + len(move.layers)
+    assert saving == approx((before_ns - after_ns, 1 - after_ns / before_ns), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "blocks, after, names",
+    [
+        ([3, 8, 6], [5, 6, 6], "layers.3 and layers.4 to stage 0"),
+        ([5, 6, 3], [5, 5, 4], "layers.10 to stage 2"),
+    ],
+)
+def test_layers_are_moved_from_the_border_of_a_stage(blocks: list[int], after: list[int], names: str) -> None:
+    """To the stage before the first ones, to the stage after the last ones."""
+    orders = one_f_one_b(3, 8)
+    saves = 1 - length(orders, stages_of_blocks(after), 3) / length(orders, stages_of_blocks(blocks), 3)
+    run = run_of_pipelines(pipelines_of(orders, [stages_of_blocks(blocks)] * 3), blocks=blocks)
+    assert f"Moving {names} would make a step about {saves:.0%} shorter." in run.report("pipeline")
+
+
+def test_equal_stages_have_no_move() -> None:
+    run = run_of_pipelines(pipelines_of(one_f_one_b(3, 8), [stages_of_blocks([5, 5, 5])] * 3), blocks=[5, 5, 5])
+    assert "Moving" not in run.report("pipeline")
+
+
+def test_moves_need_layers_with_numbers_and_times() -> None:
+    pipelines = pipelines_of(one_f_one_b(2, 8), [stages_of_blocks([2, 6])] * 3)
+    for run in (run_of_pipelines(pipelines, blocks=[2, 1]), run_of_pipelines(pipelines, with_rows=False)):
+        split = judged(run).split
+        assert split is not None and split.slow is not None and split.move is None
+    unknown = [replace(pipeline, roots=((pipeline.rank, -2),)) for pipeline in pipelines]
+    split = judged(replace(run_of_pipelines(pipelines, blocks=[2, 6]), pipelines=tuple(unknown))).split
+    assert split is not None and split.move is None
+
+
+def test_a_slow_replica_is_no_slow_stage() -> None:
+    orders = one_f_one_b(2, 8)
+    replicas = [
+        pipelines_of(orders, [takes] * 3, ranks=ranks)
+        for takes, ranks in ((equal(), [0, 1]), (unequal({1: 2}), [2, 3]), (equal(), [4, 5]))
+    ]
+    split = judged(run_of_pipelines(*replicas)).split
+    assert split is not None and split.slow is None
+
+
+# More microbatches
+
+
+@pytest.mark.parametrize("orders, how", [(gpipe, "ScheduleGPipe"), (one_f_one_b, "Schedule1F1B")])
+@pytest.mark.parametrize("factors", [{}, {1: 2}, {0: 1.5}])
+@pytest.mark.parametrize("ranks, microbatches", [(2, 1), (4, 2), (4, 8)])
+def test_twice_as_many_microbatches(
+    orders: Callable[[int, int], Orders], how: str, factors: dict[int, float], ranks: int, microbatches: int
+) -> None:
+    now = length(orders(ranks, microbatches), unequal(factors), ranks)
+    then = length(orders(ranks, 2 * microbatches), unequal(factors, MS // 2, MS), ranks)
+    steps = [unequal(factors)] * 3
+    split = judged(run_of_pipelines(pipelines_of(orders(ranks, microbatches), steps, schedule=how))).split
+    assert split is not None and split.doubled is not None
+    assert split.doubled == approx((now - then, 1 - then / now))
+
+
+def test_of_other_schedules_more_microbatches_are_not_recommended() -> None:
+    for schedule in ("ScheduleZBVZeroBubble", "Schedule1F1B", ""):
+        split = judged(run_of_pipelines(pipelines_of(gpipe(4, 4), [equal()] * 3, schedule=schedule))).split
+        assert split is not None and split.doubled is None
+    split = judged(run_of_pipelines(pipelines_of(interleaved(2, 2, 4), [equal()] * 3))).split
+    assert split is not None and split.doubled is None

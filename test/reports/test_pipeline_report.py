@@ -1,0 +1,395 @@
+"""What is said of pipelines, cell by cell: the report of its own, that of ranks, the first screen and the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from build.hand_made import cells, headings, op, row, run_of
+from build.hand_made_ranks import everybody, lockstep
+from build.nonempty import at_least_one
+from build.pipelines import MS, Orders, equal, interleaved, one_f_one_b, pipelines_of, run_of_pipelines, unequal
+
+import torchprof
+from torchprof import Run, TorchprofError
+from torchprof.analyze.advice import Advice, advise
+from torchprof.analyze.first_screen.verdict import ran
+from torchprof.analyze.ranks.balance import balance_of
+from torchprof.analyze.ranks.selection import chosen_ranks
+from torchprof.analyze.time_parts import time_parts
+from torchprof.run.lockstep import EXCHANGES, LockstepKey
+from torchprof.run.pipeline import Pipeline
+from torchprof.run.words import FORWARD, OUTSIDE
+
+FOUR = [4, 4, 6, 4]
+"""Blocks of four stages: the third is the slow one."""
+
+
+def four_stages(**options: Any) -> tuple[Pipeline, ...]:
+    return pipelines_of(one_f_one_b(4, 8), [unequal({2: 1.5})] * 5, link_ns=100_000, **options)
+
+
+def part(run: Run, number: int, **options: Any) -> str:
+    return run.report("pipeline", **options).split("\n\n")[number]
+
+
+def about(run: Run) -> str:
+    return part(run, 0)
+
+
+# Sentences
+
+
+def test_a_pipeline_with_a_slow_stage() -> None:
+    """The work is 108 ms on four ranks, of a step of 44.3 ms. That of equal stages would take 37.125 ms, 11/8 of the
+    work, and that of these stages 43.5 ms without the time of what is sent."""
+    assert about(run_of_pipelines(four_stages(), blocks=FOUR)) == (
+        "Pipeline of 4 stages on ranks 0 to 3 (8 microbatches, 1F1B). Ranks are idle for 39% of a step, the bubble: "
+        "27% is the schedule's own; unequal stages add 11%; the rest, 1%, is communication, the loss and the host. "
+        "Stage 2 (rank 2) is the slow one, in 5 of 5 steps: a microbatch takes 4.500ms there, 3.000ms on the other "
+        "ranks (median). Moving layers.8 to stage 1 would make a step about 10% shorter. With 16 microbatches of half "
+        "the size, a step would be at most 8% shorter: the pipeline fills and drains faster."
+    )
+
+
+def test_a_pipeline_with_equal_stages_has_nothing_but_the_bubble_of_its_schedule() -> None:
+    run = run_of_pipelines(pipelines_of(interleaved(2, 2, 4), [equal()], schedule="ScheduleInterleaved1F1B"))
+    assert about(run) == (
+        "Pipeline of 4 stages on ranks 0 and 1 (4 microbatches, Interleaved1F1B). Ranks are idle for 11% of a step, "
+        "the bubble: 11% is the schedule's own."
+    )
+
+
+def test_the_stages_of_a_rank_are_slow_together() -> None:
+    steps = [unequal({1: 1.2, 3: 1.1})] * 2
+    assert (
+        "Stages 1 and 3 (rank 1) are the slow ones, in 2 of 2 steps: a microbatch takes 6.900ms there, 6.000ms on the "
+    )
+    assert (
+        "Stages 1 and 3 (rank 1) are the slow ones, in 2 of 2 steps: a microbatch takes 6.900ms there, 6.000ms on the "
+        "other ranks (median); with so few steps, that may be chance."
+    ) in about(run_of_pipelines(pipelines_of(interleaved(2, 2, 4), steps)))
+
+
+def test_stages_that_are_equally_slow_are_named_together() -> None:
+    steps = [unequal({1: 1.5, 2: 1.52})] * 3
+    assert (
+        "Stages 1 and 2 (ranks 1 and 2) are the slow ones, in 3 of 3 steps: a microbatch takes up to 4.560ms there, "
+        "3.000ms on the other ranks (median)."
+    ) in about(run_of_pipelines(pipelines_of(one_f_one_b(4, 4), steps)))
+    three_of_four = [unequal({1: 1.5, 2: 1.5, 3: 1.5})] * 3
+    assert "slow one" not in about(run_of_pipelines(pipelines_of(one_f_one_b(4, 4), three_of_four)))
+
+
+def test_a_stage_that_is_slow_in_some_steps_only_is_not_named() -> None:
+    slow_in = [unequal({1: 3}), unequal({1: 3}), equal(), unequal({1: 3}), equal()]
+    assert "slow one" not in about(run_of_pipelines(pipelines_of(one_f_one_b(2, 4), slow_in)))
+
+
+@pytest.mark.parametrize("stage, where", [(None, "all stages"), (1, "stage 1")])
+def test_a_microbatch_that_takes_longer(stage: int | None, where: str) -> None:
+    def takes(of: int, what: str, number: int) -> int:
+        return equal()(of, what, number) * (3 if number == 5 and stage in (None, of) else 1)
+
+    run = run_of_pipelines(pipelines_of(one_f_one_b(2, 8), [takes] * 3))
+    assert about(run).endswith(f"Microbatch 5 takes 3.0 times as long as the others (median) in {where}.")
+    few = run_of_pipelines(pipelines_of(one_f_one_b(2, 8), [takes]))
+    assert about(few).endswith(f"in {where}; with so few steps, that may be chance.")
+    assert stage == 1 or "microbatches that differ add 12%" in about(run)
+
+
+def test_a_rank_alone_and_a_pipeline_without_ranks() -> None:
+    """A run of one rank has no comparison, but its own times."""
+    alone = run_of_pipelines(four_stages()[1:2], blocks=FOUR)
+    assert about(alone) == (
+        "Pipeline of 4 stages on ranks 0 to 3 (8 microbatches, 1F1B). Ranks 0, 2 and 3 are not in this run. How long "
+        "its ranks are idle (the bubble) is unknown: ranks of it are not in this run."
+    )
+    assert [row[:5] for row in cells(part(alone, 1))[:4]] == [
+        ["0", "–", "–", "–", "–"],
+        ["1", "1", "layers.4–layers.7", "1.000ms", "2.000ms"],
+        ["2", "–", "–", "–", "–"],
+        ["3", "–", "–", "–", "–"],
+    ]
+    assert cells(part(alone, 2))[0][4:] == ["5", *["–"] * 6]
+    assert ran(alone) and not any("idle" in line for line in ran(alone))
+    assert "This run recorded no pipeline" in replace(alone, pipelines=()).report("pipeline")
+
+
+def test_times_of_the_cpu_on_a_device_are_called_so() -> None:
+    run = run_of_pipelines(four_stages(), blocks=FOUR)
+    metas = tuple(replace(meta, device="cuda") for meta in run.metas)
+    launches = "Times are of the CPU, which launches the work of the device: how long that takes there is unknown."
+    assert launches in about(replace(run, metas=metas))
+    assert launches not in about(run)
+
+
+# Tables
+
+
+def test_the_table_of_stages() -> None:
+    """Stage 0 waits for the gradients of three microbatches for 2.2, 0 and 1.2 ms in the first pipeline, where what is
+    sent travels for 100 us, and for 5, 3 and 4 ms in the second. Stage 1 waits for inputs for 1.1 and 0.2 ms, and for
+    1 ms."""
+    orders = one_f_one_b(2, 3)
+    fast = pipelines_of(orders, [equal()] * 3, link_ns=100_000)
+    slow = pipelines_of(orders, [unequal({1: 2})] * 3, ranks=[2, 3])
+    table = part(run_of_pipelines(fast, slow), 1)
+    assert headings(table) == [
+        "Stage",
+        "Ranks",
+        "Layers",
+        "Forward",
+        "Backward",
+        "Slowest rank",
+        "Its time",
+        "A step",
+        "Waits for inputs",
+        "Waits for gradients",
+        "Waits otherwise",
+    ]
+    assert cells(table)[:2] == [
+        [
+            "0",
+            "0 and 2",
+            "layers.0–layers.1",
+            "1.000ms",
+            "2.000ms",
+            "",
+            "3.000ms",
+            "9.000ms",
+            "0.000us",
+            "7.700ms",
+            "0.000us",
+        ],
+        [
+            "1",
+            "1 and 3",
+            "layers.2–layers.3",
+            "1.500ms",
+            "3.000ms",
+            "3",
+            "6.000ms",
+            "13.500ms",
+            "1.150ms",
+            "0.000us",
+            "0.000us",
+        ],
+    ]
+
+
+def test_backward_in_two_parts_has_two_columns() -> None:
+    orders: Orders = [[(0, "F", 0), (0, "I", 0), (0, "W", 0)], [(1, "F", 0), (1, "B", 0)]]
+
+    def takes(stage: int, what: str, number: int) -> int:
+        return {"F": 1, "I": 2, "W": 3, "B": 4}[what] * MS
+
+    table = part(run_of_pipelines(pipelines_of(orders, [takes])), 1)
+    assert headings(table)[3:7] == ["Forward", "Backward", "Inputs", "Weights"]
+    assert [row[3:7] for row in cells(table)[:2]] == [
+        ["1.000ms", "5.000ms", "2.000ms", "3.000ms"],
+        ["1.000ms", "4.000ms", "–", "–"],
+    ]
+
+
+def test_many_microbatches_and_stages_are_hidden() -> None:
+    def takes(stage: int, what: str, number: int) -> int:
+        return (100 + number + 10 * stage) * 1000
+
+    run = run_of_pipelines(pipelines_of(one_f_one_b(10, 20), [takes]), blocks=[2] * 10)
+    table = part(run, 3)
+    assert headings(table) == ["Microbatch", *(f"Stage {stage}" for stage in range(2, 10))]
+    assert [row[0] for row in cells(table) if row[0].isdecimal()] == [*map(str, range(4, 20))]
+    assert "4 rows are hidden: shown are the 16 largest." in table
+    assert "2 stages are hidden: shown are the 8 largest." in table
+    assert [row[0] for row in cells(part(run, 3, top=1)) if row[0].isdecimal()] == ["19"]
+    with pytest.raises(TorchprofError, match="top is a number of microbatches"):
+        run.report("pipeline", top=-1)
+
+
+def test_two_pipelines_that_differ_have_tables_of_their_own() -> None:
+    small = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
+    large = pipelines_of(one_f_one_b(2, 8), [equal()] * 3, ranks=[2, 3])
+    run = run_of_pipelines(small, large)
+    tables = run.report("pipeline").data["tables"]
+    assert [(table["name"], table["pipeline"]) for table in tables] == [
+        (name, number) for number in (0, 1) for name in ("stages", "pipelines", "microbatches")
+    ]
+    assert "(4 microbatches, 1F1B)" in about(run) and "(8 microbatches, 1F1B)" in part(run, 4)
+
+
+def test_of_many_pipelines_some_are_simulated() -> None:
+    orders = one_f_one_b(2, 2)
+    groups = [[2 * number, 2 * number + 1] for number in range(40)]
+    run = run_of_pipelines(*(pipelines_of(orders, [equal()], ranks=ranks) for ranks in groups), with_rows=False)
+    assert about(run).startswith(
+        "40 pipelines of 2 stages (2 microbatches, 1F1B): ranks 0 and 1; ranks 2 and 3; ranks 4 and 5; and 37 more. "
+        "Ranks are idle for 33% of a step, the bubble (mean of 14 of 40 pipelines): 33% is the schedule's own."
+    )
+    table = part(run, 2)
+    assert [row[0] for row in cells(table)[:3]] == ["0 and 1", "6 and 7", "12 and 13"]
+    assert "26 pipelines are hidden: shown are 14, evenly chosen." in table
+
+
+# Ranks
+
+
+def test_a_stage_with_more_work_is_no_straggler() -> None:
+    run = run_of_pipelines(four_stages(), blocks=FOUR)
+    balance = balance_of(run)
+    assert balance.slow is balance.late is None
+    first = run.report("ranks").split("\n\n")[0]
+    assert first.startswith(
+        "4 ranks. The ranks have different stages of a pipeline. Their work differs by design, so it is not compared. "
+        "Pipeline of 4 stages on ranks 0 to 3"
+    )
+    assert "straggler" not in first.lower()
+    assert ran(run)[-1] == (
+        "Ranks are idle for 39% of a step, the bubble: 27% is the schedule's own (4 stages, 8 microbatches, 1F1B); "
+        "unequal stages add 11%; the rest, 1%, is communication, the loss and the host. Stage 2 (rank 2) is the slow "
+        "one, in 5 of 5 steps: a microbatch takes 4.500ms there, 3.000ms on the other ranks (median)."
+    )
+    assert [row[:2] for row in cells(run.report("ranks").split("\n\n")[1])[:4]] == [
+        ["2", "2"],
+        ["0", "0"],
+        ["1", "1"],
+        ["3", "3"],
+    ]
+
+
+def replicas(*slow: int, count: int = 3, by: float = 1.2, steps: int = 5) -> Run:
+    """So many pipelines of two stages, of which the second takes twice as long. ``slow``: the ranks that are slow."""
+
+    def takes(first: int) -> Any:
+        factors = {stage: (1 + stage) * (by if first + stage in slow else 1) for stage in (0, 1)}
+        return [unequal(factors)] * steps
+
+    groups = [[2 * number, 2 * number + 1] for number in range(count)]
+    return run_of_pipelines(*(pipelines_of(one_f_one_b(2, 4), takes(group[0]), ranks=group) for group in groups))
+
+
+def test_a_straggler_is_slow_among_the_ranks_of_its_stage() -> None:
+    """Rank 2 takes less than all ranks of stage 1, and more than those of stage 0. Without slow ranks, 2 % of a step
+    are 4.5 % of the work of stage 0."""
+    slow = balance_of(replicas(2)).slow
+    assert slow is not None
+    assert (slow.ranks, slow.work_ns, slow.others_ns, slow.stages) == ((2,), (14_400_000,), 12 * MS, (0,))
+    assert slow.slowest == (5, 5)
+    assert (
+        replicas(2)
+        .report("ranks")
+        .startswith(
+            "6 ranks. Rank 2 is the straggler: its own work takes 14.400ms a step, that of the others with stage 0 "
+            "12.000ms (median)"
+        )
+    )
+    assert balance_of(replicas()).slow is None
+    assert "No straggler found among ranks with the same stages of a pipeline. A rank that takes 5% longer would" in (
+        replicas().report("ranks")
+    )
+
+
+def test_of_slow_ranks_of_several_stages_those_that_differ_most_are_named() -> None:
+    slow = balance_of(replicas(2, 5)).slow
+    assert slow is not None and (slow.ranks, slow.stages) == ((5,), (1,))
+
+
+def test_single_steps_are_compared_among_the_ranks_of_a_stage() -> None:
+    """With two steps there is no test: the rank must be the slowest in most steps."""
+    slow = balance_of(replicas(2, steps=2)).slow
+    assert slow is not None and slow.may_be_chance and slow.slowest == (2, 2)
+
+
+def test_ranks_wait_for_each_other_by_design_if_their_stages_differ() -> None:
+    """In a collective of all ranks, those of the first stage come last: they end the step. In one of the ranks of a
+    stage, a rank that comes last is late."""
+
+    def with_exchanges(waits: dict[int, int]) -> Run:
+        run = replicas()
+        key = LockstepKey(OUTSIDE, FORWARD, "cpu", EXCHANGES, everybody(len(waits)))
+        times = lockstep({rank: [ns] * 5 for rank, ns in waits.items()}, key)
+        return replace(run, lockstep={**run.lockstep, key: times})
+
+    of_all = with_exchanges({rank: 10 * MS * (rank % 2) for rank in range(6)})
+    assert balance_of(of_all).late is None
+    late = balance_of(with_exchanges({0: 10 * MS, 2: 0, 4: 10 * MS})).late
+    assert late is not None and late.ranks == (2,)
+
+
+def test_a_comparison_of_a_job_knows_the_stages() -> None:
+    """The pipeline of the straggler is chosen whole."""
+    run = replicas(9, count=8)
+    comparison = torchprof.merge(rank.to_compare() for rank in run.of_ranks(range(16)))
+    assert {8, 9} <= {*chosen_ranks(comparison)}
+    slow = balance_of(comparison).slow
+    assert slow is not None and slow.ranks == (9,)
+    assert balance_of(replicas(count=8).to_compare()).slow is None
+
+
+# Findings
+
+
+def of(run: Run, rule: str) -> list[Advice]:
+    return [advice for advice in advise(run) if advice.rule == rule]
+
+
+def test_unequal_stages_are_a_finding() -> None:
+    """A step of 44.3 ms on four ranks, five times, of which 4.5 ms are saved: test_pipelines.py simulates both."""
+    [advice] = of(run_of_pipelines(four_stages(), blocks=FOUR), "unequal_stages")
+    assert (advice.layer, advice.gain_ns) == ("Stage2", 5 * 4 * 4_500_000)
+    assert advice.finding == (
+        "Stage 2 (rank 2) is the slow one, in 5 of 5 steps: a microbatch takes 4.500ms there, 3.000ms on the other "
+        "ranks (median)."
+    )
+    assert advice.remedy == ("Move layers.8 to stage 1: in a simulation of the schedule, a step is then 10% shorter.")
+
+
+def silent() -> Sequence[Run]:
+    equal_stages = pipelines_of(one_f_one_b(2, 17), [equal()] * 3)
+    one_block = pipelines_of(one_f_one_b(2, 17), [unequal({1: 2})] * 3)
+    return [
+        run_of_pipelines(equal_stages),
+        run_of_pipelines(one_block, blocks=[1, 1]),
+        run_of_pipelines(four_stages()[:3], blocks=FOUR),
+        replace(run_of_pipelines(four_stages(), blocks=FOUR), pipelines=()),
+    ]
+
+
+@pytest.mark.parametrize("rule", ["unequal_stages", "few_microbatches"])
+def test_pipelines_without_a_fault_or_without_ranks_have_no_finding(rule: str) -> None:
+    for run in at_least_one(silent()):
+        assert not of(run, rule)
+
+
+def test_waiting_for_other_stages_is_no_python() -> None:
+    """Each of five steps has 20.3, 18.2, 4.1 and 13 ms of it on four ranks, and 1 ms of Python."""
+    run = run_of_pipelines(four_stages(), blocks=FOUR)
+    waited = [20_300_000, 18_200_000, 4_100_000, 13_000_000]
+    assert [pipeline.waited_ns for pipeline in run.pipelines] == [5 * ns for ns in waited]
+    relu = op("aten::relu")
+
+    def with_python(pipelines: tuple[Pipeline, ...]) -> Run:
+        own = [row(OUTSIDE, rank=rank, cpu_ns=5 * (ns + MS)) for rank, ns in enumerate(waited)]
+        with_rows = run_of([row(2, relu, calls=9, cpu_ns=5 * 108 * MS), *own], layers=run.layers)
+        return replace(run, rows=with_rows.rows, pipelines=pipelines)
+
+    parts = time_parts(with_python(run.pipelines), "cpu_ns")
+    assert parts == {"forward": 540 * MS, "waiting for other stages": 5 * sum(waited), "other": 20 * MS}
+    assert time_parts(with_python(()), "cpu_ns")["other"] == 5 * sum(waited) + 20 * MS
+    assert of(with_python(()), "python_in_the_loop")
+    assert not of(with_python(run.pipelines), "python_in_the_loop")
+
+
+def test_few_microbatches_are_a_finding() -> None:
+    """A step of 11 units, of which 8 are work: with twice as many microbatches it is 9.5."""
+    [advice] = of(run_of_pipelines(pipelines_of(one_f_one_b(4, 8), [equal()] * 3)), "few_microbatches")
+    assert (advice.layer, advice.gain_ns) == ("(outside)", 3 * 4 * 4_500_000)
+    assert advice.finding == (
+        "Ranks are idle for 27% of a step while the pipeline fills and drains. Pipeline of 4 stages on ranks 0 to 3 (8 "
+        "microbatches, 1F1B)."
+    )
+    assert advice.remedy.startswith(
+        "Use more microbatches, such as 16 of half the size: a step is at most 14% shorter."
+    )

@@ -1,0 +1,172 @@
+"""Sentences about pipelines: how long ranks are idle and why, the slow stage, and what would help."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble
+from torchprof.analyze.pipeline.slow_stages import SlowStages
+from torchprof.analyze.pipeline.splits import Judged, Move, numbered_layers
+from torchprof.analyze.pipeline.values import AlikePipelines
+from torchprof.analyze.report import printable
+from torchprof.run.cost import format_time
+from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.run import Run
+
+_WORTH_SAYING = 0.005  # of the time of all ranks
+_OUTLIER = 2.0  # times the other microbatches
+_OF_A_STEP = 0.01  # an outlier takes at least this share of a step longer
+_FEW_STEPS = 3
+_MOST_NAMED = 3  # microbatches, and pipelines
+_MAY_BE_CHANCE = "; with so few steps, that may be chance"
+
+
+def about_pipelines(run: Run, pipelines: Sequence[Judged]) -> Iterator[str]:
+    """What is known of the pipelines of a run: what they are, why their ranks are idle, and what would help."""
+    for judged in pipelines:
+        yield from _about_one(run, judged)
+
+
+def pipelines_in_short(pipelines: Sequence[Judged]) -> Iterator[str]:
+    """For each pipeline whose bubble is known, how long its ranks are idle and why, and the slow stage, in one line."""
+    for judged in pipelines:
+        if judged.bubble is not None:
+            slow = judged.split.slow if judged.split is not None else None
+            sentences = [about_bubble(judged, of_schedule=True), "" if slow is None else about_slow_stages(slow)]
+            yield " ".join(filter(None, sentences))
+
+
+def _about_one(run: Run, judged: Judged) -> Iterator[str]:
+    yield what_it_is(judged.replicas)
+    yield from _about_missing(judged.replicas)
+    yield about_bubble(judged)
+    if judged.split is not None and judged.split.slow is not None:
+        yield about_slow_stages(judged.split.slow)
+    if judged.split is not None and judged.split.move is not None:
+        move, saving = judged.split.move
+        names = moved_layers(run, judged.replicas, move)
+        yield f"Moving {names} to stage {move.target} would make a step about {saving.share:.0%} shorter."
+    if judged.split is not None and judged.split.doubled is not None:
+        yield (
+            f"With {2 * judged.split.microbatches} microbatches of half the size, a step would be at most "
+            f"{judged.split.doubled.share:.0%} shorter: the pipeline fills and drains faster."
+        )
+    yield from about_outliers(judged.replicas)
+
+
+def what_it_is(replicas: AlikePipelines) -> str:
+    """The stages, the schedule and the ranks of pipelines that do the same."""
+    first = replicas.first
+    about = _schedule_of(replicas)
+    stages = f"{first.stages} stages" if first.stages else "an unknown number of stages"
+    ranks = [
+        ranks_in_words(sorted(pipeline.ranks or [member.rank for member in pipeline.members]))
+        for pipeline in replicas.pipelines
+    ]
+    if len(ranks) == 1:
+        return f"Pipeline of {stages} on {ranks[0]} ({about})."
+    more = [f"and {len(ranks) - _MOST_NAMED} more"] if len(ranks) > _MOST_NAMED else []
+    return f"{len(ranks)} pipelines of {stages} ({about}): {'; '.join([*ranks[:_MOST_NAMED], *more])}."
+
+
+def _schedule_of(replicas: AlikePipelines) -> str:
+    """As in "8 microbatches, 1F1B"."""
+    count = replicas.first.microbatches
+    schedule = printable(replicas.first.members[0].schedule.removeprefix("Schedule"))
+    return ", ".join(filter(None, [f"{count} microbatch{'es' if count != 1 else ''}", schedule]))
+
+
+def _about_missing(replicas: AlikePipelines) -> Iterator[str]:
+    here = {member.rank for member in replicas.members}
+    missing = sorted({rank for pipeline in replicas.pipelines for rank in pipeline.ranks} - here)
+    if missing:
+        yield f"{ranks_in_words(missing).capitalize()} {'is' if len(missing) == 1 else 'are'} not in this run."
+
+
+def about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
+    """How long the ranks are idle in a step, and why. ``of_schedule``: with the schedule."""
+    bubble = judged.bubble
+    if bubble is None:
+        whys = dict.fromkeys(of.why for of in judged.bubbles if isinstance(of, UnknownBubble))
+        return f"How long its ranks are idle (the bubble) is unknown: {'; '.join(whys)}."
+    of = f" ({judged.replicas.stages} stages, {_schedule_of(judged.replicas)})" if of_schedule else ""
+    parts = [f"{bubble.schedule:.0%} is the schedule's own{of}"]
+    if bubble.stages >= _WORTH_SAYING:
+        parts.append(f"unequal stages add {bubble.stages:.0%}")
+    if bubble.microbatches >= _WORTH_SAYING:
+        parts.append(f"microbatches that differ add {bubble.microbatches:.0%}")
+    if bubble.rest >= _WORTH_SAYING:
+        parts.append(f"the rest, {bubble.rest:.0%}, is communication, the loss and the host")
+    known = sum(isinstance(of, Bubble) for of in judged.bubbles)
+    pipelines = len(judged.replicas.pipelines)
+    mean = f" (mean of {known}{f' of {pipelines}' if known < pipelines else ''} pipelines)" if pipelines > 1 else ""
+    return f"Ranks are idle for {bubble.measured:.0%} of a step, the bubble{mean}: {'; '.join(parts)}."
+
+
+def about_slow_stages(slow: SlowStages) -> str:
+    """The stages that take longest, and how long."""
+    which = f"{name_of_stages(slow.stages).capitalize()} ({ranks_in_words(slow.ranks)})"
+    are = "is the slow one" if len(slow.stages) == 1 else "are the slow ones"
+    often = f", in {slow.times} of {slow.steps} steps" if slow.steps > 1 else ""
+    up_to = "up to " if slow.places > 1 else ""
+    may_be_chance = _MAY_BE_CHANCE if slow.steps < _FEW_STEPS else ""
+    return (
+        f"{which} {are}{often}: a microbatch takes {up_to}{format_time(slow.own_ns)} there, "
+        f"{format_time(slow.others_ns)} on the other ranks (median){may_be_chance}."
+    )
+
+
+def moved_layers(run: Run, replicas: AlikePipelines, move: Move) -> str:
+    """The names of layers to move: ``layers.10 and layers.11``."""
+    root = replicas.times[move.source].root
+    return " and ".join(name_in_stage(run, root, layer) for layer in move.layers)
+
+
+def about_outliers(replicas: AlikePipelines) -> Iterator[str]:
+    """Microbatches that take several times as long as the others."""
+    step_ns = median(ns for member in replicas.members for ns in member.step_ns)
+    found: defaultdict[int, dict[int, float]] = defaultdict(dict)  # how many times, by microbatch and stage
+    for stage, times in replicas.times.items():
+        for microbatch, ns in times.of_microbatch.items():
+            others = [other for number, other in times.of_microbatch.items() if number != microbatch]
+            usual = median(others) if len(others) > 1 else ns
+            if usual and ns >= _OUTLIER * usual and ns - usual >= _OF_A_STEP * step_ns:
+                found[microbatch][stage] = ns / usual
+    few = min(member.steps for member in replicas.members) < _FEW_STEPS
+    for microbatch, by_stage in sorted(found.items(), key=lambda item: -max(item[1].values()))[:_MOST_NAMED]:
+        where = "all stages" if len(by_stage) == len(replicas.times) > 1 else name_of_stages([*by_stage])
+        so_long = f"{max(by_stage.values()):.1f} times as long as the others (median)"
+        may_be_chance = _MAY_BE_CHANCE if few else ""
+        yield f"Microbatch {microbatch} takes {so_long} in {where}{may_be_chance}."
+
+
+def name_of_stages(stages: Sequence[int]) -> str:
+    """As in "stage 2" and "stages 2 and 6"."""
+    return ranks_in_words(stages).replace("rank", "stage")
+
+
+def name_in_stage(run: Run, root: int, layer: int) -> str:
+    """The path of a layer in the model of its stage: ``layers.4``."""
+    depth = len(run.layers[root].path)
+    return printable(".".join(run.layers[layer].path[depth:]))
+
+
+def layers_of_stage(run: Run, root: int) -> str:
+    """What a stage has, in short: ``embed, layers.0–layers.3``; the name of its model if that is not a list of layers.
+
+    ``root``: the model of the stage, by its index; negative if unknown, which gives "".
+    """
+    if root < 0:
+        return ""
+    blocks = numbered_layers(run.layers, root)
+    if not blocks:
+        return printable(run.layers[root].name)
+    first, last = name_in_stage(run, root, blocks[0]), name_in_stage(run, root, blocks[-1])
+    of_blocks = first if len(blocks) == 1 else f"{first}–{last}"
+    container = run.layers.parent[blocks[0]]
+    children = run.layers.children[root]
+    if container not in children or len(children) > 5:
+        return of_blocks
+    return ", ".join(of_blocks if child == container else name_in_stage(run, root, child) for child in children)

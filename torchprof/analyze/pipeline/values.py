@@ -1,0 +1,286 @@
+"""The pipelines of a run: which ranks are one pipeline, which are replicas, and how long their actions take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from statistics import fmean, median, median_low
+
+from torchprof.analyze.pipeline.simulation import Action, Order
+from torchprof.run.pipeline import Pipeline, StageAction
+from torchprof.run.run import Run
+from torchprof.run.words import NOT_SELECTED
+
+_OUTER = 3
+"""Of the steps, in the order of their length, this part is left out at each end."""
+_MOST_STEPS = 9  # of a pipeline that are simulated
+_MOST_PIPELINES = 16  # of those that do the same
+
+
+@dataclass(frozen=True)
+class OnePipeline:
+    """The ranks that run a model together. ``members``: those in this run, in their order in the pipeline. ``ranks``:
+    all of them; () if unknown."""
+
+    members: tuple[Pipeline, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def stages(self) -> int:
+        return self.members[0].stages
+
+    @cached_property
+    def is_complete(self) -> bool:
+        """Whether all its ranks are in this run, and each stage is on one of them."""
+        known = sorted(stage for member in self.members for stage in {action.stage for action in member.actions})
+        return 0 < len(self.members) == len(self.ranks) and known == [*range(self.stages)]
+
+    @cached_property
+    def orders(self) -> list[Order]:
+        return [[Action(*action[:3]) for action in member.actions] for member in self.members]
+
+    @cached_property
+    def microbatches(self) -> int:
+        return len({action.microbatch for member in self.members for action in member.actions})
+
+    @cached_property
+    def step_ns(self) -> tuple[int, ...]:
+        """The duration of each step, from the first action to the end of the last rank; () if the steps of the ranks
+        cannot be paired.
+
+        Nothing tells when a rank begins: one that comes first waits for the rank with the first stage, which starts
+        everything. So the time of the others counts from their first action on. Without backward, where the rank with
+        the first stage ends first, it is the longest time of a rank.
+        """
+        if len({(member.steps, len(member.step_ns)) for member in self.members}) > 1:
+            return ()
+        trains = any(action.what != "F" for member in self.members for action in member.actions)
+        times = []
+        for member in self.members:
+            before = member.actions[0].waited_ns if trains and 0 not in stages_of(member) else [0] * len(member.step_ns)
+            times.append([ns - waited for ns, waited in zip(member.step_ns, before)])
+        return tuple(map(max, zip(*times)))
+
+    @cached_property
+    def typical_steps(self) -> list[int]:
+        """The numbers of steps of usual length: the middle third, of these at most 9. Empty if the pipeline is not
+        complete, or if its steps are unknown."""
+        ordered = sorted(range(len(self.step_ns)), key=self.step_ns.__getitem__) if self.is_complete else []
+        outer = len(ordered) // _OUTER
+        middle = ordered[outer : len(ordered) - outer]
+        return middle[:: ceil(len(middle) / _MOST_STEPS)] if middle else []
+
+    def took(self, step: int) -> dict[Action, float]:
+        """The duration of each action in a step, in ns."""
+        return {
+            action: recorded.took_ns[step]
+            for member, order in zip(self.members, self.orders)
+            for action, recorded in zip(order, member.actions)
+        }
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """A stage over the ranks that have it. All times are medians, in ns, over steps, microbatches and ranks.
+
+    ``root``: the model that it calls, by its index; negative if unknown. ``by_what``: the time of an action by what it
+    is: "F", "B", "I", "W". ``microbatch_ns``: of a microbatch, forward and backward; ``backward_ns``: its backward, in
+    one part or in two, None without. ``of_rank``, ``of_microbatch``: ``microbatch_ns`` of each rank, and of each
+    microbatch.
+
+    ``step_ns``: all its actions in a step. ``before_ns``, ``after_ns``, ``other_ns``: the waiting in a step before
+    forwards, for the stage before; before backwards, for the stage after; before actions that need nothing from another
+    rank.
+    """
+
+    stage: int
+    ranks: tuple[int, ...]
+    root: int
+    by_what: dict[str, float]
+    microbatch_ns: float
+    backward_ns: float | None
+    of_rank: dict[int, float]
+    of_microbatch: dict[int, float]
+    step_ns: float
+    before_ns: float
+    after_ns: float
+    other_ns: float
+
+    @property
+    def slowest(self) -> int:
+        """The rank on which a microbatch takes longest."""
+        return max(self.of_rank, key=self.of_rank.__getitem__)
+
+
+@dataclass(frozen=True)
+class AlikePipelines:
+    """Pipelines that do the same: with the same schedule, stages and actions."""
+
+    pipelines: tuple[OnePipeline, ...]
+
+    @property
+    def first(self) -> OnePipeline:
+        return self.pipelines[0]
+
+    @property
+    def stages(self) -> int:
+        return self.first.stages
+
+    @property
+    def device(self) -> str:
+        return self.first.members[0].device
+
+    @cached_property
+    def judged(self) -> tuple[OnePipeline, ...]:
+        """Some of them, evenly chosen, that are simulated: a job may have hundreds."""
+        return self.pipelines[:: ceil(len(self.pipelines) / _MOST_PIPELINES)]
+
+    @cached_property
+    def members(self) -> list[Pipeline]:
+        return [member for pipeline in self.pipelines for member in pipeline.members]
+
+    @cached_property
+    def times(self) -> dict[int, StageTimes]:
+        """The times of each stage that is on a rank of this run."""
+        by_stage: defaultdict[int, list[Pipeline]] = defaultdict(list)
+        for member in self.members:
+            for stage in {action.stage for action in member.actions}:
+                by_stage[stage].append(member)
+        return {stage: _times_of_stage(stage, members) for stage, members in sorted(by_stage.items())}
+
+
+def stages_of(pipeline: Pipeline) -> tuple[int, ...]:
+    """The stages of a rank, ascending: also in a comparison, which has no actions."""
+    return tuple(sorted({stage for stage, _ in pipeline.roots} | {action.stage for action in pipeline.actions}))
+
+
+def pipelines_of(run: Run) -> list[AlikePipelines]:
+    """The pipelines of a run, replicas together, in the order of their lowest rank."""
+    replicas: list[list[OnePipeline]] = []
+    known: list[dict[tuple[int, ...], object]] = []  # what the ranks of each do, by their stages
+    for pipeline in _pipelines(run):
+        does = _what_it_does(pipeline)
+        like = next(
+            (n for n, other in enumerate(known) if all(other.get(key, does[key]) == does[key] for key in does)), None
+        )
+        if like is None:
+            like = len(known)
+            replicas.append([])
+            known.append({})
+        replicas[like].append(pipeline)
+        known[like].update(does)
+    return [AlikePipelines(tuple(pipelines)) for pipelines in replicas]
+
+
+def _pipelines(run: Run) -> Iterator[OnePipeline]:
+    """Each pipeline. Ranks that do not know theirs are one if they have each stage once, and no rank is missing."""
+    groups: dict[tuple[int, ...], list[Pipeline]] = {}
+    for member in sorted(_of_one_device(run), key=lambda member: min(stages_of(member), default=0)):
+        groups.setdefault(member.group if member.rank in member.group else (), []).append(member)
+    unknown = groups.pop((), [])
+    alike = {(member.schedule, member.stages) for member in unknown}
+    stages = sorted(stage for member in unknown for stage in stages_of(member))
+    found = [
+        OnePipeline(tuple(sorted(members, key=lambda member: group.index(member.rank))), group)
+        for group, members in groups.items()
+    ]
+    if len(alike) == 1 and stages == [*range(unknown[0].stages)] and not run.missing_ranks:
+        found.append(OnePipeline(tuple(unknown), tuple(member.rank for member in unknown)))
+    else:
+        found += [OnePipeline((member,), ()) for member in unknown]
+    yield from sorted(found, key=lambda pipeline: min(member.rank for member in pipeline.members))
+
+
+def _of_one_device(run: Run) -> Iterable[Pipeline]:
+    """The pipeline of each rank, in the time of its device (of several, that with most work); in that of the CPU if a
+    rank has no other."""
+    known = [pipeline for pipeline in run.pipelines if pipeline.actions]
+    known.sort(key=lambda pipeline: sum(sum(action.took_ns) for action in pipeline.actions))
+    on_device = [pipeline for pipeline in known if pipeline.device != "cpu"]
+    on_cpu = [pipeline for pipeline in known if pipeline.device == "cpu"]
+    everywhere = {pipeline.rank for pipeline in on_device} >= {pipeline.rank for pipeline in known}
+    return {pipeline.rank: pipeline for pipeline in (on_device if everywhere else on_cpu)}.values()
+
+
+def _what_it_does(pipeline: OnePipeline) -> dict[tuple[int, ...], object]:
+    """The layers and the actions of each rank, by its stages, and what all have in common, by ``()``."""
+    first = pipeline.members[0]
+    does: dict[tuple[int, ...], object] = {(): (first.device.partition(":")[0], first.schedule, first.stages)}
+    return does | {stages_of(member): (member.roots, order) for member, order in zip(pipeline.members, pipeline.orders)}
+
+
+def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
+    own = {member.rank: [action for action in member.actions if action.stage == stage] for member in members}
+    all_actions = [action for actions in own.values() for action in actions]
+    last = members[0].stages - 1
+    on_ranks = {member.rank: stages_of(member) for member in members}
+
+    def waited(rank: int, action: StageAction) -> str:
+        """For which stage the rank waited before this action."""
+        before = action.what == "F" and stage > 0 and stage - 1 not in on_ranks[rank]
+        after = action.what in "BI" and stage < last and stage + 1 not in on_ranks[rank]
+        return "before" if before else "after" if after else "other"
+
+    def waiting(why: str) -> float:
+        return _per_step(
+            [action.waited_ns for action in actions if waited(rank, action) == why] for rank, actions in own.items()
+        )
+
+    of_microbatch = _by_microbatch(all_actions)
+    backward = _by_microbatch(action for action in all_actions if action.what != "F")
+    return StageTimes(
+        stage,
+        tuple(sorted(own)),
+        next((root for of, root in members[0].roots if of == stage), NOT_SELECTED),
+        _by_what(all_actions),
+        median(of_microbatch.values()),
+        median(backward.values()) if backward else None,
+        {rank: median(_by_microbatch(actions).values()) for rank, actions in sorted(own.items())},
+        of_microbatch,
+        _per_step([action.took_ns for action in actions] for actions in own.values()),
+        waiting("before"),
+        waiting("after"),
+        waiting("other"),
+    )
+
+
+def _by_what(actions: Iterable[StageAction]) -> dict[str, float]:
+    """The median time of an action over steps, microbatches and ranks, by what it is."""
+    times: defaultdict[str, list[int]] = defaultdict(list)
+    for action in actions:
+        times[action.what] += action.took_ns
+    return {what: median(ns) for what, ns in times.items()}
+
+
+def _by_microbatch(actions: Iterable[StageAction]) -> dict[int, float]:
+    """The time of each microbatch in some actions: the sum of the medians of each, over steps and ranks."""
+    times: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+    for action in actions:
+        times[action.microbatch, action.what] += action.took_ns
+    sums: defaultdict[int, float] = defaultdict(float)
+    for (microbatch, _), ns in sorted(times.items()):
+        sums[microbatch] += median(ns)
+    return dict(sums)
+
+
+def _per_step(times: Iterable[Sequence[Sequence[int]]]) -> float:
+    """The median over steps and ranks of the sum of some actions of a step. ``times``: those of each rank."""
+    sums = [sum(step) for of_rank in times for step in zip(*of_rank)]
+    return median(sums) if sums else 0.0
+
+
+def mean_times(replicas: AlikePipelines) -> dict[tuple[int, str], float]:
+    """The duration of the actions of each stage, by what they are: the mean over microbatches and typical steps, the
+    median over replicas, of two the shorter one: a slow rank does not make a slow stage."""
+    means: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
+    for pipeline in replicas.judged:
+        times: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
+        for step in pipeline.typical_steps:
+            for action, ns in pipeline.took(step).items():
+                times[action.stage, action.what].append(ns)
+        for key, of_pipeline in times.items():
+            means[key].append(fmean(of_pipeline))
+    return {key: median_low(of_pipelines) for key, of_pipelines in means.items()}

@@ -1,0 +1,180 @@
+"""The ranges of pipelines: ours around the work of stages in torch.distributed.pipelining, and torch's own."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+from urllib.parse import quote, unquote
+
+from torchprof.attribute.event_columns import EventColumns
+from torchprof.attribute.events import PIPELINE, Kind
+from torchprof.run.pipeline import ACTIONS
+from torchprof.run.words import PIPELINE_RANGE
+
+WAIT_LABEL = PIPELINE + "wait"
+"""The label in which a schedule waits for its sends and receives."""
+_STEP = PIPELINE + "step "
+_ACTION = re.compile(rf"(\d+)([{''.join(ACTIONS)}])(\d+)")
+"""An action, as torch writes it after a prefix: ``0F3`` is the forward of microbatch 3 in stage 0."""
+_TORCHS = re.compile(rf"{PIPELINE_RANGE}(?:\d+([A-Z_]+)\d*|\(.*\)([A-Z_0-9]+))")
+"""A range of torch: ``PP:0F3``, ``PP:1RECV_B0``, ``PP:0UNSHARD``, ``PP:(0F1;1B0)OVERLAP_F_B``."""
+_OF_GPIPE = re.compile(r"(Forward|Backward) \d+")
+"""A range of torch's GPipe. Users may name their ranges so, too."""
+_SEVERAL = "OVERLAP_F_B"
+"""The kind of a range of torch around several actions."""
+_BEFORE_ACTIONS = ("UNSHARD", "RECV_F")
+"""The kinds of ranges with which a step may begin."""
+_RECEIVES = re.compile(r"(gloo|mpi|ucc):recv")
+_IN_WORDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+_POINT_TO_POINT = ("c10d::send", "c10d::recv")
+
+
+def action_label(stage: int, what: str, microbatch: int) -> str:
+    """The label around an action of a stage."""
+    return f"{PIPELINE}{stage}{what}{microbatch}"
+
+
+def step_label(schedule: str, stages: int, group: Iterable[int]) -> str:
+    """The label around a step of a schedule. ``stages``, ``group``: as of a ``Pipeline``."""
+    return f"{_STEP}{quote(schedule)} {stages} {','.join(map(str, group))}"
+
+
+class ActionRange(NamedTuple):
+    """An action that ran. ``ns``: its time without that of other actions inside it."""
+
+    stage: int
+    what: str
+    microbatch: int
+    start_ns: int
+    end_ns: int
+    ns: int
+
+
+class PipelineStep(NamedTuple):
+    """A step of a schedule; ``actions`` and ``waits``, each in the order of their start. ``schedule``, ``stages`` and
+    ``group``: as of a ``Pipeline``. ``waits``: start and end of the times in which the schedule waited."""
+
+    start_ns: int
+    end_ns: int
+    schedule: str
+    stages: int
+    group: tuple[int, ...]
+    actions: list[ActionRange]
+    waits: list[tuple[int, int]]
+
+
+class _Range(NamedTuple):
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: int
+
+
+def steps_in(columns: EventColumns) -> list[PipelineStep]:
+    """The steps of schedules, in the order of their start: from our ranges, without any from those of torch."""
+    ours = [*_ranges(columns, Kind.PIPELINE)]
+    return _steps_of(ours) if ours else _steps_of_torch(columns)
+
+
+def _ranges(columns: EventColumns, kind: Kind) -> Iterator[_Range]:
+    """The ranges of a kind, in the order of their start."""
+    for index, thread in columns.of_kinds(kind):
+        name = columns.kinds[columns.number[index]].name
+        yield _Range(name, columns.start[index], columns.end[index], thread)
+
+
+def _steps_of(ranges: Sequence[_Range]) -> list[PipelineStep]:
+    """The steps from our ranges. A step inside another one is a part of it."""
+    starts = [each.start_ns for each in ranges]
+    steps: list[PipelineStep] = []
+    for number, each in enumerate(ranges):
+        if not each.name.startswith(_STEP) or (steps and each.start_ns < steps[-1].end_ns):
+            continue
+        inside = ranges[number + 1 : bisect_left(starts, each.end_ns)]
+        schedule, stages, group = each.name.removeprefix(_STEP).split(" ")
+        ranks = tuple(map(int, filter(None, group.split(","))))
+        waits = [(wait.start_ns, wait.end_ns) for wait in inside if wait.name == WAIT_LABEL]
+        of_step = PipelineStep(
+            each.start_ns, each.end_ns, unquote(schedule), int(stages), ranks, _actions(inside), waits
+        )
+        steps.append(of_step)
+    return steps
+
+
+def _actions(ranges: Sequence[_Range]) -> list[ActionRange]:
+    """The actions among some ranges. What runs in an action inside another one counts for the inner one alone."""
+    actions: list[ActionRange] = []
+    open_actions: dict[int, list[int]] = {}  # by thread: the indices of those that are open, outer to inner
+    for each in ranges:
+        match = _ACTION.fullmatch(each.name.rpartition(":")[2])
+        if match is None:
+            continue
+        around = open_actions.setdefault(each.thread, [])
+        while around and actions[around[-1]].end_ns <= each.start_ns:
+            around.pop()
+        ns = each.end_ns - each.start_ns
+        if around:
+            outer = actions[around[-1]]
+            actions[around[-1]] = outer._replace(ns=outer.ns - ns)
+        around.append(len(actions))
+        actions.append(ActionRange(int(match[1]), match[2], int(match[3]), each.start_ns, each.end_ns, ns))
+    return actions
+
+
+def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
+    """The steps from torch's ranges ``PP:…``. The class of the schedule and the ranks are unknown.
+
+    Such a range has the wait for what its action needs, then the action, and in the last stage the loss, which counts
+    as a part of the forward. The wait ends where a receive does on the CPU: torch ends its range when it is waited for.
+    There are no steps if ranges have several actions. A step begins where an action comes again.
+    """
+    names = {kind.name: _TORCHS.fullmatch(kind.name) for kind in columns.kinds if kind.kind is Kind.USER_LABEL}
+    kinds = {name: match[1] or match[2] for name, match in names.items() if match is not None}
+    if not kinds or _SEVERAL in kinds.values():
+        return []
+    received = sorted(each.end_ns for each in _ranges(columns, Kind.COLLECTIVE) if _RECEIVES.match(each.name))
+    steps: list[PipelineStep] = []
+    seen: set[str] = set()  # the actions of the current step
+    begin: int | None = None  # of the next step, if it has begun
+    for each in _ranges(columns, Kind.USER_LABEL):
+        kind = kinds.get(each.name)
+        if kind in ACTIONS:
+            if not steps or each.name in seen:
+                steps.append(PipelineStep(each.start_ns if begin is None else begin, 0, "", 0, (), [], []))
+                seen = set()
+            seen.add(each.name)
+            begin = None
+            number = bisect_right(received, each.end_ns) - 1
+            start = max(each.start_ns, received[number] if number >= 0 else 0)
+            steps[-1].waits.append((each.start_ns, start))
+            steps[-1].actions.extend(_actions([each._replace(start_ns=start)]))
+        elif begin is None and kind in _BEFORE_ACTIONS:
+            begin = each.start_ns
+        if kind is not None and begin is None and steps:
+            steps[-1] = steps[-1]._replace(end_ns=each.end_ns)
+    return steps
+
+
+def fold_torchs_ranges(columns: EventColumns) -> None:
+    """Give torch's ranges around the actions of a schedule one name for each kind of action: ``PP:forward``.
+
+    Those of GPipe have names that users give, too. They are renamed if the recording has a pipeline's ranges of ours,
+    or point-to-point exchanges.
+    """
+    may_be_gpipe = any(kind.kind is Kind.PIPELINE or kind.name.startswith(_POINT_TO_POINT) for kind in columns.kinds)
+    columns.kinds = [
+        kind._replace(name=_folded(kind.name, may_be_gpipe)) if kind.kind is Kind.USER_LABEL else kind
+        for kind in columns.kinds
+    ]
+
+
+def _folded(name: str, may_be_gpipe: bool) -> str:
+    match = _TORCHS.fullmatch(name)
+    if match is not None:
+        what = match[1] or match[2]
+        return PIPELINE_RANGE + _IN_WORDS.get(what, what.lower())
+    if may_be_gpipe and _OF_GPIPE.fullmatch(name):
+        return PIPELINE_RANGE + name.partition(" ")[0].lower()
+    return name

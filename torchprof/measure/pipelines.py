@@ -1,0 +1,197 @@
+"""What a rank does for its stages of a pipeline: the time of each action, and the waiting before it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import NamedTuple
+
+from torchprof.attribute.event_columns import EventColumns
+from torchprof.attribute.events import Kind
+from torchprof.attribute.op_groups import OpGroup
+from torchprof.attribute.pipeline_ranges import PipelineStep
+from torchprof.attribute.places import Attributed, Place
+from torchprof.measure.waiting import Intervals, covered_ns, is_communication
+from torchprof.run.pipeline import KEPT_STEPS, Pipeline, StageAction
+from torchprof.run.words import OUTSIDE
+
+_AROUND = -1
+"""In place of the number of an action: work of a step that is in no action."""
+
+
+class _Kernel(NamedTuple):
+    start_ns: int
+    end_ns: int
+
+
+class _StepTimes(NamedTuple):
+    """The times of a step on a device: its own, and for each of its actions."""
+
+    ns: int
+    took_ns: Sequence[int]
+    waited_ns: Sequence[int]
+
+
+class Pipelines:
+    """Observes the layers that stages call, and the kernels that were launched in their actions.
+
+    On the CPU, the time of an action is that of its range, and the waiting that of the schedule's waits between two
+    actions. On a device, it is the time in which kernels ran that were launched during the action, on any thread,
+    without communication; and the waiting is the time between the kernels of two actions in which no kernel ran but
+    communication. The step begins on a device with the schedule's, or when the work of the steps before has ended, and
+    ends with the last of its kernels.
+    """
+
+    def __init__(self, steps: Sequence[PipelineStep], columns: EventColumns, rank: int) -> None:
+        self._steps = steps
+        self._rank = rank
+        self._forwards = [action for step in steps for action in step.actions if action.what == "F"]
+        self._starts = [action.start_ns for action in self._forwards]
+        self._roots: dict[int, int] = {}  # by stage
+        self._launched = _launched_in(steps, columns)
+        self._devices: dict[str, _OnDevice] = {}
+        self._communicates: dict[Place, bool] = {}
+
+    def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
+        """Pass all events on."""
+        label, kernel = Kind.LABEL, Kind.KERNEL
+        for item in stream:
+            yield item
+            if isinstance(item, Attributed):
+                if item.event.kind is label:
+                    self._note_call(item)
+                elif item.event.kind is kernel:
+                    self._note_kernel(item)
+
+    def _note_call(self, item: Attributed) -> None:
+        """The first module that is called in a forward is the model that the stage calls."""
+        number = bisect_right(self._starts, item.start_ns) - 1
+        if number >= 0 and item.start_ns < self._forwards[number].end_ns:
+            self._roots.setdefault(self._forwards[number].stage, item.place.layer)
+
+    def _note_kernel(self, item: Attributed) -> None:
+        event, place = item.event, item.place
+        communicates = self._communicates.get(place)
+        if communicates is None:
+            communicates = self._communicates[place] = is_communication(place.frames)
+        device = self._devices.setdefault(event.device, _OnDevice(self._steps))
+        device.add(event.start_ns, event.end_ns, communicates, self._launched.get(event.correlation))
+
+    def result(self) -> dict[str, tuple[Pipeline, ...]]:
+        """The pipeline of this rank, in the time of the CPU and in that of each device on which actions ran."""
+        chosen = _of_most(self._steps)
+        if not chosen:
+            return {}
+        kept = chosen[-KEPT_STEPS:]
+        times = {"cpu": [_on_cpu(self._steps[number]) for number in kept]}
+        for device, on_device in sorted(self._devices.items()):
+            if on_device.has_actions:
+                times[device] = [on_device.times(number) for number in kept]
+        return {"pipelines": tuple(self._pipeline(device, chosen, of_steps) for device, of_steps in times.items())}
+
+    def _pipeline(self, device: str, chosen: Sequence[int], times: Sequence[_StepTimes]) -> Pipeline:
+        step = self._steps[chosen[-1]]
+        actions = tuple(
+            StageAction(
+                action.stage,
+                action.what,
+                action.microbatch,
+                tuple(of_step.took_ns[index] for of_step in times),
+                tuple(of_step.waited_ns[index] for of_step in times),
+            )
+            for index, action in enumerate(step.actions)
+        )
+        return Pipeline(
+            device,
+            self._rank,
+            step.schedule,
+            step.stages,
+            step.group,
+            tuple((stage, self._roots.get(stage, OUTSIDE)) for stage in sorted({action.stage for action in actions})),
+            len(chosen),
+            tuple(of_step.ns for of_step in times),
+            actions,
+        )
+
+
+def _of_most(steps: Sequence[PipelineStep]) -> list[int]:
+    """The numbers of the steps of the schedule, and with the actions, that most steps have; of the later ones if others
+    are as many. Steps without actions do not count."""
+    keys = [(step.schedule, step.group, tuple(action[:3] for action in step.actions)) for step in steps]
+    counts = Counter(key for key in keys if key[-1])
+    if not counts:
+        return []
+    most = max(reversed(keys), key=lambda key: counts[key])
+    return [number for number, key in enumerate(keys) if key == most]
+
+
+def _on_cpu(step: PipelineStep) -> _StepTimes:
+    waits = Intervals()
+    for start, end in step.waits:
+        waits.add(start, end)
+    waited, since = [], step.start_ns
+    for action in step.actions:
+        waited.append(covered_ns(waits.within(since, max(since, action.start_ns))))
+        since = max(since, action.end_ns)
+    return _StepTimes(step.end_ns - step.start_ns, [action.ns for action in step.actions], waited)
+
+
+def _launched_in(steps: Sequence[PipelineStep], columns: EventColumns) -> dict[int, tuple[int, int]]:
+    """By the number of an op (``Event.correlation``), the numbers of the step and the action during which it began."""
+    launched: dict[int, tuple[int, int]] = {}
+    correlations = columns.correlation
+    if correlations is None:
+        return launched
+    for number, step in enumerate(steps):
+        # An action inside another one comes after it.
+        spans = [(_AROUND, step.start_ns, step.end_ns)]
+        spans += [(index, action.start_ns, action.end_ns) for index, action in enumerate(step.actions)]
+        for index, start, end in spans:
+            for _, first, after in columns.threads:
+                begin, until = (bisect_left(columns.start, time, first, after) for time in (start, end))
+                launched.update(zip(correlations[begin:until], repeat((number, index))))
+    launched.pop(0, None)  # events without a number
+    return launched
+
+
+class _OnDevice:
+    """The kernels of a device, in the order of their start."""
+
+    def __init__(self, steps: Sequence[PipelineStep]) -> None:
+        self._steps = steps
+        self._work = Intervals()  # without communication
+        self._of_actions: dict[tuple[int, int], list[_Kernel]] = {}  # by step and action, without communication
+        self._spans: dict[int, tuple[int, int]] = {}  # by step: its begin, and the end of its last kernel
+        self._until = 0  # the latest end of a kernel
+
+    @property
+    def has_actions(self) -> bool:
+        return bool(self._of_actions)
+
+    def add(self, start: int, end: int, communicates: bool, launched_in: tuple[int, int] | None) -> None:
+        """``launched_in``: as in ``_launched_in``, None if it was launched in no step."""
+        if launched_in is not None:
+            step, action = launched_in
+            begin, until = self._spans.get(step, (0, 0))
+            begin = begin or max(self._steps[step].start_ns, min(self._until, start))
+            self._spans[step] = begin, max(until, end)
+            if action != _AROUND and not communicates:
+                self._of_actions.setdefault(launched_in, []).append(_Kernel(start, end))
+        if not communicates:
+            self._work.add(start, end)
+        self._until = max(self._until, end)
+
+    def times(self, number: int) -> _StepTimes:
+        """The times of the step with this number."""
+        actions = self._steps[number].actions
+        begin, end = self._spans.get(number, (0, 0))
+        took, waited, since = [], [], begin
+        for index in range(len(actions)):
+            kernels = self._of_actions.get((number, index), [])
+            took.append(covered_ns(kernels))
+            first = kernels[0].start_ns if kernels else since
+            waited.append(max(first - since, 0) - covered_ns(self._work.within(since, max(since, first))))
+            since = max(since, *(kernel.end_ns for kernel in kernels)) if kernels else since
+        return _StepTimes(end - begin, took, waited)

@@ -1,0 +1,94 @@
+"""Compare the ranks of a job during training, and log which rank is slow.
+
+It is the light part of ``prof.gather``, for each cycle of recorded steps: a kilobyte or two of each rank, over the
+job's store. No rank waits for another one, but rank 0 for a short time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Collection
+from itertools import count
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+
+from torchprof.profile.gather import RunsInStore, store_of_job
+from torchprof.profile.sigterm import DelayedSigterm
+from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.merge import merge
+from torchprof.run.outputs import output
+from torchprof.run.run import Run
+
+if TYPE_CHECKING:
+    from torchprof.profile.profile import Profile
+
+_LOG = logging.getLogger("torchprof")
+_PATIENCE_S = 5.0
+"""How long rank 0 waits for the others at most. It rarely does: ranks that exchange gradients end a cycle together."""
+_KEPT = 2  # the number of comparisons of a rank that stay in the store if rank 0 does not take them
+
+
+def log_stragglers(prof: Profile) -> None:
+    """Compare the ranks of the job in the steps of the last cycle, and log on rank 0 which of them is slow.
+
+    It is a function for ``on_trace_ready``; see docs/ranks-in-a-job.md. Every rank calls it, and sends a kilobyte or
+    two to the job's store without waiting. Rank 0 waits for the others, 5 s at most, and compares what has come. It
+    logs one line with the logger "torchprof": a warning if a rank is slow or sent nothing, else an info.
+
+    Without a process group, and for a cycle without a whole step, nothing is compared. Raises TorchprofError if the
+    process group has no key-value store (MPI), and for a Profile that has no run yet.
+    """
+    distributed = torch.distributed
+    run = prof.run
+    steps = run.meta.marked_steps
+    if not steps or not (distributed.is_available() and distributed.is_initialized()):
+        return
+    comparisons = _of_profile.get(prof)
+    if comparisons is None:
+        comparisons = _of_profile[prof] = _Comparisons()
+    comparisons.add(run, prof.step_num - steps, distributed.get_rank(), distributed.get_world_size())
+
+
+class _Comparisons:
+    """The part of this rank in the comparisons of the cycles of one Profile.
+
+    What a rank wrote and rank 0 did not take, because it came too late, is deleted two cycles later: the store does not
+    grow.
+    """
+
+    def __init__(self) -> None:
+        self._number = next(_numbers)  # the same on all ranks, which profile in the same order
+        self._written: deque[RunsInStore] = deque()
+
+    def add(self, run: Run, first: int, rank: int, ranks: int) -> None:
+        """Compare the ranks in the steps of this cycle, of which ``first`` is the number of the first."""
+        store = store_of_job(f"torchprof/steps/{self._number}/{first}")
+        table = RunsInStore(store, _PATIENCE_S, DelayedSigterm(), ranks)
+        self._written.append(table)
+        if len(self._written) > _KEPT:
+            self._written.popleft().delete_comparison(rank)
+        if rank != 0:
+            table.put_comparison(rank, run)
+            return
+        others = [*range(1, ranks)]
+        there = table.wait_for_comparisons(others)
+        comparison = merge([run.to_compare(), *table.take_comparisons(there)])
+        _log(comparison, first, {*others} - {*there})
+
+
+_numbers = count()
+_of_profile: WeakKeyDictionary[Profile, _Comparisons] = WeakKeyDictionary()
+
+
+def _log(comparison: Run, first: int, missing: Collection[int]) -> None:
+    """Log one line about the steps from ``first`` on. ``missing``: the ranks that sent nothing in time."""
+    has_stragglers, verdict = False, "there is no other rank to compare."
+    if len(comparison.metas) > 1:
+        has_stragglers, verdict = output("verdict_on_ranks")(comparison)
+    about_missing = f" {ranks_in_words(missing).capitalize()} sent nothing in time." if missing else ""
+    last = first + comparison.meta.marked_steps - 1
+    level = logging.WARNING if has_stragglers or missing else logging.INFO
+    _LOG.log(level, "Steps %d to %d: %s%s", first, last, verdict, about_missing)

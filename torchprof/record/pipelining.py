@@ -1,0 +1,132 @@
+"""torch.distributed.pipelining: ranges around the work of its stages, and the stages that call a module."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from torch import distributed as dist
+from torch import nn
+
+from torchprof.attribute.pipeline_ranges import WAIT_LABEL, action_label, step_label
+from torchprof.record.forwards import leave_to_eager
+from torchprof.record.modules import instances_of, stages_in, wrapped_step
+from torchprof.record.open_ranges import Reopened
+from torchprof.record.session import is_observed, record
+from torchprof.record.torch_internals import optional
+
+_STAGES = "torch.distributed.pipelining.stage"
+_SCHEDULES = "torch.distributed.pipelining.schedules"
+
+
+class PipelineRanges:
+    """From ``on`` to ``off``, each action of a stage, each step of a schedule and each wait in it is a range.
+
+    Nothing is done before torch.distributed.pipelining is imported: call ``on`` again when it may have been. Several
+    objects may be on at the same time.
+    """
+
+    _users: ClassVar[int] = 0
+    _replaced: ClassVar[list[tuple[Any, str, Any, Any]]] = []  # the owner, the name, what was there, what is there now
+
+    def __init__(self) -> None:
+        self._is_on = False
+
+    def on(self) -> None:
+        if not self._is_on:
+            self._is_on = True
+            PipelineRanges._users += 1
+        base, schedules = _class_of_stages(), sys.modules.get(_SCHEDULES)
+        is_known = base is not None and schedules is not None and optional(f"{_SCHEDULES}._wait_batch_p2p") is not None
+        if is_known and not PipelineRanges._replaced:
+            for name, label in _OF_STAGES.items():
+                self._replace(base, name, label)
+            for owner in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
+                self._replace(getattr(schedules, owner, None), "step", _label_of_step)
+            self._replace(schedules, "_wait_batch_p2p", lambda *_: WAIT_LABEL)
+
+    def off(self) -> None:
+        if self._is_on:
+            self._is_on = False
+            PipelineRanges._users -= 1
+            while not PipelineRanges._users and PipelineRanges._replaced:
+                owner, name, before, ours = PipelineRanges._replaced.pop()
+                if getattr(owner, name) is ours:  # other code may have replaced it meanwhile
+                    setattr(owner, name, before)
+
+    @staticmethod
+    def _replace(owner: Any, name: str, label_of: Callable[..., str | None]) -> None:
+        """Put a range around a function of a class or a Python module, if it has it. ``label_of`` gets the arguments of
+        a call; None: the call has no range."""
+        function = getattr(owner, name, None)
+        if function is None:
+            return
+
+        @functools.wraps(function)
+        def in_a_range(*args: Any, **kwargs: Any) -> Any:
+            label = label_of(*args, **kwargs) if is_observed() else None
+            if label is None:
+                return function(*args, **kwargs)
+            with Reopened(record(label)):
+                return function(*args, **kwargs)
+
+        leave_to_eager(in_a_range)
+        setattr(owner, name, in_a_range)
+        PipelineRanges._replaced.append((owner, name, function, in_a_range))
+
+
+def _label_of_forward(stage: Any, fwd_chunk_id: int, *_: Any, **__: Any) -> str:
+    return action_label(stage.stage_index, "F", fwd_chunk_id)
+
+
+def _label_of_backward(
+    stage: Any, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, *_: Any, **__: Any
+) -> str | None:
+    # Without a loss function and in schedule.eval(), schedules call it, and it does nothing.
+    return action_label(stage.stage_index, "B" if full_backward else "I", bwd_chunk_id) if stage.has_backward else None
+
+
+def _label_of_weights(stage: Any, bwd_chunk_id: int, *_: Any, **__: Any) -> str | None:
+    return action_label(stage.stage_index, "W", bwd_chunk_id) if stage.has_backward else None
+
+
+def _label_of_step(schedule: Any, *_: Any, **__: Any) -> str | None:
+    stage, *_others = stages_in(schedule)
+    ranks = dist.get_process_group_ranks(stage.group or dist.group.WORLD)
+    return step_label(type(schedule).__name__, stage.num_stages, ranks)
+
+
+_OF_STAGES: dict[str, Callable[..., str | None]] = {
+    "forward_one_chunk": _label_of_forward,
+    "backward_one_chunk": _label_of_backward,
+    "backward_weight_one_chunk": _label_of_weights,
+}
+
+
+def _class_of_stages() -> Any:
+    """The class of all stages; None before torch.distributed.pipelining is imported."""
+    return optional(f"{_STAGES}._PipelineStageBase") if _STAGES in sys.modules else None
+
+
+def stages_of_modules() -> dict[int, int]:
+    """The number of the stage that calls a module, by the id of the module, and of the modules that it wraps.
+
+    Stages are searched among all objects of the process, once torch.distributed.pipelining is imported. A module that
+    stages with different numbers call is left out.
+    """
+    base = _class_of_stages()
+    numbers: defaultdict[int, set[int]] = defaultdict(set)
+    for stage in [] if base is None else instances_of(base):
+        for module in _with_wrapped(getattr(stage, "submod", None)):
+            numbers[id(module)].add(stage.stage_index)
+    return {key: stage for key, (stage, *others) in numbers.items() if not others}
+
+
+def _with_wrapped(module: nn.Module | None) -> Iterable[nn.Module]:
+    while module is not None:
+        yield module
+        step = wrapped_step(module)
+        module = None if step is None else getattr(module, step)
