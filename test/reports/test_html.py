@@ -2018,7 +2018,7 @@ def test_of_many_ranks_all_are_compared_and_some_are_whole(look: Callable[..., P
     layer, are the faster half: rank 3 is the first of them, rank 0 is in the middle of all."""
     run = job(130)
     page = look(run)
-    assert page.locator("select.source option").all_inner_texts() == ["all ranks", "rank 0", "rank 1", "rank 3"]
+    assert page.locator("select.source option").all_inner_texts() == ["these 3 ranks", "rank 0", "rank 1", "rank 3"]
     header = page.inner_text("header")
     assert "Figures are sums over ranks 0, 1 and 3, unless one is chosen." in header
     assert "below compares all 130 ranks." in header and "130 ranks were compared: Rank 1 is the straggler" in header

@@ -124,11 +124,11 @@ def ranks_chosen(
     late: Sequence[int],
     may_be_chance: bool,
 ) -> str:
-    """``ranks``: those in the run. ``missing``: those that gave no run. The report "ranks" has its stragglers from the
-    last three facts."""
+    """``ranks``: those in the run. ``missing``: those that gave no run. The others are for the report "ranks"."""
     absent = f" {ranks_in_words(missing).capitalize()} gave no run." if missing else ""
     rest = f"{ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} in this run, with all figures"
-    return f"{count:,} ranks were compared: {verdict}{absent} Only {rest}: stragglers, and some others."
+    first = "stragglers" if slow or late else "that with the most own work"
+    return f"{count:,} ranks were compared: {verdict}{absent} Only {rest}: {first}, and some others."
 
 
 RANKS_CHOSEN = "ranks_chosen"  # the code of that sentence

@@ -171,7 +171,8 @@ class Page {
     }
     if (data.sources.length > 1) {
       const sources = data.sources.map(({ name }, at) => ({ name, at }));
-      if (data.areRanks) sources.unshift({ name: "all ranks", at: -1 });
+      const isAll = !data.ranks || data.ranks.ranks.length === sources.length;
+      if (data.areRanks) sources.unshift({ name: isAll ? "all ranks" : `these ${sources.length} ranks`, at: -1 });
       const options = sources.map(({ name, at }) => element("option", { value: at, selected: at === this.source }, name));
       const select = element("select", { class: "source" }, ...options);
       select.addEventListener("change", () => { this.source = Number(select.value); this.draw(); });
