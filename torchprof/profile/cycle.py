@@ -35,6 +35,7 @@ from torchprof.record.model_memory import held_now
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 from torchprof.record.session import Session
+from torchprof.record.split_ranges import SplitRanges
 from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Compilation, CompiledRegion
@@ -192,7 +193,8 @@ class Cycles:
     ``run``: the sum of all cycles that ``end`` has ended, without warnings; None before the first. ``seen``: the
     observations of these cycles. ``last``: the cycle that is recording, or else the last one that recorded.
     ``prepared``: the next cycle; its session was made ready during the warm-up of a schedule. ``end_of_last``: where
-    the last cycle ended; None if the next one does not begin there.
+    the last cycle ended; None if the next one does not begin there. ``split_ranges``: of the user, if cycles may end
+    inside them.
     """
 
     def __init__(self, setup: Setup, warnings: list[RunWarning]) -> None:
@@ -203,6 +205,7 @@ class Cycles:
         self.last: Cycle | None = None
         self.prepared: Cycle | None = None
         self.is_recording = False
+        self.split_ranges = SplitRanges()
         self.end_of_last = None if setup.has_gaps else CycleEnd()
         self._is_lost = False
         self._is_added = True  # whether ``seen`` includes the observations of the last cycle
@@ -240,6 +243,13 @@ class Cycles:
         """Begin the recording of a cycle that was just started. Call it last, right before the user's code."""
         if self.is_recording and self.last is not None:
             self.last.session.begin()
+        self.split_ranges.reopen()
+
+    def split_recording(self) -> None:
+        """End the recording of the current cycle where another one may begin. Ranges that are open are closed here, and
+        opened again by ``begin_recording``."""
+        self.split_ranges.close()
+        self.end_recording()
 
     def end_recording(self) -> None:
         """End the recording of the current cycle. Call it first, right after the user's code; ``stop`` follows."""
@@ -281,10 +291,12 @@ class Cycles:
         """Add the observations of the last cycle, whether it was read or not. No further cycle may follow."""
         if self.last is not None and not self._is_added:
             self.seen.add(self.last.seen)
+        self.split_ranges.off()
         self.note(labels)
 
     def abandon(self) -> None:
         """Switch everything off; the current cycle will not be read."""
+        self.split_ranges.off()
         if self.is_recording and self.last is not None:
             self.last.abandon()
         else:

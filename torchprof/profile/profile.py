@@ -52,8 +52,7 @@ _UNFINISHED = "<unfinished torchprof.profile>"
 class Profile:
     """Profile a model, layer by layer, forward and backward, in a ``with`` block.
 
-    ``model``: a module, or a list of modules that run together; or a schedule or stage of torch.distributed.pipelining,
-    which stands for the models of its stages. ``enabled=False`` records nothing and costs nothing.
+    ``model``: a module, a list of modules that run together, or a pipeline's schedule. ``enabled=False`` costs nothing.
     ``device``: the kind of device to record in addition to the CPU: "cuda", "xpu", "mps", …; "cpu" for none. "auto" is
     what the model is on when the block begins: the kind of its first parameter or buffer on a device. All devices of
     the kind are recorded, so that the index of "cuda:1" has no effect. Name the device if the parameters are there
@@ -190,7 +189,6 @@ class Profile:
             self._provenance.on()
         if self.schedule is not None:
             self._guard.on()
-            self._cycles.open_ranges.on()
             self._begin_step(action_of(self.schedule, 0))
         elif not self.warmup:
             self._cycles.start_cycle()
@@ -226,7 +224,6 @@ class Profile:
         with ExitStack() as last:  # all are called, even if one raises an error
             last.callback(self._release)
             last.callback(self._guard.off)
-            last.callback(self._cycles.open_ranges.off)
             if self._provenance is not None:
                 last.callback(self._provenance.off)
             self._labels.detach()
@@ -305,7 +302,6 @@ class Profile:
         self.step_num += 1
         self._begin_step(action)
         self._cycles.begin_recording()
-        self._cycles.open_ranges.reopen()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model. If the only argument is a function, decorate that instead."""

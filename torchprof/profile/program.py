@@ -23,7 +23,6 @@ from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.forwards import backward_task
 from torchprof.record.labels import Labels
-from torchprof.record.open_ranges import OpenRanges
 from torchprof.record.outermost_calls import OutermostCalls
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, is_observed, missing_device, record, refuse_if_profiled
@@ -116,7 +115,6 @@ class Program:
         self._labels = Labels(())
         self._guard = Guard(self._give_way)
         self._outermost = OutermostCalls(self._before_call, self._note_elsewhere)
-        self._open_ranges = OpenRanges()
         self._undo = ExitStack()
         self._over = False
         self._settled = True  # whether all backward of the calls so far has probably run
@@ -142,8 +140,7 @@ class Program:
         self._guard.on()
         self._undo.callback(self._labels.detach)
         self._labels.attach()
-        self._undo.callback(self._open_ranges.off)
-        self._open_ranges.on()
+        self._cycles.split_ranges.on()
         self._undo.callback(self._outermost.detach)
         self._outermost.attach()
         self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
@@ -189,7 +186,6 @@ class Program:
         if torch.is_grad_enabled():
             self._settled = False
         self._cycles.begin_recording()
-        self._open_ranges.reopen()
 
     def _is_known(self, module: nn.Module) -> bool:
         """Whether a module is a model, or part of a model. A new model is labelled."""
@@ -222,22 +218,17 @@ class Program:
         if self._calls == 1:
             self._start_ns = round(age * 1e9)
         if self._start_up is not None and self._start_up.ends_before(module, self._settled):
-            self._end_recording()
+            self._cycles.split_recording()
             with DelayedSignals():
                 self._set_start_up_aside(self._start_up)
             return
         modules = self._calls + self._outermost.inner - self._modules_before
         much = max(age / _CYCLE_S, modules * self._events_a_call / _CYCLE_EVENTS)
         if much > _PATIENCE or (much > 1 and self._settled):
-            self._end_recording()
+            self._cycles.split_recording()
             with DelayedSignals():
                 self._end_cycle()
                 self._start_cycle()
-
-    def _end_recording(self) -> None:
-        """End the recording of a cycle inside the program. Ranges that are open there are split."""
-        self._open_ranges.close()
-        self._cycles.end_recording()
 
     def _start_cycle(self) -> None:
         with DelayedSignals():

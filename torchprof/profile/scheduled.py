@@ -12,7 +12,6 @@ from torchprof.profile.cycle import Cycles, Setup
 from torchprof.profile.sigterm import DelayedSignals
 from torchprof.record.compiled.dynamo_code import about_left_out_stacks, awaiting_compilation
 from torchprof.record.labels import Labels
-from torchprof.record.open_ranges import OpenRanges
 from torchprof.record.session import is_profiled, refuse_if_profiled
 from torchprof.run.run import Run
 from torchprof.run.warnings import RunWarning
@@ -30,7 +29,6 @@ class ScheduledCycles(Cycles):
     def __init__(self, setup: Setup, warnings: list[RunWarning], models: Sequence[nn.Module], labels: Labels) -> None:
         super().__init__(setup, warnings)
         self.ended: Run | None = None
-        self.open_ranges = OpenRanges()
         self._models = models
         self._labels = labels
         self._action = ProfilerAction.NONE
@@ -41,10 +39,10 @@ class ScheduledCycles(Cycles):
         A cycle ends after RECORD_AND_SAVE. It also ends where a schedule stops recording without that action: there,
         torch warns and does not call on_trace_ready.
         """
+        self.split_ranges.on()
         before, self._action = self._action, action
         if self.is_recording and (before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDING):
-            self.open_ranges.close()
-            self.end_recording()
+            self.split_recording()
             self.end_cycle(keep_run=keep_run)
 
     def begin_step(self) -> None:

@@ -14,8 +14,8 @@ from torch import nn
 from torchprof.attribute.pipeline_ranges import WAIT_LABEL, action_label, step_label
 from torchprof.record.forwards import leave_to_eager
 from torchprof.record.modules import instances_of, stages_in, wrapped_step
-from torchprof.record.open_ranges import Reopened
 from torchprof.record.session import is_observed, record
+from torchprof.record.split_ranges import Reopened
 from torchprof.record.torch_internals import optional
 
 _STAGES = "torch.distributed.pipelining.stage"

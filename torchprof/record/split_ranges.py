@@ -1,4 +1,4 @@
-"""The ranges that are open where a session of torch's profiler ends and the next one begins.
+"""The ranges that are open where a session of torch's profiler ends and the next one begins are split there.
 
 torch writes the end of a range into the session in which the range began. If another session has begun meanwhile, that
 memory is no longer there, and the process crashes, now or later (torch 2.13). So such ranges are closed before the end
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from torch.autograd.profiler import record_function
+from torch.profiler import record_function
 
 from torchprof.record.forwards import leave_to_eager
 
@@ -25,7 +25,7 @@ class _OfThread(threading.local):
         self.closed: list[Any] = []
 
 
-class OpenRanges:
+class SplitRanges:
     """From ``on`` to ``off``, the ranges of ``record_function`` are known while they are open; those that are
     ``Reopened``, always. Several objects may be on at the same time."""
 
@@ -39,19 +39,19 @@ class OpenRanges:
     def on(self) -> None:
         if not self._is_on:
             self._is_on = True
-            OpenRanges._users += 1
-            if OpenRanges._users == 1:
+            SplitRanges._users += 1
+            if SplitRanges._users == 1:
                 self._replace("__enter__", _entering)
                 self._replace("__exit__", _leaving)
 
     def off(self) -> None:
         if self._is_on:
             self._is_on = False
-            OpenRanges._users -= 1
-            of_thread = OpenRanges._of_thread
+            SplitRanges._users -= 1
+            of_thread = SplitRanges._of_thread
             of_thread.open = [opened for opened in of_thread.open if isinstance(opened, Reopened)]
-            while not OpenRanges._users and OpenRanges._replaced:
-                name, before, ours = OpenRanges._replaced.pop()
+            while not SplitRanges._users and SplitRanges._replaced:
+                name, before, ours = SplitRanges._replaced.pop()
                 if record_function.__dict__[name] is ours:  # other code may have replaced it meanwhile
                     setattr(record_function, name, before)
 
@@ -61,18 +61,18 @@ class OpenRanges:
         ours = functools.wraps(original)(wrapper_of(original))  # TorchScript compiles the source of the original
         leave_to_eager(ours)
         setattr(record_function, name, ours)
-        OpenRanges._replaced.append((name, original, ours))
+        SplitRanges._replaced.append((name, original, ours))
 
     def close(self) -> None:
         """Close the open ranges of this thread, the inner ones first."""
-        of_thread = OpenRanges._of_thread
+        of_thread = SplitRanges._of_thread
         of_thread.closed = [*of_thread.open]
         for opened in reversed(of_thread.closed):
             opened.__exit__(None, None, None)
 
     def reopen(self) -> None:
         """Open again what ``close`` has closed."""
-        closed, OpenRanges._of_thread.closed = OpenRanges._of_thread.closed, []
+        closed, SplitRanges._of_thread.closed = SplitRanges._of_thread.closed, []
         for opened in closed:
             opened.__enter__()
 
@@ -87,7 +87,7 @@ class Reopened:
 
     def __enter__(self) -> None:
         self._range.__enter__()
-        OpenRanges._of_thread.open.append(self)
+        SplitRanges._of_thread.open.append(self)
 
     def __exit__(self, *error: Any) -> None:
         _forget(self)
@@ -97,7 +97,7 @@ class Reopened:
 def _entering(enter: Any) -> Any:
     def entered(opened: Any) -> Any:
         result = enter(opened)
-        OpenRanges._of_thread.open.append(opened)
+        SplitRanges._of_thread.open.append(opened)
         return result
 
     return entered
@@ -112,7 +112,7 @@ def _leaving(leave: Any) -> Any:
 
 
 def _forget(opened: Any) -> None:
-    ranges = OpenRanges._of_thread.open
+    ranges = SplitRanges._of_thread.open
     for index in reversed(range(len(ranges))):
         if ranges[index] is opened:
             del ranges[index]

@@ -1,0 +1,208 @@
+"""The names of the models of pipeline stages, and the ranges of torch.distributed.pipelining, in one process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from build.libraries import RELEASE
+from build.models import Mlp
+from torch import distributed as dist
+from torch import nn
+
+from torchprof import Profile, Run, TorchprofError
+from torchprof.record.pipelining import PipelineRanges, stages_of_modules
+from torchprof.record.plan import Plan
+from torchprof.run.paths import kind_of_root, root_of_stage, stage_of_root
+from torchprof.run.words import NOT_SELECTED, OUTSIDE
+
+if not dist.is_available():
+    pytest.skip("this torch was built without torch.distributed", allow_module_level=True)
+
+CPU = torch.device("cpu")
+X, Y = torch.rand(4, 8), torch.rand(4, 8)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def job() -> Iterator[None]:
+    """A job of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def stage_of(module: nn.Module, number: int = 0, count: int = 1) -> Any:
+    from torch.distributed.pipelining import PipelineStage
+
+    return PipelineStage(module, number, count, CPU)
+
+
+def gpipe(stage: Any, loss: Any = nn.functional.mse_loss) -> Any:
+    from torch.distributed.pipelining import ScheduleGPipe
+
+    return ScheduleGPipe(stage, 2, loss_fn=loss)
+
+
+def actions_of(run: Run) -> list[str]:
+    return [f"{action.stage}{action.what}{action.microbatch}" for one in run.pipelines for action in one.actions]
+
+
+recorded = pytest.mark.skipif(RELEASE < (2, 9), reason="the pipelines of this torch are not recorded")
+
+
+# Names
+
+
+def test_a_model_is_named_by_the_stage_that_calls_it() -> None:
+    nets = [Net() for _ in range(4)]
+    stages = [stage_of(nets[0], 2, 4), stage_of(nn.parallel.DistributedDataParallel(nets[1]), 3, 4)]
+    plan = Plan([*nets, Mlp()], None)
+    assert plan.names == ["Net (stage 2)", "Net (stage 3)", "Net", "Net#2", "Mlp"]
+    assert Plan([stages[1].submod], None).names == ["Net (stage 3)"]
+    assert {path[0] for path in plan.layer_paths} == {*plan.names}
+    assert plan.changes() == ([], [])
+
+
+def test_two_pipelines_may_have_models_of_one_stage() -> None:
+    nets = [Net(), Net()]
+    stages = [stage_of(net, 1, 2) for net in nets]
+    assert Plan([stage.submod for stage in stages], None).names == ["Net (stage 1)", "Net (stage 1)#2"]
+
+
+def test_a_model_of_several_stages_has_the_name_of_its_class() -> None:
+    net = Net()
+    stages = [stage_of(net, number, 2) for number in range(2)]
+    assert Plan([net], None).names == ["Net"] and len(stages) == 2
+
+
+def test_without_pipelining_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    stage = stage_of(net)
+    assert stages_of_modules() == {id(net): stage.stage_index}
+    monkeypatch.delitem(sys.modules, "torch.distributed.pipelining.stage")
+    assert stages_of_modules() == {}
+
+
+@pytest.mark.parametrize(
+    "name, kind, stage",
+    [("Net", "Net", None), ("Net#2", "Net", None), ("Net (stage 12)", "Net", 12), ("Net (stage 1)#2", "Net", 1)],
+)
+def test_the_class_and_the_stage_of_a_model_are_in_its_name(name: str, kind: str, stage: int | None) -> None:
+    assert (kind_of_root(name), stage_of_root(name)) == (kind, stage)
+    if stage is not None:
+        assert name.startswith(root_of_stage(kind, stage))
+
+
+# What is recorded
+
+
+@recorded
+@pytest.mark.parametrize("given", ["schedule", "stage", "model"])
+def test_a_schedule_or_a_stage_stands_for_its_models(given: str) -> None:
+    stage = stage_of(Net())
+    schedule = gpipe(stage)
+    schedule.step(X, target=Y)
+    with Profile({"schedule": schedule, "stage": stage, "model": [stage.submod]}[given]) as prof:
+        schedule.step(X, target=Y)
+    assert actions_of(prof.run) == ["0F0", "0F1", "0B0", "0B1"]
+    assert prof.run.pipelines[0].roots == ((0, 0),)
+    assert [layer.name for layer in prof.run.roots] == ["Net (stage 0)"]
+    assert prof.run.tree().calls == 2
+
+
+@recorded
+def test_stages_of_one_rank_have_roots_of_their_own() -> None:
+    from torch.distributed.pipelining import ScheduleInterleaved1F1B
+
+    nets = [Net() for _ in range(2)]
+    schedule = ScheduleInterleaved1F1B([stage_of(net, number, 2) for number, net in enumerate(nets)], 2, nn.MSELoss())
+    schedule.step(X, target=Y)
+    with Profile(nets) as prof:
+        schedule.step(X, target=Y)
+    names = {stage: prof.run.layers[layer].name for stage, layer in prof.run.pipelines[0].roots}
+    assert names == {0: "Net (stage 0)", 1: "Net (stage 1)"}
+    assert {name[0] + name[1] for name in actions_of(prof.run)} == {"0F", "0B", "1F", "1B"}
+
+
+@recorded
+def test_selected_layers_have_pipelines_without_models() -> None:
+    schedule = gpipe(stage_of(Net()))
+    schedule.step(X, target=Y)
+    for paths, kept in ((["layers.0"], 1), (["Net (stage 0).layers.*"], 2)):
+        with Profile(schedule, paths=paths) as prof:
+            schedule.step(X, target=Y)
+        assert prof.run.pipelines[0].roots == ((0, NOT_SELECTED),)
+        called = {row.layer.name for row in prof.run.rows if row.layer is not None}
+        assert called == {f"Net (stage 0).layers.{number}" for number in range(kept)}
+    with Profile(Mlp()) as prof:
+        schedule.step(X, target=Y)
+    assert prof.run.pipelines[0].roots == ((0, OUTSIDE),)
+
+
+@recorded
+def test_an_evaluation_has_forwards_alone() -> None:
+    schedule = gpipe(stage_of(Net()))
+    schedule.step(X, target=Y)
+    with Profile(schedule) as prof:
+        schedule.eval(X, target=Y)
+    assert actions_of(prof.run) == ["0F0", "0F1"]
+    inference = gpipe(stage_of(Net()), loss=None)
+    with Profile(inference) as prof, torch.no_grad():
+        inference.step(X)
+    assert actions_of(prof.run) == ["0F0", "0F1"]
+
+
+@recorded
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_step_that_fails_is_no_step_with_other_actions() -> None:
+    schedule = gpipe(stage_of(Net()))
+    schedule.step(X, target=Y)
+    with Profile(schedule) as prof:
+        for target in (Y, Y, torch.rand(4, 3)):  # of another size
+            try:
+                schedule.step(X, target=target)
+            except RuntimeError:
+                schedule._internal_losses.clear()
+    assert actions_of(prof.run) == ["0F0", "0F1", "0B0", "0B1"]
+    assert prof.run.pipelines[0].steps == 2
+
+
+@recorded
+def test_torch_is_as_it_was_after_the_last_of_several_recordings() -> None:
+    from torch.distributed.pipelining import schedules, stage
+
+    owners = stage._PipelineStageBase, schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti, schedules
+    before = [dict(vars(owner)) for owner in owners]
+    first, second = PipelineRanges(), PipelineRanges()
+    for ranges in (first, first, second):
+        ranges.on()
+    first.off()
+    first.off()
+    ours = [dict(vars(owner)) for owner in owners]
+    changed = {name for old, new in zip(before, ours) for name in old if old[name] is not new[name]}
+    assert changed == {
+        "forward_one_chunk",
+        "backward_one_chunk",
+        "backward_weight_one_chunk",
+        "step",
+        "_wait_batch_p2p",
+    }
+    second.off()
+    assert [dict(vars(owner)) for owner in owners] == before
+
+
+def test_other_things_are_no_models() -> None:
+    with pytest.raises(TorchprofError, match=r"a list of them, not 3\."), Profile([Net(), 3]):
+        pass
