@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 import pytest
 from build.pipelines import (
@@ -273,6 +274,30 @@ def test_a_slow_replica_is_no_slow_stage() -> None:
     ]
     split = judged(run_of_pipelines(*replicas)).split
     assert split is not None and split.slow is None
+
+
+def noisy(seed: int, factor: float) -> Run:
+    """Four stages, of which one takes so many times as long, in eight steps. Actions vary by 3 %, and 2 % of them take
+    three times as long."""
+    chance = Random(seed)
+
+    def step() -> Takes:
+        takes = unequal({seed % 4: factor})
+        noise = {
+            action: chance.gauss(1, 0.03) * (3 if chance.random() < 0.02 else 1)
+            for order in one_f_one_b(4, 8)
+            for action in order
+        }
+        return lambda *action: round(takes(*action) * noise[action])
+
+    return run_of_pipelines(pipelines_of(one_f_one_b(4, 8), [step() for _ in range(8)]), with_rows=False)
+
+
+@pytest.mark.parametrize("factor", [1, 1.1])
+def test_a_stage_that_is_a_tenth_slower_is_named_and_of_equal_ones_none(factor: float) -> None:
+    splits = [judged(noisy(seed, factor)).split for seed in range(12)]
+    named = [None if split is None or split.slow is None else split.slow.stages for split in splits]
+    assert named == [None if factor == 1 else (seed % 4,) for seed in range(12)]
 
 
 # More microbatches

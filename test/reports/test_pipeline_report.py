@@ -17,7 +17,8 @@ from torchprof import Run, TorchprofError
 from torchprof.analyze.advice import Advice, advise
 from torchprof.analyze.first_screen.verdict import ran
 from torchprof.analyze.ranks.balance import balance_of
-from torchprof.analyze.ranks.selection import chosen_ranks
+from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
+from torchprof.analyze.ranks.sentences import about_stragglers
 from torchprof.analyze.time_parts import time_parts
 from torchprof.run.lockstep import EXCHANGES, LockstepKey
 from torchprof.run.pipeline import Pipeline
@@ -319,10 +320,14 @@ def test_ranks_wait_for_each_other_by_design_if_their_stages_differ() -> None:
 
 
 def test_a_comparison_of_a_job_knows_the_stages() -> None:
-    """The pipeline of the straggler is chosen whole."""
+    """The pipeline of the straggler is chosen whole, and ranks of the same stage: the report of these names it, too."""
     run = replicas(9, count=8)
     comparison = torchprof.merge(rank.to_compare() for rank in run.of_ranks(range(16)))
-    assert {8, 9} <= {*chosen_ranks(comparison)}
+    chosen = chosen_ranks(comparison)
+    assert {8, 9} <= {*chosen} and sum(rank % 2 for rank in chosen) == len(chosen) - 1 == 3
+    some = with_comparison(torchprof.merge(run.of_ranks(chosen)), comparison)
+    assert "Rank 9 is the straggler: its own work takes" in some.report("ranks")
+    assert about_stragglers(comparison).startswith("Rank 9 is the straggler: its own work takes")
     slow = balance_of(comparison).slow
     assert slow is not None and slow.ranks == (9,)
     assert balance_of(replicas(count=8).to_compare()).slow is None

@@ -21,6 +21,8 @@ from torch import distributed as dist
 
 import torchprof
 from torchprof import Run
+from torchprof.analyze.pipeline.splits import judged_pipelines
+from torchprof.analyze.ranks.balance import balance_of
 from torchprof.run.pipeline import Pipeline, StageAction
 
 if not dist.is_available() or RELEASE < (2, 9):
@@ -207,6 +209,20 @@ def test_ranges_of_microbatches_are_folded(ranks: list[Recorded]) -> None:
         assert numbered == set()
         assert ("PP:forward" in names) is (rank.pipeline.schedule != "Schedule1F1B")  # it has no ranges of torch
         assert sum(rows.columns["cpu_ns"]) == rank.run.meta.wall_ns
+
+
+def test_the_slow_stage_and_the_bubble_of_a_job(ranks: list[Recorded]) -> None:
+    """Rank 1 sleeps for at least 70 ms in a step, rank 0 does not. All recorded orders can be simulated."""
+    run = torchprof.merge(rank.run for rank in ranks)
+    [judged] = judged_pipelines(run)
+    assert judged.bubble is not None and judged.split is not None and judged.split.slow is not None
+    assert 0 < judged.bubble.schedule < judged.bubble.measured < 1
+    assert SLOW_STAGE in judged.split.slow.stages and judged.split.slow.ranks == (1,)
+    slow = judged.replicas.times[SLOW_STAGE]
+    assert slow.by_what["F"] >= SLOW_FORWARD_NS
+    assert max(slow.of_microbatch, key=slow.of_microbatch.__getitem__) == SLOW_MICROBATCH
+    assert balance_of(run).slow is None  # by design
+    assert "Ranks are idle for " in run.report("ranks")
 
 
 LATE = """

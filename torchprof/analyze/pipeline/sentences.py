@@ -111,7 +111,7 @@ def about_slow_stages(slow: SlowStages) -> str:
     are = "is the slow one" if len(slow.stages) == 1 else "are the slow ones"
     often = f", in {slow.times} of {slow.steps} steps" if slow.steps > 1 else ""
     up_to = "up to " if slow.places > 1 else ""
-    may_be_chance = _MAY_BE_CHANCE if slow.steps < _FEW_STEPS else ""
+    may_be_chance = _MAY_BE_CHANCE if slow.may_be_chance else ""
     return (
         f"{which} {are}{often}: a microbatch takes {up_to}{format_time(slow.own_ns)} there, "
         f"{format_time(slow.others_ns)} on the other ranks (median){may_be_chance}."

@@ -1,15 +1,16 @@
-"""Which stages of a pipeline are slow: those that take clearly longer than the others, and do so in most steps."""
+"""Which stages of a pipeline are slow: those that take longer than the others by more than chance explains."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_low
 
 from torchprof.analyze.pipeline.values import AlikePipelines, OnePipeline, stages_of
+from torchprof.analyze.ranks.significance import stragglers
 
+_FEW_STEPS = 3
 _SLOWER = 0.05  # than the other ranks: less is the usual difference between equal layers
-_MOST_STEPS = 0.75  # in which they are slower
 
 _Place = tuple[int, ...]  # the stages of a rank
 
@@ -20,7 +21,8 @@ class SlowStages:
     ``ranks`` that have them, of ``places`` in each pipeline.
 
     ``own_ns``: a microbatch in the stages of such a rank, of the slowest one, forward and backward. ``others_ns``: the
-    median of the other ranks. In ``times`` of the ``steps`` of all replicas they took clearly longer than these.
+    median of the other ranks. In ``times`` of the ``steps`` of all replicas, all other ranks took less.
+    ``may_be_chance``: there are too few steps to exclude chance.
     """
 
     stages: tuple[int, ...]
@@ -30,36 +32,71 @@ class SlowStages:
     others_ns: float
     times: int
     steps: int
+    may_be_chance: bool
 
 
-def slow_stages(replicas: AlikePipelines, busy: Mapping[_Place, float]) -> SlowStages | None:
-    """The slow stages, if they are on at most half of the ranks. ``busy``: the time of each rank of a pipeline in a
-    step, by its stages, in the mean."""
+def slow_stages(replicas: AlikePipelines, pipeline: OnePipeline) -> SlowStages | None:
+    """The slow stages, if they are on at most half of the ranks. ``pipeline``: a complete one of the replicas.
+
+    They take longer than the median of the other ranks by at least ``_SLOWER``, in the median microbatch (of replicas
+    in the median one, of two in the faster one) and by the test of ``stragglers`` over the microbatches of all steps.
+    """
+    busy = {
+        place: sum(median_low(replicas.times[stage].of_rank.values()) for stage in place)
+        for place in map(stages_of, pipeline.members)
+    }
     longest = max(busy.values())
     slow = {place for place, ns in busy.items() if (1 + _SLOWER) * ns >= longest}
-    if 2 * len(slow) > len(busy):
+    others_ns = _of_others(slow, busy)
+    if others_ns is None or min(busy[place] for place in slow) < (1 + _SLOWER) * others_ns:
         return None
-    in_steps = [_are_slow(slow, step) for pipeline in replicas.judged for step in _busy_in_steps(pipeline)]
-    if not _are_slow(slow, busy) or sum(in_steps) < _MOST_STEPS * len(in_steps):
+    times = [microbatch for pipeline in replicas.judged for microbatch in _busy_by_microbatch(pipeline)]
+    own = [min(ns[place] for place in slow) for ns in times]
+    others = [round(_of_others(slow, ns) or 0) for ns in times]
+    tested = stragglers([own, others], least=_SLOWER, of=len(busy))
+    if tested is not None and tested.slow != (0,):
         return None
-    stages = sorted(stage for place in slow for stage in place)
-    ranks = sorted(member.rank for member in replicas.members if stages_of(member) in slow)
-    microbatches = replicas.first.microbatches
-    own_ns, others_ns = longest / microbatches, _of_others(slow, busy) / microbatches
-    return SlowStages(tuple(stages), tuple(ranks), len(slow), own_ns, others_ns, sum(in_steps), len(in_steps))
+    steps = [step for pipeline in replicas.judged for step in _busy_by_step(pipeline)]
+    slowest_in = [
+        min(step[place] for place in slow) > max(ns for place, ns in step.items() if place not in slow)
+        for step in steps
+    ]
+    return SlowStages(
+        tuple(sorted(stage for place in slow for stage in place)),
+        tuple(sorted(member.rank for member in replicas.members if stages_of(member) in slow)),
+        len(slow),
+        longest,
+        others_ns,
+        sum(slowest_in),
+        len(steps),
+        tested is None or tested.may_be_chance or len(steps) < _FEW_STEPS,
+    )
 
 
-def _are_slow(slow: Collection[_Place], busy: Mapping[_Place, float]) -> bool:
-    return min(busy[place] for place in slow) >= (1 + _SLOWER) * _of_others(slow, busy)
+def _of_others(slow: Collection[_Place], busy: Mapping[_Place, float]) -> float | None:
+    """The median of the other ranks; None if these are fewer than half of all."""
+    others = [ns for place, ns in busy.items() if place not in slow]
+    return median(others) if 2 * len(others) >= len(busy) else None
 
 
-def _of_others(slow: Collection[_Place], busy: Mapping[_Place, float]) -> float:
-    return median(ns for place, ns in busy.items() if place not in slow)
+def _busy_by_step(pipeline: OnePipeline) -> Iterator[dict[_Place, int]]:
+    """The time of each rank of a complete pipeline in each step, by its stages."""
+    microbatches = [*_busy_by_microbatch(pipeline)]
+    for first in range(0, len(microbatches), pipeline.microbatches):
+        step = microbatches[first : first + pipeline.microbatches]
+        yield {place: sum(microbatch[place] for microbatch in step) for place in step[0]}
 
 
-def _busy_in_steps(pipeline: OnePipeline) -> Iterator[dict[_Place, float]]:
-    """The same as ``busy``, of each step of a complete pipeline."""
-    if pipeline.is_complete and pipeline.step_ns:
-        places = [*map(stages_of, pipeline.members)]
-        sums = [[*map(sum, zip(*(action.took_ns for action in member.actions)))] for member in pipeline.members]
-        yield from (dict(zip(places, step)) for step in zip(*sums))
+def _busy_by_microbatch(pipeline: OnePipeline) -> Iterator[dict[_Place, int]]:
+    """The same for each microbatch, one step after the other."""
+    if not (pipeline.is_complete and pipeline.step_ns):
+        return
+    numbers = sorted({action.microbatch for action in pipeline.members[0].actions})
+    of_ranks = {}  # by the stages of the rank, in the order of steps and microbatches
+    for member in pipeline.members:
+        sums = [
+            map(sum, zip(*(action.took_ns for action in member.actions if action.microbatch == number)))
+            for number in numbers
+        ]
+        of_ranks[stages_of(member)] = [ns for step in zip(*sums) for ns in step]
+    yield from (dict(zip(of_ranks, times)) for times in zip(*of_ranks.values()))

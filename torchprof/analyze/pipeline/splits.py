@@ -17,7 +17,6 @@ from torchprof.analyze.pipeline.values import (
     StageTimes,
     mean_times,
     pipelines_of,
-    stages_of,
 )
 from torchprof.run.layers import Layers
 from torchprof.run.run import Run
@@ -97,8 +96,7 @@ def _split(run: Run, replicas: AlikePipelines, pipeline: OnePipeline) -> Split:
     means = mean_times(replicas)
     now = _length(pipeline, means)
     whole = max(now, fmean(pipeline.step_ns[step] for step in pipeline.typical_steps), 1.0)
-    busy = _busy(pipeline, means)
-    slow = slow_stages(replicas, busy)
+    slow = slow_stages(replicas, pipeline)
 
     def saving(ns: float) -> Saving | None:
         return Saving(ns, ns / whole) if ns >= WORTH_SAVING * whole else None
@@ -149,14 +147,6 @@ def _order_of_1f1b(stage: int, stages: int, microbatches: int) -> Order:
 
 _ORDERS = {"ScheduleGPipe": _order_of_gpipe, "Schedule1F1B": _order_of_1f1b}
 """What a rank does in torch's schedules of one stage on each rank."""
-
-
-def _busy(pipeline: OnePipeline, means: Means) -> dict[tuple[int, ...], float]:
-    """The time of all actions of each rank in a step, by its stages."""
-    return {
-        stages_of(member): sum(means[action.stage, action.what] for action in order)
-        for member, order in zip(pipeline.members, pipeline.orders)
-    }
 
 
 class _LayerShares:

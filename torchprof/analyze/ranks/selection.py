@@ -22,7 +22,8 @@ def chosen_ranks(comparison: Run) -> tuple[int, ...]:
     """The ranks to have whole, ascending. ``comparison``: the merged ``Run.to_compare`` of all ranks.
 
     They are the slowest stragglers, or the rank with the most own work if there is none, and more ranks that are not
-    slow: from the fastest to the one in the middle. In pipelines, they are also the ranks of the first one's pipeline.
+    slow: from the fastest to the one in the middle. In pipelines these have the same stages as the first of the
+    slowest, and its pipeline is chosen whole.
     """
     balance = balance_of(comparison)
     work = {rank.rank: rank.work_ns if rank.typical_ns is None else rank.typical_ns for rank in balance.ranks}
@@ -30,9 +31,10 @@ def chosen_ranks(comparison: Run) -> tuple[int, ...]:
     ordered = [rank for _, rank in known] or [rank.rank for rank in balance.ranks]
     slow, late = _stragglers(balance)
     named = {*slow[:_STRAGGLERS], *late[:_STRAGGLERS]} or {ordered[-1]}
-    others = [rank for rank in ordered if rank not in named.union(slow, late)]
-    spread_out = _spread_out(others[: len(others) // 2 + 1], len(named) + 1)
     first = (*slow, *late, *named)[0]
+    peers = next(peers for peers in balance.peers if first in peers)
+    others = [rank for rank in ordered if rank in peers and rank not in named.union(slow, late)]
+    spread_out = _spread_out(others[: len(others) // 2 + 1], len(named) + 1)
     pipeline = {rank for of in comparison.pipelines if of.rank == first for rank in of.group}
     return tuple(sorted(named.union(spread_out, pipeline.intersection(ordered))))
 
