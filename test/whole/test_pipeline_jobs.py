@@ -27,6 +27,8 @@ from torchprof.run.pipeline import Pipeline, StageAction
 if not dist.is_available() or RELEASE < (2, 9):
     pytest.skip("the pipelines of this torch are not recorded", allow_module_level=True)
 
+pytestmark = pytest.mark.jobs
+
 SCRIPT = ROOT / "test" / "build" / "pipeline_models.py"
 SCHEDULES = ("GPipe", "1F1B+ddp", "Interleaved1F1B+fsdp", "ZBVZeroBubble", "DualPipeV")
 """What the job runs."""
