@@ -103,7 +103,7 @@ def test_actions_of_two_threads_overlap() -> None:
     assert figures(pipeline) == {"1F0": ((50,), (9,)), "3B0": ((70,), (0,))}
 
 
-def test_the_root_of_a_stage_is_the_first_module_that_its_forward_calls() -> None:
+def test_the_root_of_a_stage_is_the_module_that_its_forward_calls() -> None:
     pipeline = pipelines_of(
         label(NET, 1, 2),  # outside of the step
         of_pipeline(STEP, 5, 100),
@@ -113,6 +113,21 @@ def test_the_root_of_a_stage_is_the_first_module_that_its_forward_calls() -> Non
         label(NET, 45, 50),
     )["cpu"]
     assert pipeline.roots == ((1, OUTSIDE), (3, 1))
+
+
+def test_a_stage_that_calls_several_modules_has_no_root() -> None:
+    """The module around them was not profiled. In one stage they are called one after the other, in one in turns."""
+    pipeline = pipelines_of(
+        of_pipeline(STEP, 5, 100),
+        of_pipeline("1F0", 10, 30),
+        label(NET, 11, 20),
+        label(SECOND, 21, 29),
+        of_pipeline("3F0", 40, 50),
+        label(SECOND, 41, 49),
+        of_pipeline("3F1", 60, 70),
+        label(NET, 61, 69),
+    )["cpu"]
+    assert pipeline.roots == ((1, OUTSIDE), (3, OUTSIDE))
 
 
 def test_the_steps_with_the_most_frequent_actions_count() -> None:
@@ -227,11 +242,13 @@ def test_the_times_on_a_device_are_those_of_each_ns(ran: Sequence[Ran]) -> None:
 
 def test_labels_say_what_they_are_in_plain_ascii() -> None:
     assert action_label(3, "W", 12) == PIPELINE + "3W12"
-    name = step_label('Größer "x" Schedule', 4, [0, 2])
-    assert name.isascii() and not {'"', "\\"} & {*name}
-    columns = EventColumns.of([of_pipeline(name.removeprefix(PIPELINE), 0, 10), of_pipeline("0F1", 2, 3)])
-    (step,) = steps_in(columns)
-    assert step[:5] == (0, 10, 'Größer "x" Schedule', 4, (0, 2))
+    for ranks in (0, 2), (5,), ():
+        name = step_label('Größer "x" Schedule', 4, ranks)
+        assert name.isascii() and not {'"', "\\"} & {*name}
+        columns = EventColumns.of([of_pipeline(name.removeprefix(PIPELINE), 0, 10), of_pipeline("0F1", 2, 3)])
+        (step,) = steps_in(columns)
+        assert step[:5] == (0, 10, 'Größer "x" Schedule', 4, ranks)
+    assert steps_in(EventColumns.of([of_pipeline("step of a newer torchprof", 0, 10)])) == []
 
 
 # Ranges of torch

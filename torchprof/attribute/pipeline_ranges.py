@@ -15,7 +15,7 @@ from torchprof.run.words import PIPELINE_RANGE
 
 WAIT_LABEL = PIPELINE + "wait"
 """The label in which a schedule waits for its sends and receives."""
-_STEP = re.compile(rf"{PIPELINE}step (\S+) (\d+) ([\d,]+)")
+_STEP = re.compile(rf"{PIPELINE}step (\S+) (\d+) ([\d,]*)")
 _ACTION = re.compile(rf"(\d+)([{''.join(ACTIONS)}])(\d+)")
 """An action, as torch writes it after a prefix: ``0F3`` is the forward of microbatch 3 in stage 0."""
 _TORCHS = re.compile(rf"{PIPELINE_RANGE}(?:\d+([A-Z_]+)\d*|\(.*\)([A-Z_0-9]+))")
@@ -94,7 +94,7 @@ def _steps_of(ranges: Sequence[_Range]) -> list[PipelineStep]:
         if match is None or (steps and each.start_ns < steps[-1].end_ns):
             continue
         inside = ranges[number + 1 : bisect_left(starts, each.end_ns)]
-        ranks = tuple(map(int, match[3].split(",")))
+        ranks = tuple(map(int, filter(None, match[3].split(","))))
         waits = [(wait.start_ns, wait.end_ns) for wait in inside if wait.name == WAIT_LABEL]
         about = unquote(match[1]), int(match[2]), ranks
         steps.append(PipelineStep(each.start_ns, each.end_ns, *about, _actions(inside), waits))

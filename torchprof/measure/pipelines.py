@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -46,7 +46,8 @@ class Pipelines:
         self._steps = chosen[-KEPT_STEPS:]
         self._forwards = [action for step in steps for action in step.actions if action.what == "F"]
         self._starts = [action.start_ns for action in self._forwards]
-        self._roots: dict[int, int] = {}  # by stage
+        self._called: defaultdict[int, set[int]] = defaultdict(set)  # by stage: the layers of the outermost calls
+        self._last_call = (-1, 0)  # the number of a forward, and the end of the last outermost call in it
         self._launched = _launched_in(self._steps, columns)
         self._devices: dict[str, _OnDevice] = {}
         self._communicates: dict[Place, bool] = {}
@@ -63,10 +64,18 @@ class Pipelines:
                     self._note_kernel(item)
 
     def _note_call(self, item: Attributed) -> None:
-        """The first module that is called in a forward is the model that the stage calls."""
+        """A module that a forward calls, and not another module, may be the model of the stage."""
         number = bisect_right(self._starts, item.start_ns) - 1
-        if number >= 0 and item.start_ns < self._forwards[number].end_ns:
-            self._roots.setdefault(self._forwards[number].stage, item.place.layer)
+        if number < 0 or item.start_ns >= self._forwards[number].end_ns:
+            return
+        if self._last_call[0] != number or item.start_ns >= self._last_call[1]:
+            self._last_call = number, item.end_ns
+            self._called[self._forwards[number].stage].add(item.place.layer)
+
+    def _root_of(self, stage: int) -> int:
+        """The layer of the model that a stage calls. A stage that calls several has none: they are parts of it."""
+        called = self._called[stage]
+        return next(iter(called)) if len(called) == 1 else OUTSIDE
 
     def _note_kernel(self, item: Attributed) -> None:
         event, place = item.event, item.place
@@ -104,7 +113,7 @@ class Pipelines:
             step.schedule,
             step.stages,
             step.group,
-            tuple((stage, self._roots.get(stage, OUTSIDE)) for stage in sorted({action.stage for action in actions})),
+            tuple((stage, self._root_of(stage)) for stage in sorted({action.stage for action in actions})),
             self._count,
             tuple(of_step.ns for of_step in times),
             actions,

@@ -95,7 +95,7 @@ def _label_of_weights(stage: Any, bwd_chunk_id: int, *_: Any, **__: Any) -> str 
 
 def _label_of_step(schedule: Any, *_: Any, **__: Any) -> str | None:
     stage, *_others = stages_in(schedule)
-    ranks = dist.get_process_group_ranks(stage.group or dist.group.WORLD)
+    ranks = dist.get_process_group_ranks(stage.group or dist.group.WORLD) if dist.is_initialized() else ()
     return step_label(type(schedule).__name__, stage.num_stages, ranks)
 
 

@@ -39,7 +39,7 @@ class Pipeline:
     - ``stages``: the number of stages of the whole pipeline; 0 if unknown.
     - ``group``: the ranks of the pipeline, in their order in it; empty if unknown.
     - ``roots``: (stage, layer) for each stage of this rank: the index of the model that the stage calls, negative if
-      it was not profiled.
+      it was not profiled, or only parts of it.
     - ``steps``: how many steps had exactly these ``actions``, which are in the order in which they began. If steps
       differ, as with an evaluation between them, these are the actions of most steps.
     - ``step_ns``: the duration of the schedule's step in each of the last ``KEPT_STEPS`` of them.
