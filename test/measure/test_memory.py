@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from array import array
 from bisect import bisect_left
 from collections import Counter
@@ -40,6 +41,7 @@ from torchprof.measure.assemble import attribution_of
 from torchprof.measure.live_memory import NOT_MEASURED, Freed, LiveMemory, add_frees, allocators_between
 from torchprof.measure.memory import Allocations
 from torchprof.record.model_memory import held_now
+from torchprof.run.file import json_of_run, run_of
 from torchprof.run.layers import Layer
 from torchprof.run.memory import KINDS, Held, Memory
 from torchprof.run.meta import Meta
@@ -1303,6 +1305,27 @@ def test_the_figures_of_layers_equal_those_of_the_run() -> None:
     assert columns["Saved for backward"] == ["2.00 KB", "0 B", "2.00 KB", "0 B", ""]
     outside = [row.cost.cpu_allocated for row in run.rows if row.layer is None and row.phase == OTHER]
     assert columns["Allocated"][-1] == format_memory(sum(outside))
+
+
+def test_each_rank_has_the_tables_that_its_run_has_alone() -> None:
+    model = Mlp()
+    run = profiled(model, lambda: model(torch.rand(64, 4)).sum().backward()).run
+    document = json.loads(json_of_run(run))
+    document.update(lockstep=[], timeline=None)
+    ranks = []
+    for rank in range(3):
+        document["rows"]["rank"] = [rank] * len(run.rows)
+        for entry in (*document["metas"], *document["samples"], *document["memory"]):
+            entry["rank"] = rank
+        ranks.append(run_of(json.dumps(document).encode(), "run.json"))
+    alone = tables_of(run.report("memory"))
+    assert "512 B" in [row[alone[-1][0].index("Activations")] for row in alone[-1]]
+    expected = [
+        [[cell.replace("Module", f"Module, on cpu of rank {rank}") for cell in row] for row in table]
+        for rank in range(3)
+        for table in alone
+    ]
+    assert tables_of(torchprof.merge(ranks).report("memory")) == expected
 
 
 def test_saved_bytes_are_the_mean_of_the_calls_and_add_up() -> None:

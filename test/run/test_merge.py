@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import torchprof
 from torchprof import TorchprofError
 from torchprof.run.cost import Cost
+from torchprof.run.file import comparison_of, json_of_run
 from torchprof.run.lockstep import NO_LAST_RANK, STEP, WORK
 from torchprof.run.memory import Held, Memory
 from torchprof.run.processes import in_processes
@@ -407,6 +408,15 @@ def test_load_after_save_gives_the_merged_run(runs: list[Run], name: str) -> Non
     with tempfile.TemporaryDirectory() as folder:
         merged.save(Path(folder) / name)
         assert torchprof.load(Path(folder) / name) == merged
+
+
+@examples(20)
+@given(jobs())
+def test_what_is_compared_of_ranks_is_merged_as_it_is_compared_of_the_merged_run(runs: list[Run]) -> None:
+    merged = torchprof.merge(runs)
+    compared = merged.to_compare(layers=True)
+    assert torchprof.merge(run.to_compare(layers=True) for run in runs) == compared
+    assert comparison_of(json_of_run(merged).encode(), "run.json") == compared
 
 
 def test_runs_of_two_named_jobs_are_refused() -> None:

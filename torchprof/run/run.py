@@ -153,10 +153,11 @@ class Run:
         ``layers``: also the layers, with the sum and the median of their own work over the steps, the collectives,
         and the parts of a step outside of layers.
         """
+        known = self.layers if layers else Layers()
         return Run(
             tuple(meta.of_a_comparison() for meta in self.metas),
-            self.layers if layers else Layers(),
-            rows_of_lines((), {}, [()], [], [()], [()]),
+            known,
+            rows_of_lines(known, {}, [()], [], [()], [()]),
             {
                 key: replace(spread, sample=(round(spread.median),), hashes=(0,))
                 for key, spread in self.samples.items()

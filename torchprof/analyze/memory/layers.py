@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 
@@ -13,6 +13,7 @@ from torchprof.analyze.layers.entries import Entry
 from torchprof.analyze.report import ReportTable, TableRow, branches
 from torchprof.run.cost import Cost, Figure, Measure, Unit
 from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
 
 _ALLOCATED = Measure("Allocated", Unit.BYTES, (("cpu_allocated", 1), ("device_allocated", 1)))
@@ -73,23 +74,24 @@ def entries_of_device(
     device: int,
     phases: Sequence[str],
     used: Sequence[MemoryUse],
+    samples: Iterable[tuple[SampleKey, Spread]],
     varying: Mapping[tuple[str, ...], bool | None],
 ) -> list[Entry]:
     """The rows of the models with all layers below them, then the rows of work of no layer.
 
-    ``used``: the memory use of each device of the run; ``device``: the index of the device to show. ``varying``: what
-    ``varying_calls`` returns.
+    ``used``: the memory use of each device of the run; ``device``: the index of the device to show, which has these
+    ``samples``. ``varying``: what ``varying_calls`` returns.
     """
     memory, here = run.memory[device], used[device]
     peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
     calls: dict[int, int] = {}
     own_kept: dict[int, int] = {}
-    for key, spread in run.samples.items():
-        if key.rank == memory.rank and key.device == memory.device:
-            if key.measure == "peak_bytes":
-                peaks[key.layer][key.phase] = spread.max
-            elif key.measure == "kept_bytes":
-                own_kept[key.layer], calls[key.layer] = spread.sum, spread.count
+    for key, spread in samples:
+        if key.measure == "peak_bytes":
+            peaks[key.layer][key.phase] = spread.max
+        elif key.measure == "kept_bytes":
+            own_kept[key.layer], calls[key.layer] = spread.sum, spread.count
+    of_rank = [other for other in range(len(used)) if run.memory[other].rank == memory.rank]
     kept = run.layers.roll_up([own_kept.get(index, 0) for index in range(len(run.layers))])
     selected = None if run.meta.paths is None else set(run.meta.paths)
     number = run.layers.index_of
@@ -108,7 +110,7 @@ def entries_of_device(
             if index in own_kept:  # a layer that was called before the first allocation has no sample
                 peaks[index].setdefault(FORWARD, 0)
             main_device = max(
-                range(len(used)), key=lambda other: (used[other].forward_bytes(index), run.memory[other].peak_bytes)
+                of_rank, key=lambda other: (used[other].forward_bytes(index), run.memory[other].peak_bytes)
             )
             called = bool(node.calls or node.total)
             figures = Figures(

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from torchprof.analyze.ranks.hangs import name_of_layer
 from torchprof.analyze.report import Part, ReportTable, phase_cell
 from torchprof.run.cost import UNKNOWN, Cell, format_memory, format_number, format_share, format_time
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import FORWARD, NOT_SELECTED, phase_of
 
 _MODELS_OWN = ("parameters", "buffers", "gradients")  # the kinds whose size at the start is known
 _FREED_SINCE = "(live at the start, freed since)"
 
+_Samples = Sequence[tuple[SampleKey, Spread]]
 
-def about_peak(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> Iterator[Part]:
-    """The peak of one device: a sentence, the live memory by kind and by layer, and torch's allocator statistics."""
+
+def samples_by_device(run: Run) -> Mapping[tuple[int, str], _Samples]:
+    """The samples of memory by rank and device."""
+    samples: defaultdict[tuple[int, str], list[tuple[SampleKey, Spread]]] = defaultdict(list)
+    for key, spread in run.samples.items():
+        if key.measure in ("peak_bytes", "kept_bytes", "device_peak_bytes"):
+            samples[key.rank, key.device].append((key, spread))
+    return samples
+
+
+def about_peak(
+    run: Run, memory: Memory, samples: _Samples, depth: int | None, shown: int, tablefmt: str | None
+) -> Iterator[Part]:
+    """The peak of one device: a sentence, the live memory by kind and by layer, and torch's allocator statistics.
+    ``samples``: those of the device."""
     device = name_of_device(run, memory)
     if memory.peak_bytes <= 0:
         yield f"{device} peak: never above the start."
     elif not memory.held:
         yield f"{device} peak: +{format_memory(memory.peak_bytes)} above the start. When and where was not recorded."
     else:
-        where = _where_reached(run, memory)
+        where = _where_reached(run, memory, samples)
         start = "the start of its cycle" if run.meta.cycles > 1 else "the start"
         when = f"above {start}, after {format_time(memory.peak_ns)}"
         yield f"{device} peak: +{format_memory(memory.peak_bytes)} {when}{where}. Live at the peak:"
@@ -45,9 +60,9 @@ def name_of_device(run: Run, memory: Memory) -> str:
     return memory.device if len(run.metas) == 1 else f"{memory.device} of rank {memory.rank}"
 
 
-def _where_reached(run: Run, memory: Memory) -> str:
-    for key, spread in run.samples.items():
-        if key[2:] == (memory.rank, memory.device, "device_peak_bytes") and spread.max == memory.peak_bytes:
+def _where_reached(run: Run, memory: Memory, samples: _Samples) -> str:
+    for key, spread in samples:
+        if key.measure == "device_peak_bytes" and spread.max == memory.peak_bytes:
             if key.layer >= 0:
                 return f", in {run.layers[key.layer].name} ({key.phase})"
             if key.layer == NOT_SELECTED:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torchprof.analyze.columns import column_called
 from torchprof.analyze.layers.entries import keep_top, sort_entries, what_is_hidden
 from torchprof.analyze.memory.layers import MemoryUse, columns_of_phases, draw_entries, entries_of_device
-from torchprof.analyze.memory.peak import about_peak, name_of_device
+from torchprof.analyze.memory.peak import about_peak, name_of_device, samples_by_device
 from torchprof.analyze.report import Part, Section, check_number, report, spaced, stacked
 from torchprof.analyze.sentences import summed_over, warnings_below
 from torchprof.analyze.varying import varying_calls
@@ -59,14 +59,15 @@ def memory(
     phases = _phases(run, phase)
     columns = list(columns_of_phases(phases))
     sorting = column_called(sort_by, columns) if sort_by is not None else None
-    used, varying = MemoryUse.of(run), varying_calls(run)
+    used, samples, varying = MemoryUse.of(run), samples_by_device(run), varying_calls(run)
     parts: list[Part] = []
     for device, device_memory in enumerate(run.memory):
-        parts += about_peak(run, device_memory, depth, _LIVE_SHOWN if top is None else top, tablefmt)
+        of_device = samples.get((device_memory.rank, device_memory.device), ())
+        parts += about_peak(run, device_memory, of_device, depth, _LIVE_SHOWN if top is None else top, tablefmt)
         parts += picture(run, device_memory)
         if not used[device].by_layers:
             continue
-        lines = entries_of_device(run, device, phases, used, varying)
+        lines = entries_of_device(run, device, phases, used, of_device, varying)
         if sorting is not None:
             sort_entries(lines, sorting)
         hidden = []
