@@ -16,10 +16,13 @@ import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.analyze.advice import Advice, advise
 from torchprof.analyze.first_screen.verdict import ran
+from torchprof.analyze.pipeline.sentences import layers_of_stage
+from torchprof.analyze.pipeline.splits import numbered_layers
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
 from torchprof.analyze.ranks.sentences import about_stragglers
 from torchprof.analyze.time_parts import time_parts
+from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, LockstepKey
 from torchprof.run.pipeline import Pipeline
 from torchprof.run.words import FORWARD, OUTSIDE
@@ -125,6 +128,45 @@ def test_times_of_the_cpu_on_a_device_are_called_so() -> None:
     launches = "Times are of the CPU, which launches the work of the device: how long that takes there is unknown."
     assert launches in about(replace(run, metas=metas))
     assert launches not in about(run)
+
+
+def test_a_pipeline_of_one_stage_is_compared_as_ranks_are() -> None:
+    """As with data parallelism alone: all ranks have the same stage."""
+    orders = one_f_one_b(1, 4)
+    run = run_of_pipelines(
+        *(pipelines_of(orders, [unequal({0: 1 + (rank == 3)})] * 5, ranks=[rank]) for rank in range(4))
+    )
+    assert run.report("ranks").startswith(
+        "4 ranks. Rank 3 is the straggler: its own work takes 24.000ms a step, that of the others 12.000ms (median)"
+    )
+    assert about(run) == (
+        "4 pipelines of 1 stage (4 microbatches, 1F1B): rank 0; rank 1; rank 2; and 1 more. Ranks are idle for 0% of a "
+        "step, the bubble (mean of 4 pipelines): 0% is the schedule's own."
+    )
+
+
+@pytest.mark.parametrize(
+    "paths, layers, movable",
+    [
+        (
+            ["embed", "layers", "layers.0", "layers.1", "layers.1.0", "norm"],
+            "embed, layers.0–layers.1, norm",
+            2,
+        ),
+        (["0", "1", "2"], "0–2", 3),
+        (["model", "model.layers", "model.layers.10", "model.layers.9"], "model.layers.9–model.layers.10", 2),
+        (["layers", "layers.3"], "layers.3", 1),
+        (["a", "b"], "Net (stage 1)", 0),
+        ([], "Net (stage 1)", 0),
+    ],
+)
+def test_what_a_stage_has(paths: list[str], layers: str, movable: int) -> None:
+    root = "Net (stage 1)"
+    tree = [Layer((root, *path.split(".")), "Module") for path in paths]
+    run = run_of([], layers=[Layer((root,), "Module"), *tree])
+    assert layers_of_stage(run, 0) == layers
+    assert len(numbered_layers(run.layers, 0)) == movable
+    assert layers_of_stage(run, -1) == ""
 
 
 # Tables

@@ -60,7 +60,7 @@ def what_it_is(replicas: AlikePipelines) -> str:
     """The stages, the schedule and the ranks of pipelines that do the same."""
     first = replicas.first
     about = _schedule_of(replicas)
-    stages = f"{first.stages} stages" if first.stages else "an unknown number of stages"
+    stages = f"{first.stages} stage{'s' if first.stages > 1 else ''}" if first.stages else "an unknown number of stages"
     ranks = [
         ranks_in_words(sorted(pipeline.ranks or [member.rank for member in pipeline.members]))
         for pipeline in replicas.pipelines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, median_low
 
 from torchprof.analyze.ranks.significance import CLEARLY_SLOWER, WORTH_NAMING, Stragglers, stragglers
@@ -46,7 +46,7 @@ class Slow:
 
     ``difference``: the place where the slowest rank takes longer; None if no place has most of the difference.
     ``flops``: the FLOPs of the slowest rank over the median of the others; None: unknown. ``stages``: the others are
-    the ranks that have these stages of a pipeline, too; ``()`` without a pipeline.
+    the ranks that have these stages of a pipeline, too; ``()`` if all ranks are compared.
     """
 
     ranks: tuple[int, ...]
@@ -112,6 +112,8 @@ def slow_among_peers(
             some = compared.among(peers)
             tested = tested_work(some, len(compared.ranks))
             found = slow_ranks(some, tested, [rank for rank in ranks if rank.rank in peers], layers, collectives)
+            if found is not None and len(compared.peers) > 1:
+                found = replace(found, stages=compared.stages.get(peers[0], ()))
             slow += [found] if found is not None else []
             detectable.append(tested.detectable if tested is not None else None)
     shares = [share for share in detectable if share is not None]
@@ -170,7 +172,6 @@ def slow_ranks(
         _cost(compared, slow),
         _difference(compared, device, excess, slow, (work[slow[0]] - of_others) / 2),
         _times_the_flops(compared, ranks, slow),
-        compared.stages.get(slow[0], ()),
     )
 
 
