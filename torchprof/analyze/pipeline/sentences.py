@@ -20,7 +20,7 @@ _OUTLIER = 2.0  # times the other microbatches
 _OF_A_STEP = 0.01  # an outlier takes at least this share of a step longer
 _FEW_STEPS = 3
 _MOST_NAMED = 3  # microbatches, and pipelines
-_MAY_BE_CHANCE = "; with so few steps, that may be chance"
+_MAY_BE_CHANCE = "; that may be chance"
 
 
 def about_pipelines(run: Run, pipelines: Sequence[Judged]) -> Iterator[str]:
