@@ -1,7 +1,8 @@
 """What the job in test_pipeline_jobs.py runs: schedules of torch.distributed.pipelining on two ranks, with delays.
 
 ``torchrun pipeline_models.py FOLDER SCHEDULE…`` writes into the folder, for each schedule and rank, the run, the
-trace of the same session, what a stopwatch says of each action, and the order of actions in torch's own schedule.
+trace of the same session, what a stopwatch says of each action, and the order of actions in torch's own schedule; and
+the run that rank 0 gathered.
 """
 
 from __future__ import annotations
@@ -158,6 +159,9 @@ def run(name: str, folder: Path) -> None:
     assert (vars(stage._PipelineStageBase), schedules._wait_batch_p2p) == originals
     prof.run.save(folder / f"{name}-{rank}.json")
     prof.export_chrome_trace(folder / f"{name}-{rank}-trace.json")
+    gathered = prof.gather()
+    if gathered is not None:
+        gathered.save(folder / f"{name}-gathered.json")
     order = order_of(schedule, rank)
     (folder / f"{name}-{rank}-truth.json").write_text(json.dumps({"order": order, "watch": watch.steps}))
 

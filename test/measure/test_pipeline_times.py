@@ -129,6 +129,12 @@ def test_the_steps_with_the_most_frequent_actions_count() -> None:
     assert figures(pipeline)["1F0"][0] == (10, 12, 14)
 
 
+def test_a_step_that_the_recording_cuts_is_none_of_two() -> None:
+    whole = [of_pipeline(STEP, 0, 100), of_pipeline("1F0", 10, 20), of_pipeline("1B0", 30, 40)]
+    pipeline = pipelines_of(*whole, of_pipeline(STEP, 200, 220), of_pipeline("1F0", 210, 220))["cpu"]
+    assert (pipeline.steps, pipeline.step_ns, len(pipeline.actions)) == (1, (100,), 2)
+
+
 def test_only_the_last_steps_are_kept() -> None:
     events = []
     for number in range(KEPT_STEPS + 5):
@@ -150,7 +156,9 @@ def test_cycles_add_up() -> None:
     both = cycle(60, "1F0", "1B0") + cycle(50, "1F0", "1B0")
     assert (both.steps, len(both.step_ns), len(both.actions[0].took_ns)) == (110, KEPT_STEPS, KEPT_STEPS)
     assert (cycle(3, "1F0", "1B0") + cycle(2, "1F0")).actions[-1].what == "B"
-    assert (cycle(3, "1F0", "1B0") + cycle(3, "1F0")).actions[-1].what == "F"
+    assert (cycle(3, "1F0", "1B0") + cycle(4, "1F0")).actions[-1].what == "F"
+    whole, part = cycle(3, "1F0", "1B0"), cycle(3, "1F0")
+    assert whole + part == part + whole == whole
 
 
 def test_a_step_on_a_device() -> None:

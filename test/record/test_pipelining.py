@@ -13,6 +13,7 @@ from build.models import Mlp
 from torch import distributed as dist
 from torch import nn
 
+import torchprof
 from torchprof import Profile, Run, TorchprofError
 from torchprof.record.pipelining import PipelineRanges, stages_of_modules
 from torchprof.record.plan import Plan
@@ -149,6 +150,17 @@ def test_selected_layers_have_pipelines_without_models() -> None:
     with Profile(Mlp()) as prof:
         schedule.step(X, target=Y)
     assert prof.run.pipelines[0].roots == ((0, OUTSIDE),)
+
+
+@recorded
+def test_another_profiler_of_an_annotated_schedule_has_its_pipeline() -> None:
+    schedule = gpipe(stage_of(Net()))
+    schedule.step(X, target=Y)
+    with torchprof.annotate(schedule), torch.profiler.profile() as profiler:
+        schedule.step(X, target=Y)
+    run = torchprof.from_profiler(profiler, schedule)
+    assert actions_of(run) == ["0F0", "0F1", "0B0", "0B1"]
+    assert run.layers[run.pipelines[0].roots[0][1]].name == "Net (stage 0)"
 
 
 @recorded

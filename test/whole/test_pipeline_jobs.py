@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -166,6 +167,16 @@ def test_models_have_the_names_of_their_stages(ranks: list[Recorded]) -> None:
         names = {stage: merged.layers[layer].name for stage, layer in pipeline.roots}
         assert names == {stage: f"Net (stage {stage})" for stage in names}
         assert pipeline.actions == rank.pipeline.actions
+
+
+def test_gathered_runs_and_job_folders_have_all_pipelines(ranks: list[Recorded], tmp_path: Path) -> None:
+    merged = torchprof.merge(rank.run for rank in ranks)
+    first = ranks[0].trace.name.removesuffix("-0-trace.json")
+    assert torchprof.load(ranks[0].trace.with_name(f"{first}-gathered.json")).pipelines == merged.pipelines
+    if find_spec("pyarrow") is not None:
+        for rank in ranks:
+            rank.run.save(f"{tmp_path}/job/")
+        assert torchprof.load(f"{tmp_path}/job/").pipelines == merged.pipelines
 
 
 def test_a_trace_of_the_session_gives_the_same_pipeline(ranks: list[Recorded]) -> None:

@@ -15,7 +15,7 @@ from torchprof.run.words import PIPELINE_RANGE
 
 WAIT_LABEL = PIPELINE + "wait"
 """The label in which a schedule waits for its sends and receives."""
-_STEP = PIPELINE + "step "
+_STEP = re.compile(rf"{PIPELINE}step (\S+) (\d+) ([\d,]+)")
 _ACTION = re.compile(rf"(\d+)([{''.join(ACTIONS)}])(\d+)")
 """An action, as torch writes it after a prefix: ``0F3`` is the forward of microbatch 3 in stage 0."""
 _TORCHS = re.compile(rf"{PIPELINE_RANGE}(?:\d+([A-Z_]+)\d*|\(.*\)([A-Z_0-9]+))")
@@ -38,7 +38,7 @@ def action_label(stage: int, what: str, microbatch: int) -> str:
 
 def step_label(schedule: str, stages: int, group: Iterable[int]) -> str:
     """The label around a step of a schedule. ``stages``, ``group``: as of a ``Pipeline``."""
-    return f"{_STEP}{quote(schedule)} {stages} {','.join(map(str, group))}"
+    return f"{PIPELINE}step {quote(schedule)} {stages} {','.join(map(str, group))}"
 
 
 class ActionRange(NamedTuple):
@@ -90,16 +90,14 @@ def _steps_of(ranges: Sequence[_Range]) -> list[PipelineStep]:
     starts = [each.start_ns for each in ranges]
     steps: list[PipelineStep] = []
     for number, each in enumerate(ranges):
-        if not each.name.startswith(_STEP) or (steps and each.start_ns < steps[-1].end_ns):
+        match = _STEP.fullmatch(each.name)
+        if match is None or (steps and each.start_ns < steps[-1].end_ns):
             continue
         inside = ranges[number + 1 : bisect_left(starts, each.end_ns)]
-        schedule, stages, group = each.name.removeprefix(_STEP).split(" ")
-        ranks = tuple(map(int, filter(None, group.split(","))))
+        ranks = tuple(map(int, match[3].split(",")))
         waits = [(wait.start_ns, wait.end_ns) for wait in inside if wait.name == WAIT_LABEL]
-        of_step = PipelineStep(
-            each.start_ns, each.end_ns, unquote(schedule), int(stages), ranks, _actions(inside), waits
-        )
-        steps.append(of_step)
+        about = unquote(match[1]), int(match[2]), ranks
+        steps.append(PipelineStep(each.start_ns, each.end_ns, *about, _actions(inside), waits))
     return steps
 
 

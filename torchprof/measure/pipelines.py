@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
 from typing import NamedTuple
 
 from torchprof.attribute.event_columns import EventColumns
@@ -19,11 +19,6 @@ from torchprof.run.words import OUTSIDE
 
 _AROUND = -1
 """In place of the number of an action: work of a step that is in no action."""
-
-
-class _Kernel(NamedTuple):
-    start_ns: int
-    end_ns: int
 
 
 class _StepTimes(NamedTuple):
@@ -45,12 +40,14 @@ class Pipelines:
     """
 
     def __init__(self, steps: Sequence[PipelineStep], columns: EventColumns, rank: int) -> None:
-        self._steps = steps
         self._rank = rank
+        chosen = _of_most(steps)
+        self._count = len(chosen)
+        self._steps = chosen[-KEPT_STEPS:]
         self._forwards = [action for step in steps for action in step.actions if action.what == "F"]
         self._starts = [action.start_ns for action in self._forwards]
         self._roots: dict[int, int] = {}  # by stage
-        self._launched = _launched_in(steps, columns)
+        self._launched = _launched_in(self._steps, columns)
         self._devices: dict[str, _OnDevice] = {}
         self._communicates: dict[Place, bool] = {}
 
@@ -81,18 +78,16 @@ class Pipelines:
 
     def result(self) -> dict[str, tuple[Pipeline, ...]]:
         """The pipeline of this rank, in the time of the CPU and in that of each device on which actions ran."""
-        chosen = _of_most(self._steps)
-        if not chosen:
+        if not self._steps:
             return {}
-        kept = chosen[-KEPT_STEPS:]
-        times = {"cpu": [_on_cpu(self._steps[number]) for number in kept]}
+        times = {"cpu": [*map(_on_cpu, self._steps)]}
         for device, on_device in sorted(self._devices.items()):
             if on_device.has_actions:
-                times[device] = [on_device.times(number) for number in kept]
-        return {"pipelines": tuple(self._pipeline(device, chosen, of_steps) for device, of_steps in times.items())}
+                times[device] = [*map(on_device.times, range(len(self._steps)))]
+        return {"pipelines": tuple(itertools.starmap(self._pipeline, times.items()))}
 
-    def _pipeline(self, device: str, chosen: Sequence[int], times: Sequence[_StepTimes]) -> Pipeline:
-        step = self._steps[chosen[-1]]
+    def _pipeline(self, device: str, times: Sequence[_StepTimes]) -> Pipeline:
+        step = self._steps[-1]
         actions = tuple(
             StageAction(
                 action.stage,
@@ -110,21 +105,21 @@ class Pipelines:
             step.stages,
             step.group,
             tuple((stage, self._roots.get(stage, OUTSIDE)) for stage in sorted({action.stage for action in actions})),
-            len(chosen),
+            self._count,
             tuple(of_step.ns for of_step in times),
             actions,
         )
 
 
-def _of_most(steps: Sequence[PipelineStep]) -> list[int]:
-    """The numbers of the steps of the schedule, and with the actions, that most steps have; of the later ones if others
-    are as many. Steps without actions do not count."""
+def _of_most(steps: Sequence[PipelineStep]) -> list[PipelineStep]:
+    """The steps of the schedule, and with the actions, that most steps have; if others are as many, those with more
+    actions: a recording may begin or end inside a step. Steps without actions do not count."""
     keys = [(step.schedule, step.group, tuple(action[:3] for action in step.actions)) for step in steps]
     counts = Counter(key for key in keys if key[-1])
     if not counts:
         return []
-    most = max(reversed(keys), key=lambda key: counts[key])
-    return [number for number, key in enumerate(keys) if key == most]
+    most = max(reversed(keys), key=lambda key: (counts[key], len(key[-1])))
+    return [step for step, key in zip(steps, keys) if key == most]
 
 
 def _on_cpu(step: PipelineStep) -> _StepTimes:
@@ -151,7 +146,7 @@ def _launched_in(steps: Sequence[PipelineStep], columns: EventColumns) -> dict[i
         for index, start, end in spans:
             for _, first, after in columns.threads:
                 begin, until = (bisect_left(columns.start, time, first, after) for time in (start, end))
-                launched.update(zip(correlations[begin:until], repeat((number, index))))
+                launched.update(zip(correlations[begin:until], itertools.repeat((number, index))))
     launched.pop(0, None)  # events without a number
     return launched
 
@@ -162,7 +157,7 @@ class _OnDevice:
     def __init__(self, steps: Sequence[PipelineStep]) -> None:
         self._steps = steps
         self._work = Intervals()  # without communication
-        self._of_actions: dict[tuple[int, int], list[_Kernel]] = {}  # by step and action, without communication
+        self._of_actions: dict[tuple[int, int], _Busy] = {}  # by step and action, without communication
         self._spans: dict[int, tuple[int, int]] = {}  # by step: its begin, and the end of its last kernel
         self._until = 0  # the latest end of a kernel
 
@@ -178,20 +173,33 @@ class _OnDevice:
             begin = begin or max(self._steps[step].start_ns, min(self._until, start))
             self._spans[step] = begin, max(until, end)
             if action != _AROUND and not communicates:
-                self._of_actions.setdefault(launched_in, []).append(_Kernel(start, end))
+                self._of_actions.setdefault(launched_in, _Busy(start)).add(start, end)
         if not communicates:
             self._work.add(start, end)
         self._until = max(self._until, end)
 
     def times(self, number: int) -> _StepTimes:
         """The times of the step with this number."""
-        actions = self._steps[number].actions
-        begin, end = self._spans.get(number, (0, 0))
-        took, waited, since = [], [], begin
-        for index in range(len(actions)):
-            kernels = self._of_actions.get((number, index), [])
-            took.append(covered_ns(kernels))
-            first = kernels[0].start_ns if kernels else since
-            waited.append(max(first - since, 0) - covered_ns(self._work.within(since, max(since, first))))
-            since = max(since, *(kernel.end_ns for kernel in kernels)) if kernels else since
-        return _StepTimes(end - begin, took, waited)
+        since, end = self._spans.get(number, (0, 0))
+        step_ns, took, waited = end - since, [], []
+        for index in range(len(self._steps[number].actions)):
+            busy = self._of_actions.get((number, index))
+            gap = 0 if busy is None else max(busy.start_ns - since, 0)
+            took.append(0 if busy is None else busy.ns)
+            waited.append(gap - covered_ns(self._work.within(since, since + gap)))
+            since = since if busy is None else max(since, busy.until)
+        return _StepTimes(step_ns, took, waited)
+
+
+class _Busy:
+    """The time in which any kernel of an action ran, from ``start_ns`` of the first one ``until`` the latest end."""
+
+    __slots__ = ("ns", "start_ns", "until")
+
+    def __init__(self, start: int) -> None:
+        self.ns = 0
+        self.start_ns = self.until = start
+
+    def add(self, start: int, end: int) -> None:
+        self.ns += max(0, end - max(start, self.until))
+        self.until = max(self.until, end)

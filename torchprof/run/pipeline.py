@@ -56,9 +56,10 @@ class Pipeline:
     actions: tuple[StageAction, ...]
 
     def __add__(self, cycle: Pipeline) -> Pipeline:
-        """The steps of two cycles; if their actions differ, of the one with more steps, or else of the later one."""
+        """The steps of two cycles; if their actions differ, of the one with more steps, or else with more actions: a
+        cycle may begin or end inside a step."""
         if [action[:3] for action in self.actions] != [action[:3] for action in cycle.actions]:
-            return self if self.steps > cycle.steps else cycle
+            return max(cycle, self, key=lambda pipeline: (pipeline.steps, len(pipeline.actions)))
         actions = (
             before._replace(
                 took_ns=(before.took_ns + after.took_ns)[-KEPT_STEPS:],
