@@ -375,6 +375,14 @@ def test_a_comparison_of_a_job_knows_the_stages() -> None:
     assert balance_of(replicas(count=8).to_compare()).slow is None
 
 
+def test_the_steps_of_a_rank_have_no_rows_of_the_stages_of_others() -> None:
+    text = run_of_pipelines(four_stages(), blocks=FOUR).report("steps").data["tables"]
+    names = {table["rank"]: [row["module"] for row in table["rows"]] for table in text if table["name"] == "layers"}
+    assert names[1] == ["Stage1", "Stage1.layers", *(f"Stage1.layers.{number}" for number in range(4, 8))]
+    parts = {table["rank"]: [row["part"] for row in table["rows"]] for table in text if table["name"] == "parts"}
+    assert [part for part in parts[2] if "Stage" in part] == ["Stage2, forward", "Stage2, backward"]
+
+
 # Findings
 
 

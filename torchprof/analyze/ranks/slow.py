@@ -42,7 +42,8 @@ class Slow:
     ``others_wait_ns``: the median of what the other ranks wait in a step; a lower bound if ``wait_longer``.
     ``may_be_chance``: there are too few steps to exclude chance, or the steps of different ranks cannot be paired.
     ``costs``: by which share a step would be shorter, at most, if they were no slower than the slowest of the others:
-    the median over the steps; None if the steps cannot be paired, and in a run of chosen ranks.
+    the median over the steps; None if the steps cannot be paired, in a run of chosen ranks, and in a pipeline, where
+    another stage may take as long.
 
     ``difference``: the place where the slowest rank takes longer; None if no place has most of the difference.
     ``flops``: the FLOPs of the slowest rank over the median of the others; None: unknown. ``stages``: the others are
@@ -113,7 +114,7 @@ def slow_among_peers(
             tested = tested_work(some, len(compared.ranks))
             found = slow_ranks(some, tested, [rank for rank in ranks if rank.rank in peers], layers, collectives)
             if found is not None and len(compared.peers) > 1:
-                found = replace(found, stages=compared.stages.get(peers[0], ()))
+                found = replace(found, costs=None, stages=compared.stages.get(peers[0], ()))
             slow += [found] if found is not None else []
             detectable.append(tested.detectable if tested is not None else None)
     shares = [share for share in detectable if share is not None]
