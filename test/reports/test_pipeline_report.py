@@ -123,11 +123,13 @@ def test_a_rank_alone_and_a_pipeline_without_ranks() -> None:
 
 
 def test_times_of_the_cpu_on_a_device_are_called_so() -> None:
+    """With kernels of the device in the run, but none of the pipeline, it ran on the CPU."""
     run = run_of_pipelines(four_stages(), blocks=FOUR)
-    metas = tuple(replace(meta, device="cuda") for meta in run.metas)
-    launches = "Times are of the CPU, which launches the work of the device: how long that takes there is unknown."
-    assert launches in about(replace(run, metas=metas))
-    assert launches not in about(run)
+    not_measured = replace(run, metas=tuple(replace(meta, device="cuda") for meta in run.metas))
+    assert "is unknown: times are of the CPU, which only launches the work of the device." in about(not_measured)
+    assert "slow one" not in about(not_measured) and not of(not_measured, "unequal_stages")
+    metas = tuple(replace(meta, device="cuda", measured=("cpu_ns", "device_ns")) for meta in run.metas)
+    assert about(replace(run, metas=metas)) == about(run)
 
 
 def test_a_pipeline_of_one_stage_is_compared_as_ranks_are() -> None:
