@@ -16,10 +16,13 @@ import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.analyze.advice import Advice, advise
 from torchprof.analyze.first_screen.verdict import ran
+from torchprof.analyze.pipeline.sentences import layers_of_stage
+from torchprof.analyze.pipeline.splits import numbered_layers
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
 from torchprof.analyze.ranks.sentences import about_stragglers
 from torchprof.analyze.time_parts import time_parts
+from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, LockstepKey
 from torchprof.run.pipeline import Pipeline
 from torchprof.run.words import FORWARD, OUTSIDE
@@ -70,7 +73,7 @@ def test_the_stages_of_a_rank_are_slow_together() -> None:
     )
     assert (
         "Stages 1 and 3 (rank 1) are the slow ones, in 2 of 2 steps: a microbatch takes 6.900ms there, 6.000ms on the "
-        "other ranks (median); with so few steps, that may be chance."
+        "other ranks (median); that may be chance."
     ) in about(run_of_pipelines(pipelines_of(interleaved(2, 2, 4), steps)))
 
 
@@ -97,7 +100,7 @@ def test_a_microbatch_that_takes_longer(stage: int | None, where: str) -> None:
     run = run_of_pipelines(pipelines_of(one_f_one_b(2, 8), [takes] * 3))
     assert about(run).endswith(f"Microbatch 5 takes 3.0 times as long as the others (median) in {where}.")
     few = run_of_pipelines(pipelines_of(one_f_one_b(2, 8), [takes]))
-    assert about(few).endswith(f"in {where}; with so few steps, that may be chance.")
+    assert about(few).endswith(f"in {where}; that may be chance.")
     assert stage == 1 or "microbatches that differ add 12%" in about(run)
 
 
@@ -120,11 +123,52 @@ def test_a_rank_alone_and_a_pipeline_without_ranks() -> None:
 
 
 def test_times_of_the_cpu_on_a_device_are_called_so() -> None:
+    """With kernels of the device in the run, but none of the pipeline, it ran on the CPU."""
     run = run_of_pipelines(four_stages(), blocks=FOUR)
-    metas = tuple(replace(meta, device="cuda") for meta in run.metas)
-    launches = "Times are of the CPU, which launches the work of the device: how long that takes there is unknown."
-    assert launches in about(replace(run, metas=metas))
-    assert launches not in about(run)
+    not_measured = replace(run, metas=tuple(replace(meta, device="cuda") for meta in run.metas))
+    assert "is unknown: times are of the CPU, which only launches the work of the device." in about(not_measured)
+    assert "slow one" not in about(not_measured) and not of(not_measured, "unequal_stages")
+    metas = tuple(replace(meta, device="cuda", measured=("cpu_ns", "device_ns")) for meta in run.metas)
+    assert about(replace(run, metas=metas)) == about(run)
+
+
+def test_a_pipeline_of_one_stage_is_compared_as_ranks_are() -> None:
+    """As with data parallelism alone: all ranks have the same stage."""
+    orders = one_f_one_b(1, 4)
+    run = run_of_pipelines(
+        *(pipelines_of(orders, [unequal({0: 1 + (rank == 3)})] * 5, ranks=[rank]) for rank in range(4))
+    )
+    assert run.report("ranks").startswith(
+        "4 ranks. Rank 3 is the straggler: its own work takes 24.000ms a step, that of the others 12.000ms (median)"
+    )
+    assert about(run) == (
+        "4 pipelines of 1 stage (4 microbatches, 1F1B): rank 0; rank 1; rank 2; and 1 more. Ranks are idle for 0% of a "
+        "step, the bubble (mean of 4 pipelines): 0% is the schedule's own."
+    )
+
+
+@pytest.mark.parametrize(
+    "paths, layers, movable",
+    [
+        (
+            ["embed", "layers", "layers.0", "layers.1", "layers.1.0", "norm"],
+            "embed, layers.0–layers.1, norm",
+            2,
+        ),
+        (["0", "1", "2"], "0–2", 3),
+        (["model", "model.layers", "model.layers.10", "model.layers.9"], "model.layers.9–model.layers.10", 2),
+        (["layers", "layers.3"], "layers.3", 1),
+        (["a", "b"], "Net (stage 1)", 0),
+        ([], "Net (stage 1)", 0),
+    ],
+)
+def test_what_a_stage_has(paths: list[str], layers: str, movable: int) -> None:
+    root = "Net (stage 1)"
+    tree = [Layer((root, *path.split(".")), "Module") for path in paths]
+    run = run_of([], layers=[Layer((root,), "Module"), *tree])
+    assert layers_of_stage(run, 0) == layers
+    assert len(numbered_layers(run.layers, 0)) == movable
+    assert layers_of_stage(run, -1) == ""
 
 
 # Tables
@@ -277,7 +321,7 @@ def test_a_straggler_is_slow_among_the_ranks_of_its_stage() -> None:
     slow = balance_of(replicas(2)).slow
     assert slow is not None
     assert (slow.ranks, slow.work_ns, slow.others_ns, slow.stages) == ((2,), (14_400_000,), 12 * MS, (0,))
-    assert slow.slowest == (5, 5)
+    assert slow.slowest == (5, 5) and slow.costs is None
     assert (
         replicas(2)
         .report("ranks")
@@ -331,6 +375,14 @@ def test_a_comparison_of_a_job_knows_the_stages() -> None:
     slow = balance_of(comparison).slow
     assert slow is not None and slow.ranks == (9,)
     assert balance_of(replicas(count=8).to_compare()).slow is None
+
+
+def test_the_steps_of_a_rank_have_no_rows_of_the_stages_of_others() -> None:
+    text = run_of_pipelines(four_stages(), blocks=FOUR).report("steps").data["tables"]
+    names = {table["rank"]: [row["module"] for row in table["rows"]] for table in text if table["name"] == "layers"}
+    assert names[1] == ["Stage1", "Stage1.layers", *(f"Stage1.layers.{number}" for number in range(4, 8))]
+    parts = {table["rank"]: [row["part"] for row in table["rows"]] for table in text if table["name"] == "parts"}
+    assert [part for part in parts[2] if "Stage" in part] == ["Stage2, forward", "Stage2, backward"]
 
 
 # Findings

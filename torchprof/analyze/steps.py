@@ -88,7 +88,7 @@ class _Device:
 
 
 class _Loop:
-    """The steps of one rank."""
+    """The steps of one rank, and the layers that it has, with their indices."""
 
     def __init__(self, run: Run, meta: Meta) -> None:
         self.run = run
@@ -106,6 +106,9 @@ class _Loop:
                 )
             )
         self.whole = whole
+        self.layers = [
+            (number, layer) for number, layer in enumerate(run.layers) if not layer.ranks or meta.rank in layer.ranks
+        ]
         self.phases = [phase for phase in PHASES if phase in run.phases()]
         self.cpu = _Device("cpu", "CPU")
         self.accelerators: list[_Device] = []
@@ -166,7 +169,7 @@ def _parts(loop: _Loop) -> ReportTable:
             row.append(_mean(device, on_it, count) if measure else "")
         table.append(row)
 
-    models = [(loop.run.layers.index(root), root.name) for root in loop.run.roots]
+    models = [(number, layer.name) for number, layer in loop.layers if len(layer.path) == 1]
     for layer, name in [*models, *([(NOT_SELECTED, NOT_SELECTED_NAME)] if loop.worked(NOT_SELECTED) else [])]:
         for phase in loop.phases:
             spread = loop.of_layer(layer, phase, loop.cpu)
@@ -256,7 +259,7 @@ def _lines(loop: _Loop) -> list[_Line]:
     devices = [device for device in loop.accelerators if device.measured] or [loop.cpu]
     lines: dict[tuple[str, ...], _Line] = {}
     top_lines = []
-    for number, layer in enumerate(loop.run.layers):
+    for number, layer in loop.layers:
         spreads = [loop.of_layer(number, phase, device) for phase in loop.phases for device in devices]
         total = sum(spread.sum for spread in spreads if spread is not None)
         blank = selected is not None and layer.path not in selected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from statistics import median
 
 from torchprof.analyze.pipeline.bubble import Bubble
@@ -38,17 +37,11 @@ def pipeline(run: Run, *, top: int | None = None, tablefmt: str | None = None) -
         return stacked(["This run recorded no pipeline of torch.distributed.pipelining.", warnings_below(run)])
     sections: list[Section] = []
     for number, judged in enumerate(pipelines):
-        sections.append(Section([*about_pipelines(run, [judged]), *_about_times(run, judged.replicas)], " "))
+        sections.append(Section([*about_pipelines(run, [judged])], " "))
         sections.append(_table_of_stages(run, number, judged.replicas, tablefmt))
         sections.append(_table_of_pipelines(number, judged, tablefmt))
         sections.append(_table_of_microbatches(number, judged.replicas, _ROWS if top is None else top, tablefmt))
     return spaced([*sections, warnings_below(run)])
-
-
-def _about_times(run: Run, replicas: AlikePipelines) -> Iterator[str]:
-    """Of which device the times are, if it is not plain."""
-    if replicas.device == "cpu" and any(meta.device is not None for meta in run.metas):
-        yield "Times are of the CPU, which launches the work of the device: how long that takes there is unknown."
 
 
 def _table_of_stages(run: Run, number: int, replicas: AlikePipelines, tablefmt: str | None) -> Section:

@@ -20,7 +20,7 @@ _OUTLIER = 2.0  # times the other microbatches
 _OF_A_STEP = 0.01  # an outlier takes at least this share of a step longer
 _FEW_STEPS = 3
 _MOST_NAMED = 3  # microbatches, and pipelines
-_MAY_BE_CHANCE = "; with so few steps, that may be chance"
+_MAY_BE_CHANCE = "; that may be chance"
 
 
 def about_pipelines(run: Run, pipelines: Sequence[Judged]) -> Iterator[str]:
@@ -60,7 +60,7 @@ def what_it_is(replicas: AlikePipelines) -> str:
     """The stages, the schedule and the ranks of pipelines that do the same."""
     first = replicas.first
     about = _schedule_of(replicas)
-    stages = f"{first.stages} stages" if first.stages else "an unknown number of stages"
+    stages = f"{first.stages} stage{'s' if first.stages > 1 else ''}" if first.stages else "an unknown number of stages"
     ranks = [
         ranks_in_words(sorted(pipeline.ranks or [member.rank for member in pipeline.members]))
         for pipeline in replicas.pipelines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, median_low
 
 from torchprof.analyze.ranks.significance import CLEARLY_SLOWER, WORTH_NAMING, Stragglers, stragglers
@@ -42,11 +42,12 @@ class Slow:
     ``others_wait_ns``: the median of what the other ranks wait in a step; a lower bound if ``wait_longer``.
     ``may_be_chance``: there are too few steps to exclude chance, or the steps of different ranks cannot be paired.
     ``costs``: by which share a step would be shorter, at most, if they were no slower than the slowest of the others:
-    the median over the steps; None if the steps cannot be paired, and in a run of chosen ranks.
+    the median over the steps; None if the steps cannot be paired, in a run of chosen ranks, and in a pipeline, where
+    another stage may take as long.
 
     ``difference``: the place where the slowest rank takes longer; None if no place has most of the difference.
     ``flops``: the FLOPs of the slowest rank over the median of the others; None: unknown. ``stages``: the others are
-    the ranks that have these stages of a pipeline, too; ``()`` without a pipeline.
+    the ranks that have these stages of a pipeline, too; ``()`` if all ranks are compared.
     """
 
     ranks: tuple[int, ...]
@@ -112,6 +113,8 @@ def slow_among_peers(
             some = compared.among(peers)
             tested = tested_work(some, len(compared.ranks))
             found = slow_ranks(some, tested, [rank for rank in ranks if rank.rank in peers], layers, collectives)
+            if found is not None and len(compared.peers) > 1:
+                found = replace(found, costs=None, stages=compared.stages.get(peers[0], ()))
             slow += [found] if found is not None else []
             detectable.append(tested.detectable if tested is not None else None)
     shares = [share for share in detectable if share is not None]
@@ -170,7 +173,6 @@ def slow_ranks(
         _cost(compared, slow),
         _difference(compared, device, excess, slow, (work[slow[0]] - of_others) / 2),
         _times_the_flops(compared, ranks, slow),
-        compared.stages.get(slow[0], ()),
     )
 
 

@@ -189,6 +189,7 @@ class Compared:
         some = copy(self)
         some.metas = [meta for meta in self.metas if meta.rank in ranks]
         some.ranks = tuple(meta.rank for meta in some.metas)
+        some.peers = [some.ranks]
         some.whole = _of_some(self.whole, some.ranks)
         some.are_paired = some.whole.is_paired and some.whole.ranks == some.ranks
         return some
