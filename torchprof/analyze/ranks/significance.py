@@ -25,7 +25,7 @@ _NORMAL = 1.4826  # the standard deviation of a normal distribution over its med
 _POWER = 1.6449  # a normal value is below its mean plus so many standard deviations with a probability of 95 %
 _MOST_ALIKE = 0.95  # the highest correlation of successive steps that is corrected for
 _ROUNDING = 1e-9  # what a logarithm may be off
-_MOST_EXCESS = 10.0  # the largest that is shown: more than any straggler has
+_MOST_EXCESS = 10.0  # the largest logarithm that is shown: more than any straggler has
 _LARGE = 2000  # degrees of freedom from which the t-distribution is taken as normal
 
 
@@ -132,7 +132,7 @@ class _Scale:
         limit = t_quantile(CHANCE / self._tests, self._freedom)
         needed = max(self._to_excess(least), self._spread, limit * self._usual_error)
         margin = _POWER * self._usual_error * sqrt(1 + limit**2 / (2 * (self._kept - 1)))  # of the mean and its error
-        return self._to_share(min(needed + margin, _MOST_EXCESS))
+        return self._to_share(min(needed + margin, self._to_excess(expm1(_MOST_EXCESS))))
 
 
 def _ratios(times: Sequence[Sequence[int]]) -> list[list[float]]:
