@@ -91,6 +91,7 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
     pages = [
         *(data_in(make().report("html")) for make in KINDS.values()),
         *(data_in(run.report("html")) for run in (before, on_a_device(), experts())),
+        data_in(experts().report("html", compared=experts().to_compare(layers=True))),
         data_in(before.report("html", beside={"after": after, "another": on_a_device()})),
         data_in(torchprof.compare(before, after).report("html")),
         data_in(torchprof.compare(before, torchprof.flops(Mlp(), torch.rand(3, 4))).report("html")),
@@ -107,6 +108,7 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
         "devices.streams",
         "ranks.work",
         "ranks.lines",
+        "ranks.quantiles",
     ]
     whole += ["memory.course.heights", "memory.held", "memory.before", "comparison.scale", "comparison.whole"]
     whole += [
