@@ -536,14 +536,15 @@ def totals_of(run: Run, field: str, phases: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def check_icicle(page: Page, run: Run, field: str, phases: Sequence[str]) -> None:
-    """The width of each block is its layer's share, and the block is within the block above it."""
+def check_icicle(page: Page, run: Run, field: str, phases: Sequence[str], whole_run: Run | None = None) -> None:
+    """The width of each block is its layer's share, and the block is within the block above it. ``whole_run``: that of
+    all ranks, whose layers the page has."""
     totals = totals_of(run, field, phases)
     totals["everything"] = (
         sum(totals[layer.name] for layer in run.roots) + totals["(outside)"] + totals["(not selected)"]
     )
     names = [
-        *(layer.name for layer in ordered_layers(run)),
+        *(layer.name for layer in ordered_layers(whole_run or run)),
         "(outside)",
         "(not selected)",
         LAUNCHED_BEFORE,
@@ -591,7 +592,7 @@ def test_the_width_of_a_block_is_its_share(name: str, look: Callable[..., Page])
     if len(run.metas) > 1:
         for meta in run.metas:
             page.get_by_label("Rank").select_option(f"rank {meta.rank}")
-            check_icicle(page, run.of_rank(meta.rank), "cpu_ns", [run.phases()[-1]])
+            check_icicle(page, run.of_rank(meta.rank), "cpu_ns", [run.phases()[-1]], run)
 
 
 def tree_of(own: Mapping[str, int], **meta: Any) -> Run:

@@ -25,13 +25,16 @@ ShownRun = tuple[Run, Mapping[tuple[str, ...], int]]
 """A run that the page shows at once, and the nodes of its layers by their paths."""
 
 
-def cells(sources: Sequence[ShownRun], layers: int, columns: Sequence[Column]) -> dict[str, Any]:
+def cells(sources: Sequence[ShownRun], layers: int, columns: Sequence[Column], *, are_ranks: bool) -> dict[str, Any]:
     """``ranges`` and ``bounds`` for the page, from the rows of the terminal's table of each source.
 
     Nodes are the ``layers``, then the rows of work of no layer, then everything, then the ranges: labels, compiled
     regions and their kernels, each after its parent. ``values``: the figures of ranges, by source and column.
     ``bounds`` has the bound of each node's figure: ``of``, by source and column, is an index in ``vectors``; a vector
     is a list of (number, count): the next ``count`` nodes have this bound (0 to 3 as in ``Bound``, 4: no such row).
+
+    ``are_ranks``: the sources are ranks of one run. A layer that a rank does not have, because it is of another stage
+    of a pipeline, has no row there. In other runs it has one.
     """
     everything = layers + len(_OF_NO_LAYER)
     phases = [phase for phase in PHASES if any(phase in run.phases() for run, _ in sources)]
@@ -43,6 +46,7 @@ def cells(sources: Sequence[ShownRun], layers: int, columns: Sequence[Column]) -
     vectors: dict[tuple[tuple[int, int], ...], int] = {}
     bounds: list[list[int]] = []
     values: list[list[list[float]]] = []
+    missing = _NO_ROW if are_ranks else _NUMBER[Bound.UNKNOWN]
     for (run, _), of_source in zip(sources, rows):
         measured = measured_by_all(run)
         bounds.append([])
@@ -50,7 +54,7 @@ def cells(sources: Sequence[ShownRun], layers: int, columns: Sequence[Column]) -
         exact = {phase: [node for node, row in of_source.items() if row.is_exact(phase)] for phase in phases}
         for column in columns:
             own_column = as_measured(column, measured)
-            numbers = [_NUMBER[Bound.UNKNOWN]] * layers + [_NO_ROW] * (len(_OF_NO_LAYER) + 1 + len(ranges))
+            numbers = [missing] * layers + [_NO_ROW] * (len(_OF_NO_LAYER) + 1 + len(ranges))
             if own_column.what == "cost" and own_column.measured:
                 for node in exact[own_column.phase]:
                     numbers[node] = _EXACT

@@ -79,7 +79,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "layers": {"parent": array("q", tree.parents), "name": tree.names},
         "takes": [layer_data(take.run, tree, number) for number, take in enumerate(takes)],
         "columns": [column_data(column, where) for column, where in columns],
-        **cells(shown, len(tree.layers), [column for column, _ in columns]),
+        **cells(shown, len(tree.layers), [column for column, _ in columns], are_ranks=sources.are_ranks),
         "measures": [measure_data(measure, takes) for measure in measures_shown(takes)],
         "fields": [name for name in FIELDS if name in rows],
         **names.tables(),

@@ -170,9 +170,8 @@ class Run {
   // The rows below a node in the table: first its ranges, then its layers.
   /** @param {number} node @param {number} source */
   below(node, source) {
-    const ranges = this.rangesOf.get(node);
-    const children = this.isRange(node) ? [] : this.children[node];
-    return ranges ? [...ranges.filter((one) => this.exists(one, source)), ...children] : children;
+    const nodes = [...(this.rangesOf.get(node) ?? []), ...(this.isRange(node) ? [] : this.children[node])];
+    return nodes.filter((one) => this.exists(one, source));
   }
 
   /** @param {number} node @returns {string} */
@@ -294,7 +293,7 @@ class Run {
     });
   }
 
-  // Whether a node has a row. Work of no layer has one only if there is any.
+  // Whether a node has a row. Work of no layer has one only if there is any; on a rank, only its own layers have one.
   /** @param {number} node @param {number} source */
   exists(node, source) {
     return this.bounds(this.figures[0], source)[node] !== BOUND.NO_ROW;
