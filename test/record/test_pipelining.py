@@ -192,6 +192,15 @@ def test_a_step_that_fails_is_no_step_with_other_actions() -> None:
 
 
 @recorded
+def test_a_torch_that_calls_its_stages_in_another_way_has_no_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stage_of(Net())
+    monkeypatch.setattr(type(stage).__mro__[1], "forward_one_chunk", lambda self, number: number + 1)
+    with Profile(stage) as prof:
+        assert stage.forward_one_chunk(number=1) == 2
+    assert prof.run.pipelines == ()
+
+
+@recorded
 def test_torch_is_as_it_was_after_the_last_of_several_recordings() -> None:
     from torch.distributed.pipelining import schedules, stage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -155,24 +155,30 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
     return steps
 
 
-def fold_torchs_ranges(columns: EventColumns) -> None:
-    """Give torch's ranges around the actions of a schedule one name for each kind of action: ``PP:forward``.
+def folded_names(names: Collection[str]) -> dict[str, str]:
+    """The names of torch's ranges around the actions of a schedule, among all ``names``, each with the name that all of
+    its kind of action have here: ``PP:forward``.
 
-    Those of GPipe have names that users give, too. They are renamed if the recording has a pipeline's ranges of ours,
-    or point-to-point exchanges.
+    Those of GPipe have names that users give, too. They count if there are point-to-point exchanges, or ranges of ours
+    in a pipeline.
     """
-    may_be_gpipe = any(kind.kind is Kind.PIPELINE or kind.name.startswith(_POINT_TO_POINT) for kind in columns.kinds)
-    columns.kinds = [
-        kind._replace(name=_folded(kind.name, may_be_gpipe)) if kind.kind is Kind.USER_LABEL else kind
-        for kind in columns.kinds
-    ]
+    may_be_gpipe = any(name.startswith((PIPELINE, *_POINT_TO_POINT)) for name in names)
+    folded = {}
+    for name in names:
+        match = _TORCHS.fullmatch(name)
+        if match is not None:
+            what = match[1] or match[2]
+            folded[name] = PIPELINE_RANGE + _IN_WORDS.get(what, what.lower())
+        elif may_be_gpipe and _OF_GPIPE.fullmatch(name):
+            folded[name] = PIPELINE_RANGE + name.partition(" ")[0].lower()
+    return folded
 
 
-def _folded(name: str, may_be_gpipe: bool) -> str:
-    match = _TORCHS.fullmatch(name)
-    if match is not None:
-        what = match[1] or match[2]
-        return PIPELINE_RANGE + _IN_WORDS.get(what, what.lower())
-    if may_be_gpipe and _OF_GPIPE.fullmatch(name):
-        return PIPELINE_RANGE + name.partition(" ")[0].lower()
-    return name
+def fold_torchs_ranges(columns: EventColumns) -> None:
+    """Give all of torch's ranges around one kind of action one name: else each layer has a row for each microbatch."""
+    folded = folded_names({kind.name for kind in columns.kinds})
+    if folded:
+        columns.kinds = [
+            kind._replace(name=folded.get(kind.name, kind.name)) if kind.kind is Kind.USER_LABEL else kind
+            for kind in columns.kinds
+        ]

@@ -6,6 +6,7 @@ import functools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from torch import distributed as dist
@@ -60,14 +61,17 @@ class PipelineRanges:
     @staticmethod
     def _replace(owner: Any, name: str, label_of: Callable[..., str | None]) -> None:
         """Put a range around a function of a class or a Python module, if it has it. ``label_of`` gets the arguments of
-        a call; None: the call has no range."""
+        a call; None: the call has no range, as if a newer torch calls it in another way."""
         function = getattr(owner, name, None)
         if function is None:
             return
 
         @functools.wraps(function)
         def in_a_range(*args: Any, **kwargs: Any) -> Any:
-            label = label_of(*args, **kwargs) if is_observed() else None
+            label = None
+            if is_observed():
+                with suppress(AttributeError, TypeError):
+                    label = label_of(*args, **kwargs)
             if label is None:
                 return function(*args, **kwargs)
             with Reopened(record(label)):
@@ -93,7 +97,7 @@ def _label_of_weights(stage: Any, bwd_chunk_id: int, *_: Any, **__: Any) -> str 
     return action_label(stage.stage_index, "W", bwd_chunk_id) if stage.has_backward else None
 
 
-def _label_of_step(schedule: Any, *_: Any, **__: Any) -> str | None:
+def _label_of_step(schedule: Any, *_: Any, **__: Any) -> str:
     stage, *_others = stages_in(schedule)
     ranks = dist.get_process_group_ranks(stage.group or dist.group.WORLD) if dist.is_initialized() else ()
     return step_label(type(schedule).__name__, stage.num_stages, ranks)

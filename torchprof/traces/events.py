@@ -24,6 +24,7 @@ from torchprof.attribute.event_names import (
 )
 from torchprof.attribute.events import HOOKS, PREFIX, Kind
 from torchprof.attribute.loops import Loop, NamedRange, loop_of
+from torchprof.attribute.pipeline_ranges import folded_names
 from torchprof.run.words import NODE_PREFIX, is_collective
 from torchprof.traces.categories import MODULE, OP, OP_OR_RANGE, RANGE
 from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME_CALLS
@@ -224,17 +225,21 @@ class TraceEvents:
         return [ModuleCall(name, tuple(above), shapes.get(name, frozenset())) for name, above in parents.items()]
 
     def ranges(self) -> list[RangeCall]:
-        """The ranges of users and of torch, in the order of first calls, without ranges of backward work.
+        """The ranges of users and of torch, in the order of first calls, without those of backward work and those that
+        torch's pipelines put around their actions.
 
         ``ranges_in`` decides which these are.
         After this call, ``columns`` gives the ranges of backward work as user labels, even if their names are in
         ``sites``.
         """
         kinds = self._kinds(())
-        wanted = [kind is Kind.USER_LABEL and bool(name) for kind, (_, name) in zip(kinds, self._names)]
+        names = [name for _, name in self._names]
+        of_pipelines = folded_names(names)
+        wanted = [
+            kind is Kind.USER_LABEL and bool(name) and name not in of_pipelines for kind, name in zip(kinds, names)
+        ]
         if not any(wanted):
             return []
-        names = [name for _, name in self._names]
         ranges = ranges_in(self._cpu_events(), self.table.lanes, names, kinds, wanted, self._are_nodes(kinds))
         self._in_backward = ranges.in_backward
         return ranges.calls

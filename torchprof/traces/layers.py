@@ -18,7 +18,7 @@ from torchprof.attribute.events import PREFIX, Site
 from torchprof.run.layers import Layer
 from torchprof.run.paths import kind_of_root
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import FSDP_RANGE, LOADING, OPTIMIZER_STEP, PIPELINE_RANGE, ZERO_GRAD
+from torchprof.run.words import FSDP_RANGE, LOADING, OPTIMIZER_STEP, ZERO_GRAD
 
 _MODULE = "nn.Module: "
 
@@ -34,7 +34,7 @@ _MOST_OTHERS = 100
 """How many places of a name list each other. Together the lists are as long as the square of this number."""
 
 # Ranges that torch and its libraries set themselves, which are no part of a model.
-_BOOKKEEPING = (OPTIMIZER_STEP, ZERO_GRAD, LOADING, FSDP_RANGE, PIPELINE_RANGE, "c10d:")
+_BOOKKEEPING = (OPTIMIZER_STEP, ZERO_GRAD, LOADING, FSDP_RANGE, "c10d:")
 _NUMBER = re.compile(r"\d+")
 # A number after one of these words counts repetitions; after any other word, it counts parts of a model.
 _TIME = re.compile(
