@@ -21,7 +21,7 @@ from torchprof import Profile
 
 class Samples(Dataset[torch.Tensor]):
     def __len__(self) -> int:
-        return 32
+        return 64
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if os.environ["RANK"] == "1":

@@ -438,7 +438,7 @@ def test_a_straggler_is_found_with_its_slow_layer(job: Callable[..., Finished]) 
 @pytest.mark.jobs
 @pytest.mark.parametrize("how", ["steps", "steps, with a worker", "torchprof run"])
 def test_a_rank_that_loads_its_data_slowly_is_found(tmp_path: Path, how: str) -> None:
-    """Eight batches of 80 ms; those of the other rank take next to nothing."""
+    """16 batches of 80 ms; those of the other rank take next to nothing."""
     command = [str(ROOT / "test" / "build" / "slow_loading.py")]
     if how == "torchprof run":
         command = ["-m", "torchprof", "run", "-o", str(tmp_path / "rank{rank}.json"), *command]
