@@ -34,12 +34,12 @@ TOGETHER := -n auto --dist worksteal
 AGAIN := --last-failed --last-failed-no-failures none
 
 test: $(TOOLS)
-	$(PYTEST) -m "not ($(SLOW))" $(TOGETHER) || $(PYTEST) $(AGAIN)
+	$(PYTEST) -m "not ($(SLOW))" $(TOGETHER) || { test $$? -eq 1 && $(PYTEST) $(AGAIN); }
 
 # What make test leaves out: tests in a browser, with torch's compiler, and of whole jobs and scripts. They have processes
 # of their own: in those that have compiled, all other tests take longer.
 test-slow: $(TOOLS)
-	$(PYTEST) -m "$(SLOW)" $(TOGETHER) || $(PYTEST) $(AGAIN)
+	$(PYTEST) -m "$(SLOW)" $(TOGETHER) || { test $$? -eq 1 && $(PYTEST) $(AGAIN); }
 
 # Random examples: a third of those that FULL_EXAMPLES=1 make test-all tries.
 test-all: test test-slow

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +196,13 @@ def test_after_the_default_schedule_the_model_has_no_labels(
 def test_validation_inside_fit_is_not_recorded(
     net: Any, trainer: Any, callback_class: Any, interval: int, cycles: int
 ) -> None:
-    seen = []
-    callback = callback_class(schedule=always, with_flops=True, on_trace_ready=lambda prof: seen.append(prof.run))
+    seen, ended = [], []
+
+    def note(prof: torchprof.Profile) -> None:
+        seen.append(prof.run)
+        ended.append(prof.step_num)
+
+    callback = callback_class(schedule=always, with_flops=True, on_trace_ready=note)
     model = net()
     trainer(callback, val_check_interval=interval).fit(model, loader(), loader(3))
     assert model.validated == 2 + BATCHES // interval * 3  # two in the sanity check
@@ -206,6 +212,7 @@ def test_validation_inside_fit_is_not_recorded(
     assert run.tree("forward").total.macs == sum(map(rows_of, range(BATCHES))) * (4 * 8 + 2 * 8 * 8)
     whole = [min(interval, BATCHES - start) for start in range(0, BATCHES, interval)]
     assert [one.meta.steps for one in seen] == whole
+    assert ended == list(accumulate(whole))
     assert run.no_layer("forward").macs == 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import nn
 import torchprof
 from torchprof import Profile, Run, TorchprofError
 from torchprof.profile import straggler_log
+from torchprof.profile.gather import RunsInStore
 from torchprof.profile.straggler_log import _Comparisons
 from torchprof.run.words import FORWARD
 
@@ -87,7 +89,7 @@ def test_no_straggler_is_an_info(logged: Logged, four: dict[int, _Comparisons]) 
         (
             logging.INFO,
             "Steps 100 to 119: No straggler found: own work takes 10.000ms to 10.000ms a step (medians over the steps)."
-            " A rank that takes 3% longer would most likely have been found.",
+            " A rank whose own work takes 3% longer would most likely have been found.",
         )
     ]
 
@@ -106,7 +108,7 @@ def test_ranks_that_are_late_are_named_and_compared_the_next_time(
     runs = ranks_of(planted())
     late = runs.pop(3)
     [(level, text)] = logged(four, runs)
-    assert "Rank 2 is the straggler: " in text and text.endswith(" Rank 3 sent nothing in time.")
+    assert "Rank 2 is the straggler: " in text and " Rank 3 sent nothing in time: " in text
     four[3].add(late, 100, 3, 4)
     [(level, text)] = logged(four, ranks_of(even_job()), 200)
     assert (level, "Steps 200 to 219: No straggler found" in text, "sent nothing" in text) == (
@@ -117,8 +119,53 @@ def test_ranks_that_are_late_are_named_and_compared_the_next_time(
     [(level, text)] = logged(four, {0: runs[0]}, 300)
     assert (level, text) == (
         logging.WARNING,
-        "Steps 300 to 319: there is no other rank to compare. Ranks 1 to 3 sent nothing in time.",
+        "Steps 300 to 319: there is no other rank to compare. Ranks 1 to 3 sent nothing in time: each rank has to "
+        "record the same steps with log_stragglers.",
     )
+
+
+def test_rank_0_waits_once_for_a_rank_that_sends_nothing(
+    logged: Logged, four: dict[int, _Comparisons], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[int | None] = []
+    wait = RunsInStore.wait_for_comparisons
+    monkeypatch.setattr(
+        RunsInStore,
+        "wait_for_comparisons",
+        lambda table, ranks, enough: waited.append(enough) or wait(table, ranks, enough),
+    )
+    runs = ranks_of(even_job())
+    del runs[3]
+    for first in (0, 20, 40):
+        assert "Rank 3 sent nothing in time" in logged(four, runs, first)[0][1]
+    assert "sent nothing" not in logged(four, ranks_of(even_job()), 60)[0][1]
+    logged(four, ranks_of(even_job()), 80)
+    assert waited == [3, 2, 2, 2, 3]
+
+
+def test_an_error_while_ranks_are_compared_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a process group of MPI, which has no store."""
+    for name, value in (("is_initialized", True), ("get_rank", 0), ("get_world_size", 2)):
+        monkeypatch.setattr(dist, name, lambda value=value: value)
+    monkeypatch.setattr("torchprof.profile.cycle.this_job", lambda *_: torchprof.record.job.Job(0, 2))
+
+    def without_a_store(prefix: str) -> None:
+        raise TorchprofError("There is no store.")
+
+    monkeypatch.setattr(straggler_log, "store_of_job", without_a_store)
+    train()
+    assert [record.getMessage() for record in caplog.records] == ["Ranks were not compared: There is no store."] * 2
+
+
+def test_nodes_may_name_the_job_differently(logged: Logged, four: dict[int, _Comparisons]) -> None:
+    """As two allocations of Slurm do that are one process group."""
+    runs = {
+        rank: replace(run, metas=(replace(run.meta, job=f"allocation {rank % 2}"),))
+        for rank, run in ranks_of(even_job()).items()
+    }
+    assert "No straggler found" in logged(four, runs)[0][1]
 
 
 def test_ranks_send_about_a_kilobyte_and_the_store_does_not_grow(

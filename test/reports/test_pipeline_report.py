@@ -331,8 +331,9 @@ def test_a_straggler_is_slow_among_the_ranks_of_its_stage() -> None:
         )
     )
     assert balance_of(replicas()).slow is None
-    assert "No straggler found among ranks with the same stages of a pipeline. A rank that takes 5% longer would" in (
-        replicas().report("ranks")
+    assert (
+        "No straggler found among ranks with the same stages of a pipeline. A rank whose own work takes 5% longer would"
+        in (replicas().report("ranks"))
     )
 
 

@@ -14,6 +14,11 @@ from build.warnings import run_warnings
 import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.analyze.first_screen.verdict import ran
+from torchprof.analyze.ranks.balance import balance_of
+from torchprof.analyze.ranks.hangs import hanging_ranks
+from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
+from torchprof.analyze.ranks.sentences import _straggler
+from torchprof.analyze.ranks.slow import Slow
 from torchprof.run.cycles import add_cycle
 from torchprof.run.lockstep import GAP, STEP, Lockstep, LockstepKey
 from torchprof.run.meta import MeshDim
@@ -88,17 +93,19 @@ def test_no_rank_stands_out() -> None:
     """All steps are alike, so nothing is left to chance, and the limit is 2 %."""
     run = of_work(10 * MS, 10_100_000)
     assert sentence(run) == (
-        "2 ranks. No straggler found: own work takes 10.000ms to 10.100ms a step (medians over the steps). A rank that "
-        "takes 2% longer would most likely have been found."
+        "2 ranks. No straggler found: own work takes 10.000ms to 10.100ms a step (medians over the steps). A rank "
+        "whose own work takes 2% longer would most likely have been found."
     )
 
 
 def test_how_slow_a_rank_must_be_if_steps_vary_or_are_few() -> None:
     own = {("Net.a", FORWARD): {0: [100, 120, 90], 1: [100, 90, 110]}}
-    assert sentence(run_of_ranks(own)).endswith("Only a rank that takes many times as long would have been found.")
+    assert sentence(run_of_ranks(own)).endswith(
+        "Only a rank whose own work takes many times as long would have been found."
+    )
     assert sentence(run_of_ranks({("Net.a", FORWARD): {0: [100], 1: [105]}})).endswith(
-        "Steps are too few, or were not kept or not matched between ranks: only a rank that takes 10% longer would "
-        "have been named."
+        "Steps are too few, or were not kept or not matched between ranks: only a rank whose own work takes 10% "
+        "longer would have been named."
     )
 
 
@@ -239,6 +246,35 @@ def test_a_step_in_two_cycles_has_the_collectives_of_both(calls_of_rank_0: int) 
     assert "at the end of the recording, after 9.001s: ranks 0 to 2 were in Net.a in forward for 8.900s." in text
     missed = "Ranks 1 and 2 had not called all_reduce of Net in backward, which others had."
     assert (missed in text) == ("had not called" in text) == (calls_of_rank_0 == 2)
+
+
+def test_a_comparison_of_all_ranks_knows_a_hang_and_chooses_the_rank_that_the_others_wait_for() -> None:
+    called = (Entered(0, BACKWARD, "all_reduce", 1),)
+    waiting = [Unfinished(rank, 9_000 * MS, 8_900 * MS, 0, BACKWARD, "all_reduce", True, called) for rank in (0, 2)]
+    run = hung(waiting[0], Unfinished(1, 8_950 * MS, 8_940 * MS, 1, FORWARD), waiting[1])
+    comparison = run.to_compare(layers=True)
+    assert "Rank 1 had not called all_reduce of Net in backward, which others had." in sentence(comparison)
+    assert hanging_ranks(comparison) == [1] and 1 in chosen_ranks(comparison)
+    warning = with_comparison(run.of_rank(1), comparison).warnings[0]
+    assert "Rank 1 had not called all_reduce of Net in backward" in str(warning)
+    assert hanging_ranks(hung()) == []
+
+
+def test_without_all_ranks_it_is_unknown_for_whom_others_wait() -> None:
+    """Rank 2 loads data for 60 ms in each step, and all others wait for it. Without rank 3 nothing tells."""
+    unknown = "Whether others wait for a rank is unknown: ranks are missing, or groups or steps are unknown."
+    assert "Rank 2 is the straggler" in sentence(fed_slowly()) and unknown not in sentence(fed_slowly())
+    text = sentence(torchprof.merge(fed_slowly().of_rank(rank) for rank in range(3)))
+    assert "No straggler found" in text and unknown in text
+    assert unknown not in sentence(run_of_ranks({("Net.a", FORWARD): even(10 * MS)}))
+
+
+def test_a_certain_late_rank_is_named_before_one_that_may_be_slow_by_chance() -> None:
+    run = fed_slowly()
+    balance = balance_of(run)
+    slow = Slow((1,), (20 * MS,), 10.0 * MS, may_be_chance=True)
+    assert balance.late is not None and not balance.late.may_be_chance
+    assert _straggler(run, replace(balance, slow=slow)).startswith("Rank 2 is the straggler")
 
 
 def test_without_a_hang_there_is_no_sentence_on_places() -> None:

@@ -80,7 +80,7 @@ class LoopProfile:
         elif self._open and self._ended:
             self._ended = self._paused = False
             self._step += 1
-            self.profile.step()
+            self._end_step_of_profile(self._step)
             if self._recorded is None and self._step >= _WAIT + _WARMUP + _ACTIVE:
                 self._leave()
 
@@ -92,7 +92,12 @@ class LoopProfile:
         """Stop recording until the next step begins. A cycle of recorded steps ends here."""
         if self._open and self._ended and not self._paused:
             self._paused = True
-            self.profile.step()
+            self._end_step_of_profile(self._step + 1)
+
+    def _end_step_of_profile(self, ended: int) -> None:
+        """``ended``: how many steps of the loop have ended. The Profile counts pauses, too: its number is set."""
+        self.profile.step_num = ended - 1
+        self.profile.step()
 
     def stop(self) -> None:
         """End the loop, also after an error. A step that has not ended is not counted, but its work is recorded."""

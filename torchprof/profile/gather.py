@@ -245,11 +245,12 @@ class RunsInStore:
             self._store.set(f"{rank}/compared", _zipped(None if run is None else run.to_compare()))
             self._store.add("compared", 1)
 
-    def wait_for_comparisons(self, ranks: list[int]) -> list[int]:
-        """Those of these ranks that have written what is compared, when all have or the time is over. After SIGTERM
-        that is soon: then the chosen ranks have to send their runs before torchrun kills them."""
+    def wait_for_comparisons(self, ranks: list[int], enough: int | None = None) -> list[int]:
+        """Those of these ranks that have written what is compared, when all have, or ``enough``, or the time is over.
+        After SIGTERM that is soon: then the chosen ranks have to send their runs before torchrun kills them."""
+        enough = len(ranks) if enough is None else enough
         for is_last_look in self._looks(_GRACE_S / 2):
-            if is_last_look or self._count("compared") >= len(ranks):
+            if is_last_look or self._count("compared") >= enough:
                 break
         if self._count("compared") >= len(ranks):
             return ranks

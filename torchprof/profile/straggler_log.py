@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 
+from torchprof.errors import TorchprofError
 from torchprof.profile.gather import RunsInStore, store_of_job
 from torchprof.profile.sigterm import DelayedSigterm
 from torchprof.run.lockstep import ranks_in_words
@@ -36,10 +38,12 @@ def log_stragglers(prof: Profile) -> None:
 
     It is a function for ``on_trace_ready``; see docs/ranks-in-a-job.md. Every rank calls it, and sends a kilobyte or
     two to the job's store without waiting. Rank 0 waits for the others, 5 s at most, and compares what has come. It
-    logs one line with the logger "torchprof": a warning if a rank is slow or sent nothing, else an info.
+    logs one line with the logger "torchprof": a warning if a rank is slow or sent nothing, else an info. It does not
+    wait again for a rank that sent nothing in the cycle before.
 
-    Without a process group, and for a cycle without a whole step, nothing is compared. Raises TorchprofError if the
-    process group has no key-value store (MPI), and for a Profile that has no run yet.
+    Without a process group, and for a cycle without a whole step, nothing is compared. Why ranks could not be compared,
+    as in a process group without a key-value store (MPI), is logged as a warning: no error ends a training. Raises
+    TorchprofError for a Profile that has no run yet.
     """
     distributed = torch.distributed
     run = prof.run
@@ -49,7 +53,10 @@ def log_stragglers(prof: Profile) -> None:
     comparisons = _of_profile.get(prof)
     if comparisons is None:
         comparisons = _of_profile[prof] = _Comparisons()
-    comparisons.add(run, prof.step_num - steps, distributed.get_rank(), distributed.get_world_size())
+    try:
+        comparisons.add(run, prof.step_num - steps, distributed.get_rank(), distributed.get_world_size())
+    except TorchprofError as error:
+        _LOG.warning("Ranks were not compared: %s", error)
 
 
 class _Comparisons:
@@ -62,6 +69,7 @@ class _Comparisons:
     def __init__(self) -> None:
         self._number = next(_numbers)  # the same on all ranks, which profile in the same order
         self._written: deque[RunsInStore] = deque()
+        self._missing: set[int] = set()  # the ranks that sent nothing for the last cycle
 
     def add(self, run: Run, first: int, rank: int, ranks: int) -> None:
         """Compare the ranks in the steps of this cycle, of which ``first`` is the number of the first."""
@@ -74,9 +82,15 @@ class _Comparisons:
             table.put_comparison(rank, run)
             return
         others = [*range(1, ranks)]
-        there = table.wait_for_comparisons(others)
-        comparison = merge([run.to_compare(), *table.take_comparisons(there)])
-        _log(comparison, first, {*others} - {*there})
+        there = table.wait_for_comparisons(others, len(others) - len(self._missing))
+        comparison = merge(map(_of_this_job, [run.to_compare(), *table.take_comparisons(there)]))
+        self._missing = {*others} - {meta.rank for meta in comparison.metas}
+        _log(comparison, first, self._missing)
+
+
+def _of_this_job(comparison: Run) -> Run:
+    """The same without the job's name: the ranks of a process group are one job, though each node may name it."""
+    return replace(comparison, metas=tuple(replace(meta, job="") for meta in comparison.metas))
 
 
 _numbers = count()
@@ -88,7 +102,10 @@ def _log(comparison: Run, first: int, missing: Collection[int]) -> None:
     has_stragglers, verdict = False, "there is no other rank to compare."
     if len(comparison.metas) > 1:
         has_stragglers, verdict = output("verdict_on_ranks")(comparison)
-    about_missing = f" {ranks_in_words(missing).capitalize()} sent nothing in time." if missing else ""
+    about_missing = ""
+    if missing:
+        which = ranks_in_words(missing).capitalize()
+        about_missing = f" {which} sent nothing in time: each rank has to record the same steps with log_stragglers."
     last = first + comparison.meta.marked_steps - 1
     level = logging.WARNING if has_stragglers or missing else logging.INFO
     _LOG.log(level, "Steps %d to %d: %s%s", first, last, verdict, about_missing)

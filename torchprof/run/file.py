@@ -96,7 +96,7 @@ def run_of(data: bytes, path: str) -> Run:
 def comparison_of(data: bytes, path: str) -> Run:
     """``run_of(data, path).to_compare(layers=True)``, but faster: what is not compared is not read, and not checked."""
     document = document_of(data, path)
-    for name in ("frames", "within", "shared", "signatures", "devices", "memory", "device_times", "unfinished"):
+    for name in ("frames", "within", "shared", "signatures", "devices", "memory", "device_times"):
         document[name] = []
     document.update(rows={name: [] for name in Rows.COLUMNS}, timeline=None)
     document["samples"] = [sample for sample in document["samples"] if sample["layer"] == OUTSIDE]

@@ -151,7 +151,7 @@ class Run:
         each step. A kilobyte or two; without layers, rows and warnings. What is not compared counts as not measured.
 
         ``layers``: also the layers, with the sum and the median of their own work over the steps, the collectives,
-        and the parts of a step outside of layers.
+        the parts of a step outside of layers, and where the ranks were in an unfinished step.
         """
         known = self.layers if layers else Layers()
         return Run(
@@ -168,6 +168,7 @@ class Run:
                 for key, lockstep in self.lockstep.items()
                 if key.keeps_values or layers
             },
+            unfinished=self.unfinished if layers else (),
             pipelines=tuple(pipeline.of_a_comparison() for pipeline in self.pipelines),
         )
 

@@ -127,8 +127,8 @@ def ranks_chosen(
     """``ranks``: those in the run. ``missing``: those that gave no run. The others are for the report "ranks"."""
     absent = f" {ranks_in_words(missing).capitalize()} gave no run." if missing else ""
     rest = f"{ranks_in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} in this run, with all figures"
-    first = "stragglers" if slow or late else "that with the most own work"
-    return f"{count:,} ranks were compared: {verdict}{absent} Only {rest}: {first}, and some others."
+    why = ": stragglers, and some others" if {*slow, *late}.intersection(ranks) else ""
+    return f"{count:,} ranks were compared: {verdict}{absent} Only {rest}{why}."
 
 
 RANKS_CHOSEN = "ranks_chosen"  # the code of that sentence

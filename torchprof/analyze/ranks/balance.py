@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torchprof.analyze.ranks.slow import Late, Slow, late_ranks, slow_among_peers
+from torchprof.analyze.ranks.slow import Late, Slow, compares_waiting, late_ranks, slow_among_peers
 from torchprof.analyze.ranks.values import INFERRED, Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.run import Run
@@ -18,7 +18,9 @@ class Balance:
     """The comparison of the ranks of a run. ``time``: the time that is compared, "device" or "cpu"; None for none.
     ``inferred``: the number of calls of collectives that recorded no group and are taken to be between all ranks.
     ``detectable``: a rank whose own work takes longer by this share would have been found; None: there was no test.
-    ``peers``: the ranks that do the same work by design, together."""
+    ``peers``: the ranks that do the same work by design, together. ``compares_waiting``: the waiting of all ranks was
+    compared, to find ``late``.
+    """
 
     time: str | None
     ranks: tuple[OneRank, ...]
@@ -29,6 +31,7 @@ class Balance:
     inferred: int = 0
     detectable: float | None = None
     peers: list[tuple[int, ...]] = field(default_factory=list)
+    compares_waiting: bool = True
 
     @property
     def flops(self) -> int | None:
@@ -54,7 +57,10 @@ def balance_of(run: Run) -> Balance:
         for collective in collectives
         if collective.group is not None and collective.group.description == INFERRED
     )
-    return Balance(compared.time, ranks, layers, collectives, slow, late, inferred, detectable, compared.peers)
+    knows_late = late is not None or compares_waiting(compared)
+    return Balance(
+        compared.time, ranks, layers, collectives, slow, late, inferred, detectable, compared.peers, knows_late
+    )
 
 
 def _collectives(compared: Compared) -> Iterator[OneCollective]:

@@ -34,6 +34,16 @@ def about_hang(run: Run) -> Iterator[str]:
         yield f"{ranks_in_words(absent).capitalize()} had not called {called}, which others had."
 
 
+def hanging_ranks(run: Run) -> list[int]:
+    """The ranks that others wait for, if the job hangs: those that had not called a collective, or that stay in a place
+    where they wait for none."""
+    if not [*about_hang(run)]:
+        return []
+    missed = filter(None, (_first_missed(run, step) for step in run.unfinished if _stays(step)))
+    absent = {rank for _, ranks in missed for rank in ranks}
+    return sorted(absent or {step.rank for step in run.unfinished if _stays(step) and not step.waits})
+
+
 def _stays(step: Unfinished) -> bool:
     """Whether the rank was in the same place for most of the step."""
     return 2 * step.since_ns > step.ns

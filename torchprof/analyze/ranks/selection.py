@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchprof.analyze.ranks.balance import Balance, balance_of
+from torchprof.analyze.ranks.hangs import about_hang, hanging_ranks
 from torchprof.analyze.ranks.sentences import about_stragglers
 from torchprof.run.merge import merge
 from torchprof.run.run import Run
@@ -21,16 +22,16 @@ _STRAGGLERS = 3  # the most slow ranks, and the most late ranks, that are chosen
 def chosen_ranks(comparison: Run) -> tuple[int, ...]:
     """The ranks to have whole, ascending. ``comparison``: the merged ``Run.to_compare`` of all ranks.
 
-    They are the slowest stragglers, or the rank with the most own work if there is none, and more ranks that are not
-    slow: from the fastest to the one in the middle. In pipelines these have the same stages as the first of the
-    slowest, and its pipeline is chosen whole.
+    They are ranks that let the others hang, the slowest stragglers, or else the rank with the most own work, and more
+    ranks that are not slow: from the fastest to the one in the middle. In pipelines these have the same stages as the
+    first of the slowest, and its pipeline is chosen whole.
     """
     balance = balance_of(comparison)
     work = {rank.rank: rank.work_ns if rank.typical_ns is None else rank.typical_ns for rank in balance.ranks}
     known = sorted((ns, rank) for rank, ns in work.items() if ns is not None)
     ordered = [rank for _, rank in known] or [rank.rank for rank in balance.ranks]
     slow, late = _stragglers(balance)
-    named = {*slow[:_STRAGGLERS], *late[:_STRAGGLERS]} or {ordered[-1]}
+    named = {*hanging_ranks(comparison)[:_STRAGGLERS], *slow[:_STRAGGLERS], *late[:_STRAGGLERS]} or {ordered[-1]}
     first = (*slow, *late, *named)[0]
     peers = next(peers for peers in balance.peers if first in peers)
     others = [rank for rank in ordered if rank in peers and rank not in named.union(slow, late)]
@@ -63,7 +64,7 @@ def with_comparison(run: Run, comparison: Run) -> Run:
     warning = RunWarning.of(
         RANKS_CHOSEN,
         count=len(comparison.metas),
-        verdict=about_stragglers(comparison),
+        verdict=" ".join([*about_hang(comparison), about_stragglers(comparison)]),
         ranks=tuple(meta.rank for meta in run.metas),
         missing=comparison.missing_ranks,
         slow=slow,

@@ -89,6 +89,8 @@ def _about_none(run: Run, balance: Balance) -> Iterator[str]:
         over_steps = " (medians over the steps)" if is_median and any(meta.steps > 1 for meta in run.metas) else ""
         yield f"No straggler found: own work takes {least} to {most}{unit_of(run)}{over_steps}."
         yield _about_detection(balance.detectable)
+        if not balance.compares_waiting:
+            yield "Whether others wait for a rank is unknown: ranks are missing, or groups or steps are unknown."
 
 
 def straggler(run: Run) -> str:
@@ -97,12 +99,10 @@ def straggler(run: Run) -> str:
 
 
 def _straggler(run: Run, balance: Balance) -> str:
-    late_first = balance.late is not None and balance.late.exceeds_slow
-    if balance.late is not None and (late_first or balance.slow is None):
-        return _certain(balance.late, next(_about_late(run, balance.late, False, unit_of(run))))
-    if balance.slow is None:
-        return ""
-    return _certain(balance.slow, next(_about_slow(run, balance.slow, False, unit_of(run))))
+    late, slow = balance.late, balance.slow
+    if late is not None and (slow is None or late.exceeds_slow or (slow.may_be_chance and not late.may_be_chance)):
+        return _certain(late, next(_about_late(run, late, False, unit_of(run))))
+    return "" if slow is None else _certain(slow, next(_about_slow(run, slow, False, unit_of(run))))
 
 
 def _certain(stragglers: Slow | Late, sentence: str) -> str:
@@ -113,11 +113,11 @@ def _about_detection(detectable: float | None) -> str:
     """A sentence: how slow a rank must be to be found."""
     if detectable is None:
         few = "Steps are too few, or were not kept or not matched between ranks"
-        return f"{few}: only a rank that takes {CLEARLY_SLOWER:.0%} longer would have been named."
+        return f"{few}: only a rank whose own work takes {CLEARLY_SLOWER:.0%} longer would have been named."
     if detectable < 1:
-        return f"A rank that takes {ceil(100 * detectable)}% longer would most likely have been found."
+        return f"A rank whose own work takes {ceil(100 * detectable)}% longer would most likely have been found."
     times = "many times" if detectable > _MANY_TIMES else f"{1 + detectable:.1f} times"
-    return f"Only a rank that takes {times} as long would have been found."
+    return f"Only a rank whose own work takes {times} as long would have been found."
 
 
 def unit_of(run: Run) -> str:

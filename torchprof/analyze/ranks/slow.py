@@ -210,7 +210,8 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
     may_be_chance = False
     for waits in _waiting_together(compared):
         among = [*waits]
-        tested = stragglers([[-ns for ns in waits[rank]] for rank in among], compared.step_ns)
+        times = [[-ns for ns in waits[rank]] for rank in among]
+        tested = stragglers(times, compared.step_ns, of=len(compared.ranks))
         if tested is None:
             least = [min(step) for step in zip(*waits.values())]
             alone = [[rank for rank in among if waits[rank][step] == ns] for step, ns in enumerate(least)]
@@ -259,6 +260,14 @@ def _late_by_calls(compared: Compared, ranks: Sequence[OneRank]) -> dict[int, in
     ]
     of_others = [ns for rank, ns in waits.items() if rank not in named]
     return {rank: round(median(of_others) - waits[rank]) for rank in named}
+
+
+def compares_waiting(compared: Compared) -> bool:
+    """Whether ``late_ranks`` compares all ranks that exchange anything: none is missing, and groups and steps are
+    known."""
+    lockstep = compared.run.lockstep.items()
+    exchanging = {rank for key, times in lockstep if key.what == EXCHANGES for rank in times.ranks}
+    return exchanging <= {rank for waits in _waiting_together(compared) for rank in waits}
 
 
 def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
