@@ -30,6 +30,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from build.examples import SHARE
 from build.inductor import kernels_of_zeros
 from build.libraries import RELEASE, usable_transformers
 from build.phases import in_column_of
@@ -797,8 +798,11 @@ LLAMA_BLOCKS = [
 ]
 
 
+TRANSFORMERS = [(Llama, LLAMA_BLOCKS), (Encoder, ENCODER_BLOCKS), (Bert, BERT_BLOCKS)]
+
+
 @pytest.mark.parametrize(
-    ("model", "blocks"), [(Encoder, ENCODER_BLOCKS), (Bert, BERT_BLOCKS), (Llama, LLAMA_BLOCKS)], ids=lambda one: ""
+    ("model", "blocks"), TRANSFORMERS if SHARE == 1 else TRANSFORMERS[:1], ids=lambda one: getattr(one, "__name__", "")
 )
 def test_transformers(model: type[nn.Module], blocks: list[str]) -> None:
     with kernels_of_zeros():
