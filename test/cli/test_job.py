@@ -7,6 +7,7 @@ import json
 import sys
 import weakref
 from array import array
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ import torchprof
 from torchprof.analyze.ranks.selection import with_comparison
 from torchprof.analyze.report import without_warnings
 from torchprof.cli import main
+from torchprof.cli.files import Files, saved_runs
 from torchprof.reports import content_of
 from torchprof.reports.text import text_of
 from torchprof.run import job_folder
 from torchprof.run.run import Run
-from torchprof.run.saved import load
+from torchprof.run.saved import load, load_to_compare
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
@@ -129,12 +131,18 @@ def test_of_many_saved_runs_all_are_compared_and_some_loaded(
 ) -> None:
     """As if 8 were many: what is shown is that of a job folder, but the ranks are compared with their layers."""
     monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
-    loaded = []
-    monkeypatch.setattr(torchprof, "load", lambda path: loaded.append(path) or load(path))
+    read = []
+
+    def noted(files: Files, arguments: Any, how: Any) -> Iterator[tuple[str, Run]]:
+        read.append((how, files.saved))
+        return saved_runs(files, arguments, how)
+
+    monkeypatch.setattr("torchprof.cli.job.saved_runs", noted)
     assert main(["show", "runs", "--jobs", "2", "-o", "page.html", "--report", "ranks"]) == 0
     out, err = capsys.readouterr()
     assert err == "Written: page.html.\n"
-    assert loaded == [f"runs/rank{rank}.json" for rank in (0, 3, 5)]
+    files = [f"runs/rank{rank}.json" for rank in range(8)]
+    assert read == [(load_to_compare, files), (load, [files[rank] for rank in (0, 3, 5)])]
     comparison = torchprof.merge(run.to_compare(layers=True) for run in ranks)
     assert out == comparison.report("ranks") + "\n"
     assert "Most of the difference is Net.a in forward: 9.002ms a step." in out
@@ -148,6 +156,29 @@ def test_of_many_saved_runs_all_are_compared_and_some_loaded(
     out = capsys.readouterr().out
     assert f"\n{text_of(without_warnings(content_of('ranks', comparison, {})))}\n" in out
     assert "8 ranks were compared: Rank 5 is the straggler" in out
+
+
+def test_of_many_saved_runs_those_that_cannot_be_read_are_left_out(
+    ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file has nothing in it, and one is of a newer torchprof. In that of rank 3, which is chosen, the rows are
+    damaged, which are not compared. A file that is named is not left out."""
+    monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
+    Path("runs/rank6.json").write_text('{"format": "torchprof-run", "schema": 2}')
+    Path("runs/rank7.json").write_text('{"format": "torchprof-run", "schema": 99}')
+    damaged = json.loads(Path("runs/rank3.json").read_text())
+    Path("runs/rank3.json").write_text(json.dumps({**damaged, "rows": None}))
+    for rank in (8, 9):
+        replace(ranks[0], metas=(replace(ranks[0].meta, rank=rank),)).save(f"runs/rank{rank}.json")
+    monkeypatch.setattr("torchprof.cli.job.chosen_ranks", lambda comparison: (0, 3, 5))
+    assert main(["show", "runs", "--report", "tree"]) == 0
+    out, err = capsys.readouterr()
+    assert "Left out: runs/rank6.json is a damaged run file: KeyError 'samples'." in err
+    assert "Left out: runs/rank7.json has schema 99; this torchprof reads up to" in err
+    assert "Left out: runs/rank3.json is a damaged run file" in err
+    assert "Only ranks 0 and 5 are in this run" in out
+    assert main(["show", *map(str, sorted(Path("runs").iterdir())), "--report", "tree"]) == 2
+    assert "runs/rank6.json is a damaged run file" in capsys.readouterr().err
 
 
 def test_of_many_ranks_in_one_file_some_are_shown_whole(

@@ -107,8 +107,9 @@ def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
 
     comparison = torchprof.merge(compared())
     ranks = chosen_ranks(comparison) if arguments.rank is None else [comparison.of_rank(arguments.rank).meta.rank]
-    runs = map(torchprof.load, dict.fromkeys(file_of[rank] for rank in ranks))
-    run = torchprof.merge(of_rank for run in runs for of_rank in run.of_ranks(_among(ranks, run)))
+    chosen = files._replace(saved=[*dict.fromkeys(file_of[rank] for rank in ranks)])
+    runs = saved_runs(chosen, arguments, torchprof.load)
+    run = torchprof.merge(of_rank for _, run in runs for of_rank in run.of_ranks(_among(ranks, run)))
     if arguments.rank is not None:
         return JobRun(run)
     return JobRun(with_comparison(run, comparison.to_compare()), comparison)
