@@ -197,6 +197,28 @@ def test_of_many_ranks_in_one_file_some_are_shown_whole(
     assert capsys.readouterr().out == merged.report("tree") + "\n"
 
 
+def test_of_chosen_ranks_none_are_chosen_again(
+    ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if three ranks, which were chosen of eight, were many. All files have their duration in the first line."""
+    monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
+    replace(ranks[6], metas=(replace(ranks[6].meta, wall_ns=9_000_000_000, measured=("cpu_ns",)),)).save(
+        "runs/rank6.json"
+    )
+    comparison = torchprof.merge(run.to_compare(layers=True) for run in ranks)
+    some = torchprof.merge(ranks[rank] for rank in (0, 3, 5))
+    chosen = with_comparison(some, comparison)
+    texts = []
+    for most in (64, 2):
+        monkeypatch.setattr("torchprof.cli.output.MOST_WHOLE_RANKS", most)
+        monkeypatch.setattr("torchprof.reports.html.MOST_WHOLE_RANKS", most)
+        pages = [chosen.report("html"), *(run.report("html", compared=comparison) for run in (chosen, some))]
+        assert main(["show", "runs"]) == 0
+        texts.append([*pages, capsys.readouterr().out])
+    assert texts[0] == texts[1]
+    assert "Recorded: 9.00 s." in texts[0][-1]
+
+
 def test_all_of_many_saved_runs_are_merged_for_other_programs(
     ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
