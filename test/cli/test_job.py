@@ -111,15 +111,20 @@ def test_of_many_ranks_only_some_are_loaded(
     read, run_of_rank = [], job_folder.run_of_rank
     monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
     monkeypatch.setattr(job_folder, "run_of_rank", lambda data, path: read.append(path) or run_of_rank(data, path))
-    assert main(["show", "job", "-o", "some.json", "--report", "ranks"]) == 0
+    assert main(["show", "job", "-o", "some.json", "--report", "tree"]) == 0
     out, err = capsys.readouterr()
     assert err == "Written: some.json.\n"
     loaded = torchprof.load("some.json")
     metas = tuple(replace(meta, warnings=()) for meta in loaded.metas)
     assert replace(loaded, metas=metas) == torchprof.merge([ranks[0], ranks[3], ranks[5]])
-    assert out == loaded.report("ranks") + "\n" and "8 ranks were compared: Rank 5 is the straggler: " in out
+    assert out == loaded.report("tree") + "\n" and "8 ranks were compared: Rank 5 is the straggler: " in out
     assert "Only ranks 0, 3 and 5 are in this run" in out and "missing" not in out
     assert [Path(path).name for path in read] == [f"rank-00000{rank}.parquet" for rank in (0, 3, 5)]
+    read.clear()
+    assert main(["show", "job"]) == 0
+    compared = torchprof.merge(run.to_compare() for run in ranks)
+    assert f"\n{text_of(without_warnings(content_of('ranks', compared, {})))}\n" in capsys.readouterr().out
+    assert len(read) == 3
     read.clear()
     assert main(["show", "job", "--rank", "6", "--report", "tree"]) == 0
     assert capsys.readouterr() == (ranks[6].report("tree") + "\n", "")
@@ -152,6 +157,9 @@ def test_of_many_saved_runs_all_are_compared_and_some_loaded(
     assert main(["show", "job", "-o", "of_folder.html", "--report", "tree"]) == 0
     assert Path("of_folder.html").read_text() == Path("page.html").read_text()
     capsys.readouterr()
+    for more in ([], ["-o", "again.html"]):
+        assert main(["show", "job", "--report", "ranks", *more]) == 0
+        assert capsys.readouterr().out == out
     assert main(["show", "runs"]) == 0
     out = capsys.readouterr().out
     assert f"\n{text_of(without_warnings(content_of('ranks', comparison, {})))}\n" in out

@@ -49,7 +49,7 @@ def write_job(runs: Iterable[torchprof.Run], folder: str) -> None:
 
 
 class JobRun(NamedTuple):
-    """The ``run`` to show. If it has chosen ranks of a job: what is ``compared`` of all, None if that was not read."""
+    """The ``run`` to show. If it has chosen ranks of a job: what is ``compared`` of all, else None."""
 
     run: torchprof.Run
     compared: torchprof.Run | None = None
@@ -58,8 +58,8 @@ class JobRun(NamedTuple):
 def read_job(arguments: argparse.Namespace) -> JobRun | None:
     """The run of the job folder that is to be shown; None if none of the files is a job folder.
 
-    Of more than ``MOST_RANKS`` ranks it has ``chosen_ranks``, and a warning with the verdict on all. Raises
-    TorchprofError.
+    Of more than ``MOST_RANKS`` ranks it has ``chosen_ranks``, and a warning with the verdict on all. These are compared
+    with their layers for a page and for the report "ranks" alone, since that takes longer. Raises TorchprofError.
     """
     folders = [file for file in arguments.files if is_job_folder(file)]
     if not folders:
@@ -79,9 +79,9 @@ def read_job(arguments: argparse.Namespace) -> JobRun | None:
         return JobRun(job.run())
     comparison = job.comparison()
     run = with_comparison(job.run(chosen_ranks(comparison)), comparison)
-    if all(format_of(output) != "html" for output in arguments.output):
-        return JobRun(run)
-    return JobRun(run, job.comparison(layers=True, processes=arguments.jobs or os.cpu_count() or 1))
+    if arguments.report == "ranks" or any(format_of(output) == "html" for output in arguments.output):
+        comparison = job.comparison(layers=True, processes=arguments.jobs or os.cpu_count() or 1)
+    return JobRun(run, comparison)
 
 
 def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
