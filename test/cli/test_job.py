@@ -232,11 +232,19 @@ def test_all_of_many_saved_runs_are_merged_for_other_programs(
 ) -> None:
     monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
     merged = torchprof.merge(ranks)
+    compared = merged.to_compare(layers=True)
     assert main(["show", "runs", "-o", "merged.json", "-o", "page.html", "--report", "tree"]) == 0
     assert torchprof.load("merged.json") == merged
     assert capsys.readouterr().out == merged.report("tree") + "\n"
     assert main(["show", "runs", "--report", "csv"]) == 0
     assert capsys.readouterr().out == merged.report("csv") + "\n"
+    for report, data in (("tree", merged.report("tree").data), ("ranks", compared.report("ranks").data)):
+        assert main(["show", "runs", "--report", report, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(data))
+    assert main(["show", "runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(merged.report("overview").data))
+    assert main(["show", "runs", "--model", "torch.nn:ReLU", "--report", "tree"]) == 2
+    assert "--model is for traces: a saved run has its model already." in capsys.readouterr().err
     assert main(["show", "runs", "--rank", "6", "--report", "tree"]) == 0
     assert capsys.readouterr().out == ranks[6].report("tree") + "\n"
     assert main(["show", "runs", "--rank", "8", "--report", "tree"]) == 2

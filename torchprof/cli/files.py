@@ -66,9 +66,7 @@ def read(files: Files, arguments: argparse.Namespace) -> torchprof.Run:
 def runs_of(files: Files, arguments: argparse.Namespace, *, one_by_one: bool = False) -> Iterator[torchprof.Run]:
     """The runs in the files: of each saved run, then of all traces together, or ``one_by_one``. Raises TorchprofError,
     also for options that the files do not need."""
-    model = model_of(arguments)
-    if model is not None and not files.traces:
-        raise TorchprofError("--model is for traces: a saved run has its model already.")
+    model = model_for(files, arguments)
     for _, run in saved_runs(files, arguments, torchprof.load):
         yield run
         del run  # before the next one is loaded
@@ -76,6 +74,15 @@ def runs_of(files: Files, arguments: argparse.Namespace, *, one_by_one: bool = F
         yield from (_read_traces([file], model, arguments) for file in files.traces)
     elif files.traces:
         yield _read_traces(files.traces, model, arguments)
+
+
+def model_for(files: Files, arguments: argparse.Namespace) -> torch.nn.Module | None:
+    """The model of ``--model`` for the traces among the files; None without it. Raises TorchprofError if there are
+    none."""
+    model = model_of(arguments)
+    if model is not None and not files.traces:
+        raise TorchprofError("--model is for traces: a saved run has its model already.")
+    return model
 
 
 def model_of(arguments: argparse.Namespace) -> torch.nn.Module | None:

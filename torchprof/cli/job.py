@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torchprof
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
-from torchprof.cli.files import Files, model_of, saved_runs
+from torchprof.cli.files import Files, model_for, model_of, saved_runs
 from torchprof.cli.options import REPORT_OPTIONS, TABLE_OPTIONS, given_options, in_words
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of, known
@@ -89,15 +89,9 @@ def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
     that rank. None if all runs are to be merged: there are fewer, or traces, or cycles to add up, or a file or a report
     for other programs is to be written. Raises TorchprofError.
     """
-    formats = {format_of(output) for output in arguments.output} - {"html"}
-    if (
-        len(files.saved) <= MOST_RANKS
-        or files.traces
-        or arguments.add_cycles
-        or formats
-        or _is_format(arguments.report)
-    ):
+    if len(files.saved) <= MOST_RANKS or files.traces or arguments.add_cycles or _is_for_programs(arguments):
         return None
+    model_for(files, arguments)  # raises if there is one
     file_of: dict[int, str] = {}
 
     def compared() -> Iterator[torchprof.Run]:
@@ -115,9 +109,13 @@ def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
     return JobRun(with_comparison(run, comparison.to_compare()), comparison)
 
 
-def _is_format(report: str | None) -> bool:
-    """Whether a report is a file format, which has all of a run."""
-    return report is not None and not known()[report].answers
+def _is_for_programs(arguments: argparse.Namespace) -> bool:
+    """Whether other programs read what is written or printed: a file that is no page, a report that is a file format,
+    or the data of any report but "ranks", which compares all ranks."""
+    report = arguments.report
+    has_files = any(format_of(output) != "html" for output in arguments.output)
+    is_format = report is not None and not known()[report].answers
+    return has_files or is_format or (arguments.json and report != "ranks")
 
 
 def _among(ranks: Iterable[int], run: torchprof.Run) -> list[int]:

@@ -32,7 +32,7 @@ them. Several files make one run: the ranks of a job, or the cycles of one proce
 shown first.
 
 Of more than 64 ranks all are compared, and stragglers and some others shown whole; of more than 256 saved runs, only
-these are loaded, unless -o writes another file than a page.
+these are loaded, unless -o writes another file than a page, and without --json.
 
 -o job/ writes a job folder: the run of each rank as Parquet files, one rank at a time, for jobs that are too large to
 merge. Shown, it is like its ranks; of more than 256 ranks all are compared, and stragglers and some others loaded.
