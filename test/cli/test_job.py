@@ -189,6 +189,28 @@ def test_of_many_saved_runs_those_that_cannot_be_read_are_left_out(
     assert "runs/rank6.json is a damaged run file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("cpus", "options", "expected"), [(2, [], 2), (192, [], 4), (2, ["--jobs", "6"], 6)])
+def test_saved_runs_are_read_by_at_most_four_processes(
+    cpus: int, options: list[str], expected: int, ranks: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if 8 were many, and worth processes, on a machine with so many CPUs for this process."""
+    monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
+    monkeypatch.setattr("torchprof.cli.files._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cpus)), raising=False)
+    assert main(["show", "runs", "-o", "job/", "--jobs", "1"]) == 0
+    counts = []
+
+    def noted(call: Any, items: Any, processes: int) -> Iterator[Any]:
+        counts.append(processes)
+        return map(call, items)
+
+    monkeypatch.setattr("torchprof.cli.files.in_processes", noted)
+    monkeypatch.setattr("torchprof.run.job_folder.in_processes", noted)
+    for files in ("runs", "job"):
+        assert main(["show", files, "--report", "ranks", *options]) == 0
+    assert set(counts) == {expected}
+
+
 def test_of_many_ranks_in_one_file_some_are_shown_whole(
     ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

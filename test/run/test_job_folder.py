@@ -352,6 +352,12 @@ def test_a_damaged_file_is_named(job: JobFolder, tmp_path: Path) -> None:
         assert job.run([0, 2]).metas
 
 
+def test_a_number_of_processes_that_is_none_is_refused(job: JobFolder) -> None:
+    for layers in (False, True):
+        with pytest.raises(TorchprofError, match="processes= must be a number of processes, 1 or more, not 0"):
+            job.comparison(layers=layers, processes=0)
+
+
 def test_without_the_packages_errors_say_how_to_install_them(
     job: JobFolder, ranks: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

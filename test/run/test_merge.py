@@ -448,6 +448,20 @@ def test_several_files_make_one_run_in_one_process_or_several(tmp_path: Path) ->
         torchprof.load(files, processes=2)
 
 
+def test_there_are_no_more_processes_than_items_and_than_windows_can_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    monkeypatch.setattr("torchprof.run.processes._results", lambda call, items, count: counts.append(count))
+    for processes, items, most in ((2, 3, 60), (8, 2, 60), (100, 80, 60)):
+        monkeypatch.setattr("torchprof.run.processes._MOST_PROCESSES", most)
+        in_processes(abs, range(items), processes)
+    assert counts == [2, 2, 60]
+    assert [*in_processes(abs, [-1], 8)] == [1] and [*in_processes(abs, [], 8)] == []
+    assert counts == [2, 2, 60]
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(TorchprofError, match="processes= must be a number of processes, 1 or more, not"):
+            in_processes(abs, [-1], wrong)  # type: ignore[arg-type]
+
+
 def test_a_process_that_ends_is_an_error() -> None:
     with pytest.raises(TorchprofError, match="One of the 2 processes that read files was killed, perhaps because mem"):
         list(in_processes(os._exit, [1, 2, 3], 2))

@@ -4,14 +4,13 @@ one. Of many ranks, in a job folder or in files, all are compared, and only some
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torchprof
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
-from torchprof.cli.files import Files, model_for, model_of, saved_runs
+from torchprof.cli.files import Files, model_for, model_of, processes_for_runs, saved_runs
 from torchprof.cli.options import REPORT_OPTIONS, TABLE_OPTIONS, given_options, in_words
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of, known
@@ -80,7 +79,7 @@ def read_job(arguments: argparse.Namespace) -> JobRun | None:
     comparison = job.comparison()
     run = with_comparison(job.run(chosen_ranks(comparison)), comparison)
     if arguments.report == "ranks" or any(format_of(output) == "html" for output in arguments.output):
-        comparison = job.comparison(layers=True, processes=arguments.jobs or os.cpu_count() or 1)
+        comparison = job.comparison(layers=True, processes=processes_for_runs(arguments))
     return JobRun(run, comparison)
 
 

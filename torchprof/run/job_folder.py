@@ -29,7 +29,7 @@ from torchprof.run.parquet import (
     write_table,
 )
 from torchprof.run.paused_gc import paused_gc
-from torchprof.run.processes import in_processes
+from torchprof.run.processes import check_processes, in_processes
 from torchprof.run.run import Run
 
 if TYPE_CHECKING:
@@ -78,11 +78,13 @@ class JobFolder:
         """What is compared between ranks, ``Run.to_compare`` of all of them, merged: its report "ranks" names the
         stragglers of the job.
 
-        Layers have no figures in it without ``layers``. With them, the whole runs are read, by so many ``processes``,
-        as of ``torchprof.load``. This takes some 20 ms a rank.
+        Layers have no figures in it without ``layers``, and this process alone reads it. With them, the whole runs are
+        read, by so many ``processes``, as of ``torchprof.load``. This takes some 20 ms a rank.
 
-        Raises TorchprofError if DuckDB is not installed, and if the folder has no rank.
+        Raises TorchprofError if ``processes`` is no number of processes, if DuckDB is not installed, and if the folder
+        has no rank.
         """
+        check_processes(processes)
         if layers:
             files = [_file_of(self._path, _RANKS, rank) for rank in self.ranks]
             return merge(in_processes(_comparison_of_rank, files, processes))

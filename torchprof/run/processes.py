@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -18,22 +19,42 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
+_MOST_PROCESSES = 60 if sys.platform == "win32" else sys.maxsize  # Windows waits for at most 63 at once
 _AHEAD = 2  # calls for each process that are under way or done, and whose results were not taken yet
 
 
-def in_processes(call: Callable[[_Item], _Result], items: Iterable[_Item], processes: int) -> Iterator[_Result]:
-    """``call`` of each item, in their order, made in so many processes a few items ahead; in this one if it is 1.
+def usable_cpus() -> int:
+    """How many CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux; a container may have few of the CPUs of its machine
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_processes(processes: int) -> None:
+    """Raises TorchprofError if this is not a number of processes."""
+    if not isinstance(processes, int) or processes < 1:
+        raise TorchprofError(f"processes= must be a number of processes, 1 or more, not {processes!r}.")
+
+
+def in_processes(call: Callable[[_Item], _Result], items: Sequence[_Item], processes: int) -> Iterator[_Result]:
+    """``call`` of each item, in their order, made in so many processes a few items ahead, but in no more than there are
+    items; in this one if it is 1.
 
     Items, results and ``call`` must be picklable. The processes are spawned: they import the module of ``call`` and the
     ``__main__`` of this process. Where that cannot be imported, as if the script comes from stdin, this process makes
     all calls.
 
-    Raises what ``call`` raises, and TorchprofError if a process was killed.
+    Raises what ``call`` raises, and TorchprofError if ``processes`` is no number of processes, and if one was killed.
     """
-    if processes == 1 or not _main_can_be_imported():
-        yield from map(call, items)
-        return
-    workers = _Workers(call, processes)
+    check_processes(processes)
+    count = min(processes, len(items), _MOST_PROCESSES)
+    if count <= 1 or not _main_can_be_imported():
+        return map(call, items)
+    return _results(call, items, count)
+
+
+def _results(call: Callable[[_Item], _Result], items: Sequence[_Item], count: int) -> Iterator[_Result]:
+    workers = _Workers(call, count)
     try:
         for result, error in workers.outcomes(items):
             if error is not None:
