@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +45,8 @@ def in_processes(call: Callable[[_Item], _Result], items: Sequence[_Item], proce
     ``__main__`` of this process. Where that cannot be imported, as if the script comes from stdin, this process makes
     all calls.
 
-    Raises what ``call`` raises, and TorchprofError if ``processes`` is no number of processes, and if one was killed.
+    Raises what ``call`` raises, and TorchprofError if ``processes`` is no number of processes, if one was killed, and
+    for a result or an error that cannot be pickled.
     """
     check_processes(processes)
     count = min(processes, len(items), _MOST_PROCESSES)
@@ -129,7 +131,19 @@ def _work(call: Callable[[Any], Any], connection: Connection) -> None:
     _exit_quietly_on_sigint()
     with suppress(EOFError, ConnectionError):  # the main process has ended
         while True:
-            connection.send(_outcome(call, connection.recv()))
+            connection.send_bytes(_pickled(*_outcome(call, connection.recv())))
+
+
+def _pickled(result: Any, error: Exception | None) -> bytes:
+    """An outcome in bytes. One that cannot be sent to the main process is a TorchprofError, which has it as text."""
+    try:
+        data = pickle.dumps((result, error))
+        if error is not None:
+            pickle.loads(data)  # fails for errors that are made of other arguments than they keep
+        return data
+    except Exception as failure:  # whatever pickling raises
+        problem = f"{error!r:.500}" if error is not None else f"its result cannot be sent to another: {failure!r:.500}"
+        return pickle.dumps((None, TorchprofError(f"One of the processes that read files failed: {problem}.")))
 
 
 def _outcome(call: Callable[[Any], Any], item: Any) -> tuple[Any, Exception | None]:
