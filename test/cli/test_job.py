@@ -319,6 +319,23 @@ def test_another_job_is_known_before_anything_runs(
     assert not Path("ran").exists()
 
 
+@pytest.mark.parametrize(("elastic", "slurm"), [("b", "a"), ("none", "b")])
+def test_a_job_of_another_name_is_known_before_anything_runs(
+    elastic: str, slurm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder has rank 0 of the job a."""
+    monkeypatch.chdir(tmp_path)
+    names = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": elastic, "SLURM_JOB_ID": slurm}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    run = run_of([], rank=0, world_size=2)
+    replace(run, metas=(replace(run.meta, job="a"),)).save("job/")
+    Path("script.py").write_text("open('ran', 'w')\n", encoding="utf-8")
+    assert main(["run", "-o", "job/", "script.py"]) == 2
+    assert "job has rank 0 of the job 'a', but rank 1 to be saved is of the job 'b'" in capsys.readouterr().err
+    assert not Path("ran").exists()
+
+
 def test_a_profile_goes_into_a_job_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for output in (["-o", "job/", "-o", "run.json"], ["-o", "once.parquet"]):
