@@ -109,7 +109,7 @@ def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
 
 
 def _is_for_programs(arguments: argparse.Namespace) -> bool:
-    """Whether other programs read what is written or printed: a file that is no page, a report that is a file format,
+    """Whether other programs read what is written or printed: a file other than a page, a report that is a file format,
     or the data of any report but "ranks", which compares all ranks."""
     report = arguments.report
     has_files = any(format_of(output) != "html" for output in arguments.output)

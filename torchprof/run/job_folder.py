@@ -81,8 +81,8 @@ class JobFolder:
         Layers have no figures in it without ``layers``, and this process alone reads it. With them, the whole runs are
         read, by so many ``processes``, as of ``torchprof.load``. This takes some 20 ms a rank.
 
-        Raises TorchprofError if ``processes`` is no number of processes, if DuckDB is not installed, and if the folder
-        has no rank.
+        Raises TorchprofError if ``processes`` is not a number of processes, if DuckDB is not installed, and if the
+        folder has no rank.
         """
         check_processes(processes)
         if layers:

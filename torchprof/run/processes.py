@@ -45,8 +45,8 @@ def in_processes(call: Callable[[_Item], _Result], items: Sequence[_Item], proce
     ``__main__`` of this process. Where that cannot be imported, as if the script comes from stdin, this process makes
     all calls.
 
-    Raises what ``call`` raises, and TorchprofError if ``processes`` is no number of processes, if one was killed, and
-    for a result or an error that cannot be pickled.
+    Raises what ``call`` raises, and TorchprofError if ``processes`` is not a number of processes, if one was killed,
+    and for a result or an error that cannot be pickled.
     """
     check_processes(processes)
     count = min(processes, len(items), _MOST_PROCESSES)
