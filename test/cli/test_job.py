@@ -7,6 +7,7 @@ import json
 import sys
 import weakref
 from array import array
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ import torchprof
 from torchprof.analyze.ranks.selection import with_comparison
 from torchprof.analyze.report import without_warnings
 from torchprof.cli import main
+from torchprof.cli.files import Files, saved_runs
 from torchprof.reports import content_of
 from torchprof.reports.text import text_of
 from torchprof.run import job_folder
 from torchprof.run.run import Run
-from torchprof.run.saved import load
+from torchprof.run.saved import load, load_to_compare
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
@@ -109,15 +111,20 @@ def test_of_many_ranks_only_some_are_loaded(
     read, run_of_rank = [], job_folder.run_of_rank
     monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
     monkeypatch.setattr(job_folder, "run_of_rank", lambda data, path: read.append(path) or run_of_rank(data, path))
-    assert main(["show", "job", "-o", "some.json", "--report", "ranks"]) == 0
+    assert main(["show", "job", "-o", "some.json", "--report", "tree"]) == 0
     out, err = capsys.readouterr()
     assert err == "Written: some.json.\n"
     loaded = torchprof.load("some.json")
     metas = tuple(replace(meta, warnings=()) for meta in loaded.metas)
     assert replace(loaded, metas=metas) == torchprof.merge([ranks[0], ranks[3], ranks[5]])
-    assert out == loaded.report("ranks") + "\n" and "8 ranks were compared: Rank 5 is the straggler: " in out
+    assert out == loaded.report("tree") + "\n" and "8 ranks were compared: Rank 5 is the straggler: " in out
     assert "Only ranks 0, 3 and 5 are in this run" in out and "missing" not in out
     assert [Path(path).name for path in read] == [f"rank-00000{rank}.parquet" for rank in (0, 3, 5)]
+    read.clear()
+    assert main(["show", "job"]) == 0
+    compared = torchprof.merge(run.to_compare() for run in ranks)
+    assert f"\n{text_of(without_warnings(content_of('ranks', compared, {})))}\n" in capsys.readouterr().out
+    assert len(read) == 3
     read.clear()
     assert main(["show", "job", "--rank", "6", "--report", "tree"]) == 0
     assert capsys.readouterr() == (ranks[6].report("tree") + "\n", "")
@@ -129,12 +136,18 @@ def test_of_many_saved_runs_all_are_compared_and_some_loaded(
 ) -> None:
     """As if 8 were many: what is shown is that of a job folder, but the ranks are compared with their layers."""
     monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
-    loaded = []
-    monkeypatch.setattr(torchprof, "load", lambda path: loaded.append(path) or load(path))
+    read = []
+
+    def noted(files: Files, arguments: Any, how: Any) -> Iterator[tuple[str, Run]]:
+        read.append((how, files.saved))
+        return saved_runs(files, arguments, how)
+
+    monkeypatch.setattr("torchprof.cli.job.saved_runs", noted)
     assert main(["show", "runs", "--jobs", "2", "-o", "page.html", "--report", "ranks"]) == 0
     out, err = capsys.readouterr()
     assert err == "Written: page.html.\n"
-    assert loaded == [f"runs/rank{rank}.json" for rank in (0, 3, 5)]
+    files = [f"runs/rank{rank}.json" for rank in range(8)]
+    assert read == [(load_to_compare, files), (load, [files[rank] for rank in (0, 3, 5)])]
     comparison = torchprof.merge(run.to_compare(layers=True) for run in ranks)
     assert out == comparison.report("ranks") + "\n"
     assert "Most of the difference is Net.a in forward: 9.002ms a step." in out
@@ -144,10 +157,58 @@ def test_of_many_saved_runs_all_are_compared_and_some_loaded(
     assert main(["show", "job", "-o", "of_folder.html", "--report", "tree"]) == 0
     assert Path("of_folder.html").read_text() == Path("page.html").read_text()
     capsys.readouterr()
+    for more in ([], ["-o", "again.html"]):
+        assert main(["show", "job", "--report", "ranks", *more]) == 0
+        assert capsys.readouterr().out == out
     assert main(["show", "runs"]) == 0
     out = capsys.readouterr().out
     assert f"\n{text_of(without_warnings(content_of('ranks', comparison, {})))}\n" in out
     assert "8 ranks were compared: Rank 5 is the straggler" in out
+
+
+def test_of_many_saved_runs_those_that_cannot_be_read_are_left_out(
+    ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file has nothing in it, and one is of a newer torchprof. In that of rank 3, which is chosen, the rows are
+    damaged, which are not compared. A file that is named is not left out."""
+    monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
+    Path("runs/rank6.json").write_text('{"format": "torchprof-run", "schema": 2}')
+    Path("runs/rank7.json").write_text('{"format": "torchprof-run", "schema": 99}')
+    damaged = json.loads(Path("runs/rank3.json").read_text())
+    Path("runs/rank3.json").write_text(json.dumps({**damaged, "rows": None}))
+    for rank in (8, 9):
+        replace(ranks[0], metas=(replace(ranks[0].meta, rank=rank),)).save(f"runs/rank{rank}.json")
+    monkeypatch.setattr("torchprof.cli.job.chosen_ranks", lambda comparison: (0, 3, 5))
+    assert main(["show", "runs", "--report", "tree"]) == 0
+    out, err = capsys.readouterr()
+    assert "Left out: runs/rank6.json is a damaged run file: KeyError 'samples'." in err
+    assert "Left out: runs/rank7.json has schema 99; this torchprof reads up to" in err
+    assert "Left out: runs/rank3.json is a damaged run file" in err
+    assert "Only ranks 0 and 5 are in this run" in out
+    assert main(["show", *map(str, sorted(Path("runs").iterdir())), "--report", "tree"]) == 2
+    assert "runs/rank6.json is a damaged run file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("cpus", "options", "expected"), [(2, [], 2), (192, [], 4), (2, ["--jobs", "6"], 6)])
+def test_saved_runs_are_read_by_at_most_four_processes(
+    cpus: int, options: list[str], expected: int, ranks: list[Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if 8 were many, and worth processes, on a machine with so many CPUs for this process."""
+    monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
+    monkeypatch.setattr("torchprof.cli.files._WORTH_PROCESSES", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cpus)), raising=False)
+    assert main(["show", "runs", "-o", "job/", "--jobs", "1"]) == 0
+    counts = []
+
+    def noted(call: Any, items: Any, processes: int) -> Iterator[Any]:
+        counts.append(processes)
+        return map(call, items)
+
+    monkeypatch.setattr("torchprof.cli.files.in_processes", noted)
+    monkeypatch.setattr("torchprof.run.job_folder.in_processes", noted)
+    for files in ("runs", "job"):
+        assert main(["show", files, "--report", "ranks", *options]) == 0
+    assert set(counts) == {expected}
 
 
 def test_of_many_ranks_in_one_file_some_are_shown_whole(
@@ -166,16 +227,46 @@ def test_of_many_ranks_in_one_file_some_are_shown_whole(
     assert capsys.readouterr().out == merged.report("tree") + "\n"
 
 
+def test_of_chosen_ranks_none_are_chosen_again(
+    ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if three ranks, which were chosen of eight, were many. All files have their duration in the first line."""
+    monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
+    replace(ranks[6], metas=(replace(ranks[6].meta, wall_ns=9_000_000_000, measured=("cpu_ns",)),)).save(
+        "runs/rank6.json"
+    )
+    comparison = torchprof.merge(run.to_compare(layers=True) for run in ranks)
+    some = torchprof.merge(ranks[rank] for rank in (0, 3, 5))
+    chosen = with_comparison(some, comparison)
+    texts = []
+    for most in (64, 2):
+        monkeypatch.setattr("torchprof.cli.output.MOST_WHOLE_RANKS", most)
+        monkeypatch.setattr("torchprof.reports.html.MOST_WHOLE_RANKS", most)
+        pages = [chosen.report("html"), *(run.report("html", compared=comparison) for run in (chosen, some))]
+        assert main(["show", "runs"]) == 0
+        texts.append([*pages, capsys.readouterr().out])
+    assert texts[0] == texts[1]
+    assert "Recorded: 9.00 s." in texts[0][-1]
+
+
 def test_all_of_many_saved_runs_are_merged_for_other_programs(
     ranks: list[Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torchprof.cli.job.MOST_RANKS", 7)
     merged = torchprof.merge(ranks)
+    compared = merged.to_compare(layers=True)
     assert main(["show", "runs", "-o", "merged.json", "-o", "page.html", "--report", "tree"]) == 0
     assert torchprof.load("merged.json") == merged
     assert capsys.readouterr().out == merged.report("tree") + "\n"
     assert main(["show", "runs", "--report", "csv"]) == 0
     assert capsys.readouterr().out == merged.report("csv") + "\n"
+    for report, data in (("tree", merged.report("tree").data), ("ranks", compared.report("ranks").data)):
+        assert main(["show", "runs", "--report", report, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(data))
+    assert main(["show", "runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(merged.report("overview").data))
+    assert main(["show", "runs", "--model", "torch.nn:ReLU", "--report", "tree"]) == 2
+    assert "--model is for traces: a saved run has its model already." in capsys.readouterr().err
     assert main(["show", "runs", "--rank", "6", "--report", "tree"]) == 0
     assert capsys.readouterr().out == ranks[6].report("tree") + "\n"
     assert main(["show", "runs", "--rank", "8", "--report", "tree"]) == 2
@@ -225,6 +316,23 @@ def test_another_job_is_known_before_anything_runs(
     Path("script.py").write_text("open('ran', 'w')\n", encoding="utf-8")
     assert main(["run", "-o", "job/", "script.py"]) == 2
     assert "job has rank 0 of a job of 2 ranks, but rank 3 to be saved is of a job of 4" in capsys.readouterr().err
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize(("elastic", "slurm"), [("b", "a"), ("none", "b")])
+def test_a_job_of_another_name_is_known_before_anything_runs(
+    elastic: str, slurm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder has rank 0 of the job a."""
+    monkeypatch.chdir(tmp_path)
+    names = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": elastic, "SLURM_JOB_ID": slurm}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    run = run_of([], rank=0, world_size=2)
+    replace(run, metas=(replace(run.meta, job="a"),)).save("job/")
+    Path("script.py").write_text("open('ran', 'w')\n", encoding="utf-8")
+    assert main(["run", "-o", "job/", "script.py"]) == 2
+    assert "job has rank 0 of the job 'a', but rank 1 to be saved is of the job 'b'" in capsys.readouterr().err
     assert not Path("ran").exists()
 
 

@@ -268,6 +268,25 @@ def test_the_folder_may_have_any_name(name: str, ranks: list[Run], tmp_path: Pat
     assert job.sql("SELECT rank FROM ranks ORDER BY rank").fetchall() == [(1,), (2,)]
 
 
+def test_ranks_of_a_job_of_unknown_size_are_saved(ranks: list[Run], tmp_path: Path) -> None:
+    """A world size of 1 is that of a trace that says nothing of its job."""
+    unknown = [replace(run, metas=(replace(run.meta, world_size=1),)) for run in ranks[:2]]
+    job = folder_of([unknown[0], ranks[2], unknown[1]], tmp_path / "job")
+    assert job.run() == torchprof.merge([*unknown, ranks[2]])
+
+
+def test_beside_a_damaged_rank_others_are_saved(ranks: list[Run], tmp_path: Path) -> None:
+    """The damaged file says nothing of its job; the others do."""
+    job = folder_of(ranks[:2], tmp_path / "job")
+    (tmp_path / "job" / "ranks" / "rank-000000.parquet").write_bytes(b"half")
+    ranks[2].save(tmp_path / "job")
+    assert job.run([1, 2]) == torchprof.merge(ranks[1:3])
+    with pytest.raises(
+        TorchprofError, match=r"has rank [12] of a job of 4 ranks, but rank 3 to be saved is of a job of 8"
+    ):
+        replace(ranks[3], metas=(replace(ranks[3].meta, world_size=8),)).save(tmp_path / "job")
+
+
 # What is refused
 
 
@@ -281,7 +300,6 @@ def test_a_run_of_several_ranks_is_refused(tmp_path: Path) -> None:
     ("another", "says"),
     [
         ({"world_size": 8}, "has rank 1 of a job of 4 ranks, but rank 3 to be saved is of a job of 8 ranks."),
-        ({"world_size": 1}, "has rank 1 of a job of 4 ranks, but rank 3 to be saved is of a job of 1 rank."),
         ({"job": "b"}, "has rank 1 of the job 'a', but rank 3 to be saved is of the job 'b'."),
     ],
 )
@@ -350,6 +368,12 @@ def test_a_damaged_file_is_named(job: JobFolder, tmp_path: Path) -> None:
         with pytest.raises(TorchprofError, match=r"rank-000001.parquet is a damaged Parquet file"):
             job.run()
         assert job.run([0, 2]).metas
+
+
+def test_a_number_of_processes_that_is_none_is_refused(job: JobFolder) -> None:
+    for layers in (False, True):
+        with pytest.raises(TorchprofError, match="processes= must be a number of processes, 1 or more, not 0"):
+            job.comparison(layers=layers, processes=0)
 
 
 def test_without_the_packages_errors_say_how_to_install_them(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 
 import torchprof
 from torchprof import TorchprofError
+from torchprof.run import processes
 from torchprof.run.cost import Cost
 from torchprof.run.file import comparison_of, json_of_run
 from torchprof.run.lockstep import NO_LAST_RANK, STEP, WORK
@@ -448,9 +450,45 @@ def test_several_files_make_one_run_in_one_process_or_several(tmp_path: Path) ->
         torchprof.load(files, processes=2)
 
 
+def test_there_are_no_more_processes_than_items_and_than_windows_can_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    monkeypatch.setattr("torchprof.run.processes._results", lambda call, items, count: counts.append(count))
+    for wanted, items, most in ((2, 3, 60), (8, 2, 60), (100, 80, 60)):
+        monkeypatch.setattr("torchprof.run.processes._MOST_PROCESSES", most)
+        in_processes(abs, range(items), wanted)
+    assert counts == [2, 2, 60]
+    assert [*in_processes(abs, [-1], 8)] == [1] and [*in_processes(abs, [], 8)] == []
+    assert counts == [2, 2, 60]
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(TorchprofError, match="processes= must be a number of processes, 1 or more, not"):
+            in_processes(abs, [-1], wrong)  # type: ignore[arg-type]
+
+
 def test_a_process_that_ends_is_an_error() -> None:
     with pytest.raises(TorchprofError, match="One of the 2 processes that read files was killed, perhaps because mem"):
         list(in_processes(os._exit, [1, 2, 3], 2))
+
+
+class _Unsent(Exception):
+    """An error that can be pickled, but not read again."""
+
+    def __init__(self, file: str, line: int) -> None:
+        super().__init__(f"{file}:{line}")
+
+
+def _fails(number: int) -> None:
+    raise _Unsent("rank2.json", number)
+
+
+def test_what_cannot_be_sent_from_a_process_is_an_error_that_says_so() -> None:
+    with pytest.raises(
+        TorchprofError, match=r"One of the processes that read files failed: _Unsent\('rank2.json:7'\)\."
+    ):
+        list(in_processes(_fails, [7, 7], 2))
+    result, error = pickle.loads(processes._pickled(lambda: 1, None))
+    assert result is None and isinstance(error, TorchprofError)
+    assert "files failed: its result cannot be sent to another: " in str(error) and "lambda" in str(error)
+    assert pickle.loads(processes._pickled(1, None)) == (1, None)
 
 
 def test_one_process_reads_if_others_cannot_import_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,13 +14,14 @@ from torchprof.cli.models import call_of, make_without_data
 from torchprof.cli.options import wants_timeline
 from torchprof.cli.output import progress
 from torchprof.errors import TorchprofError
-from torchprof.run.processes import in_processes
+from torchprof.run.processes import in_processes, usable_cpus
 from torchprof.run.saved import is_run_file
 
 if TYPE_CHECKING:
     import torch
 
 _WORTH_PROCESSES = 2**24  # bytes of saved runs, which take a second to read
+_MOST_OF_USE = 4  # processes that read saved runs: one process merges them, which takes a third of the time
 
 
 class Files(NamedTuple):
@@ -66,9 +66,7 @@ def read(files: Files, arguments: argparse.Namespace) -> torchprof.Run:
 def runs_of(files: Files, arguments: argparse.Namespace, *, one_by_one: bool = False) -> Iterator[torchprof.Run]:
     """The runs in the files: of each saved run, then of all traces together, or ``one_by_one``. Raises TorchprofError,
     also for options that the files do not need."""
-    model = model_of(arguments)
-    if model is not None and not files.traces:
-        raise TorchprofError("--model is for traces: a saved run has its model already.")
+    model = model_for(files, arguments)
     for _, run in saved_runs(files, arguments, torchprof.load):
         yield run
         del run  # before the next one is loaded
@@ -76,6 +74,15 @@ def runs_of(files: Files, arguments: argparse.Namespace, *, one_by_one: bool = F
         yield from (_read_traces([file], model, arguments) for file in files.traces)
     elif files.traces:
         yield _read_traces(files.traces, model, arguments)
+
+
+def model_for(files: Files, arguments: argparse.Namespace) -> torch.nn.Module | None:
+    """The model of ``--model`` for the traces among the files; None without it. Raises TorchprofError if there are
+    none."""
+    model = model_of(arguments)
+    if model is not None and not files.traces:
+        raise TorchprofError("--model is for traces: a saved run has its model already.")
+    return model
 
 
 def model_of(arguments: argparse.Namespace) -> torch.nn.Module | None:
@@ -102,7 +109,7 @@ def saved_runs(
     """
     file_of: dict[int, str] = {}
     count = len(files.saved)
-    runs = in_processes(partial(_run_or_error, read), files.saved, _processes(files.saved, arguments.jobs))
+    runs = in_processes(partial(_run_or_error, read), files.saved, _processes(files.saved, arguments))
     for _, file in zip(progress("run", count) if count > 1 else range(1), files.saved):
         run = next(runs)
         if isinstance(run, TorchprofError):
@@ -129,11 +136,15 @@ def _run_or_error(read: Callable[[str], torchprof.Run], file: str) -> torchprof.
         return error
 
 
-def _processes(saved: Sequence[str], jobs: int | None) -> int:
-    """How many processes read the saved runs: one for each CPU, if they are worth the start of processes."""
-    if jobs is None and sum(Path(file).stat().st_size for file in saved) < _WORTH_PROCESSES:
-        return 1
-    return max(1, min(jobs or os.cpu_count() or 1, len(saved)))
+def processes_for_runs(arguments: argparse.Namespace) -> int:
+    """How many processes read many saved runs: ``--jobs``, or one for each CPU, but no more than are of use."""
+    return arguments.jobs or min(_MOST_OF_USE, usable_cpus())
+
+
+def _processes(saved: Sequence[str], arguments: argparse.Namespace) -> int:
+    """How many processes read these saved runs: one if they are not worth the start of processes."""
+    is_worth = arguments.jobs or sum(Path(file).stat().st_size for file in saved) >= _WORTH_PROCESSES
+    return processes_for_runs(arguments) if is_worth else 1
 
 
 def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments: argparse.Namespace) -> torchprof.Run:
@@ -147,7 +158,7 @@ def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments:
             paths=arguments.paths,
             with_timeline=wants_timeline(arguments) or arguments.report == "memory",
             progress=_show_progress if sys.stderr.isatty() else None,
-            processes=arguments.jobs or os.cpu_count() or 1,
+            processes=arguments.jobs or usable_cpus(),
         )
     finally:
         if sys.stderr.isatty():

@@ -4,14 +4,13 @@ one. Of many ranks, in a job folder or in files, all are compared, and only some
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torchprof
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
-from torchprof.cli.files import Files, model_of, saved_runs
+from torchprof.cli.files import Files, model_for, model_of, processes_for_runs, saved_runs
 from torchprof.cli.options import REPORT_OPTIONS, TABLE_OPTIONS, given_options, in_words
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of, known
@@ -49,7 +48,7 @@ def write_job(runs: Iterable[torchprof.Run], folder: str) -> None:
 
 
 class JobRun(NamedTuple):
-    """The ``run`` to show. If it has chosen ranks of a job: what is ``compared`` of all, None if that was not read."""
+    """The ``run`` to show. If it has chosen ranks of a job: what is ``compared`` of all, else None."""
 
     run: torchprof.Run
     compared: torchprof.Run | None = None
@@ -58,8 +57,8 @@ class JobRun(NamedTuple):
 def read_job(arguments: argparse.Namespace) -> JobRun | None:
     """The run of the job folder that is to be shown; None if none of the files is a job folder.
 
-    Of more than ``MOST_RANKS`` ranks it has ``chosen_ranks``, and a warning with the verdict on all. Raises
-    TorchprofError.
+    Of more than ``MOST_RANKS`` ranks it has ``chosen_ranks``, and a warning with the verdict on all. These are compared
+    with their layers for a page and for the report "ranks" alone, since that takes longer. Raises TorchprofError.
     """
     folders = [file for file in arguments.files if is_job_folder(file)]
     if not folders:
@@ -79,9 +78,9 @@ def read_job(arguments: argparse.Namespace) -> JobRun | None:
         return JobRun(job.run())
     comparison = job.comparison()
     run = with_comparison(job.run(chosen_ranks(comparison)), comparison)
-    if all(format_of(output) != "html" for output in arguments.output):
-        return JobRun(run)
-    return JobRun(run, job.comparison(layers=True, processes=arguments.jobs or os.cpu_count() or 1))
+    if arguments.report == "ranks" or any(format_of(output) == "html" for output in arguments.output):
+        comparison = job.comparison(layers=True, processes=processes_for_runs(arguments))
+    return JobRun(run, comparison)
 
 
 def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
@@ -89,15 +88,9 @@ def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
     that rank. None if all runs are to be merged: there are fewer, or traces, or cycles to add up, or a file or a report
     for other programs is to be written. Raises TorchprofError.
     """
-    formats = {format_of(output) for output in arguments.output} - {"html"}
-    if (
-        len(files.saved) <= MOST_RANKS
-        or files.traces
-        or arguments.add_cycles
-        or formats
-        or _is_format(arguments.report)
-    ):
+    if len(files.saved) <= MOST_RANKS or files.traces or arguments.add_cycles or _is_for_programs(arguments):
         return None
+    model_for(files, arguments)  # raises if there is one
     file_of: dict[int, str] = {}
 
     def compared() -> Iterator[torchprof.Run]:
@@ -107,16 +100,21 @@ def read_many(files: Files, arguments: argparse.Namespace) -> JobRun | None:
 
     comparison = torchprof.merge(compared())
     ranks = chosen_ranks(comparison) if arguments.rank is None else [comparison.of_rank(arguments.rank).meta.rank]
-    runs = map(torchprof.load, dict.fromkeys(file_of[rank] for rank in ranks))
-    run = torchprof.merge(of_rank for run in runs for of_rank in run.of_ranks(_among(ranks, run)))
+    chosen = files._replace(saved=[*dict.fromkeys(file_of[rank] for rank in ranks)])
+    runs = saved_runs(chosen, arguments, torchprof.load)
+    run = torchprof.merge(of_rank for _, run in runs for of_rank in run.of_ranks(_among(ranks, run)))
     if arguments.rank is not None:
         return JobRun(run)
     return JobRun(with_comparison(run, comparison.to_compare()), comparison)
 
 
-def _is_format(report: str | None) -> bool:
-    """Whether a report is a file format, which has all of a run."""
-    return report is not None and not known()[report].answers
+def _is_for_programs(arguments: argparse.Namespace) -> bool:
+    """Whether other programs read what is written or printed: a file other than a page, a report that is a file format,
+    or the data of any report but "ranks", which compares all ranks."""
+    report = arguments.report
+    has_files = any(format_of(output) != "html" for output in arguments.output)
+    is_format = report is not None and not known()[report].answers
+    return has_files or is_format or (arguments.json and report != "ranks")
 
 
 def _among(ranks: Iterable[int], run: torchprof.Run) -> list[int]:

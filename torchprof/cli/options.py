@@ -181,11 +181,14 @@ def _name_on_command_line(option: str) -> str:
     return "by_shape" if option == _BY_SHAPE_IN_REPORTS else option
 
 
-def check_output(arguments: argparse.Namespace, of: str = "run", rank: int = 0, world_size: int | None = None) -> None:
+def check_output(
+    arguments: argparse.Namespace, of: str = "run", rank: int = 0, world_size: int = 1, job: str = ""
+) -> None:
     """Check that all files of ``-o`` can be written. Call this before any work, since the work may take long.
 
-    ``of``: what will be written, "run" or "diff"; ``rank``: of the run; ``world_size``: of its job, if it is known yet.
-    A job folder is made now. Raises TorchprofError that names all files that cannot be written.
+    ``of``: what will be written, "run" or "diff"; ``rank``: of the run; ``world_size`` and ``job``: the number of ranks
+    of its job, and its name, as for ``make_room``. A job folder is made now. Raises TorchprofError that names all files
+    that cannot be written.
     """
     known: dict[Path, str] = {}
     problems = []
@@ -194,7 +197,7 @@ def check_output(arguments: argparse.Namespace, of: str = "run", rank: int = 0, 
         problem = (
             f"-o {file}: the same file as -o {known[path]}."
             if path in known
-            else _problem_with(file, of, rank, world_size)
+            else _problem_with(file, of, rank, world_size, job)
         )
         known[path] = file
         problems += [problem] if problem else []
@@ -202,7 +205,7 @@ def check_output(arguments: argparse.Namespace, of: str = "run", rank: int = 0, 
         raise TorchprofError("\n".join(problems))
 
 
-def _problem_with(file: str, of: str, rank: int, world_size: int | None) -> str:
+def _problem_with(file: str, of: str, rank: int, world_size: int, job: str) -> str:
     """Why a file cannot be written; "" if it probably can."""
     path = Path(file).absolute()
     is_job = of == "run" and names_job_folder(file)
@@ -214,7 +217,7 @@ def _problem_with(file: str, of: str, rank: int, world_size: int | None) -> str:
         return f"-o {error}"
     try:
         if is_job:
-            make_room(path, rank, world_size)
+            make_room(path, rank, world_size, job)
         elif name == PARQUET_RUN:
             check_pyarrow()
     except TorchprofError as error:

@@ -112,11 +112,12 @@ def print_all(
 ) -> None:
     """Print all sections of a run that was read from files. ``of_ranks``: the run that compares the ranks of the job.
 
-    Of more than ``MOST_WHOLE_RANKS`` ranks, only that section is about all: the others would be very long.
+    Of more than ``MOST_WHOLE_RANKS`` ranks that were not chosen, only that section is about all: the others would be
+    very long.
     """
-    if len(run.metas) > MOST_WHOLE_RANKS:
+    if len(run.metas) > MOST_WHOLE_RANKS and of_ranks is run and run.choice is None:
         run = run_of_chosen(run)
-    recorded = max(meta.wall_ns for meta in run.metas)
+    recorded = max(meta.wall_ns for meta in of_ranks.metas)
     timed = f" Recorded: {recorded / 1e9:.2f} s." if "cpu_ns" in run.meta.measured else ""
     sections = sections_of(run, arguments, in_color(sys.stdout), of_ranks=of_ranks, is_trace=is_trace)
     print(f"torchprof: {some(files)}.{timed}\n", *sections, sep="\n")

@@ -26,6 +26,7 @@ from torchprof.errors import TorchprofError
 from torchprof.reports import PARQUET_RUN, format_of
 from torchprof.reports.text import text_of
 from torchprof.run.job_folder import names_job_folder
+from torchprof.run.launchers import name_of_job
 
 if TYPE_CHECKING:
     from torchprof.cli.options import Commands
@@ -140,7 +141,8 @@ def _files(arguments: argparse.Namespace, rank: int, world_size: int) -> dict[st
     has_output = bool(arguments.output)
     arguments.output = _outputs_of(rank, world_size, arguments.output, name)
     if has_output:  # without -o, the script runs even if the default file cannot be written
-        check_output(arguments, rank=rank, world_size=world_size if world_size > 1 else None)
+        job = name_of_job() if world_size > 1 else ""
+        check_output(arguments, rank=rank, world_size=world_size, job=job)
     # A slash at the end says that this is a job folder.
     return {file: f"{Path(file).absolute()}{'/' * names_job_folder(file)}" for file in arguments.output}
 

@@ -32,7 +32,7 @@ them. Several files make one run: the ranks of a job, or the cycles of one proce
 shown first.
 
 Of more than 64 ranks all are compared, and stragglers and some others shown whole; of more than 256 saved runs, only
-these are loaded, unless -o writes another file than a page.
+these are loaded, unless -o writes another file than a page, and without --json.
 
 -o job/ writes a job folder: the run of each rank as Parquet files, one rank at a time, for jobs that are too large to
 merge. Shown, it is like its ranks; of more than 256 ranks all are compared, and stragglers and some others loaded.
@@ -71,7 +71,12 @@ def add_to(commands: Commands) -> None:
     several = parser.add_argument_group("several ranks or cycles")
     several.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
     several.add_argument("--add-cycles", action="store_true", help="add up saved runs of one rank, in this order")
-    several.add_argument("--jobs", type=whole_number, metavar="N", help="read with N processes (default: one per CPU)")
+    several.add_argument(
+        "--jobs",
+        type=whole_number,
+        metavar="N",
+        help="read with N processes (default: one per CPU, of saved runs at most 4)",
+    )
     traces = parser.add_argument_group("traces")
     traces.add_argument("--model", metavar="SPEC", help=f"the model: {SPECS}")
     traces.add_argument("--kwargs", default="{}", metavar="JSON", help="arguments that make the model")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from torchprof.attribute.process_groups import group_of_ranks, mesh_of_groups, sole_group
+from torchprof.run.launchers import name_of_job
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim
 
@@ -42,20 +43,14 @@ def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
             return before
         of_process, of_job = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
         if of_process.isdecimal() and of_job.isdecimal() and int(of_process) < int(of_job):
-            return Job(int(of_process), int(of_job), name=_name())
+            return Job(int(of_process), int(of_job), name=name_of_job())
         return Job()
     rank, size = distributed.get_rank(), distributed.get_world_size()
     groups = _groups()
     described = {"backend": distributed.get_backend(), "rank": rank, "world_size": size, "pg_config": groups}
     mesh = _mesh_of(models) or mesh_of_groups(groups, rank)
     known = tuple(known for group in groups if (known := group_of_ranks(group)) is not None)
-    return Job(rank, size, mesh, sole_group(groups), known, json.dumps(described), _name())
-
-
-def _name() -> str:
-    """The job ID. torchrun's is "none" if the user gave none."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    return os.environ.get("SLURM_JOB_ID", "") if name == "none" else name
+    return Job(rank, size, mesh, sole_group(groups), known, json.dumps(described), name_of_job())
 
 
 def _groups() -> list[Mapping[str, Any]]:

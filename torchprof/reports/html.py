@@ -71,8 +71,8 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None, compared: Run | N
     layer. The page needs no network and no server, and works in any browser of May 2023 or later.
 
     ``compared``: what is compared of all ranks of the job, if ``run`` has some of them. Of a run of more than
-    ``MOST_WHOLE_RANKS`` ranks all are compared, and some are on the page whole. With other runs ``beside`` it, the page
-    has the sums over all ranks of each run.
+    ``MOST_WHOLE_RANKS`` ranks that were not chosen, all are compared, and some are on the page whole. With other runs
+    ``beside`` it, the page has the sums over all ranks of each run.
 
     Raises TorchprofError if a value of ``beside`` is not a run.
     """
@@ -83,7 +83,7 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None, compared: Run | N
             raise TorchprofError(
                 f"beside={{{name!r}: …}} is {other!r:.60}, not a Run. Read a file with torchprof.load()."
             )
-    if len(run.metas) > MOST_WHOLE_RANKS and not beside:
+    if len(run.metas) > MOST_WHOLE_RANKS and compared is None and run.choice is None and not beside:
         run, compared = run_of_chosen(run), run
     takes = [Take("this run", run), *(Take(str(name), other) for name, other in (beside or {}).items())]
     return page(

@@ -6,7 +6,7 @@ import gzip
 import json
 import zlib
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import astuple, replace
 from itertools import chain
@@ -94,13 +94,21 @@ def run_of(data: bytes, path: str) -> Run:
 
 
 def comparison_of(data: bytes, path: str) -> Run:
-    """``run_of(data, path).to_compare(layers=True)``, but faster: what is not compared is not read, and not checked."""
-    document = document_of(data, path)
-    for name in ("frames", "within", "shared", "signatures", "devices", "memory", "device_times"):
-        document[name] = []
-    document.update(rows={name: [] for name in Rows.COLUMNS}, timeline=None)
-    document["samples"] = [sample for sample in document["samples"] if sample["layer"] == OUTSIDE]
-    return run_of_document(document, path).to_compare(layers=True)
+    """``run_of(data, path).to_compare(layers=True)``, but faster: what is not compared is not read, and not checked.
+    Raises TorchprofError like ``run_of``."""
+    return run_of_document(document_of(data, path), path, _without_what_is_not_compared).to_compare(layers=True)
+
+
+def _without_what_is_not_compared(document: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a run of which only that is left that is compared. Raises KeyError or TypeError if it is damaged."""
+    not_compared = ("frames", "within", "shared", "signatures", "devices", "memory", "device_times")
+    return {
+        **document,
+        **{name: [] for name in not_compared},
+        "rows": {name: [] for name in Rows.COLUMNS},
+        "timeline": None,
+        "samples": [sample for sample in document["samples"] if sample["layer"] == OUTSIDE],
+    }
 
 
 def document_of(data: bytes, path: str) -> dict[str, Any]:
@@ -119,15 +127,18 @@ def document_of(data: bytes, path: str) -> dict[str, Any]:
     return document
 
 
-def run_of_document(document: dict[str, Any], path: str) -> Run:
-    """The run of the JSON of a file. Raises TorchprofError if it is damaged or was written by a newer torchprof."""
+def run_of_document(
+    document: dict[str, Any], path: str, part: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+) -> Run:
+    """The run of the JSON of a file. ``part``: what of it is read, None for all. Raises TorchprofError if it is damaged
+    or was written by a newer torchprof."""
     schema = document.get("schema")
     if type(schema) is not int or not 1 <= schema <= SCHEMA:
         raise TorchprofError(
             f"{path} has schema {schema}; this torchprof reads up to {SCHEMA}. Read it with a newer torchprof."
         )
     try:
-        run = _run(document)
+        run = _run(part(document) if part else document)
         return run if schema >= _WITH_IDLE_TIME else _with_idle_time(run)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise TorchprofError(f"{path} is a damaged run file: {type(error).__name__} {error}.") from error

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -29,7 +29,7 @@ from torchprof.run.parquet import (
     write_table,
 )
 from torchprof.run.paused_gc import paused_gc
-from torchprof.run.processes import in_processes
+from torchprof.run.processes import check_processes, in_processes
 from torchprof.run.run import Run
 
 if TYPE_CHECKING:
@@ -78,11 +78,13 @@ class JobFolder:
         """What is compared between ranks, ``Run.to_compare`` of all of them, merged: its report "ranks" names the
         stragglers of the job.
 
-        Layers have no figures in it without ``layers``. With them, the whole runs are read, by so many ``processes``,
-        as of ``torchprof.load``. This takes some 20 ms a rank.
+        Layers have no figures in it without ``layers``, and this process alone reads it. With them, the whole runs are
+        read, by so many ``processes``, as of ``torchprof.load``. This takes some 20 ms a rank.
 
-        Raises TorchprofError if DuckDB is not installed, and if the folder has no rank.
+        Raises TorchprofError if ``processes`` is not a number of processes, if DuckDB is not installed, and if the
+        folder has no rank.
         """
+        check_processes(processes)
         if layers:
             files = [_file_of(self._path, _RANKS, rank) for rank in self.ranks]
             return merge(in_processes(_comparison_of_rank, files, processes))
@@ -162,9 +164,9 @@ def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> N
             write_table(table_of(run), stack.enter_context(atomic_file(_file_of(folder, name, rank))))
 
 
-def make_room(folder: Path, rank: int, world_size: int | None = None, job: str = "") -> None:
+def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> None:
     """Make a job folder, if there is none, in which a rank can be saved. ``world_size`` and ``job``: how many ranks its
-    job has, and its name, if they are known yet. Raises TorchprofError like ``add_to_job``."""
+    job has, and its name; 1 and "" if they are unknown. Raises TorchprofError like ``add_to_job``."""
     check_pyarrow()
     _make(folder)
     _check_job(folder, rank, world_size, job)
@@ -175,16 +177,12 @@ def make_room(folder: Path, rank: int, world_size: int | None = None, job: str =
         )
 
 
-def _check_job(folder: Path, rank: int, world_size: int | None, job: str) -> None:
+def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
     """Raises TorchprofError if a rank is not of the job whose ranks are in the folder. These are of one job, so one of
-    them is read."""
-    there = next(_ranks_in(folder), None)
-    if there is None:
-        return
-    file = _file_of(folder, _RANKS, there)
-    its_size, its_job = job_of_rank(file.read_bytes(), str(file))
-    if world_size is not None and world_size != its_size:
-        its, this = f"a job of {_count_of_ranks(its_size)}", f"of a job of {_count_of_ranks(world_size)}"
+    them is read, which is not damaged. Like ``merge``, it refuses nothing for a size or a name that is unknown."""
+    there, its_size, its_job = next(_jobs_in(folder), (0, 1, ""))
+    if world_size > 1 and its_size > 1 and world_size != its_size:
+        its, this = f"a job of {its_size} ranks", f"of a job of {world_size} ranks"
     elif job and its_job and job != its_job:
         its, this = f"the job {its_job!r}", f"of the job {job!r}"
     else:
@@ -195,14 +193,18 @@ def _check_job(folder: Path, rank: int, world_size: int | None, job: str) -> Non
     )
 
 
+def _jobs_in(folder: Path) -> Iterator[tuple[int, int, str]]:
+    """Each rank in a job folder whose file can be read, in any order, with the size and the name of its job."""
+    for rank in _ranks_in(folder):
+        file = _file_of(folder, _RANKS, rank)
+        with suppress(TorchprofError, OSError):  # a damaged file is not that of another job
+            yield (rank, *job_of_rank(file.read_bytes(), str(file)))
+
+
 def _ranks_in(folder: Path) -> Iterator[int]:
     """The numbers of the ranks that are in a job folder, in any order."""
     names = (_FILE.fullmatch(file.name) for file in (folder / _RANKS).iterdir())
     return (int(name[1]) for name in names if name is not None)
-
-
-def _count_of_ranks(count: int) -> str:
-    return f"{count} rank{'' if count == 1 else 's'}"
 
 
 def _make(folder: Path) -> None:

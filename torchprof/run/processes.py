@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -18,22 +20,43 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
+_MOST_PROCESSES = 60 if sys.platform == "win32" else sys.maxsize  # Windows waits for at most 63 at once
 _AHEAD = 2  # calls for each process that are under way or done, and whose results were not taken yet
 
 
-def in_processes(call: Callable[[_Item], _Result], items: Iterable[_Item], processes: int) -> Iterator[_Result]:
-    """``call`` of each item, in their order, made in so many processes a few items ahead; in this one if it is 1.
+def usable_cpus() -> int:
+    """How many CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux; a container may have few of the CPUs of its machine
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_processes(processes: int) -> None:
+    """Raises TorchprofError if this is not a number of processes."""
+    if not isinstance(processes, int) or processes < 1:
+        raise TorchprofError(f"processes= must be a number of processes, 1 or more, not {processes!r}.")
+
+
+def in_processes(call: Callable[[_Item], _Result], items: Sequence[_Item], processes: int) -> Iterator[_Result]:
+    """``call`` of each item, in their order, made in so many processes a few items ahead, but in no more than there are
+    items; in this one if it is 1.
 
     Items, results and ``call`` must be picklable. The processes are spawned: they import the module of ``call`` and the
     ``__main__`` of this process. Where that cannot be imported, as if the script comes from stdin, this process makes
     all calls.
 
-    Raises what ``call`` raises, and TorchprofError if a process was killed.
+    Raises what ``call`` raises, and TorchprofError if ``processes`` is not a number of processes, if one was killed,
+    and for a result or an error that cannot be pickled.
     """
-    if processes == 1 or not _main_can_be_imported():
-        yield from map(call, items)
-        return
-    workers = _Workers(call, processes)
+    check_processes(processes)
+    count = min(processes, len(items), _MOST_PROCESSES)
+    if count <= 1 or not _main_can_be_imported():
+        return map(call, items)
+    return _results(call, items, count)
+
+
+def _results(call: Callable[[_Item], _Result], items: Sequence[_Item], count: int) -> Iterator[_Result]:
+    workers = _Workers(call, count)
     try:
         for result, error in workers.outcomes(items):
             if error is not None:
@@ -108,7 +131,19 @@ def _work(call: Callable[[Any], Any], connection: Connection) -> None:
     _exit_quietly_on_sigint()
     with suppress(EOFError, ConnectionError):  # the main process has ended
         while True:
-            connection.send(_outcome(call, connection.recv()))
+            connection.send_bytes(_pickled(*_outcome(call, connection.recv())))
+
+
+def _pickled(result: Any, error: Exception | None) -> bytes:
+    """An outcome in bytes. One that cannot be sent to the main process is a TorchprofError, which has it as text."""
+    try:
+        data = pickle.dumps((result, error))
+        if error is not None:
+            pickle.loads(data)  # fails for errors that are made of other arguments than they keep
+        return data
+    except Exception as failure:  # whatever pickling raises
+        problem = f"{error!r:.500}" if error is not None else f"its result cannot be sent to another: {failure!r:.500}"
+        return pickle.dumps((None, TorchprofError(f"One of the processes that read files failed: {problem}.")))
 
 
 def _outcome(call: Callable[[Any], Any], item: Any) -> tuple[Any, Exception | None]:

@@ -17,7 +17,7 @@ from torchprof.run.job_folder import add_to_job, is_job_folder, names_job_folder
 from torchprof.run.merge import merge
 from torchprof.run.parquet import PARQUET, run_of_parquet, write_parquet
 from torchprof.run.paused_gc import paused_gc
-from torchprof.run.processes import in_processes
+from torchprof.run.processes import check_processes, in_processes
 from torchprof.run.run import Run
 
 _START = 256  # bytes: the format is named in the first of them
@@ -43,17 +43,15 @@ def load(path: str | PathLike[str] | Iterable[str | PathLike[str]], *, processes
     """Read a run that ``Run.save`` wrote; of a job folder, all ranks in one run. Does not import torch.
 
     Several paths, as those of the ranks of a job, make one run, which is what ``torchprof.merge`` makes of their runs.
-    So many ``processes`` read them. They are spawned, so a script that uses several must call this function below
-    ``if __name__ == "__main__":``.
+    So many ``processes`` read them; one reads a single file, or a job folder. They are spawned, so a script that uses
+    several must call this function below ``if __name__ == "__main__":``.
 
     Raises OSError if the file cannot be read; TorchprofError if it is not a run file, is damaged, or was written by a
     newer torchprof, for a Parquet file if pyarrow is not installed, and for runs that cannot be merged.
     """
-    if not isinstance(processes, int) or processes < 1:
-        raise TorchprofError(f"processes= must be a number of processes, 1 or more, not {processes!r}.")
+    check_processes(processes)
     if not isinstance(path, (str, PathLike)):
-        paths = [*path]
-        return merge(in_processes(load, paths, min(processes, len(paths))))
+        return merge(in_processes(load, [*path], processes))
     if is_job_folder(path):
         return open_job(path).run()
     data = Path(path).read_bytes()

@@ -20,7 +20,7 @@ from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.run.cycles import add_cycle
 from torchprof.run.merge import merge
 from torchprof.run.paused_gc import paused_gc
-from torchprof.run.processes import in_processes
+from torchprof.run.processes import check_processes, in_processes
 from torchprof.run.run import Run
 from torchprof.run.saved import is_run_file
 from torchprof.run.warnings import RunWarning
@@ -88,14 +88,13 @@ def from_trace(
         raise TorchprofError("from_trace needs a trace: the path of one, or several; the list is empty.")
     if paths is not None and model is None:
         raise TorchprofError("paths= selects modules of a model: also give from_trace the model.")
-    if not isinstance(processes, int) or processes < 1:
-        raise TorchprofError(f"processes= must be a number of processes, 1 or more, not {processes!r}.")
+    check_processes(processes)
     known = None if model is None else _plan_of(model, paths, inputs, kwargs)
     read = partial(_read_or_error, in_folders=frozenset(files) - {*named}, with_timeline=with_timeline)
     try:
         if processes > 1 and len(files) > 1:
             known = known and known.complete()
-            outcomes = _read_at_once(files, partial(read, model=known), progress, min(processes, len(files)))
+            outcomes = _read_at_once(files, partial(read, model=known), progress, processes)
         else:
             outcomes = _read_in_turn(files, partial(read, model=known), progress)
         runs = _without_errors(files, outcomes)
