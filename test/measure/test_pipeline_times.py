@@ -51,11 +51,12 @@ def test_a_step_on_the_cpu() -> None:
         label(NET, 12, 28),
         op("aten::mse_loss", 31, 35),  # other work, as is all that the schedule does beside waiting
         of_pipeline("wait", 36, 38),
+        of_pipeline("wait for sends", 38, 40),  # their receivers are late, not the senders
         of_pipeline("wait", 40, 45),
         of_pipeline("3F0", 46, 60),
         label(SECOND, 47, 59),
         of_pipeline("3B0", 60, 80),
-        of_pipeline("wait", 81, 90),  # for sends, after the last action
+        of_pipeline("wait for sends", 81, 90),
     )["cpu"]
     assert pipeline == Pipeline(
         "cpu",

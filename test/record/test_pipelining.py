@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run, TorchprofError
+from torchprof.attribute.events import PIPELINE
+from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL
 from torchprof.record.pipelining import PipelineRanges, stages_of_modules
 from torchprof.record.plan import Plan
 from torchprof.run.paths import kind_of_root, root_of_stage, stage_of_root
@@ -201,6 +204,65 @@ def test_a_torch_that_calls_its_stages_in_another_way_has_no_pipeline(monkeypatc
 
 
 @recorded
+def test_a_group_that_torch_does_not_know_has_unknown_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def fails(group: object) -> list[int]:
+        asked.append(group)
+        raise KeyError(group)
+
+    monkeypatch.setattr(dist, "get_process_group_ranks", fails)
+    schedule = gpipe(stage_of(Net()))
+    with Profile(schedule) as prof:
+        for _ in range(3):
+            schedule.step(X, target=Y)
+    (pipeline,) = prof.run.pipelines
+    assert (pipeline.schedule, pipeline.stages, pipeline.group, pipeline.steps) == ("ScheduleGPipe", 1, (), 3)
+    assert len(asked) == 1
+
+
+@recorded
+def test_a_label_that_fails_does_not_stop_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(type(gpipe(stage_of(Net())))):  # type: ignore[misc]
+        def __hash__(self) -> int:
+            raise RuntimeError("of the user")
+
+    stage = stage_of(Net())
+    schedule = Odd(stage, 2, loss_fn=nn.functional.mse_loss)
+    with Profile(stage):
+        schedule.step(X, target=Y)
+
+
+class Work:
+    def wait(self) -> None: ...
+
+
+@recorded
+def test_waits_for_sends_are_told_from_waits_for_receives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch exchanges what is alike one by one, and the rest at once."""
+    from torch.distributed.pipelining import schedules
+
+    def exchange(tensor: torch.Tensor, **_: object) -> Work:
+        return Work()
+
+    sends, receives = (lambda *args, **kwargs: exchange(*args, **kwargs) for _ in range(2))
+    monkeypatch.setattr(dist, "isend", sends)
+    monkeypatch.setattr(dist, "irecv", receives)
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda ops: [Work() for _ in ops])
+
+    def ops(*what: object) -> list[Any]:
+        return [SimpleNamespace(op=op, tensor=X, group=None, tag=0, group_peer=0, peer=0) for op in what]
+
+    with torch.profiler.profile() as profiler, torchprof.annotate(Net()):
+        for of_exchange in (ops(sends, sends), ops(receives), ops(sends, receives), []):
+            schedules._wait_batch_p2p(schedules._batch_p2p(of_exchange))
+        for works in schedules._sorted_batch_p2p(ops(sends)).values():
+            schedules._wait_batch_p2p(works)
+    waits = [event.name for event in profiler.events() if event.name.startswith(PIPELINE)]
+    assert waits == [SENDS_LABEL, WAIT_LABEL, WAIT_LABEL, WAIT_LABEL, SENDS_LABEL]
+
+
+@recorded
 def test_torch_is_as_it_was_after_the_last_of_several_recordings() -> None:
     from torch.distributed.pipelining import schedules, stage
 
@@ -218,6 +280,7 @@ def test_torch_is_as_it_was_after_the_last_of_several_recordings() -> None:
         "backward_one_chunk",
         "backward_weight_one_chunk",
         "step",
+        "_batch_p2p",
         "_wait_batch_p2p",
     }
     second.off()
