@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -18,7 +19,8 @@ import torchprof
 from torchprof import Profile, Run, TorchprofError
 from torchprof.attribute.events import PIPELINE
 from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL
-from torchprof.record.pipelining import PipelineRanges, stages_of_modules
+from torchprof.record import plan
+from torchprof.record.pipelining import PipelineRanges, stages_given, stages_of_modules
 from torchprof.record.plan import Plan
 from torchprof.run.paths import kind_of_root, root_of_stage, stage_of_root
 from torchprof.run.words import NOT_SELECTED, OUTSIDE
@@ -72,11 +74,11 @@ recorded = pytest.mark.skipif(RELEASE < (2, 9), reason="the pipelines of this to
 def test_a_model_is_named_by_the_stage_that_calls_it() -> None:
     nets = [Net() for _ in range(4)]
     stages = [stage_of(nets[0], 2, 4), stage_of(nn.parallel.DistributedDataParallel(nets[1]), 3, 4)]
-    plan = Plan([*nets, Mlp()], None)
-    assert plan.names == ["Net (stage 2)", "Net (stage 3)", "Net", "Net#2", "Mlp"]
+    named = Plan([*nets, Mlp()], None)
+    assert named.names == ["Net (stage 2)", "Net (stage 3)", "Net", "Net#2", "Mlp"]
     assert Plan([stages[1].submod], None).names == ["Net (stage 3)"]
-    assert {path[0] for path in plan.layer_paths} == {*plan.names}
-    assert plan.changes() == ([], [])
+    assert {path[0] for path in named.layer_paths} == {*named.names}
+    assert named.changes() == ([], [])
 
 
 def test_two_pipelines_may_have_models_of_one_stage() -> None:
@@ -97,6 +99,32 @@ def test_without_pipelining_nothing_is_searched(monkeypatch: pytest.MonkeyPatch)
     assert stages_of_modules() == {id(net): stage.stage_index}
     monkeypatch.delitem(sys.modules, "torch.distributed.pipelining.stage")
     assert stages_of_modules() == {}
+
+
+@recorded
+def test_frozen_stages_are_known_if_they_are_given() -> None:
+    stage = stage_of(Net(), 2, 4)
+    schedule = gpipe(stage)
+    gc.freeze()
+    try:
+        for given, name in ((schedule, "Net (stage 2)"), ([stage], "Net (stage 2)"), (stage.submod, "Net")):
+            with Profile(given) as prof:
+                stage.submod(X)
+            assert [layer.name for layer in prof.run.roots] == [name]
+        with torchprof.annotate(schedule), torch.profiler.profile() as profiler:
+            stage.submod(X)
+        assert [layer.name for layer in torchprof.from_profiler(profiler, schedule).roots] == ["Net (stage 2)"]
+    finally:
+        gc.unfreeze()
+
+
+def test_given_stages_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that is garbage may call the same module under another number."""
+    net = Net()
+    stage, _other = stage_of(net, 1, 4), stage_of(net, 3, 4)
+    assert Plan([net, Mlp()], None, stages_given([stage])).names == ["Net (stage 1)", "Mlp"]
+    monkeypatch.setattr(plan, "stages_of_modules", lambda: pytest.fail("a search"))
+    assert Plan([net], None, stages_given(stage)).names == ["Net (stage 1)"]
 
 
 @pytest.mark.parametrize(
@@ -288,5 +316,9 @@ def test_torch_is_as_it_was_after_the_last_of_several_recordings() -> None:
 
 
 def test_other_things_are_no_models() -> None:
+    from torch.distributed.pipelining import SplitPoint
+
+    with pytest.raises(TorchprofError, match="SplitPoint"), Profile(SplitPoint.BEGINNING):
+        pass
     with pytest.raises(TorchprofError, match=r"a list of them, not 3\."), Profile([Net(), 3]):
         pass

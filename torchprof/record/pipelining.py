@@ -156,12 +156,23 @@ def _class_of_stages() -> Any:
 def stages_of_modules() -> dict[int, int]:
     """The number of the stage that calls a module, by the id of the module, and of the modules that it wraps.
 
-    Stages are searched among all objects of the process, once torch.distributed.pipelining is imported. A module that
-    stages with different numbers call is left out.
+    Stages are searched among all objects of the process, once torch.distributed.pipelining is imported. Those that
+    ``gc.freeze`` has hidden are not found.
     """
     base = _class_of_stages()
+    return _numbers_of([] if base is None else instances_of(base))
+
+
+def stages_given(model: Any) -> dict[int, int]:
+    """The same for the stages and schedules that a user gave in place of a model or among several."""
+    given = model if isinstance(model, (list, tuple)) else [model]
+    return _numbers_of(stage for entry in given for stage in stages_in(entry))
+
+
+def _numbers_of(stages: Iterable[Any]) -> dict[int, int]:
+    """A module that stages with different numbers call is left out."""
     numbers: defaultdict[int, set[int]] = defaultdict(set)
-    for stage in [] if base is None else instances_of(base):
+    for stage in stages:
         for module in _with_wrapped(getattr(stage, "submod", None)):
             numbers[id(module)].add(stage.stage_index)
     return {key: stage for key, (stage, *others) in numbers.items() if not others}
