@@ -72,10 +72,11 @@ def slow_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 class Stopwatch:
     """Takes the time of what schedules do, step by step: of the step, of the actions of stages by torch's names for
-    them, and of the waits."""
+    them, and of the waits, "wait" if something is received, else "sends"."""
 
     def __init__(self) -> None:
         self.steps: list[list[tuple[str, int]]] = []
+        self._receiving: dict[int, Any] = {}  # by its id: work of an exchange in which something is received
 
     def around(self, schedule: Any, undo: ExitStack) -> None:
         base = stage._PipelineStageBase
@@ -87,6 +88,16 @@ class Stopwatch:
             (schedules, "_wait_batch_p2p", "wait"),
         ):
             undo.enter_context(mock.patch.object(owner, name, self._timed(getattr(owner, name), what)))
+        undo.enter_context(mock.patch.object(schedules, "_batch_p2p", self._noting(schedules._batch_p2p)))
+
+    def _noting(self, exchange: Any) -> Any:
+        def noting(ops: list[dist.P2POp], *args: Any, **kwargs: Any) -> Any:
+            works = exchange(ops, *args, **kwargs)
+            if any("recv" in op.op.__name__ for op in ops):
+                self._receiving |= {id(work): work for work in works}
+            return works
+
+        return noting
 
     def _timed(self, function: Any, what: str) -> Any:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -99,6 +110,8 @@ class Stopwatch:
             if len(what) == 1:
                 kind = "I" if kwargs.get("full_backward") is False else what
                 name = f"{args[0].stage_index}{kind}{args[1]}"
+            elif what == "wait" and not any(id(work) in self._receiving for work in args[0]):
+                name = "sends"
             self.steps[-1].append((name, took))
             return result
 
@@ -150,13 +163,13 @@ def run(name: str, folder: Path) -> None:
         optimizer.zero_grad()
 
     step()  # torch prepares its stages
-    originals = vars(stage._PipelineStageBase).copy(), schedules._wait_batch_p2p
+    originals = vars(stage._PipelineStageBase).copy(), vars(schedules).copy()
     with ExitStack() as undo:
         watch.around(schedule, undo)
         with Profile(schedule if wrapper else [*nets.values()]) as prof:
             for _ in range(STEPS):
                 step()
-    assert (vars(stage._PipelineStageBase), schedules._wait_batch_p2p) == originals
+    assert (vars(stage._PipelineStageBase), vars(schedules)) == originals
     prof.run.save(folder / f"{name}-{rank}.json")
     prof.export_chrome_trace(folder / f"{name}-{rank}-trace.json")
     gathered = prof.gather()

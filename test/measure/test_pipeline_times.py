@@ -15,6 +15,7 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import PIPELINE, Event, Site
 from torchprof.attribute.pipeline_ranges import action_label, fold_torchs_ranges, step_label, steps_in
 from torchprof.attribute.rule import Attribution
+from torchprof.measure import pipelines
 from torchprof.measure.pipelines import Pipelines
 from torchprof.run.layers import Layer
 from torchprof.run.pipeline import KEPT_STEPS, Pipeline, StageAction
@@ -51,11 +52,12 @@ def test_a_step_on_the_cpu() -> None:
         label(NET, 12, 28),
         op("aten::mse_loss", 31, 35),  # other work, as is all that the schedule does beside waiting
         of_pipeline("wait", 36, 38),
+        of_pipeline("wait for sends", 38, 40),  # their receivers are late, not the senders
         of_pipeline("wait", 40, 45),
         of_pipeline("3F0", 46, 60),
         label(SECOND, 47, 59),
         of_pipeline("3B0", 60, 80),
-        of_pipeline("wait", 81, 90),  # for sends, after the last action
+        of_pipeline("wait for sends", 81, 90),
     )["cpu"]
     assert pipeline == Pipeline(
         "cpu",
@@ -178,7 +180,7 @@ def test_cycles_add_up() -> None:
 
 def test_a_step_on_a_device() -> None:
     """Actions are launched in advance. What one launches on any thread is its work, and what runs meanwhile is no
-    waiting; exchanges are neither."""
+    waiting, nor is a time without kernels; exchanges are."""
     found = pipelines_of(
         op("aten::a", 1, 2, correlation=1),
         of_pipeline(STEP, 10, 50),
@@ -197,9 +199,33 @@ def test_a_step_on_a_device() -> None:
         kernel("after", 130, 150, 6),
     )
     device = found["cuda:0"]
-    assert figures(device) == {"1F0": ((20,), (10,)), "1B0": ((20,), (40,))}
+    assert figures(device) == {"1F0": ((20,), (0,)), "1B0": ((20,), (30,))}  # while the exchange runs
     assert device.step_ns == (150 - 30,)  # it waits for what was launched before
     assert figures(found["cpu"]) == {"1F0": ((9,), (0,)), "1B0": ((16,), (0,))}
+
+
+def test_a_step_without_kernels_of_its_actions_is_no_step_of_the_device() -> None:
+    """They were lost, or a graph launched them. An exchange alone is no action."""
+    events, kernels = [], []
+    for number in range(KEPT_STEPS + 4):
+        at = number * 100
+        events += [of_pipeline(STEP, at, at + 90), of_pipeline("1F0", at + 10, at + 40)]
+        events += [op("aten::mm", at + 20, at + 21, correlation=number + 1)]
+        if number % 2:
+            kernels.append(kernel("gemm", at + 30, at + 60, number + 1))
+        elif number == 50:
+            kernels.append(kernel(SEND_RECV, at + 30, at + 60, number + 1))
+    found = pipelines_of(*events, *kernels)
+    device = found["cuda:0"]
+    kept = KEPT_STEPS // 2
+    assert (device.steps, device.step_ns) == (4 + kept, (60,) * kept)
+    assert figures(device) == {"1F0": ((30,) * kept, (0,) * kept)}
+    assert (found["cpu"].steps, len(found["cpu"].step_ns)) == (KEPT_STEPS + 4, KEPT_STEPS)
+
+
+def test_without_kernels_no_table_of_launches_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines, "_launched_in", lambda *_: pytest.fail("a table"))
+    assert [*pipelines_of(of_pipeline(STEP, 10, 50), of_pipeline("1F0", 11, 20), op("a", 12, 13, correlation=1))]
 
 
 def test_a_device_without_actions_has_no_pipeline() -> None:
@@ -231,10 +257,11 @@ def test_the_times_on_a_device_are_those_of_each_ns(ran: Sequence[Ran]) -> None:
         return
     assert device is not None
     busy = {ns for start, end, communicates, _ in work if not communicates for ns in range(start, end)}
+    exchanging = {ns for start, end, communicates, _ in work if communicates for ns in range(start, end)}
     since = 10  # all of these kernels were launched in the step
     for index, kernels in own.items():
         took = len({ns for start, end, _, _ in kernels for ns in range(start, end)})
-        waited = len({*range(since, kernels[0][0])} - busy) if kernels else 0
+        waited = len(({*range(since, kernels[0][0])} & exchanging) - busy) if kernels else 0
         assert figures(device)[f"1F{index}"] == ((took,), (waited,))
         since = max([since, *(end for _, end, _, _ in kernels)])
     assert device.step_ns == (max(end for _, end, _, _ in work) - 10,)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +17,10 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run, TorchprofError
-from torchprof.record.pipelining import PipelineRanges, stages_of_modules
+from torchprof.attribute.events import PIPELINE
+from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL
+from torchprof.record import plan
+from torchprof.record.pipelining import PipelineRanges, stages_given, stages_of_modules
 from torchprof.record.plan import Plan
 from torchprof.run.paths import kind_of_root, root_of_stage, stage_of_root
 from torchprof.run.words import NOT_SELECTED, OUTSIDE
@@ -69,11 +74,11 @@ recorded = pytest.mark.skipif(RELEASE < (2, 9), reason="the pipelines of this to
 def test_a_model_is_named_by_the_stage_that_calls_it() -> None:
     nets = [Net() for _ in range(4)]
     stages = [stage_of(nets[0], 2, 4), stage_of(nn.parallel.DistributedDataParallel(nets[1]), 3, 4)]
-    plan = Plan([*nets, Mlp()], None)
-    assert plan.names == ["Net (stage 2)", "Net (stage 3)", "Net", "Net#2", "Mlp"]
+    named = Plan([*nets, Mlp()], None)
+    assert named.names == ["Net (stage 2)", "Net (stage 3)", "Net", "Net#2", "Mlp"]
     assert Plan([stages[1].submod], None).names == ["Net (stage 3)"]
-    assert {path[0] for path in plan.layer_paths} == {*plan.names}
-    assert plan.changes() == ([], [])
+    assert {path[0] for path in named.layer_paths} == {*named.names}
+    assert named.changes() == ([], [])
 
 
 def test_two_pipelines_may_have_models_of_one_stage() -> None:
@@ -94,6 +99,32 @@ def test_without_pipelining_nothing_is_searched(monkeypatch: pytest.MonkeyPatch)
     assert stages_of_modules() == {id(net): stage.stage_index}
     monkeypatch.delitem(sys.modules, "torch.distributed.pipelining.stage")
     assert stages_of_modules() == {}
+
+
+@recorded
+def test_frozen_stages_are_known_if_they_are_given() -> None:
+    stage = stage_of(Net(), 2, 4)
+    schedule = gpipe(stage)
+    gc.freeze()
+    try:
+        for given, name in ((schedule, "Net (stage 2)"), ([stage], "Net (stage 2)"), (stage.submod, "Net")):
+            with Profile(given) as prof:
+                stage.submod(X)
+            assert [layer.name for layer in prof.run.roots] == [name]
+        with torchprof.annotate(schedule), torch.profiler.profile() as profiler:
+            stage.submod(X)
+        assert [layer.name for layer in torchprof.from_profiler(profiler, schedule).roots] == ["Net (stage 2)"]
+    finally:
+        gc.unfreeze()
+
+
+def test_given_stages_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage that is garbage may call the same module under another number."""
+    net = Net()
+    stage, _other = stage_of(net, 1, 4), stage_of(net, 3, 4)
+    assert Plan([net, Mlp()], None, stages_given([stage])).names == ["Net (stage 1)", "Mlp"]
+    monkeypatch.setattr(plan, "stages_of_modules", lambda: pytest.fail("a search"))
+    assert Plan([net], None, stages_given(stage)).names == ["Net (stage 1)"]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +232,65 @@ def test_a_torch_that_calls_its_stages_in_another_way_has_no_pipeline(monkeypatc
 
 
 @recorded
+def test_a_group_that_torch_does_not_know_has_unknown_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def fails(group: object) -> list[int]:
+        asked.append(group)
+        raise KeyError(group)
+
+    monkeypatch.setattr(dist, "get_process_group_ranks", fails)
+    schedule = gpipe(stage_of(Net()))
+    with Profile(schedule) as prof:
+        for _ in range(3):
+            schedule.step(X, target=Y)
+    (pipeline,) = prof.run.pipelines
+    assert (pipeline.schedule, pipeline.stages, pipeline.group, pipeline.steps) == ("ScheduleGPipe", 1, (), 3)
+    assert len(asked) == 1
+
+
+@recorded
+def test_a_label_that_fails_does_not_stop_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(type(gpipe(stage_of(Net())))):  # type: ignore[misc]
+        def __hash__(self) -> int:
+            raise RuntimeError("of the user")
+
+    stage = stage_of(Net())
+    schedule = Odd(stage, 2, loss_fn=nn.functional.mse_loss)
+    with Profile(stage):
+        schedule.step(X, target=Y)
+
+
+class Work:
+    def wait(self) -> None: ...
+
+
+@recorded
+def test_waits_for_sends_are_told_from_waits_for_receives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch exchanges what is alike one by one, and the rest at once."""
+    from torch.distributed.pipelining import schedules
+
+    def exchange(tensor: torch.Tensor, **_: object) -> Work:
+        return Work()
+
+    sends, receives = (lambda *args, **kwargs: exchange(*args, **kwargs) for _ in range(2))
+    monkeypatch.setattr(dist, "isend", sends)
+    monkeypatch.setattr(dist, "irecv", receives)
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda ops: [Work() for _ in ops])
+
+    def ops(*what: object) -> list[Any]:
+        return [SimpleNamespace(op=op, tensor=X, group=None, tag=0, group_peer=0, peer=0) for op in what]
+
+    with torch.profiler.profile() as profiler, torchprof.annotate(Net()):
+        for of_exchange in (ops(sends, sends), ops(receives), ops(sends, receives), []):
+            schedules._wait_batch_p2p(schedules._batch_p2p(of_exchange))
+        for works in schedules._sorted_batch_p2p(ops(sends)).values():
+            schedules._wait_batch_p2p(works)
+    waits = [event.name for event in profiler.events() if event.name.startswith(PIPELINE)]
+    assert waits == [SENDS_LABEL, WAIT_LABEL, WAIT_LABEL, WAIT_LABEL, SENDS_LABEL]
+
+
+@recorded
 def test_torch_is_as_it_was_after_the_last_of_several_recordings() -> None:
     from torch.distributed.pipelining import schedules, stage
 
@@ -218,6 +308,7 @@ def test_torch_is_as_it_was_after_the_last_of_several_recordings() -> None:
         "backward_one_chunk",
         "backward_weight_one_chunk",
         "step",
+        "_batch_p2p",
         "_wait_batch_p2p",
     }
     second.off()
@@ -225,5 +316,9 @@ def test_torch_is_as_it_was_after_the_last_of_several_recordings() -> None:
 
 
 def test_other_things_are_no_models() -> None:
+    from torch.distributed.pipelining import SplitPoint
+
+    with pytest.raises(TorchprofError, match="SplitPoint"), Profile(SplitPoint.BEGINNING):
+        pass
     with pytest.raises(TorchprofError, match=r"a list of them, not 3\."), Profile([Net(), 3]):
         pass

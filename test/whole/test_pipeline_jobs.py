@@ -37,6 +37,8 @@ SCHEDULES = ("GPipe", "1F1B+ddp", "Interleaved1F1B+fsdp", "ZBVZeroBubble", "Dual
 SLOW_STAGE, SLOW_MICROBATCH = 1, 2
 SLOW_FORWARD_NS, SLOW_BACKWARD_NS, SLOW_LOSS_NS = 10_000_000, 30_000_000, 5_000_000
 """The delays in the forwards of a stage, in the backward of one microbatch there, and in each loss."""
+NO_ACTIONS = ("wait", "sends", "step")
+"""What the stopwatch knows beside actions."""
 STEPS, MICROBATCHES = 3, 4
 
 
@@ -79,12 +81,12 @@ def name_of(action: StageAction) -> str:
 
 
 def waits_before(step: list[tuple[str, int]]) -> list[int]:
-    """What the stopwatch says of the waits before each action of a step."""
+    """What the stopwatch says of the waits to receive something before each action of a step."""
     before, waited = [], 0
     for name, ns in step:
         if name == "wait":
             waited += ns
-        elif name != "step":
+        elif name not in NO_ACTIONS:
             before.append(waited)
             waited = 0
     return before
@@ -92,7 +94,7 @@ def waits_before(step: list[tuple[str, int]]) -> list[int]:
 
 def test_actions_are_those_of_torch_in_its_order(ranks: list[Recorded]) -> None:
     for rank in ranks:
-        of_watch = [name for name, _ in rank.watch[0] if name not in ("wait", "step")]
+        of_watch = [name for name, _ in rank.watch[0] if name not in NO_ACTIONS]
         assert [name_of(action) for action in rank.pipeline.actions] == of_watch
         if rank.pipeline.schedule != "Schedule1F1B":  # torch's order for its last stage begins with microbatch 1
             assert of_watch == rank.order
@@ -114,7 +116,7 @@ def test_times_are_those_of_a_stopwatch(ranks: list[Recorded]) -> None:
     for rank in ranks:
         pipeline, more = rank.pipeline, []
         for number, step in enumerate(rank.watch):
-            actions = [ns for name, ns in step if name not in ("wait", "step")]
+            actions = [ns for name, ns in step if name not in NO_ACTIONS]
             for action, ns, waited in zip(pipeline.actions, actions, waits_before(step), strict=True):
                 more += [action.took_ns[number] - ns, action.waited_ns[number] - waited]
             more.append(pipeline.step_ns[number] - step[-1][1])

@@ -14,7 +14,9 @@ from torchprof.run.pipeline import ACTIONS
 from torchprof.run.words import PIPELINE_RANGE
 
 WAIT_LABEL = PIPELINE + "wait"
-"""The label in which a schedule waits for its sends and receives."""
+"""The label in which a schedule waits for an exchange in which it receives something."""
+SENDS_LABEL = PIPELINE + "wait for sends"
+"""The label in which it waits until what it sends has been taken."""
 _STEP = re.compile(rf"{PIPELINE}step (\S+) (\d+) ([\d,]*)")
 _ACTION = re.compile(rf"(\d+)([{''.join(ACTIONS)}])(\d+)")
 """An action, as torch writes it after a prefix: ``0F3`` is the forward of microbatch 3 in stage 0."""
@@ -54,7 +56,8 @@ class ActionRange(NamedTuple):
 
 class PipelineStep(NamedTuple):
     """A step of a schedule; ``actions`` and ``waits``, each in the order of their start. ``schedule``, ``stages`` and
-    ``group``: as of a ``Pipeline``. ``waits``: start and end of the times in which the schedule waited."""
+    ``group``: as of a ``Pipeline``. ``waits``: start and end of the times in which the schedule waited for something to
+    receive."""
 
     start_ns: int
     end_ns: int

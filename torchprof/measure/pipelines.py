@@ -32,11 +32,12 @@ class _StepTimes(NamedTuple):
 class Pipelines:
     """Observes the layers that stages call, and the kernels that were launched in their actions.
 
-    On the CPU, the time of an action is that of its range, and the waiting that of the schedule's waits between two
-    actions. On a device, it is the time in which kernels ran that were launched during the action, on any thread,
-    without communication; and the waiting is the time between the kernels of two actions in which no kernel ran but
-    communication. The step begins on a device with the schedule's, or when the work of the steps before has ended, and
-    ends with the last of its kernels.
+    On the CPU, the time of an action is that of its range, and the waiting that of the schedule's waits to receive
+    something between two actions. On a device, it is the time in which kernels ran that were launched during the
+    action, on any thread, without communication; and the waiting is the time between the kernels of two actions in
+    which communication ran, and nothing else. The step begins on a device with the schedule's, or when the work of the
+    steps before has ended, and ends with the last of its kernels. A step without any kernel of its actions is none
+    there.
     """
 
     def __init__(self, steps: Sequence[PipelineStep], columns: EventColumns, rank: int) -> None:
@@ -48,7 +49,8 @@ class Pipelines:
         self._starts = [action.start_ns for action in self._forwards]
         self._called: defaultdict[int, set[int]] = defaultdict(set)  # by stage: the layers of the outermost calls
         self._last_call = (-1, 0)  # the number of a forward, and the end of the last outermost call in it
-        self._launched = _launched_in(self._steps, columns)
+        self._columns = columns
+        self._launched: dict[int, tuple[int, int]] | None = None  # made when it is needed: it is large
         self._devices: dict[str, _OnDevice] = {}
         self._communicates: dict[Place, bool] = {}
 
@@ -83,6 +85,8 @@ class Pipelines:
         if communicates is None:
             communicates = self._communicates[place] = is_communication(place.frames)
         device = self._devices.setdefault(event.device, _OnDevice(self._steps))
+        if self._launched is None:
+            self._launched = _launched_in(self._steps, self._columns)
         device.add(event.start_ns, event.end_ns, communicates, self._launched.get(event.correlation))
 
     def result(self) -> dict[str, tuple[Pipeline, ...]]:
@@ -91,8 +95,8 @@ class Pipelines:
             return {}
         times = {"cpu": [*map(_on_cpu, self._steps)]}
         for device, on_device in sorted(self._devices.items()):
-            if on_device.has_actions:
-                times[device] = [*map(on_device.times, range(len(self._steps)))]
+            if on_device.steps:
+                times[device] = [*map(on_device.times, on_device.steps)]
         return {"pipelines": tuple(itertools.starmap(self._pipeline, times.items()))}
 
     def _pipeline(self, device: str, times: Sequence[_StepTimes]) -> Pipeline:
@@ -114,7 +118,7 @@ class Pipelines:
             step.stages,
             step.group,
             tuple((stage, self._root_of(stage)) for stage in sorted({action.stage for action in actions})),
-            self._count,
+            self._count - len(self._steps) + len(times),
             tuple(of_step.ns for of_step in times),
             actions,
         )
@@ -166,13 +170,15 @@ class _OnDevice:
     def __init__(self, steps: Sequence[PipelineStep]) -> None:
         self._steps = steps
         self._work = Intervals()  # without communication
+        self._communication = Intervals()
         self._of_actions: dict[tuple[int, int], _Busy] = {}  # by step and action, without communication
         self._spans: dict[int, tuple[int, int]] = {}  # by step: its begin, and the end of its last kernel
         self._until = 0  # the latest end of a kernel
 
     @property
-    def has_actions(self) -> bool:
-        return bool(self._of_actions)
+    def steps(self) -> list[int]:
+        """The numbers of the steps with kernels of actions. Those of other steps were not recorded."""
+        return sorted({step for step, _ in self._of_actions})
 
     def add(self, start: int, end: int, communicates: bool, launched_in: tuple[int, int] | None) -> None:
         """``launched_in``: as in ``_launched_in``, None if it was launched in no step."""
@@ -183,21 +189,24 @@ class _OnDevice:
             self._spans[step] = begin, max(until, end)
             if action != _AROUND and not communicates:
                 self._of_actions.setdefault(launched_in, _Busy(start)).add(start, end)
-        if not communicates:
-            self._work.add(start, end)
+        (self._communication if communicates else self._work).add(start, end)
         self._until = max(self._until, end)
 
     def times(self, number: int) -> _StepTimes:
         """The times of the step with this number."""
-        since, end = self._spans.get(number, (0, 0))
+        since, end = self._spans[number]
         step_ns, took, waited = end - since, [], []
         for index in range(len(self._steps[number].actions)):
             busy = self._of_actions.get((number, index))
-            gap = 0 if busy is None else max(busy.start_ns - since, 0)
             took.append(0 if busy is None else busy.ns)
-            waited.append(gap - covered_ns(self._work.within(since, since + gap)))
+            waited.append(0 if busy is None else self._waited(since, busy.start_ns))
             since = since if busy is None else max(since, busy.until)
         return _StepTimes(step_ns, took, waited)
+
+    def _waited(self, start: int, end: int) -> int:
+        """The time in an interval in which communication ran, and nothing else."""
+        work = [*self._work.within(start, max(start, end))]
+        return covered_ns([*work, *self._communication.within(start, max(start, end))]) - covered_ns(work)
 
 
 class _Busy:

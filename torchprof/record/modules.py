@@ -126,11 +126,13 @@ def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -
 
 
 def stages_in(thing: Any) -> list[Any]:
-    """The stages of this rank in a schedule of torch.distributed.pipelining; a stage itself; none for other things."""
+    """The stages of this rank in a schedule of torch.distributed.pipelining, which have a ``submod``; a stage itself;
+    none for other things."""
     is_module, classes = isinstance(thing, nn.Module), type(thing).__mro__
     if is_module or not any(cls.__module__.startswith("torch.distributed.pipelining.") for cls in classes):
         return []
-    return getattr(thing, "_stages", None) or [getattr(thing, "_stage", thing)]
+    stages = getattr(thing, "_stages", None) or [getattr(thing, "_stage", thing)]
+    return [stage for stage in stages if hasattr(stage, "submod")]
 
 
 def checked_models(model: Any) -> list[nn.Module]:

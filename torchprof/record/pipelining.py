@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from torch import distributed as dist
 from torch import nn
 
-from torchprof.attribute.pipeline_ranges import WAIT_LABEL, action_label, step_label
+from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL, action_label, step_label
 from torchprof.record.forwards import leave_to_eager
 from torchprof.record.modules import instances_of, stages_in, wrapped_step
 from torchprof.record.session import is_observed, record
@@ -47,7 +48,8 @@ class PipelineRanges:
                 self._replace(base, name, label)
             for owner in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
                 self._replace(getattr(schedules, owner, None), "step", _label_of_step)
-            self._replace(schedules, "_wait_batch_p2p", lambda *_: WAIT_LABEL)
+            self._put(schedules, "_batch_p2p", _telling_sends)
+            self._replace(schedules, "_wait_batch_p2p", _label_of_wait)
 
     def off(self) -> None:
         if self._is_on:
@@ -61,25 +63,52 @@ class PipelineRanges:
     @staticmethod
     def _replace(owner: Any, name: str, label_of: Callable[..., str | None]) -> None:
         """Put a range around a function of a class or a Python module, if it has it. ``label_of`` gets the arguments of
-        a call; None: the call has no range, as if a newer torch calls it in another way."""
+        a call; None, or an error, as if a newer torch calls it in another way: the call has no range."""
+
+        def in_ranges(function: Any) -> Any:
+            def in_a_range(*args: Any, **kwargs: Any) -> Any:
+                label = None
+                if is_observed():
+                    with suppress(Exception):
+                        label = label_of(*args, **kwargs)
+                if label is None:
+                    return function(*args, **kwargs)
+                with Reopened(record(label)):
+                    return function(*args, **kwargs)
+
+            return in_a_range
+
+        PipelineRanges._put(owner, name, in_ranges)
+
+    @staticmethod
+    def _put(owner: Any, name: str, wrapper_of: Callable[[Any], Any]) -> None:
+        """Replace a function of a class or a Python module by a wrapper, if it has it."""
         function = getattr(owner, name, None)
-        if function is None:
-            return
+        if function is not None:
+            ours = functools.wraps(function)(wrapper_of(function))
+            leave_to_eager(ours)
+            setattr(owner, name, ours)
+            PipelineRanges._replaced.append((owner, name, function, ours))
 
-        @functools.wraps(function)
-        def in_a_range(*args: Any, **kwargs: Any) -> Any:
-            label = None
-            if is_observed():
-                with suppress(AttributeError, TypeError):
-                    label = label_of(*args, **kwargs)
-            if label is None:
-                return function(*args, **kwargs)
-            with Reopened(record(label)):
-                return function(*args, **kwargs)
 
-        leave_to_eager(in_a_range)
-        setattr(owner, name, in_a_range)
-        PipelineRanges._replaced.append((owner, name, function, in_a_range))
+class _Sends(list[Any]):
+    """The works of an exchange in which this rank receives nothing."""
+
+
+def _telling_sends(exchange: Any) -> Any:
+    """``_batch_p2p`` that tells by the list which it returns whether something is received: the schedule gives the same
+    list to ``_wait_batch_p2p``."""
+
+    def exchanged(ops: Any, *args: Any, **kwargs: Any) -> Any:
+        works = exchange(ops, *args, **kwargs)
+        only_sends = type(works) is list and bool(ops) and all(getattr(op, "op", None) is dist.isend for op in ops)
+        return _Sends(works) if only_sends else works
+
+    return exchanged
+
+
+def _label_of_wait(works: Any, *_: Any, **__: Any) -> str:
+    return SENDS_LABEL if isinstance(works, _Sends) else WAIT_LABEL
 
 
 def _label_of_forward(stage: Any, fwd_chunk_id: int, *_: Any, **__: Any) -> str:
@@ -97,10 +126,19 @@ def _label_of_weights(stage: Any, bwd_chunk_id: int, *_: Any, **__: Any) -> str 
     return action_label(stage.stage_index, "W", bwd_chunk_id) if stage.has_backward else None
 
 
+_step_labels: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""By schedule: its label. A group of a large job has many ranks."""
+
+
 def _label_of_step(schedule: Any, *_: Any, **__: Any) -> str:
-    stage, *_others = stages_in(schedule)
-    ranks = dist.get_process_group_ranks(stage.group or dist.group.WORLD) if dist.is_initialized() else ()
-    return step_label(type(schedule).__name__, stage.num_stages, ranks)
+    label = _step_labels.get(schedule)
+    if label is None:
+        stage, *_others = stages_in(schedule)
+        ranks: Sequence[int] = ()
+        with suppress(Exception):  # of a group that torch does not know the ranks are unknown
+            ranks = dist.get_process_group_ranks(stage.group or dist.group.WORLD)
+        label = _step_labels[schedule] = step_label(type(schedule).__name__, stage.num_stages, ranks)
+    return label
 
 
 _OF_STAGES: dict[str, Callable[..., str | None]] = {
@@ -118,12 +156,23 @@ def _class_of_stages() -> Any:
 def stages_of_modules() -> dict[int, int]:
     """The number of the stage that calls a module, by the id of the module, and of the modules that it wraps.
 
-    Stages are searched among all objects of the process, once torch.distributed.pipelining is imported. A module that
-    stages with different numbers call is left out.
+    Stages are searched among all objects of the process, once torch.distributed.pipelining is imported. Those that
+    ``gc.freeze`` has hidden are not found.
     """
     base = _class_of_stages()
+    return _numbers_of([] if base is None else instances_of(base))
+
+
+def stages_given(model: Any) -> dict[int, int]:
+    """The same for the stages and schedules that a user gave in place of a model or among several."""
+    given = model if isinstance(model, (list, tuple)) else [model]
+    return _numbers_of(stage for entry in given for stage in stages_in(entry))
+
+
+def _numbers_of(stages: Iterable[Any]) -> dict[int, int]:
+    """A module that stages with different numbers call is left out."""
     numbers: defaultdict[int, set[int]] = defaultdict(set)
-    for stage in [] if base is None else instances_of(base):
+    for stage in stages:
         for module in _with_wrapped(getattr(stage, "submod", None)):
             numbers[id(module)].add(stage.stage_index)
     return {key: stage for key, (stage, *others) in numbers.items() if not others}

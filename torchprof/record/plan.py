@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -56,11 +56,16 @@ class ModuleAtPath(NamedTuple):
     callable: bool
 
 
-def _spots(models: Iterable[nn.Module], before: Sequence[ModuleAtPath] = ()) -> list[ModuleAtPath]:
+def _spots(
+    models: Sequence[nn.Module], before: Sequence[ModuleAtPath] = (), stages: Mapping[int, int] | None = None
+) -> list[ModuleAtPath]:
     """The spots ``before``, then all modules of some models: model after model, depth first. A second model of a class
-    is called ``Net#2``, and one that a stage of a pipeline calls, ``Net (stage 3)``: each rank has others."""
+    is called ``Net#2``, and one that a stage of a pipeline calls, ``Net (stage 3)``: each rank has others. ``stages``:
+    as of a ``Plan``."""
     spots = list(before)
-    stages = stages_of_modules()
+    stages = stages or {}
+    if any(id(model) not in stages for model in models):
+        stages = {**stages_of_modules(), **stages}
     roots = [spot for spot in spots if len(spot.path) == 1]
     real = Counter(_unnumbered(spot.path[0]) for spot in roots)
     shown = Counter(_unnumbered(spot.shown[0]) for spot in roots)
@@ -116,7 +121,11 @@ class Plan:
     ``with_event_lists``: the real paths of the modules whose calls ``raw()`` lists.
     """
 
-    def __init__(self, models: Iterable[nn.Module], paths: Iterable[Any] | None) -> None:
+    def __init__(
+        self, models: Sequence[nn.Module], paths: Iterable[Any] | None, stages: Mapping[int, int] | None = None
+    ) -> None:
+        """``stages``: by the id of a model, the number of the stage that calls it, where that is known. For other
+        models, stages are searched."""
         self.targets: list[Target] = []
         self.sites: dict[str, Site] = {}
         self.layer_paths: list[tuple[str, ...]] = []
@@ -130,7 +139,7 @@ class Plan:
         self._layers: tuple[Layer, ...] = ()  # of the last call of layers()
         self._replicas = Replicas()
         self._updates = Updates()
-        self._add(models, paths)
+        self._add(models, paths, stages)
 
     def add(self, model: nn.Module) -> list[Target]:
         """Add all modules of one more model; returns the new targets. The plan of the other models stays."""
@@ -147,9 +156,11 @@ class Plan:
         target = self._target_of.get(id(module))
         return target if target is not None and target.module() is module else None
 
-    def _add(self, models: Iterable[nn.Module], paths: Iterable[Any] | None) -> None:
+    def _add(
+        self, models: Sequence[nn.Module], paths: Iterable[Any] | None, stages: Mapping[int, int] | None = None
+    ) -> None:
         first = len(self._spots)
-        self._spots = _spots(models, self._spots)
+        self._spots = _spots(models, self._spots, stages)
         spots = self._spots[first:]
         number = {path: index for index, path in enumerate(self.layer_paths)}
         for spot in spots:

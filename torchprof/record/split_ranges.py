@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from torch.profiler import record_function
@@ -18,11 +19,19 @@ from torchprof.record.forwards import leave_to_eager
 
 
 class _OfThread(threading.local):
-    """The open ranges of a thread, outer to inner, and those that are closed for a while."""
+    """Whether a thread is closing ranges or opening them again just now."""
 
-    def __init__(self) -> None:
-        self.open: list[Any] = []
-        self.closed: list[Any] = []
+    is_splitting = False
+
+
+class _Open:
+    """A range that is open. ``is_closed``: for a while, between ``close`` and ``reopen``."""
+
+    __slots__ = ("is_closed", "range")
+
+    def __init__(self, opened: Any) -> None:
+        self.range = opened
+        self.is_closed = False
 
 
 class SplitRanges:
@@ -30,6 +39,7 @@ class SplitRanges:
     ``Reopened``, always. Several objects may be on at the same time."""
 
     _of_thread: ClassVar[_OfThread] = _OfThread()
+    _open: ClassVar[dict[tuple[int, int], _Open]] = {}  # by the thread and the id of a range; outer to inner
     _users: ClassVar[int] = 0
     _replaced: ClassVar[list[tuple[str, Any, Any]]] = []  # a method, what was there, and what is there now
 
@@ -48,12 +58,18 @@ class SplitRanges:
         if self._is_on:
             self._is_on = False
             SplitRanges._users -= 1
-            of_thread = SplitRanges._of_thread
-            of_thread.open = [opened for opened in of_thread.open if isinstance(opened, Reopened)]
-            while not SplitRanges._users and SplitRanges._replaced:
-                name, before, ours = SplitRanges._replaced.pop()
-                if record_function.__dict__[name] is ours:  # other code may have replaced it meanwhile
-                    setattr(record_function, name, before)
+            if not SplitRanges._users:
+                self._restore()
+
+    @staticmethod
+    def _restore() -> None:
+        while SplitRanges._replaced:
+            name, before, ours = SplitRanges._replaced.pop()
+            if record_function.__dict__[name] is ours:  # other code may have replaced it meanwhile
+                setattr(record_function, name, before)
+        for key, opened in SplitRanges._open.copy().items():
+            if not isinstance(opened.range, Reopened):
+                SplitRanges._open.pop(key, None)  # nothing will tell when it ends
 
     @staticmethod
     def _replace(name: str, wrapper_of: Callable[[Any], Any]) -> None:
@@ -65,16 +81,34 @@ class SplitRanges:
 
     def close(self) -> None:
         """Close the open ranges of this thread, the inner ones first."""
-        of_thread = SplitRanges._of_thread
-        of_thread.closed = [*of_thread.open]
-        for opened in reversed(of_thread.closed):
-            opened.__exit__(None, None, None)
+        with _splitting():
+            for opened in reversed(_of_this_thread()):
+                if not opened.is_closed:
+                    opened.is_closed = True
+                    opened.range.__exit__(None, None, None)
 
     def reopen(self) -> None:
-        """Open again what ``close`` has closed."""
-        closed, SplitRanges._of_thread.closed = SplitRanges._of_thread.closed, []
-        for opened in closed:
-            opened.__enter__()
+        """Open again what ``close`` has closed, except what has been left since."""
+        with _splitting():
+            for opened in _of_this_thread():
+                if opened.is_closed:
+                    opened.is_closed = False
+                    opened.range.__enter__()
+
+
+@contextmanager
+def _splitting() -> Iterator[None]:
+    """A block in which ranges are entered and left, but not by the user."""
+    SplitRanges._of_thread.is_splitting = True
+    try:
+        yield
+    finally:
+        SplitRanges._of_thread.is_splitting = False
+
+
+def _of_this_thread() -> list[_Open]:
+    thread = threading.get_ident()
+    return [opened for (of_thread, _), opened in SplitRanges._open.copy().items() if of_thread == thread]
 
 
 class Reopened:
@@ -87,7 +121,7 @@ class Reopened:
 
     def __enter__(self) -> None:
         self._range.__enter__()
-        SplitRanges._of_thread.open.append(self)
+        _note(self)
 
     def __exit__(self, *error: Any) -> None:
         _forget(self)
@@ -97,7 +131,7 @@ class Reopened:
 def _entering(enter: Any) -> Any:
     def entered(opened: Any) -> Any:
         result = enter(opened)
-        SplitRanges._of_thread.open.append(opened)
+        _note(opened)
         return result
 
     return entered
@@ -111,9 +145,17 @@ def _leaving(leave: Any) -> Any:
     return left
 
 
+def _note(opened: Any) -> None:
+    if not SplitRanges._of_thread.is_splitting:
+        key = threading.get_ident(), id(opened)
+        SplitRanges._open.pop(key, None)  # it may be open already: a decorated function that calls itself
+        SplitRanges._open[key] = _Open(opened)
+
+
 def _forget(opened: Any) -> None:
-    ranges = SplitRanges._of_thread.open
-    for index in reversed(range(len(ranges))):
-        if ranges[index] is opened:
-            del ranges[index]
-            return
+    """A range that was left is not open. It may have been entered on another thread."""
+    if SplitRanges._of_thread.is_splitting:
+        return
+    if SplitRanges._open.pop((threading.get_ident(), id(opened)), None) is None:
+        for key in [key for key in SplitRanges._open.copy() if key[1] == id(opened)]:
+            SplitRanges._open.pop(key, None)

@@ -17,8 +17,9 @@ class StageAction(NamedTuple):
     """One microbatch in one stage. ``what`` is as in torch's schedules: "F" forward, "B" backward, or its parts "I",
     the gradients of the inputs, and "W", those of the weights.
 
-    For each of the steps that are kept: ``took_ns``, its time, and ``waited_ns``, the time since the end of the action
-    before it, or since the start of the step, in which the rank did no other work.
+    For each of the steps that are kept: ``took_ns``, its time, and ``waited_ns``, the waiting since the end of the
+    action before it, or since the start of the step: on the CPU for something to receive, on a device the time in which
+    communication ran, and nothing else.
     """
 
     stage: int
@@ -41,7 +42,8 @@ class Pipeline:
     - ``roots``: (stage, layer) for each stage of this rank: the index of the model that the stage calls, negative if
       it was not profiled, or only parts of it.
     - ``steps``: how many steps had exactly these ``actions``, which are in the order in which they began. If steps
-      differ, as with an evaluation between them, these are the actions of most steps.
+      differ, as with an evaluation between them, these are the actions of most steps. On a device, steps of whose
+      actions no kernel was recorded do not count.
     - ``step_ns``: the duration of the schedule's step in each of the last ``KEPT_STEPS`` of them.
     """
 
