@@ -20,7 +20,7 @@ from torchprof import Profile, Run, TorchprofError
 from torchprof.attribute.events import PIPELINE
 from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL
 from torchprof.record import plan
-from torchprof.record.pipelining import PipelineRanges, stages_given, stages_of_modules
+from torchprof.record.pipelining import PipelineRanges, stages_of_modules
 from torchprof.record.plan import Plan
 from torchprof.run.paths import kind_of_root, root_of_stage, stage_of_root
 from torchprof.run.words import NOT_SELECTED, OUTSIDE
@@ -122,9 +122,9 @@ def test_given_stages_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that is garbage may call the same module under another number."""
     net = Net()
     stage, _other = stage_of(net, 1, 4), stage_of(net, 3, 4)
-    assert Plan([net, Mlp()], None, stages_given([stage])).names == ["Net (stage 1)", "Mlp"]
+    assert Plan([net, Mlp()], None, [stage]).names == ["Net (stage 1)", "Mlp"]
     monkeypatch.setattr(plan, "stages_of_modules", lambda: pytest.fail("a search"))
-    assert Plan([net], None, stages_given(stage)).names == ["Net (stage 1)"]
+    assert Plan([net], None, stage).names == ["Net (stage 1)"]
 
 
 @pytest.mark.parametrize(

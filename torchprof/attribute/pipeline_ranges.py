@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from copy import copy
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import PIPELINE, Kind
+from torchprof.run.collectives import C10D_OPS, POINT_TO_POINT, name_of_collective
 from torchprof.run.pipeline import ACTIONS
-from torchprof.run.words import PIPELINE_RANGE
+from torchprof.run.words import PIPELINE_RANGE, is_host_collective
 
 WAIT_LABEL = PIPELINE + "wait"
 """The label in which a schedule waits for an exchange in which it receives something."""
@@ -28,9 +30,8 @@ _SEVERAL = "OVERLAP_F_B"
 """The kind of a range of torch around several actions."""
 _BEFORE_ACTIONS = ("UNSHARD", "RECV_F")
 """The kinds of ranges with which a step may begin."""
-_RECEIVES = re.compile(r"(gloo|mpi|ucc):recv")
+_EXCHANGES = tuple(C10D_OPS + name for name in POINT_TO_POINT)
 _IN_WORDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
-_POINT_TO_POINT = ("c10d::send", "c10d::recv")
 
 
 def action_label(stage: int, what: str, microbatch: int) -> str:
@@ -135,7 +136,7 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
     kinds = {name: match[1] or match[2] for name, match in names.items() if match is not None}
     if not kinds or _SEVERAL in kinds.values():
         return []
-    received = sorted(each.end_ns for each in _ranges(columns, Kind.COLLECTIVE) if _RECEIVES.match(each.name))
+    received = sorted(each.end_ns for each in _ranges(columns, Kind.COLLECTIVE) if _is_receive(each.name))
     steps: list[PipelineStep] = []
     seen: set[str] = set()  # the actions of the current step
     begin: int | None = None  # of the next step, if it has begun
@@ -158,6 +159,10 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
     return steps
 
 
+def _is_receive(name: str) -> bool:
+    return is_host_collective(name) and name_of_collective(name) == "recv"
+
+
 def folded_names(names: Collection[str]) -> dict[str, str]:
     """The names of torch's ranges around the actions of a schedule, among all ``names``, each with the name that all of
     its kind of action have here: ``PP:forward``.
@@ -165,7 +170,7 @@ def folded_names(names: Collection[str]) -> dict[str, str]:
     Those of GPipe have names that users give, too. They count if there are point-to-point exchanges, or ranges of ours
     in a pipeline.
     """
-    may_be_gpipe = any(name.startswith((PIPELINE, *_POINT_TO_POINT)) for name in names)
+    may_be_gpipe = any(name.startswith((PIPELINE, *_EXCHANGES)) for name in names)
     folded = {}
     for name in names:
         match = _TORCHS.fullmatch(name)
@@ -177,11 +182,15 @@ def folded_names(names: Collection[str]) -> dict[str, str]:
     return folded
 
 
-def fold_torchs_ranges(columns: EventColumns) -> None:
-    """Give all of torch's ranges around one kind of action one name: else each layer has a row for each microbatch."""
+def with_folded_names(columns: EventColumns) -> EventColumns:
+    """The same events, with one name for all of torch's ranges around one kind of action: else each layer has a row for
+    each microbatch. ``columns`` stay as they are."""
     folded = folded_names({kind.name for kind in columns.kinds})
-    if folded:
-        columns.kinds = [
-            kind._replace(name=folded.get(kind.name, kind.name)) if kind.kind is Kind.USER_LABEL else kind
-            for kind in columns.kinds
-        ]
+    if not folded:
+        return columns
+    columns = copy(columns)
+    columns.kinds = [
+        kind._replace(name=folded.get(kind.name, kind.name)) if kind.kind is Kind.USER_LABEL else kind
+        for kind in columns.kinds
+    ]
+    return columns

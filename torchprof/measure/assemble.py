@@ -15,7 +15,7 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import add_steps
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.gloo_queues import ONE_GROUP, KnownGroups, Queues
-from torchprof.attribute.pipeline_ranges import fold_torchs_ranges, steps_in
+from torchprof.attribute.pipeline_ranges import steps_in, with_folded_names
 from torchprof.attribute.places import Place
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.devices import DeviceTimes
@@ -148,7 +148,7 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     observers = [*_observers(recording, plan, options)]
     if options.timed and (steps := steps_in(columns)):
         observers.append(Pipelines(steps, columns, origin.rank))
-    fold_torchs_ranges(columns)
+    columns = with_folded_names(columns)
     of_steps = [*_observers_of_steps(recording, options, step_end)]
     stream = attribution.attribute(columns, source.loop.ends)
     if flops:

@@ -15,8 +15,8 @@ from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.open_step import OpenStep, Pieces
 from torchprof.measure.steps import RECORDING_END
-from torchprof.measure.waiting import POINT_TO_POINT, Intervals, Waiting, covered_ns, is_communication
-from torchprof.run.collectives import C10D_OPS, Collective, collective_of, name_of_collective
+from torchprof.measure.waiting import Intervals, Waiting, covered_ns, is_communication
+from torchprof.run.collectives import C10D_OPS, POINT_TO_POINT, Collective, collective_of, name_of_collective
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.unfinished import Entered, Unfinished

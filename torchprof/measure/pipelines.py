@@ -36,8 +36,8 @@ class Pipelines:
     something between two actions. On a device, it is the time in which kernels ran that were launched during the
     action, on any thread, without communication; and the waiting is the time between the kernels of two actions in
     which communication ran, and nothing else. The step begins on a device with the schedule's, or when the work of the
-    steps before has ended, and ends with the last of its kernels. A step without any kernel of its actions is none
-    there.
+    steps before has ended, and ends with the last of its kernels. A step without any kernel of its actions is left
+    out there.
     """
 
     def __init__(self, steps: Sequence[PipelineStep], columns: EventColumns, rank: int) -> None:

@@ -14,8 +14,6 @@ from torchprof.run.words import FSDP_RANGE, Frame, FrameKind, is_collective
 
 _COMMUNICATION = (C10D_OPS, "_c10d_functional::", "_c10d_functional_autograd::", RECORDS_COLLECTIVE, FSDP_RANGE)
 """Prefixes of the ops and ranges that exchange data between ranks, wait for it, or prepare it."""
-POINT_TO_POINT = ("send", "recv", "coalesced")
-"""Prefixes of operations between two ranks, which do different things in it."""
 PROMPTLY_NS = 1_000_000
 """A thread that continues within this time after the end of an exchange has waited for the exchange."""
 _RECORDED_LATE_NS = 100_000

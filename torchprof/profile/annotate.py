@@ -22,7 +22,6 @@ from torchprof.record.job import this_job
 from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now
 from torchprof.record.modules import checked_models
-from torchprof.record.pipelining import stages_given
 from torchprof.record.plan import Plan
 from torchprof.record.session_events import SessionEvents, ended_session
 from torchprof.run.run import Run
@@ -42,7 +41,7 @@ def annotate(model: nn.Module | Sequence[nn.Module], *, paths: Iterable[Any] | N
 
     Raises TorchprofError for anything but a module, and for a path that matches nothing.
     """
-    plan = Plan(checked_models(model), paths, stages_given(model))
+    plan = Plan(checked_models(model), paths, model)
     labels = Labels(plan.targets, gives_way=True)
     custom_ops = CustomOps()
     with ExitStack() as last:
@@ -64,7 +63,7 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
 
     Raises TorchprofError if the profiler has not ended, or has no labels of this model.
     """
-    plan = Plan(checked_models(model), paths, stages_given(model))
+    plan = Plan(checked_models(model), paths, model)
     session: SessionEvents = ended_session(profiler)
     labels = {call.label for call in session.calls()}
     if not labels:

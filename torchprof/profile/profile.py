@@ -33,7 +33,6 @@ from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.event_lists import empty_event_list
 from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models, walk_modules
-from torchprof.record.pipelining import stages_given
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, Session, missing_device, refuse_if_profiled
 from torchprof.run.layers import Layer
@@ -174,7 +173,7 @@ class Profile:
         asked = self._asked()
         missing = missing_device(asked.device) if asked.device else None
         warnings += [missing] if missing else []
-        self._plan = Plan(self._models, self.paths, stages_given(self._model))
+        self._plan = Plan(self._models, self.paths, self._model)
         setup = Setup(
             self._plan, asked, None if missing else asked.device, self._provenance, from_first_mark=not self.warmup
         )

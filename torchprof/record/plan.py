@@ -31,7 +31,7 @@ from torchprof.record.modules import (
     walk_modules,
     wrapped_step,
 )
-from torchprof.record.pipelining import stages_of_modules
+from torchprof.record.pipelining import stages_given, stages_of_modules
 from torchprof.record.tensor_owners import Owners
 from torchprof.record.updates import Updates
 from torchprof.run.layers import Layer
@@ -61,7 +61,7 @@ def _spots(
 ) -> list[ModuleAtPath]:
     """The spots ``before``, then all modules of some models: model after model, depth first. A second model of a class
     is called ``Net#2``, and one that a stage of a pipeline calls, ``Net (stage 3)``: each rank has others. ``stages``:
-    as of a ``Plan``."""
+    by the id of a model, the number of its stage, where that is known; for other models, stages are searched."""
     spots = list(before)
     stages = stages or {}
     if any(id(model) not in stages for model in models):
@@ -121,11 +121,8 @@ class Plan:
     ``with_event_lists``: the real paths of the modules whose calls ``raw()`` lists.
     """
 
-    def __init__(
-        self, models: Sequence[nn.Module], paths: Iterable[Any] | None, stages: Mapping[int, int] | None = None
-    ) -> None:
-        """``stages``: by the id of a model, the number of the stage that calls it, where that is known. For other
-        models, stages are searched."""
+    def __init__(self, models: Sequence[nn.Module], paths: Iterable[Any] | None, given: Any = None) -> None:
+        """``given``: what the user gave. The stages in it need no search."""
         self.targets: list[Target] = []
         self.sites: dict[str, Site] = {}
         self.layer_paths: list[tuple[str, ...]] = []
@@ -139,7 +136,7 @@ class Plan:
         self._layers: tuple[Layer, ...] = ()  # of the last call of layers()
         self._replicas = Replicas()
         self._updates = Updates()
-        self._add(models, paths, stages)
+        self._add(models, paths, stages_given(given))
 
     def add(self, model: nn.Module) -> list[Target]:
         """Add all modules of one more model; returns the new targets. The plan of the other models stays."""

@@ -218,6 +218,8 @@ COLLECTIVES = (
     "recv",
 )
 """The names of collectives and of the two halves of a point-to-point exchange, as in ``torch.distributed``."""
+POINT_TO_POINT = ("send", "recv", "coalesced")
+"""Prefixes of the names of operations between two ranks, which do different things in it."""
 COLLECTIVE_OP = re.compile("|".join(name.replace("_", "_?") for name in COLLECTIVES))
 _NAMES = {name.replace("_", ""): name for name in COLLECTIVES}
 

@@ -112,11 +112,10 @@ def _plan_of(
 ) -> ModelPlan:
     # These import torch, which is not needed without a model.
     from torchprof.record.modules import checked_models
-    from torchprof.record.pipelining import stages_given
     from torchprof.record.plan import Plan
 
     models = checked_models(model)
-    plan = Plan(models, paths, stages_given(model))
+    plan = Plan(models, paths, model)
     roots = [spot.path[0] for spot, _ in plan.spots if len(spot.path) == 1]
     return ModelPlan.of(plan, cache(partial(_references, dict(zip(roots, models)), inputs, kwargs or {})))
 
