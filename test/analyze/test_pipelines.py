@@ -100,6 +100,25 @@ def test_the_first_rank_says_how_long_a_step_is() -> None:
     assert bubble(run_of_pipelines([first, second])).measured == approx(1 / 7)
 
 
+def test_a_step_ends_with_the_last_rank() -> None:
+    """As in zero-bubble schedules, where rank 1 ends last, and begins with waiting. The weights take longer there. A
+    step of 130 units, of two ranks, that are at work for 60 and 120."""
+    orders: Orders = [
+        [(0, what, number) for what in "FIW" for number in (0, 1)],
+        [(1, what, number) for what, number in (("F", 0), ("I", 0), ("F", 1), ("I", 1), ("W", 0), ("W", 1))],
+    ]
+
+    def takes(stage: int, what: str, number: int) -> int:
+        return 4 * MS if (stage, what) == (1, "W") else MS
+
+    first, second = pipelines_of(orders, [takes] * 3)
+    found = bubble(run_of_pipelines([first, second]))
+    assert found.measured == approx(1 - 18 / (2 * 13)) and found.rest == approx(0)
+    early = second.actions[0]._replace(waited_ns=tuple(ns + 50 * MS for ns in second.actions[0].waited_ns))
+    second = replace(second, step_ns=tuple(ns + 50 * MS for ns in second.step_ns), actions=(early, *second.actions[1:]))
+    assert bubble(run_of_pipelines([first, second])).measured == approx(1 - 18 / (2 * 13))
+
+
 def test_work_after_the_actions_is_a_part_of_the_rest() -> None:
     found = bubble(run_of_pipelines(pipelines_of(gpipe(2, 2), [equal()] * 3, host_ns=3 * MS)))
     assert (found.measured, found.schedule) == (approx(1 - 6 / 12), approx(1 / 3))
@@ -145,7 +164,10 @@ def test_actions_at_the_same_time_have_no_bubble() -> None:
     shorter = [replace(pipeline, step_ns=tuple(ns * 9 // 10 for ns in pipeline.step_ns)) for pipeline in pipelines]
     assert why_unknown(run_of_pipelines(shorter)).startswith("a step is shorter than its actions one after the other")
     rounded = [replace(pipeline, step_ns=tuple(ns * 99 // 100 for ns in pipeline.step_ns)) for pipeline in pipelines]
-    assert bubble(run_of_pipelines(rounded)).rest == 0
+    found = bubble(run_of_pipelines(rounded))
+    assert found.rest == approx(found.measured - found.schedule) and found.rest < -0.005
+    assert found.schedule + found.stages + found.microbatches + found.rest == approx(found.measured)
+    assert "the rest takes away 1%: steps were shorter" in run_of_pipelines(rounded).report("pipeline")
 
 
 def test_orders_that_cannot_run_have_no_bubble() -> None:

@@ -93,12 +93,13 @@ def about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
         return f"How long its ranks are idle (the bubble) is unknown: {'; '.join(whys)}."
     of = f" ({judged.replicas.stages} stages, {_schedule_of(judged.replicas)})" if of_schedule else ""
     parts = [f"{bubble.schedule:.0%} is the schedule's own{of}"]
-    if bubble.stages >= _WORTH_SAYING:
-        parts.append(f"unequal stages add {bubble.stages:.0%}")
-    if bubble.microbatches >= _WORTH_SAYING:
-        parts.append(f"microbatches that differ add {bubble.microbatches:.0%}")
+    for what, share in (("unequal stages", bubble.stages), ("microbatches that differ", bubble.microbatches)):
+        if abs(share) >= _WORTH_SAYING:
+            parts.append(f"{what} {'add' if share > 0 else 'take away'} {abs(share):.0%}")
     if bubble.rest >= _WORTH_SAYING:
         parts.append(f"the rest, {bubble.rest:.0%}, is communication, the loss and the host")
+    elif bubble.rest <= -_WORTH_SAYING:
+        parts.append(f"the rest takes away {-bubble.rest:.0%}: steps were shorter than in the simulation")
     known = sum(isinstance(of, Bubble) for of in judged.bubbles)
     pipelines = len(judged.replicas.pipelines)
     mean = f" (mean of {known}{f' of {pipelines}' if known < pipelines else ''} pipelines)" if pipelines > 1 else ""

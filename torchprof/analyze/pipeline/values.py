@@ -52,17 +52,30 @@ class OnePipeline:
         cannot be paired.
 
         Nothing tells when a rank begins: one that comes first waits for the rank with the first stage, which starts
-        everything. So the time of the others counts from their first action on. Without backward, where the rank with
-        the first stage ends first, it is the longest time of a rank.
+        everything. So the waiting of the others before their first action counts at most as long as the microbatch
+        takes in the stages before.
         """
         if len({(member.steps, len(member.step_ns)) for member in self.members}) > 1:
             return ()
-        trains = any(action.what != "F" for member in self.members for action in member.actions)
         times = []
         for member in self.members:
-            before = member.actions[0].waited_ns if trains and 0 not in stages_of(member) else [0] * len(member.step_ns)
-            times.append([ns - waited for ns, waited in zip(member.step_ns, before)])
+            first = member.actions[0]
+            before = [action.took_ns for action in self._before(first)]
+            early = [
+                max(waited - sum(took[step] for took in before), 0) if before else 0
+                for step, waited in enumerate(first.waited_ns)
+            ]
+            times.append([ns - waited for ns, waited in zip(member.step_ns, early)])
         return tuple(map(max, zip(*times)))
+
+    def _before(self, first: StageAction) -> list[StageAction]:
+        """The forwards of a microbatch in the stages before that of an action; none for actions of the first stage."""
+        return [
+            action
+            for member in self.members
+            for action in member.actions
+            if action.what == "F" and action.microbatch == first.microbatch and action.stage < first.stage
+        ]
 
     @cached_property
     def typical_steps(self) -> list[int]:
