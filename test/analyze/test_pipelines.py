@@ -125,12 +125,15 @@ def test_work_after_the_actions_is_a_part_of_the_rest() -> None:
     assert found.rest == approx(found.measured - found.schedule)
 
 
-def test_forwards_alone() -> None:
-    orders = [[action for action in order if action[1] == "F"] for order in gpipe(2, 4)]
-    assert bubble(run_of_pipelines(pipelines_of(orders, [equal()] * 3))).measured == approx(1 / 5)
-
-
 # What is unknown
+
+
+def test_forwards_alone_have_no_bubble() -> None:
+    """Nothing holds the first rank back: with five steps one after the other, each rank is at work all the time, and
+    its step is as long as its actions."""
+    orders = [[action for action in order if action[1] == "F"] for order in gpipe(4, 8)]
+    steps = [replace(pipeline, step_ns=(8 * MS,) * 5) for pipeline in pipelines_of(orders, [equal()] * 5)]
+    assert why_unknown(run_of_pipelines(steps)).startswith("without backward, steps overlap")
 
 
 def test_the_bubble_is_unknown_if_ranks_are_missing() -> None:
