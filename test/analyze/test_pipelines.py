@@ -240,6 +240,21 @@ def test_device_times_count_if_all_ranks_have_them() -> None:
     assert judged(run_of_pipelines(cpu, device[:1])).replicas.times[0].by_what["F"] == MS
 
 
+def test_launches_are_no_bubble_if_one_rank_lacks_device_times() -> None:
+    """The actions of rank 1 are CUDA graphs, for example. Both ranks have measured the device."""
+    cpu = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
+    device = pipelines_of(one_f_one_b(2, 4), [equal(3 * MS)] * 3, device="cuda:0")
+    run = run_of_pipelines(cpu, device[:1])
+    assert judged(run).split is not None  # nothing says yet that the device was used
+    metas = tuple(
+        replace(meta, device="cuda", measured=("cpu_ns", "device_ns"), busy_ns=(("cpu", MS), ("cuda:0", 9 * MS)))
+        for meta in run.metas
+    )
+    launched = replace(run, metas=metas)
+    assert why_unknown(launched).startswith("times are of the CPU")
+    assert judged(launched).split is None
+
+
 # Better splits
 
 

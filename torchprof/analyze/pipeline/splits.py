@@ -80,7 +80,7 @@ def judged_pipelines(run: Run) -> list[Judged]:
     """The pipelines of a run with what is known of them."""
     found = []
     for replicas in pipelines_of(run):
-        launches = replicas.device == "cpu" and _lacks_device_times(run, replicas)
+        launches = replicas.device == "cpu" and _used_a_device(run, replicas)
         bubbles = tuple(_ONLY_LAUNCHES if launches else bubble_of(pipeline) for pipeline in replicas.judged)
         known = (pipeline for pipeline, of in zip(replicas.judged, bubbles) if isinstance(of, Bubble))
         split = next((_split(run, replicas, pipeline) for pipeline in known), None)
@@ -91,11 +91,15 @@ def judged_pipelines(run: Run) -> list[Judged]:
 _ONLY_LAUNCHES = UnknownBubble("times are of the CPU, which only launches the work of the device")
 
 
-def _lacks_device_times(run: Run, replicas: AlikePipelines) -> bool:
-    """Whether a rank used a device whose times were not recorded."""
+def _used_a_device(run: Run, replicas: AlikePipelines) -> bool:
+    """Whether a rank used a device: one whose times were not recorded, or on which something ran."""
     ranks = {member.rank for member in replicas.members}
-    metas = (meta for meta in run.metas if meta.rank in ranks)
-    return any(meta.device is not None and "device_ns" not in meta.measured for meta in metas)
+    return any(
+        (meta.device is not None and "device_ns" not in meta.measured)
+        or any(ns > 0 for device, ns in meta.busy_ns if device != "cpu")
+        for meta in run.metas
+        if meta.rank in ranks
+    )
 
 
 def _split(run: Run, replicas: AlikePipelines, pipeline: OnePipeline) -> Split:
