@@ -316,6 +316,26 @@ def test_a_slow_replica_is_no_slow_stage() -> None:
     assert split is not None and split.slow is None
 
 
+def test_steps_are_counted_once_however_many_pipelines_do_the_same() -> None:
+    """In four steps, stage 1 is slower in all three replicas; in a fifth one in one of them."""
+    orders, slow = one_f_one_b(2, 4), unequal({1: 1.5})
+    replicas = [
+        pipelines_of(orders, steps, ranks=ranks)
+        for steps, ranks in (
+            ([slow] * 5, [0, 1]),
+            ([*[slow] * 4, equal()], [2, 3]),
+            ([*[slow] * 4, equal()], [4, 5]),
+        )
+    ]
+    split = judged(run_of_pipelines(*replicas)).split
+    assert split is not None and split.slow is not None
+    assert (split.slow.times, split.slow.steps, split.slow.may_be_chance) == (4, 5, False)
+    one_step = [pipelines_of(orders, [slow], ranks=[first, first + 1]) for first in (0, 2, 4, 6)]
+    split = judged(run_of_pipelines(*one_step)).split
+    assert split is not None and split.slow is not None
+    assert (split.slow.times, split.slow.steps, split.slow.may_be_chance) == (1, 1, True)
+
+
 def noisy(seed: int, factor: float) -> Run:
     """Four stages, of which one takes so many times as long, in eight steps. Actions vary by 3 %, and 2 % of them take
     three times as long."""
