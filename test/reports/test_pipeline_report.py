@@ -66,13 +66,11 @@ def test_a_pipeline_with_equal_stages_has_nothing_but_the_bubble_of_its_schedule
     )
 
 
-def test_the_stages_of_a_rank_are_slow_together() -> None:
+def test_of_ranks_with_several_stages_the_rank_is_slow() -> None:
+    """Either of its stages may be as fast as the others: ranks are compared by the sum."""
     steps = [unequal({1: 1.2, 3: 1.1})] * 2
     assert (
-        "Stages 1 and 3 (rank 1) are the slow ones, in 2 of 2 steps: a microbatch takes 6.900ms there, 6.000ms on the "
-    )
-    assert (
-        "Stages 1 and 3 (rank 1) are the slow ones, in 2 of 2 steps: a microbatch takes 6.900ms there, 6.000ms on the "
+        "Rank 1 (stages 1 and 3) is the slow one, in 2 of 2 steps: a microbatch takes 6.900ms there, 6.000ms on the "
         "other ranks (median); that may be chance."
     ) in about(run_of_pipelines(pipelines_of(interleaved(2, 2, 4), steps)))
 

@@ -107,9 +107,13 @@ def about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
 
 
 def about_slow_stages(slow: SlowStages) -> str:
-    """The stages that take longest, and how long."""
-    which = f"{name_of_stages(slow.stages).capitalize()} ({ranks_in_words(slow.ranks)})"
-    are = "is the slow one" if len(slow.stages) == 1 else "are the slow ones"
+    """The stages that take longest, and how long; the ranks, if these have several stages each."""
+    stages, ranks = name_of_stages(slow.stages), ranks_in_words(slow.ranks)
+    if len(slow.stages) > slow.places:  # ranks have several stages, and are compared by the sum of them
+        which, is_one = f"{ranks.capitalize()} ({stages})", len(slow.ranks) == 1
+    else:
+        which, is_one = f"{stages.capitalize()} ({ranks})", len(slow.stages) == 1
+    are = "is the slow one" if is_one else "are the slow ones"
     often = f", in {slow.times} of {slow.steps} steps" if slow.steps > 1 else ""
     up_to = "up to " if slow.places > 1 else ""
     may_be_chance = _MAY_BE_CHANCE if slow.may_be_chance else ""
