@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from build.hand_made import cells
 from build.pipelines import (
     MS,
     Orders,
@@ -148,9 +149,12 @@ def test_ranks_without_a_group_are_a_pipeline_if_each_stage_is_there_once() -> N
     both = [replace(pipeline, group=()) for pipeline in pipelines_of(one_f_one_b(2, 4), [equal()] * 3)]
     assert bubble(run_of_pipelines(both)).measured == approx(1 / 5)
     one_is_missing = run_of_pipelines(both, world_size=3)
-    assert judged(one_is_missing).bubbles == (UnknownBubble("its ranks are unknown"),) * 2
+    assert judged(one_is_missing).bubbles == (UnknownBubble("its ranks are unknown"),)
     twice = [*both, *(replace(pipeline, rank=pipeline.rank + 2) for pipeline in both)]
     assert judged(run_of_pipelines(twice)).bubble is None
+    assert judged(run_of_pipelines(twice)).replicas.times[1].ranks == (1, 3)
+    known = pipelines_of(one_f_one_b(2, 4), [equal()] * 3, ranks=[4, 5])
+    assert [of.replicas.first.ranks for of in judged_pipelines(run_of_pipelines(twice, known))] == [(), (4, 5)]
 
 
 def test_steps_that_cannot_be_paired_have_no_bubble() -> None:
@@ -182,8 +186,13 @@ def test_orders_that_cannot_run_have_no_bubble() -> None:
 def test_a_pipeline_of_unknown_size() -> None:
     both = [replace(pipeline, stages=0, schedule="", group=()) for pipeline in pipelines_of(gpipe(2, 2), [equal()])]
     run = run_of_pipelines(both, blocks=[2, 2])
-    assert "an unknown number of stages" in run.report("pipeline")
-    assert all(of.bubble is None for of in judged_pipelines(run))
+    assert judged(run).bubble is None
+    text = run.report("pipeline")
+    assert text.startswith(
+        "Ranks 0 and 1 have stages of pipelines whose ranks are unknown, of an unknown number of stages (2 "
+        "microbatches)."
+    )
+    assert [row[-3:] for row in cells(text.split("\n\n")[1])[:2]] == [["0.000us", "–", "–"], ["1.000ms", "–", "–"]]
 
 
 # Stages

@@ -370,6 +370,7 @@ def test_a_comparison_of_a_job_knows_the_stages() -> None:
     some = with_comparison(torchprof.merge(run.of_ranks(chosen)), comparison)
     assert "Rank 9 is the straggler: its own work takes" in some.report("ranks")
     assert about_stragglers(comparison).startswith("Rank 9 is the straggler: its own work takes")
+    assert comparison.report("pipeline").startswith("A comparison of ranks has no times of pipelines")
     slow = balance_of(comparison).slow
     assert slow is not None and slow.ranks == (9,)
     assert balance_of(replicas(count=8).to_compare()).slow is None

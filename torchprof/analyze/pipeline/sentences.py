@@ -65,6 +65,9 @@ def what_it_is(replicas: AlikePipelines) -> str:
         ranks_in_words(sorted(pipeline.ranks or [member.rank for member in pipeline.members]))
         for pipeline in replicas.pipelines
     ]
+    if not first.ranks:
+        have = "has" if len(first.members) == 1 else "have"
+        return f"{ranks[0].capitalize()} {have} stages of pipelines whose ranks are unknown, of {stages} ({about})."
     if len(ranks) == 1:
         return f"Pipeline of {stages} on {ranks[0]} ({about})."
     more = [f"and {len(ranks) - _MOST_NAMED} more"] if len(ranks) > _MOST_NAMED else []
