@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -24,7 +25,7 @@ from build.pipelines import (
 from pytest import approx
 
 from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble
-from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
+from torchprof.analyze.pipeline.splits import Judged, _judged_of, judged_pipelines
 from torchprof.run.run import Run
 
 
@@ -240,6 +241,18 @@ def test_two_different_pipelines_are_judged_alone() -> None:
     small = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
     large = pipelines_of(one_f_one_b(2, 8), [equal()] * 3, ranks=[2, 3])
     assert [of.replicas.first.ranks for of in judged_pipelines(run_of_pipelines(small, large))] == [(0, 1), (2, 3)]
+
+
+def test_pipelines_are_judged_once_for_each_run() -> None:
+    run = run_of_pipelines(pipelines_of(one_f_one_b(2, 4), [equal()] * 3))
+    found = judged_pipelines(run)
+    assert judged_pipelines(run) is found
+    assert judged_pipelines(replace(run, pipelines=())) == []
+    key = id(run)
+    assert key in _judged_of
+    del run, found
+    gc.collect()
+    assert key not in _judged_of
 
 
 def test_device_times_count_if_all_ranks_have_them() -> None:

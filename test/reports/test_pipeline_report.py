@@ -21,6 +21,8 @@ from torchprof.analyze.pipeline.splits import numbered_layers
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
 from torchprof.analyze.ranks.sentences import about_stragglers
+from torchprof.analyze.ranks.slow import Slow
+from torchprof.analyze.ranks.values import Compared
 from torchprof.analyze.time_parts import time_parts
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, LockstepKey
@@ -337,6 +339,40 @@ def test_a_straggler_is_slow_among_the_ranks_of_its_stage() -> None:
 def test_of_slow_ranks_of_several_stages_those_that_differ_most_are_named() -> None:
     slow = balance_of(replicas(2, 5)).slow
     assert slow is not None and (slow.ranks, slow.stages) == ((5,), (1,))
+
+
+def test_a_certain_straggler_counts_before_a_larger_difference_that_may_be_chance() -> None:
+    """Rank 4 takes 10 % longer than the others with stage 0 in each step; rank 5 takes 29 % longer than those with
+    stage 1, whose times vary."""
+    stage_1 = [[0.97, 1.14, 0.91, 1.05, 0.88], [0.96, 1.09, 1.07, 0.95, 0.97], [1.26, 1.16, 1.29, 1.42, 1.15]]
+
+    def slow_of(stage_0: list[float]) -> Slow | None:
+        return balance_of(
+            run_of_pipelines(
+                *(
+                    pipelines_of(
+                        one_f_one_b(2, 4), [unequal({0: first, 1: ns}) for ns in second], ranks=[2 * n, 2 * n + 1]
+                    )
+                    for n, (first, second) in enumerate(zip(stage_0, stage_1))
+                )
+            )
+        ).slow
+
+    larger, certain = slow_of([1, 1, 1]), slow_of([1, 1, 1.1])
+    assert larger is not None and (larger.ranks, larger.may_be_chance) == ((5,), True)
+    assert certain is not None and (certain.ranks, certain.may_be_chance) == ((4,), False)
+    assert larger.work_ns[0] - larger.others_ns > certain.work_ns[0] - certain.others_ns
+
+
+def test_the_step_of_some_ranks_is_theirs_whatever_was_asked_before() -> None:
+    """The pipelines have other numbers of microbatches: steps of 15 and 27 ms."""
+    small, large = (
+        pipelines_of(one_f_one_b(2, count), [equal()] * 3, ranks=ranks, schedule=f"Of{count}")
+        for count, ranks in ((4, [0, 1]), (8, [2, 3]))
+    )
+    compared, asked = Compared(run_of_pipelines(small, large)), Compared(run_of_pipelines(small, large))
+    assert asked.step_ns == 21 * MS
+    assert asked.among((2, 3)).step_ns == compared.among((2, 3)).step_ns == 27 * MS
 
 
 def test_single_steps_are_compared_among_the_ranks_of_a_stage() -> None:

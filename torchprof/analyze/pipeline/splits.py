@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
+from weakref import finalize
 
 from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble, bubble_of, mean_bubble
 from torchprof.analyze.pipeline.simulation import Action, Order, simulated
@@ -76,8 +77,20 @@ class Judged:
         return mean_bubble(bubble for bubble in self.bubbles if isinstance(bubble, Bubble))
 
 
+_judged_of: dict[int, list[Judged]] = {}
+"""What is known of the pipelines of each run, by its ``id``."""
+
+
 def judged_pipelines(run: Run) -> list[Judged]:
-    """The pipelines of a run with what is known of them."""
+    """The pipelines of a run with what is known of them. It is kept as long as the run: several reports ask for it, and
+    a job may have thousands of ranks."""
+    if id(run) not in _judged_of:
+        _judged_of[id(run)] = _judge(run)
+        finalize(run, _judged_of.pop, id(run))
+    return _judged_of[id(run)]
+
+
+def _judge(run: Run) -> list[Judged]:
     found = []
     for replicas in pipelines_of(run):
         launches = replicas.device == "cpu" and _used_a_device(run, replicas)
