@@ -22,6 +22,8 @@ from torchprof.analyze.ranks.values import IN_NO_OP, OneLayer, OverRanks, Times
 from torchprof.run.lockstep import EXCHANGES, GroupOfRanks, LockstepKey
 from torchprof.run.merge import merge
 from torchprof.run.run import Run
+from torchprof.run.sentences import RANKS_CHOSEN
+from torchprof.run.warnings import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES
 
 
@@ -124,6 +126,15 @@ def test_of_two_ranks_one_can_be_slow(steps: int, may_be_chance: bool) -> None:
     found = slow(run_of_ranks({("Net.a", FORWARD): {0: [300] * steps, 1: [200] * steps}}))
     assert (found.ranks, found.work_ns, found.others_ns) == ((0,), (300,), 200)
     assert found.may_be_chance == may_be_chance
+
+
+def test_without_a_rank_that_is_not_slow_there_is_no_comparison() -> None:
+    """All ranks of a run are slow: they were chosen from those of a larger job."""
+    run = run_of_ranks({("Net.a", FORWARD): {0: [300] * 5, 1: [310] * 5}}, world_size=9)
+    facts = {"verdict": "", "missing": (), "late": (), "may_be_chance": False}
+    chosen = RunWarning.of(RANKS_CHOSEN, count=9, ranks=(0, 1), slow=(0, 1), **facts)
+    metas = tuple(replace(meta, warnings=(chosen,)) for meta in run.metas)
+    assert balance_of(replace(run, metas=metas)).slow is None
 
 
 def test_no_more_than_half_of_the_ranks_are_slow() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
 import pytest
+from build.hand_made import cells
 from build.pipelines import (
     MS,
     Orders,
@@ -23,7 +25,7 @@ from build.pipelines import (
 from pytest import approx
 
 from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble
-from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
+from torchprof.analyze.pipeline.splits import Judged, _judged_of, judged_pipelines
 from torchprof.run.run import Run
 
 
@@ -100,18 +102,40 @@ def test_the_first_rank_says_how_long_a_step_is() -> None:
     assert bubble(run_of_pipelines([first, second])).measured == approx(1 / 7)
 
 
+def test_a_step_ends_with_the_last_rank() -> None:
+    """As in zero-bubble schedules, where rank 1 ends last, and begins with waiting. The weights take longer there. A
+    step of 130 units, of two ranks, that are at work for 60 and 120."""
+    orders: Orders = [
+        [(0, what, number) for what in "FIW" for number in (0, 1)],
+        [(1, what, number) for what, number in (("F", 0), ("I", 0), ("F", 1), ("I", 1), ("W", 0), ("W", 1))],
+    ]
+
+    def takes(stage: int, what: str, number: int) -> int:
+        return 4 * MS if (stage, what) == (1, "W") else MS
+
+    first, second = pipelines_of(orders, [takes] * 3)
+    found = bubble(run_of_pipelines([first, second]))
+    assert found.measured == approx(1 - 18 / (2 * 13)) and found.rest == approx(0)
+    early = second.actions[0]._replace(waited_ns=tuple(ns + 50 * MS for ns in second.actions[0].waited_ns))
+    second = replace(second, step_ns=tuple(ns + 50 * MS for ns in second.step_ns), actions=(early, *second.actions[1:]))
+    assert bubble(run_of_pipelines([first, second])).measured == approx(1 - 18 / (2 * 13))
+
+
 def test_work_after_the_actions_is_a_part_of_the_rest() -> None:
     found = bubble(run_of_pipelines(pipelines_of(gpipe(2, 2), [equal()] * 3, host_ns=3 * MS)))
     assert (found.measured, found.schedule) == (approx(1 - 6 / 12), approx(1 / 3))
     assert found.rest == approx(found.measured - found.schedule)
 
 
-def test_forwards_alone() -> None:
-    orders = [[action for action in order if action[1] == "F"] for order in gpipe(2, 4)]
-    assert bubble(run_of_pipelines(pipelines_of(orders, [equal()] * 3))).measured == approx(1 / 5)
-
-
 # What is unknown
+
+
+def test_forwards_alone_have_no_bubble() -> None:
+    """Nothing holds the first rank back: with five steps one after the other, each rank is at work all the time, and
+    its step is as long as its actions."""
+    orders = [[action for action in order if action[1] == "F"] for order in gpipe(4, 8)]
+    steps = [replace(pipeline, step_ns=(8 * MS,) * 5) for pipeline in pipelines_of(orders, [equal()] * 5)]
+    assert why_unknown(run_of_pipelines(steps)).startswith("without backward, steps overlap")
 
 
 def test_the_bubble_is_unknown_if_ranks_are_missing() -> None:
@@ -126,9 +150,12 @@ def test_ranks_without_a_group_are_a_pipeline_if_each_stage_is_there_once() -> N
     both = [replace(pipeline, group=()) for pipeline in pipelines_of(one_f_one_b(2, 4), [equal()] * 3)]
     assert bubble(run_of_pipelines(both)).measured == approx(1 / 5)
     one_is_missing = run_of_pipelines(both, world_size=3)
-    assert judged(one_is_missing).bubbles == (UnknownBubble("its ranks are unknown"),) * 2
+    assert judged(one_is_missing).bubbles == (UnknownBubble("its ranks are unknown"),)
     twice = [*both, *(replace(pipeline, rank=pipeline.rank + 2) for pipeline in both)]
     assert judged(run_of_pipelines(twice)).bubble is None
+    assert judged(run_of_pipelines(twice)).replicas.times[1].ranks == (1, 3)
+    known = pipelines_of(one_f_one_b(2, 4), [equal()] * 3, ranks=[4, 5])
+    assert [of.replicas.first.ranks for of in judged_pipelines(run_of_pipelines(twice, known))] == [(), (4, 5)]
 
 
 def test_steps_that_cannot_be_paired_have_no_bubble() -> None:
@@ -145,7 +172,10 @@ def test_actions_at_the_same_time_have_no_bubble() -> None:
     shorter = [replace(pipeline, step_ns=tuple(ns * 9 // 10 for ns in pipeline.step_ns)) for pipeline in pipelines]
     assert why_unknown(run_of_pipelines(shorter)).startswith("a step is shorter than its actions one after the other")
     rounded = [replace(pipeline, step_ns=tuple(ns * 99 // 100 for ns in pipeline.step_ns)) for pipeline in pipelines]
-    assert bubble(run_of_pipelines(rounded)).rest == 0
+    found = bubble(run_of_pipelines(rounded))
+    assert found.rest == approx(found.measured - found.schedule) and found.rest < -0.005
+    assert found.schedule + found.stages + found.microbatches + found.rest == approx(found.measured)
+    assert "the rest takes away 1%: steps were shorter" in run_of_pipelines(rounded).report("pipeline")
 
 
 def test_orders_that_cannot_run_have_no_bubble() -> None:
@@ -157,8 +187,13 @@ def test_orders_that_cannot_run_have_no_bubble() -> None:
 def test_a_pipeline_of_unknown_size() -> None:
     both = [replace(pipeline, stages=0, schedule="", group=()) for pipeline in pipelines_of(gpipe(2, 2), [equal()])]
     run = run_of_pipelines(both, blocks=[2, 2])
-    assert "an unknown number of stages" in run.report("pipeline")
-    assert all(of.bubble is None for of in judged_pipelines(run))
+    assert judged(run).bubble is None
+    text = run.report("pipeline")
+    assert text.startswith(
+        "Ranks 0 and 1 have stages of pipelines whose ranks are unknown, of an unknown number of stages (2 "
+        "microbatches)."
+    )
+    assert [row[-3:] for row in cells(text.split("\n\n")[1])[:2]] == [["0.000us", "–", "–"], ["1.000ms", "–", "–"]]
 
 
 # Stages
@@ -208,11 +243,38 @@ def test_two_different_pipelines_are_judged_alone() -> None:
     assert [of.replicas.first.ranks for of in judged_pipelines(run_of_pipelines(small, large))] == [(0, 1), (2, 3)]
 
 
+def test_pipelines_are_judged_once_for_each_run() -> None:
+    run = run_of_pipelines(pipelines_of(one_f_one_b(2, 4), [equal()] * 3))
+    found = judged_pipelines(run)
+    assert judged_pipelines(run) is found
+    assert judged_pipelines(replace(run, pipelines=())) == []
+    key = id(run)
+    assert key in _judged_of
+    del run, found
+    gc.collect()
+    assert key not in _judged_of
+
+
 def test_device_times_count_if_all_ranks_have_them() -> None:
     cpu = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
     device = pipelines_of(one_f_one_b(2, 4), [equal(3 * MS)] * 3, device="cuda:0")
     assert judged(run_of_pipelines(cpu, device)).replicas.times[0].by_what["F"] == 3 * MS
     assert judged(run_of_pipelines(cpu, device[:1])).replicas.times[0].by_what["F"] == MS
+
+
+def test_launches_are_no_bubble_if_one_rank_lacks_device_times() -> None:
+    """The actions of rank 1 are CUDA graphs, for example. Both ranks have measured the device."""
+    cpu = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
+    device = pipelines_of(one_f_one_b(2, 4), [equal(3 * MS)] * 3, device="cuda:0")
+    run = run_of_pipelines(cpu, device[:1])
+    assert judged(run).split is not None  # nothing says yet that the device was used
+    metas = tuple(
+        replace(meta, device="cuda", measured=("cpu_ns", "device_ns"), busy_ns=(("cpu", MS), ("cuda:0", 9 * MS)))
+        for meta in run.metas
+    )
+    launched = replace(run, metas=metas)
+    assert why_unknown(launched).startswith("times are of the CPU")
+    assert judged(launched).split is None
 
 
 # Better splits
@@ -274,6 +336,26 @@ def test_a_slow_replica_is_no_slow_stage() -> None:
     ]
     split = judged(run_of_pipelines(*replicas)).split
     assert split is not None and split.slow is None
+
+
+def test_steps_are_counted_once_however_many_pipelines_do_the_same() -> None:
+    """In four steps, stage 1 is slower in all three replicas; in a fifth one in one of them."""
+    orders, slow = one_f_one_b(2, 4), unequal({1: 1.5})
+    replicas = [
+        pipelines_of(orders, steps, ranks=ranks)
+        for steps, ranks in (
+            ([slow] * 5, [0, 1]),
+            ([*[slow] * 4, equal()], [2, 3]),
+            ([*[slow] * 4, equal()], [4, 5]),
+        )
+    ]
+    split = judged(run_of_pipelines(*replicas)).split
+    assert split is not None and split.slow is not None
+    assert (split.slow.times, split.slow.steps, split.slow.may_be_chance) == (4, 5, False)
+    one_step = [pipelines_of(orders, [slow], ranks=[first, first + 1]) for first in (0, 2, 4, 6)]
+    split = judged(run_of_pipelines(*one_step)).split
+    assert split is not None and split.slow is not None
+    assert (split.slow.times, split.slow.steps, split.slow.may_be_chance) == (1, 1, True)
 
 
 def noisy(seed: int, factor: float) -> Run:

@@ -21,6 +21,8 @@ from torchprof.analyze.pipeline.splits import numbered_layers
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
 from torchprof.analyze.ranks.sentences import about_stragglers
+from torchprof.analyze.ranks.slow import Slow
+from torchprof.analyze.ranks.values import Compared
 from torchprof.analyze.time_parts import time_parts
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, LockstepKey
@@ -66,13 +68,11 @@ def test_a_pipeline_with_equal_stages_has_nothing_but_the_bubble_of_its_schedule
     )
 
 
-def test_the_stages_of_a_rank_are_slow_together() -> None:
+def test_of_ranks_with_several_stages_the_rank_is_slow() -> None:
+    """Either of its stages may be as fast as the others: ranks are compared by the sum."""
     steps = [unequal({1: 1.2, 3: 1.1})] * 2
     assert (
-        "Stages 1 and 3 (rank 1) are the slow ones, in 2 of 2 steps: a microbatch takes 6.900ms there, 6.000ms on the "
-    )
-    assert (
-        "Stages 1 and 3 (rank 1) are the slow ones, in 2 of 2 steps: a microbatch takes 6.900ms there, 6.000ms on the "
+        "Rank 1 (stages 1 and 3) is the slow one, in 2 of 2 steps: a microbatch takes 6.900ms there, 6.000ms on the "
         "other ranks (median); that may be chance."
     ) in about(run_of_pipelines(pipelines_of(interleaved(2, 2, 4), steps)))
 
@@ -342,6 +342,40 @@ def test_of_slow_ranks_of_several_stages_those_that_differ_most_are_named() -> N
     assert slow is not None and (slow.ranks, slow.stages) == ((5,), (1,))
 
 
+def test_a_certain_straggler_counts_before_a_larger_difference_that_may_be_chance() -> None:
+    """Rank 4 takes 10 % longer than the others with stage 0 in each step; rank 5 takes 29 % longer than those with
+    stage 1, whose times vary."""
+    stage_1 = [[0.97, 1.14, 0.91, 1.05, 0.88], [0.96, 1.09, 1.07, 0.95, 0.97], [1.26, 1.16, 1.29, 1.42, 1.15]]
+
+    def slow_of(stage_0: list[float]) -> Slow | None:
+        return balance_of(
+            run_of_pipelines(
+                *(
+                    pipelines_of(
+                        one_f_one_b(2, 4), [unequal({0: first, 1: ns}) for ns in second], ranks=[2 * n, 2 * n + 1]
+                    )
+                    for n, (first, second) in enumerate(zip(stage_0, stage_1))
+                )
+            )
+        ).slow
+
+    larger, certain = slow_of([1, 1, 1]), slow_of([1, 1, 1.1])
+    assert larger is not None and (larger.ranks, larger.may_be_chance) == ((5,), True)
+    assert certain is not None and (certain.ranks, certain.may_be_chance) == ((4,), False)
+    assert larger.work_ns[0] - larger.others_ns > certain.work_ns[0] - certain.others_ns
+
+
+def test_the_step_of_some_ranks_is_theirs_whatever_was_asked_before() -> None:
+    """The pipelines have other numbers of microbatches: steps of 15 and 27 ms."""
+    small, large = (
+        pipelines_of(one_f_one_b(2, count), [equal()] * 3, ranks=ranks, schedule=f"Of{count}")
+        for count, ranks in ((4, [0, 1]), (8, [2, 3]))
+    )
+    compared, asked = Compared(run_of_pipelines(small, large)), Compared(run_of_pipelines(small, large))
+    assert asked.step_ns == 21 * MS
+    assert asked.among((2, 3)).step_ns == compared.among((2, 3)).step_ns == 27 * MS
+
+
 def test_single_steps_are_compared_among_the_ranks_of_a_stage() -> None:
     """With two steps there is no test: the rank must be the slowest in most steps."""
     slow = balance_of(replicas(2, steps=2)).slow
@@ -373,6 +407,7 @@ def test_a_comparison_of_a_job_knows_the_stages() -> None:
     some = with_comparison(torchprof.merge(run.of_ranks(chosen)), comparison)
     assert "Rank 9 is the straggler: its own work takes" in some.report("ranks")
     assert about_stragglers(comparison).startswith("Rank 9 is the straggler: its own work takes")
+    assert comparison.report("pipeline").startswith("A comparison of ranks has no times of pipelines")
     slow = balance_of(comparison).slow
     assert slow is not None and slow.ranks == (9,)
     assert balance_of(replicas(count=8).to_compare()).slow is None

@@ -22,7 +22,8 @@ class Bubble:
     - ``schedule``: the idle share of this schedule with equal stages, whose actions take as long as the mean of all.
     - ``stages``: what is added if each stage takes its own time, the mean over its microbatches.
     - ``microbatches``: what is added if each action takes its own time.
-    - ``rest``: communication, the loss, the host, and all other reasons.
+    - ``rest``: communication, the loss, the host, and all other reasons. Negative in a step that was shorter than the
+      simulated one.
     """
 
     measured: float
@@ -43,6 +44,8 @@ def bubble_of(pipeline: OnePipeline) -> Bubble | UnknownBubble:
     """The bubble of a pipeline in steps of usual length: the mean over them."""
     if not pipeline.is_complete:
         return UnknownBubble("ranks of it are not in this run" if pipeline.ranks else "its ranks are unknown")
+    if not any(action.what != "F" for member in pipeline.members for action in member.actions):
+        return UnknownBubble("without backward, steps overlap: a rank begins the next one while others do this one")
     if not pipeline.typical_steps:
         return UnknownBubble("its ranks recorded different numbers of steps")
     bubbles = []
@@ -63,7 +66,7 @@ def bubble_of(pipeline: OnePipeline) -> Bubble | UnknownBubble:
     equal, own, varying, measured = map(fmean, zip(*bubbles))
     if measured < 1 - (1 - varying) / (1 - OVERLAP):
         return UnknownBubble("a step is shorter than its actions one after the other: some run at the same time")
-    return Bubble(measured, equal, own - equal, varying - own, max(measured - varying, 0.0))
+    return Bubble(measured, equal, own - equal, varying - own, measured - varying)
 
 
 def _simulated_bubble(pipeline: OnePipeline, took: Mapping[Action, float]) -> float | None:

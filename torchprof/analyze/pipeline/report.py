@@ -34,7 +34,10 @@ def pipeline(run: Run, *, top: int | None = None, tablefmt: str | None = None) -
     check_number("top", top, "microbatches")
     pipelines = judged_pipelines(run)
     if not pipelines:
-        return stacked(["This run recorded no pipeline of torch.distributed.pipelining.", warnings_below(run)])
+        nothing = "This run recorded no pipeline of torch.distributed.pipelining."
+        if run.pipelines:
+            nothing = "A comparison of ranks has no times of pipelines: they are in the run of each rank."
+        return stacked([nothing, warnings_below(run)])
     sections: list[Section] = []
     for number, judged in enumerate(pipelines):
         sections.append(Section([*about_pipelines(run, [judged])], " "))
@@ -66,7 +69,7 @@ def _table_of_stages(run: Run, number: int, replicas: AlikePipelines, tablefmt: 
             _time(times.backward_ns),
             *(_time(times.by_what.get(what)) for what in parts),
             *(slowest if has_replicas else []),
-            *map(format_time, (times.step_ns, times.before_ns, times.after_ns, times.other_ns)),
+            *map(_time, (times.step_ns, times.before_ns, times.after_ns, times.other_ns)),
         ]
 
     stages = sorted({*range(replicas.stages), *replicas.times})
@@ -78,8 +81,11 @@ def _table_of_stages(run: Run, number: int, replicas: AlikePipelines, tablefmt: 
     sentences = [
         "Forward and Backward are of a microbatch, A step and waiting of a step: medians over steps, microbatches and "
         "ranks.",
-        "Waits for inputs: for the forward of the stage before. Waits for gradients: for the backward of the stage "
-        "after. Waits otherwise: before actions that need nothing from another rank.",
+        "Waits for inputs: before forwards that need the stage before. Waits for gradients: before backwards that need "
+        "the stage after. Waits otherwise: before actions that need nothing from another rank.",
+        "Waiting is the time in which the rank received something."
+        if replicas.device == "cpu"
+        else "Waiting is the time without another kernel in which communication ran.",
     ]
     if parts:
         sentences.append("Backward has two parts: the gradients of the Inputs (I), and of the Weights (W).")

@@ -65,6 +65,9 @@ def what_it_is(replicas: AlikePipelines) -> str:
         ranks_in_words(sorted(pipeline.ranks or [member.rank for member in pipeline.members]))
         for pipeline in replicas.pipelines
     ]
+    if not first.ranks:
+        have = "has" if len(first.members) == 1 else "have"
+        return f"{ranks[0].capitalize()} {have} stages of pipelines whose ranks are unknown, of {stages} ({about})."
     if len(ranks) == 1:
         return f"Pipeline of {stages} on {ranks[0]} ({about})."
     more = [f"and {len(ranks) - _MOST_NAMED} more"] if len(ranks) > _MOST_NAMED else []
@@ -93,12 +96,13 @@ def about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
         return f"How long its ranks are idle (the bubble) is unknown: {'; '.join(whys)}."
     of = f" ({judged.replicas.stages} stages, {_schedule_of(judged.replicas)})" if of_schedule else ""
     parts = [f"{bubble.schedule:.0%} is the schedule's own{of}"]
-    if bubble.stages >= _WORTH_SAYING:
-        parts.append(f"unequal stages add {bubble.stages:.0%}")
-    if bubble.microbatches >= _WORTH_SAYING:
-        parts.append(f"microbatches that differ add {bubble.microbatches:.0%}")
+    for what, share in (("unequal stages", bubble.stages), ("microbatches that differ", bubble.microbatches)):
+        if abs(share) >= _WORTH_SAYING:
+            parts.append(f"{what} {'add' if share > 0 else 'take away'} {abs(share):.0%}")
     if bubble.rest >= _WORTH_SAYING:
         parts.append(f"the rest, {bubble.rest:.0%}, is communication, the loss and the host")
+    elif bubble.rest <= -_WORTH_SAYING:
+        parts.append(f"the rest takes away {-bubble.rest:.0%}: steps were shorter than in the simulation")
     known = sum(isinstance(of, Bubble) for of in judged.bubbles)
     pipelines = len(judged.replicas.pipelines)
     mean = f" (mean of {known}{f' of {pipelines}' if known < pipelines else ''} pipelines)" if pipelines > 1 else ""
@@ -106,9 +110,13 @@ def about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
 
 
 def about_slow_stages(slow: SlowStages) -> str:
-    """The stages that take longest, and how long."""
-    which = f"{name_of_stages(slow.stages).capitalize()} ({ranks_in_words(slow.ranks)})"
-    are = "is the slow one" if len(slow.stages) == 1 else "are the slow ones"
+    """The stages that take longest, and how long; the ranks, if these have several stages each."""
+    stages, ranks = name_of_stages(slow.stages), ranks_in_words(slow.ranks)
+    if len(slow.stages) > slow.places:  # ranks have several stages, and are compared by the sum of them
+        which, is_one = f"{ranks.capitalize()} ({stages})", len(slow.ranks) == 1
+    else:
+        which, is_one = f"{stages.capitalize()} ({ranks})", len(slow.stages) == 1
+    are = "is the slow one" if is_one else "are the slow ones"
     often = f", in {slow.times} of {slow.steps} steps" if slow.steps > 1 else ""
     up_to = "up to " if slow.places > 1 else ""
     may_be_chance = _MAY_BE_CHANCE if slow.may_be_chance else ""

@@ -21,7 +21,7 @@ class SlowStages:
     ``ranks`` that have them, of ``places`` in each pipeline.
 
     ``own_ns``: a microbatch in the stages of such a rank, of the slowest one, forward and backward. ``others_ns``: the
-    median of the other ranks. In ``times`` of the ``steps`` of all replicas, all other ranks took less.
+    median of the other ranks. In ``times`` of the ``steps``, all other ranks took less, in the median replica.
     ``may_be_chance``: there are too few steps to exclude chance.
     """
 
@@ -56,11 +56,10 @@ def slow_stages(replicas: AlikePipelines, pipeline: OnePipeline) -> SlowStages |
     tested = stragglers([own, others], least=_SLOWER, of=len(busy))
     if tested is not None and tested.slow != (0,):
         return None
-    steps = [step for pipeline in replicas.judged for step in _busy_by_step(pipeline)]
-    slowest_in = [
-        min(step[place] for place in slow) > max(ns for place, ns in step.items() if place not in slow)
-        for step in steps
+    in_replicas = [
+        _are_slowest(slow, pipeline) for pipeline in replicas.judged if pipeline.is_complete and pipeline.step_ns
     ]
+    slowest_in = [median_low(of_step) for of_step in zip(*in_replicas)]
     return SlowStages(
         tuple(sorted(stage for place in slow for stage in place)),
         tuple(sorted(member.rank for member in replicas.members if stages_of(member) in slow)),
@@ -68,8 +67,8 @@ def slow_stages(replicas: AlikePipelines, pipeline: OnePipeline) -> SlowStages |
         longest,
         others_ns,
         sum(slowest_in),
-        len(steps),
-        tested is None or tested.may_be_chance or len(steps) < _FEW_STEPS,
+        len(slowest_in),
+        tested is None or tested.may_be_chance or len(slowest_in) < _FEW_STEPS,
     )
 
 
@@ -77,6 +76,14 @@ def _of_others(slow: Collection[_Place], busy: Mapping[_Place, float]) -> float 
     """The median of the other ranks; None if these are fewer than half of all."""
     others = [ns for place, ns in busy.items() if place not in slow]
     return median(others) if 2 * len(others) >= len(busy) else None
+
+
+def _are_slowest(slow: Collection[_Place], pipeline: OnePipeline) -> list[bool]:
+    """Whether all other ranks of a complete pipeline took less, in each step."""
+    return [
+        min(step[place] for place in slow) > max(ns for place, ns in step.items() if place not in slow)
+        for step in _busy_by_step(pipeline)
+    ]
 
 
 def _busy_by_step(pipeline: OnePipeline) -> Iterator[dict[_Place, int]]:

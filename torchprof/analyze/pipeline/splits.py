@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
+from weakref import finalize
 
 from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble, bubble_of, mean_bubble
 from torchprof.analyze.pipeline.simulation import Action, Order, simulated
@@ -76,11 +77,23 @@ class Judged:
         return mean_bubble(bubble for bubble in self.bubbles if isinstance(bubble, Bubble))
 
 
+_judged_of: dict[int, list[Judged]] = {}
+"""What is known of the pipelines of each run, by its ``id``."""
+
+
 def judged_pipelines(run: Run) -> list[Judged]:
-    """The pipelines of a run with what is known of them."""
+    """The pipelines of a run with what is known of them. It is kept as long as the run: several reports ask for it, and
+    a job may have thousands of ranks."""
+    if id(run) not in _judged_of:
+        _judged_of[id(run)] = _judge(run)
+        finalize(run, _judged_of.pop, id(run))
+    return _judged_of[id(run)]
+
+
+def _judge(run: Run) -> list[Judged]:
     found = []
     for replicas in pipelines_of(run):
-        launches = replicas.device == "cpu" and _lacks_device_times(run, replicas)
+        launches = replicas.device == "cpu" and _used_a_device(run, replicas)
         bubbles = tuple(_ONLY_LAUNCHES if launches else bubble_of(pipeline) for pipeline in replicas.judged)
         known = (pipeline for pipeline, of in zip(replicas.judged, bubbles) if isinstance(of, Bubble))
         split = next((_split(run, replicas, pipeline) for pipeline in known), None)
@@ -91,11 +104,15 @@ def judged_pipelines(run: Run) -> list[Judged]:
 _ONLY_LAUNCHES = UnknownBubble("times are of the CPU, which only launches the work of the device")
 
 
-def _lacks_device_times(run: Run, replicas: AlikePipelines) -> bool:
-    """Whether a rank used a device whose times were not recorded."""
+def _used_a_device(run: Run, replicas: AlikePipelines) -> bool:
+    """Whether a rank used a device: one whose times were not recorded, or on which something ran."""
     ranks = {member.rank for member in replicas.members}
-    metas = (meta for meta in run.metas if meta.rank in ranks)
-    return any(meta.device is not None and "device_ns" not in meta.measured for meta in metas)
+    return any(
+        (meta.device is not None and "device_ns" not in meta.measured)
+        or any(ns > 0 for device, ns in meta.busy_ns if device != "cpu")
+        for meta in run.metas
+        if meta.rank in ranks
+    )
 
 
 def _split(run: Run, replicas: AlikePipelines, pipeline: OnePipeline) -> Split:

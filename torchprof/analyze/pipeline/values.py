@@ -23,7 +23,7 @@ _MOST_PIPELINES = 16  # of those that do the same
 @dataclass(frozen=True)
 class OnePipeline:
     """The ranks that run a model together. ``members``: those in this run, in their order in the pipeline. ``ranks``:
-    all of them; () if unknown."""
+    all of them; () if unknown: then they may be of several pipelines."""
 
     members: tuple[Pipeline, ...]
     ranks: tuple[int, ...]
@@ -52,17 +52,30 @@ class OnePipeline:
         cannot be paired.
 
         Nothing tells when a rank begins: one that comes first waits for the rank with the first stage, which starts
-        everything. So the time of the others counts from their first action on. Without backward, where the rank with
-        the first stage ends first, it is the longest time of a rank.
+        everything. So the waiting of the others before their first action counts at most as long as the microbatch
+        takes in the stages before.
         """
         if len({(member.steps, len(member.step_ns)) for member in self.members}) > 1:
             return ()
-        trains = any(action.what != "F" for member in self.members for action in member.actions)
         times = []
         for member in self.members:
-            before = member.actions[0].waited_ns if trains and 0 not in stages_of(member) else [0] * len(member.step_ns)
-            times.append([ns - waited for ns, waited in zip(member.step_ns, before)])
+            first = member.actions[0]
+            before = [action.took_ns for action in self._before(first)]
+            early = [
+                max(waited - sum(took[step] for took in before), 0) if before else 0
+                for step, waited in enumerate(first.waited_ns)
+            ]
+            times.append([ns - waited for ns, waited in zip(member.step_ns, early)])
         return tuple(map(max, zip(*times)))
+
+    def _before(self, first: StageAction) -> list[StageAction]:
+        """The forwards of a microbatch in the stages before that of an action; none for actions of the first stage."""
+        return [
+            action
+            for member in self.members
+            for action in member.actions
+            if action.what == "F" and action.microbatch == first.microbatch and action.stage < first.stage
+        ]
 
     @cached_property
     def typical_steps(self) -> list[int]:
@@ -92,8 +105,8 @@ class StageTimes:
     microbatch.
 
     ``step_ns``: all its actions in a step. ``before_ns``, ``after_ns``, ``other_ns``: the waiting in a step before
-    forwards, for the stage before; before backwards, for the stage after; before actions that need nothing from another
-    rank.
+    forwards that need the stage before; before backwards that need the stage after; before actions that need nothing
+    from another rank. The last two are None if the number of stages is unknown: the last stage needs no gradients.
     """
 
     stage: int
@@ -106,8 +119,8 @@ class StageTimes:
     of_microbatch: dict[int, float]
     step_ns: float
     before_ns: float
-    after_ns: float
-    other_ns: float
+    after_ns: float | None
+    other_ns: float | None
 
     @property
     def slowest(self) -> int:
@@ -176,7 +189,8 @@ def pipelines_of(run: Run) -> list[AlikePipelines]:
 
 
 def _pipelines(run: Run) -> Iterator[OnePipeline]:
-    """Each pipeline. Ranks that do not know theirs are one if they have each stage once, and no rank is missing."""
+    """Each pipeline. Ranks that do not know theirs are one if they have each stage once, and no rank is missing; else
+    those that do the same are together, of pipelines that are unknown."""
     groups: dict[tuple[int, ...], list[Pipeline]] = {}
     for member in sorted(_of_one_device(run), key=lambda member: min(stages_of(member), default=0)):
         groups.setdefault(member.group if member.rank in member.group else (), []).append(member)
@@ -190,7 +204,11 @@ def _pipelines(run: Run) -> Iterator[OnePipeline]:
     if len(alike) == 1 and stages == [*range(unknown[0].stages)] and not run.missing_ranks:
         found.append(OnePipeline(tuple(unknown), tuple(member.rank for member in unknown)))
     else:
-        found += [OnePipeline((member,), ()) for member in unknown]
+        similar: dict[object, list[Pipeline]] = {}
+        for member in unknown:
+            microbatches = frozenset(action.microbatch for action in member.actions)
+            similar.setdefault((member.schedule, member.stages, microbatches), []).append(member)
+        found += [OnePipeline(tuple(members), ()) for members in similar.values()]
     yield from sorted(found, key=lambda pipeline: min(member.rank for member in pipeline.members))
 
 
@@ -208,7 +226,8 @@ def _of_one_device(run: Run) -> Iterable[Pipeline]:
 def _what_it_does(pipeline: OnePipeline) -> dict[tuple[int, ...], object]:
     """The layers and the actions of each rank, by its stages, and what all have in common, by ``()``."""
     first = pipeline.members[0]
-    does: dict[tuple[int, ...], object] = {(): (first.device.partition(":")[0], first.schedule, first.stages)}
+    common = (first.device.partition(":")[0], first.schedule, first.stages, bool(pipeline.ranks))
+    does: dict[tuple[int, ...], object] = {(): common}
     return does | {stages_of(member): (member.roots, order) for member, order in zip(pipeline.members, pipeline.orders)}
 
 
@@ -219,7 +238,7 @@ def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
     on_ranks = {member.rank: stages_of(member) for member in members}
 
     def waited(rank: int, action: StageAction) -> str:
-        """For which stage the rank waited before this action."""
+        """Which stage this action needs, if that is on another rank."""
         before = action.what == "F" and stage > 0 and stage - 1 not in on_ranks[rank]
         after = action.what in "BI" and stage < last and stage + 1 not in on_ranks[rank]
         return "before" if before else "after" if after else "other"
@@ -242,8 +261,8 @@ def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
         of_microbatch,
         _per_step([action.took_ns for action in actions] for actions in own.values()),
         waiting("before"),
-        waiting("after"),
-        waiting("other"),
+        waiting("after") if members[0].stages else None,
+        waiting("other") if members[0].stages else None,
     )
 
 

@@ -104,7 +104,7 @@ def slow_among_peers(
     """The ranks whose own work takes longer than that of the others that do the same work by design, and from which
     share on a slow rank would have been found; None if there was no test.
 
-    Of several groups of such ranks, it is the group in which the difference is largest.
+    Of several groups of such ranks, it is the one with the largest difference of those that are not chance, if any is.
     """
     slow: list[Slow] = []
     detectable: list[float | None] = []
@@ -118,7 +118,7 @@ def slow_among_peers(
             slow += [found] if found is not None else []
             detectable.append(tested.detectable if tested is not None else None)
     shares = [share for share in detectable if share is not None]
-    most = max(slow, key=lambda found: found.work_ns[0] - found.others_ns, default=None)
+    most = max(slow, key=lambda of: (not of.may_be_chance, of.work_ns[0] - of.others_ns), default=None)
     return most, max(shares) if shares and len(shares) == len(detectable) else None
 
 
@@ -151,6 +151,8 @@ def slow_ranks(
         times = Counter(whole.last_rank)
         slowest = Times(sum(times[rank] for rank in slow), len(whole.last_rank))
     others = [rank for rank in ranks if rank.rank not in slow]
+    if not others:  # in a run of chosen ranks
+        return None
     waits = [rank.waiting_ns for rank in others if rank.waiting_ns is not None]
     of_others = median(work[rank.rank] for rank in others)
     lasts = [

@@ -187,6 +187,8 @@ class Compared:
         if len(ranks) == len(self.ranks):
             return self
         some = copy(self)
+        for of_all in ("step_ns", "all_ranks"):  # may be cached
+            vars(some).pop(of_all, None)
         some.metas = [meta for meta in self.metas if meta.rank in ranks]
         some.ranks = tuple(meta.rank for meta in some.metas)
         some.peers = [some.ranks]
