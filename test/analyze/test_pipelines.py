@@ -114,6 +114,7 @@ def test_a_step_ends_with_the_last_rank() -> None:
         return 4 * MS if (stage, what) == (1, "W") else MS
 
     first, second = pipelines_of(orders, [takes] * 3)
+    first = replace(first, step_ns=(8 * MS,) * 3)  # its own actions end earlier
     found = bubble(run_of_pipelines([first, second]))
     assert found.measured == approx(1 - 18 / (2 * 13)) and found.rest == approx(0)
     early = second.actions[0]._replace(waited_ns=tuple(ns + 50 * MS for ns in second.actions[0].waited_ns))
