@@ -114,6 +114,7 @@ def test_a_step_ends_with_the_last_rank() -> None:
         return 4 * MS if (stage, what) == (1, "W") else MS
 
     first, second = pipelines_of(orders, [takes] * 3)
+    first = replace(first, step_ns=(8 * MS,) * 3)  # its own actions end earlier
     found = bubble(run_of_pipelines([first, second]))
     assert found.measured == approx(1 - 18 / (2 * 13)) and found.rest == approx(0)
     early = second.actions[0]._replace(waited_ns=tuple(ns + 50 * MS for ns in second.actions[0].waited_ns))
@@ -136,6 +137,8 @@ def test_forwards_alone_have_no_bubble() -> None:
     orders = [[action for action in order if action[1] == "F"] for order in gpipe(4, 8)]
     steps = [replace(pipeline, step_ns=(8 * MS,) * 5) for pipeline in pipelines_of(orders, [equal()] * 5)]
     assert why_unknown(run_of_pipelines(steps)).startswith("without backward, steps overlap")
+    alone = pipelines_of([[(0, "F", number) for number in range(4)]], [equal()] * 3, host_ns=MS)
+    assert bubble(run_of_pipelines(alone)).measured == approx(1 / 5)
 
 
 def test_the_bubble_is_unknown_if_ranks_are_missing() -> None:

@@ -44,7 +44,8 @@ def bubble_of(pipeline: OnePipeline) -> Bubble | UnknownBubble:
     """The bubble of a pipeline in steps of usual length: the mean over them."""
     if not pipeline.is_complete:
         return UnknownBubble("ranks of it are not in this run" if pipeline.ranks else "its ranks are unknown")
-    if not any(action.what != "F" for member in pipeline.members for action in member.actions):
+    trains = any(action.what != "F" for member in pipeline.members for action in member.actions)
+    if not trains and len(pipeline.members) > 1:
         return UnknownBubble("without backward, steps overlap: a rank begins the next one while others do this one")
     if not pipeline.typical_steps:
         return UnknownBubble("its ranks recorded different numbers of steps")

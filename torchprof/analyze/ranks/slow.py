@@ -112,7 +112,8 @@ def slow_among_peers(
         if len(peers) > 1:
             some = compared.among(peers)
             tested = tested_work(some, len(compared.ranks))
-            found = slow_ranks(some, tested, [rank for rank in ranks if rank.rank in peers], layers, collectives)
+            members = set(peers)
+            found = slow_ranks(some, tested, [rank for rank in ranks if rank.rank in members], layers, collectives)
             if found is not None and len(compared.peers) > 1:
                 found = replace(found, costs=None, stages=compared.stages.get(peers[0], ()))
             slow += [found] if found is not None else []
@@ -284,6 +285,7 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
     of_job = max(len(compared.ranks), *(meta.world_size for meta in compared.metas))
     waits = {rank: [0] * len(whole.last_ns) for rank in compared.ranks}
     connected: list[set[int]] = []
+    kind_of = {rank: kind for kind, peers in enumerate(compared.peers) for rank in peers}
     for key, lockstep in compared.run.lockstep.items():
         group = compared.all_ranks if key.group == NOT_RECORDED else key.group
         if key.what != EXCHANGES or group is None or not lockstep.is_paired or lockstep.times != whole.times:
@@ -291,7 +293,7 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
         size = of_job if group.size is None else group.size
         if len(lockstep.ranks) < max(size, 2) or lockstep.counts[0] != whole.counts[0]:
             continue  # a rank that is missing here may have come even later
-        if not any(set(lockstep.ranks) <= set(peers) for peers in compared.peers):
+        if len({kind_of[rank] for rank in lockstep.ranks}) > 1:
             continue
         values = lockstep.values
         least = [min(step) for step in zip(*values)]

@@ -189,7 +189,8 @@ class Compared:
         some = copy(self)
         for of_all in ("step_ns", "all_ranks"):  # may be cached
             vars(some).pop(of_all, None)
-        some.metas = [meta for meta in self.metas if meta.rank in ranks]
+        chosen = set(ranks)
+        some.metas = [meta for meta in self.metas if meta.rank in chosen]
         some.ranks = tuple(meta.rank for meta in some.metas)
         some.peers = [some.ranks]
         some.whole = _of_some(self.whole, some.ranks)
@@ -288,7 +289,8 @@ class Compared:
 
 def _of_some(times: Lockstep, ranks: Sequence[int]) -> Lockstep:
     """The times of some ranks. Without the single times of each rank, those of the last rank are unknown."""
-    places = [index for index, rank in enumerate(times.ranks) if rank in ranks]
+    chosen = set(ranks)
+    places = [index for index, rank in enumerate(times.ranks) if rank in chosen]
 
     def some(values: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(values[place] for place in places) if values else ()
