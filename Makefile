@@ -29,7 +29,9 @@ test test-slow: export OMP_NUM_THREADS ?= 1
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 SLOW := browser or compiler or jobs
 PYTEST = $(BIN)/python -m pytest -o cache_dir=build/pytest-$@ $(ARGS)
-TOGETHER := -n auto --dist worksteal
+TOGETHER = -n $(PROCESSES) --dist worksteal
+test: PROCESSES := auto
+test-slow: PROCESSES := $(shell echo $$(($$(nproc) + 1)))  # they often wait: for other processes and for a browser
 # A test that failed next to others runs once more, alone: what a test plants may drown in the load of the others.
 AGAIN := --last-failed --last-failed-no-failures none
 
