@@ -44,14 +44,15 @@ class Planted(NamedTuple):
 
     def is_named_in(self, run: torchprof.Run) -> tuple[bool, bool]:
         """Whether the report names this rank and no other one, or none if none has a delay; and whether it names the
-        place."""
+        place. A microbatch may be named without a rank: it is long in one stage."""
         balance = balance_of(run)
         stages = [judged.split.slow for judged in judged_pipelines(run) if judged.split is not None]
         parts = (balance.slow, balance.late, *stages)
         named = {rank for part in parts if part is not None for rank in part.ranks}
         text = " ".join(sentences(run, balance))
         expected = set() if self.rank is None else {self.rank}
-        return named == expected, named == expected and (self.words or "") in text
+        in_place = named <= expected and (self.words or "") in text
+        return named == expected or (self.words is not None and in_place), in_place
 
 
 def places() -> Iterator[Planted]:
