@@ -79,11 +79,11 @@ def run_of_job(planted: Planted, ranks: int) -> torchprof.Run:
 
 def judged(planted: Planted, jobs: int) -> list[str]:
     """A row of the table."""
-    found = []
+    named = []
     for number in range(jobs):
         say(f"{planted.place}: {number + 1} of {jobs}", again=number > 0)
-        found.append(planted.is_named_in(run_of_job(planted, RANKS[number % len(RANKS)])))
-    right, in_place = (sum(of_all) for of_all in zip(*found))
+        named.append(planted.is_named_in(run_of_job(planted, RANKS[number % len(RANKS)])))
+    right, in_place = (sum(of_all) for of_all in zip(*named))
     place = "" if planted.words is None else f"{in_place} of {jobs}"
     least = min(right, in_place)
     return [planted.script.stem, planted.place, f"{right} of {jobs}", place, verdict(least, jobs, at_least=True)]

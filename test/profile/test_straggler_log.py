@@ -185,7 +185,9 @@ def test_ranks_send_about_a_kilobyte_and_the_store_does_not_grow(
     assert counts[-1] == counts[-3] <= 2 * (3 + 1), counts
 
 
-def test_if_the_store_is_gone_training_goes_on(monkeypatch: pytest.MonkeyPatch, four: dict[int, _Comparisons]) -> None:
+def test_if_the_store_is_gone_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, four: dict[int, _Comparisons], caplog: pytest.LogCaptureFixture
+) -> None:
     server = dist.TCPStore("localhost", 0, 1, True)
     client = dist.TCPStore("localhost", server.port, 1, False)
     monkeypatch.setattr(straggler_log, "store_of_job", lambda prefix: dist.PrefixStore(prefix, client))
@@ -193,6 +195,8 @@ def test_if_the_store_is_gone_training_goes_on(monkeypatch: pytest.MonkeyPatch, 
     for rank, run in ranks_of(even_job()).items():
         for first in (0, 20, 40):
             four[rank].add(run, first, rank, 4)
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 3 and all("Ranks 1 to 3 sent nothing in time" in text for text in texts)
 
 
 def train(**options: Any) -> None:

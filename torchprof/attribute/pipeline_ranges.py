@@ -91,17 +91,17 @@ def _ranges(columns: EventColumns, kind: Kind) -> Iterator[_Range]:
 
 def _steps_of(ranges: Sequence[_Range]) -> list[PipelineStep]:
     """The steps from our ranges. A step inside another one is a part of it."""
-    starts = [each.start_ns for each in ranges]
+    starts = [span.start_ns for span in ranges]
     steps: list[PipelineStep] = []
-    for number, each in enumerate(ranges):
-        match = _STEP.fullmatch(each.name)
-        if match is None or (steps and each.start_ns < steps[-1].end_ns):
+    for number, span in enumerate(ranges):
+        match = _STEP.fullmatch(span.name)
+        if match is None or (steps and span.start_ns < steps[-1].end_ns):
             continue
-        inside = ranges[number + 1 : bisect_left(starts, each.end_ns)]
+        inside = ranges[number + 1 : bisect_left(starts, span.end_ns)]
         ranks = tuple(map(int, filter(None, match[3].split(","))))
         waits = [(wait.start_ns, wait.end_ns) for wait in inside if wait.name == WAIT_LABEL]
         about = unquote(match[1]), int(match[2]), ranks
-        steps.append(PipelineStep(each.start_ns, each.end_ns, *about, _actions(inside), waits))
+        steps.append(PipelineStep(span.start_ns, span.end_ns, *about, _actions(inside), waits))
     return steps
 
 
@@ -109,19 +109,19 @@ def _actions(ranges: Sequence[_Range]) -> list[ActionRange]:
     """The actions among some ranges. What runs in an action inside another one counts for the inner one alone."""
     actions: list[ActionRange] = []
     open_actions: dict[int, list[int]] = {}  # by thread: the indices of those that are open, outer to inner
-    for each in ranges:
-        match = _ACTION.fullmatch(each.name.rpartition(":")[2])
+    for span in ranges:
+        match = _ACTION.fullmatch(span.name.rpartition(":")[2])
         if match is None:
             continue
-        around = open_actions.setdefault(each.thread, [])
-        while around and actions[around[-1]].end_ns <= each.start_ns:
+        around = open_actions.setdefault(span.thread, [])
+        while around and actions[around[-1]].end_ns <= span.start_ns:
             around.pop()
-        ns = each.end_ns - each.start_ns
+        ns = span.end_ns - span.start_ns
         if around:
             outer = actions[around[-1]]
             actions[around[-1]] = outer._replace(ns=outer.ns - ns)
         around.append(len(actions))
-        actions.append(ActionRange(int(match[1]), match[2], int(match[3]), each.start_ns, each.end_ns, ns))
+        actions.append(ActionRange(int(match[1]), match[2], int(match[3]), span.start_ns, span.end_ns, ns))
     return actions
 
 
@@ -136,26 +136,26 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
     kinds = {name: match[1] or match[2] for name, match in names.items() if match is not None}
     if not kinds or _SEVERAL in kinds.values():
         return []
-    received = sorted(each.end_ns for each in _ranges(columns, Kind.COLLECTIVE) if _is_receive(each.name))
+    received = sorted(span.end_ns for span in _ranges(columns, Kind.COLLECTIVE) if _is_receive(span.name))
     steps: list[PipelineStep] = []
     seen: set[str] = set()  # the actions of the current step
     begin: int | None = None  # of the next step, if it has begun
-    for each in _ranges(columns, Kind.USER_LABEL):
-        kind = kinds.get(each.name)
+    for span in _ranges(columns, Kind.USER_LABEL):
+        kind = kinds.get(span.name)
         if kind in ACTIONS:
-            if not steps or each.name in seen:
-                steps.append(PipelineStep(each.start_ns if begin is None else begin, 0, "", 0, (), [], []))
+            if not steps or span.name in seen:
+                steps.append(PipelineStep(span.start_ns if begin is None else begin, 0, "", 0, (), [], []))
                 seen = set()
-            seen.add(each.name)
+            seen.add(span.name)
             begin = None
-            number = bisect_right(received, each.end_ns) - 1
-            start = max(each.start_ns, received[number] if number >= 0 else 0)
-            steps[-1].waits.append((each.start_ns, start))
-            steps[-1].actions.extend(_actions([each._replace(start_ns=start)]))
+            number = bisect_right(received, span.end_ns) - 1
+            start = max(span.start_ns, received[number] if number >= 0 else 0)
+            steps[-1].waits.append((span.start_ns, start))
+            steps[-1].actions.extend(_actions([span._replace(start_ns=start)]))
         elif begin is None and kind in _BEFORE_ACTIONS:
-            begin = each.start_ns
+            begin = span.start_ns
         if kind is not None and begin is None and steps:
-            steps[-1] = steps[-1]._replace(end_ns=each.end_ns)
+            steps[-1] = steps[-1]._replace(end_ns=span.end_ns)
     return steps
 
 

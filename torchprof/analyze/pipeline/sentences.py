@@ -135,15 +135,15 @@ def moved_layers(run: Run, replicas: AlikePipelines, move: Move) -> str:
 def about_outliers(replicas: AlikePipelines) -> Iterator[str]:
     """Microbatches that take several times as long as the others."""
     step_ns = median(ns for member in replicas.members for ns in member.step_ns)
-    found: defaultdict[int, dict[int, float]] = defaultdict(dict)  # how many times, by microbatch and stage
+    times_longer: defaultdict[int, dict[int, float]] = defaultdict(dict)  # how many times, by microbatch and stage
     for stage, times in replicas.times.items():
         for microbatch, ns in times.of_microbatch.items():
             others = [other for number, other in times.of_microbatch.items() if number != microbatch]
             usual = median(others) if len(others) > 1 else ns
             if usual and ns >= _OUTLIER * usual and ns - usual >= _OF_A_STEP * step_ns:
-                found[microbatch][stage] = ns / usual
+                times_longer[microbatch][stage] = ns / usual
     few = min(member.steps for member in replicas.members) < _FEW_STEPS
-    for microbatch, by_stage in sorted(found.items(), key=lambda item: -max(item[1].values()))[:_MOST_NAMED]:
+    for microbatch, by_stage in sorted(times_longer.items(), key=lambda item: -max(item[1].values()))[:_MOST_NAMED]:
         where = "all stages" if len(by_stage) == len(replicas.times) > 1 else name_of_stages([*by_stage])
         so_long = f"{max(by_stage.values()):.1f} times as long as the others (median)"
         may_be_chance = _MAY_BE_CHANCE if few else ""

@@ -91,14 +91,14 @@ def judged_pipelines(run: Run) -> list[Judged]:
 
 
 def _judge(run: Run) -> list[Judged]:
-    found = []
+    judged = []
     for replicas in pipelines_of(run):
         launches = replicas.device == "cpu" and _used_a_device(run, replicas)
         bubbles = tuple(_ONLY_LAUNCHES if launches else bubble_of(pipeline) for pipeline in replicas.judged)
         known = (pipeline for pipeline, of in zip(replicas.judged, bubbles) if isinstance(of, Bubble))
         split = next((_split(run, replicas, pipeline) for pipeline in known), None)
-        found.append(Judged(replicas, bubbles, split))
-    return found
+        judged.append(Judged(replicas, bubbles, split))
+    return judged
 
 
 _ONLY_LAUNCHES = UnknownBubble("times are of the CPU, which only launches the work of the device")

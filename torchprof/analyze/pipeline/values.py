@@ -197,19 +197,19 @@ def _pipelines(run: Run) -> Iterator[OnePipeline]:
     unknown = groups.pop((), [])
     alike = {(member.schedule, member.stages) for member in unknown}
     stages = sorted(stage for member in unknown for stage in stages_of(member))
-    found = [
+    pipelines = [
         OnePipeline(tuple(sorted(members, key=lambda member: group.index(member.rank))), group)
         for group, members in groups.items()
     ]
     if len(alike) == 1 and stages == [*range(unknown[0].stages)] and not run.missing_ranks:
-        found.append(OnePipeline(tuple(unknown), tuple(member.rank for member in unknown)))
+        pipelines.append(OnePipeline(tuple(unknown), tuple(member.rank for member in unknown)))
     else:
         similar: dict[object, list[Pipeline]] = {}
         for member in unknown:
             microbatches = frozenset(action.microbatch for action in member.actions)
             similar.setdefault((member.schedule, member.stages, microbatches), []).append(member)
-        found += [OnePipeline(tuple(members), ()) for members in similar.values()]
-    yield from sorted(found, key=lambda pipeline: min(member.rank for member in pipeline.members))
+        pipelines += [OnePipeline(tuple(members), ()) for members in similar.values()]
+    yield from sorted(pipelines, key=lambda pipeline: min(member.rank for member in pipeline.members))
 
 
 def _of_one_device(run: Run) -> Iterable[Pipeline]:

@@ -113,10 +113,10 @@ def slow_among_peers(
             some = compared.among(peers)
             tested = tested_work(some, len(compared.ranks))
             members = set(peers)
-            found = slow_ranks(some, tested, [rank for rank in ranks if rank.rank in members], layers, collectives)
-            if found is not None and len(compared.peers) > 1:
-                found = replace(found, costs=None, stages=compared.stages.get(peers[0], ()))
-            slow += [found] if found is not None else []
+            slow_here = slow_ranks(some, tested, [rank for rank in ranks if rank.rank in members], layers, collectives)
+            if slow_here is not None and len(compared.peers) > 1:
+                slow_here = replace(slow_here, costs=None, stages=compared.stages.get(peers[0], ()))
+            slow += [slow_here] if slow_here is not None else []
             detectable.append(tested.detectable if tested is not None else None)
     shares = [share for share in detectable if share is not None]
     most = max(slow, key=lambda of: (not of.may_be_chance, of.work_ns[0] - of.others_ns), default=None)
