@@ -176,7 +176,7 @@ def check(folder: Path) -> Run:
         assert kernels(run) == kernels(traced) == calls
     if counts["flops"] is not None:
         assert 2 * whole(run).macs == counts["flops"]
-    for memory in traced.memory:
+    for memory in (*run.memory, *traced.memory):
         if memory.device != "cpu":
             assert memory.peak_bytes == peak_of(folder / TRACE, int(memory.device.partition(":")[2]))
     if not counts["eager"]:  # a trace names no layers of compiled code and of graphs

@@ -13,6 +13,7 @@ from torchprof.traces.events import TraceEvents
 def read(events: Iterable[Any]) -> TraceEvents:
     table = EventTable(lambda name: Detail.SCALARS)
     table.add(events)
+    table.place_overhead()
     return TraceEvents(table)
 
 

@@ -47,9 +47,10 @@ PARTS = {
     "memory": tests("memory", "the peak and the bytes of each layer, against the allocator", 60),
     "flops": tests("flops", "FLOPs against the CPU's and torch's counter; what the device can do", 75),
     "graphs": tests("graphs", "CUDA graphs: capture, replay, what layers they belong to", 40),
-    "cost": Part("what profiling costs, against torch's own profiler", COST, 100),
+    "cost": Part("what profiling costs, against torch's own profiler", COST, 160),
     "advice": tests("advice", "each planted fault is found", 40),
     "ranks": tests("ranks", "collectives of a job of one process", 30),
+    "pipelines": tests("pipelines", "the times of a pipeline's stages, against the device's clock", 40),
     "compiled": tests("compiled", "torch.compile in its modes, by layer", 150),
 }
 """The most telling first: what comes last may run out of time."""

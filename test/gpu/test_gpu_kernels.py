@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -17,8 +18,9 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from examples.large_models import Llama
+from torchprof.attribute.event_names import OF_THE_PROFILER, OVERHEAD
 from torchprof.attribute.events import PREFIX
-from torchprof.run.words import BACKWARD, FORWARD, is_runtime_call
+from torchprof.run.words import BACKWARD, FORWARD, FrameKind, is_runtime_call
 
 WAITS = {"cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize"}
 
@@ -89,9 +91,28 @@ def test_the_time_of_a_layer_is_that_of_its_events_in_torchs_list(machine: Machi
     for node in at_least_one(prof.run.tree(FORWARD).children):
         (events,) = raw[1][node.layer.path]
         # The runtime's calls have IDs of their own. Torch gives them the kernels of the ops with equal IDs, once more.
-        ops = [event for event in events if event.device_type == DeviceType.CPU and not is_runtime_call(event.name)]
-        theirs = sum(event.self_device_time_total for event in ops)
+        # Overhead has the ID of the op around it: then each of the two gets all kernels twice.
+        on_cpu = [event for event in events if event.device_type == DeviceType.CPU and not is_runtime_call(event.name)]
+        times = Counter(event.id for event in on_cpu)
+        ops = [event for event in on_cpu if event.name not in OVERHEAD]
+        theirs = sum(event.self_device_time_total / times[event.id] for event in ops)
         assert node.self.device_ns / 1000 == pytest.approx(theirs, abs=0.01)
+
+
+@on_gpu
+def test_work_of_the_profiler_is_in_no_layer(machine: Machine, figure: Callable[..., None]) -> None:
+    """CUPTI allocates memory at the first launches of a session: inside an operator of the first layer."""
+    model, x = convolutions(machine.device), torch.rand(4, 3, 32, 32, device=machine.device)
+    prof = machine.recorded(model, training_step(model, x))
+    machine.adds_up(prof)
+    rows = [row for row in prof.run.rows if any(frame.name in OF_THE_PROFILER for frame in row.frames)]
+    for row in at_least_one(rows):
+        figure(row.frames[0].name, row.cost.cpu_ns, unit="ns")
+        assert row.layer is None and row.frames[0].kind == FrameKind.PROFILER
+        assert not row.cost.device_ns
+    for row in prof.run.rows:
+        if row.frames and row.frames[-1].kind == FrameKind.KERNEL:
+            assert not any(frame.name in OVERHEAD for frame in row.frames)
 
 
 def test_the_profiler_of_torch_and_ours_see_the_same_kernels(machine: Machine) -> None:

@@ -133,7 +133,7 @@ def test_the_parts_of_all_regions_add_up_to_all_work_in_them(by_layers: bool) ->
 
 def test_a_garbage_collection_between_kernels_changes_no_layer_of_a_kernel() -> None:
     """It takes 6 ns from the graph around it. An op that a finalizer runs in it is no kernel of the graph."""
-    collection = [Event(Kind.GARBAGE, "torchprof:!gc", 162, 168, MAIN), op("aten::zero_", 163, 165)]
+    collection = [Event(Kind.INTERRUPTION, "torchprof:!gc", 162, 168, MAIN), op("aten::zero_", 163, 165)]
     events = sorted([*FORWARD_EVENTS, *collection], key=lambda one: (one.start_ns, -one.end_ns))
 
     def costs(run: Run) -> dict[object, int]:

@@ -141,11 +141,37 @@ def test_a_user_range_with_a_name_of_torch_compile_stays_a_label() -> None:
     assert [event.kind for event in found] == [Kind.COMPILING] * 2 + [Kind.USER_LABEL] * 2
 
 
+def test_overhead_of_the_profiler_is_on_the_thread_whose_operator_it_interrupts() -> None:
+    """It has no thread in the file. The driver's part of it is work of the operator."""
+    trace = read(
+        [
+            trace_event("overhead", "Activity Buffer Request", 5, 2, pid=-1, tid=0),  # before all operators
+            op("aten::mm", 10, 100, tid=1),
+            op("aten::mm", 200, 100, tid=2),
+            op("aten::add", 290, 5, tid=2),
+            trace_event("overhead", "Activity Buffer Request", 20, 70, pid=-1, tid=0),
+            trace_event("overhead", "Lazy Function Loading", 210, 9, pid=-1, tid=0),
+            trace_event("user_annotation", "Resource", 400, 5, tid=1),  # a user's range
+        ]
+    )
+    found = [(event.name, event.kind, event.thread) for event in trace.columns(()).events()]
+    [first, second] = [thread for name, _, thread in found if name == "aten::mm"]
+    assert found == [
+        ("aten::mm", Kind.OP, first),
+        ("Activity Buffer Request", Kind.INTERRUPTION, first),
+        ("aten::mm", Kind.OP, second),
+        ("Lazy Function Loading", Kind.OP, second),
+        ("aten::add", Kind.OP, second),
+        ("Resource", Kind.USER_LABEL, first),
+    ]
+    assert trace.table.unread == 0
+    assert len(trace.table.processes) == 1
+
+
 @pytest.mark.parametrize(
     "event",
     [
         trace_event("gpu_user_annotation", "## forward ##", 1, 50, pid=0),
-        trace_event("overhead", "Activity Buffer Request", 1, 50, pid=-1, tid=0),
         trace_event("cuda_sync", "Stream Synchronize", 1, 50, pid=0),
         trace_event("python_function", "net.py(3): forward", 1, 50),
         trace_event("python_function", "nn.Module: Linear_0", 1, 50),

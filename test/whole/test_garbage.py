@@ -44,7 +44,7 @@ OLDEST = 2
 
 
 def garbage(start: int, end: int, thread: int = MAIN) -> Event:
-    return Event(Kind.GARBAGE, GARBAGE_COLLECTION_LABEL, start, end, thread)
+    return Event(Kind.INTERRUPTION, GARBAGE_COLLECTION_LABEL, start, end, thread)
 
 
 EVENTS = [

@@ -23,12 +23,15 @@ from build.raw_events import (
     attributed,
     events_of,
     kernel,
+    launch,
     small_step,
 )
 from torch.autograd import DeviceType
 
+from torchprof.attribute.event_names import ENGINE_LABEL
 from torchprof.attribute.events import Event, Kind
 from torchprof.run.cost import Cost
+from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.words import (
     BACKWARD,
@@ -146,6 +149,44 @@ def test_a_runtime_call_is_inside_its_op() -> None:
     assert backward["cudaLaunchKernel"] == 50
     assert backward["aten::mm"] == 200 - 50
     assert whole(run).cpu_ns == 90 + 900 + 100 + 40 + 500 + 80 + 200
+
+
+def test_work_of_the_profiler_belongs_to_no_layer_and_launches_nothing() -> None:
+    """CUPTI allocates a buffer at a thread's first launch. In a forward, the event has the number of the op. In a
+    backward, it has thread and number of the range around the call of autograd (H100, torch 2.11). The driver loads a
+    kernel: that is work of the op."""
+    raws = [
+        Raw(MODEL, 0, 1000, _scope=USER, _correlation=2, _annotation=True),
+        Raw("aten::mm", 100, 900, _sequence=5, _correlation=4),
+        Raw("Activity Buffer Request", 200, 700, _correlation=4),
+        launch(700, 720, 4),
+        Raw("Lazy Function Loading", 730, 750, _correlation=4),
+        Raw("Resource", 1100, 1200, _scope=USER, _correlation=6, _annotation=True),  # a range of the user
+        Raw(ENGINE_LABEL, 1350, 1900, _scope=USER, _correlation=7, _annotation=True),
+        Raw("MmBackward0", 1400, 1800, 2, BACKWARD_FUNCTION, 5, 1, 10),
+        Raw("aten::mm", 1500, 1700, 2, _correlation=11),
+        Raw("Activity Buffer Request", 1550, 1650, _correlation=7),
+        kernel("gemm", 750, 2000, 4),
+        kernel("gemm", 2000, 3000, 11),
+    ]
+    _, run = attributed(raws)
+    model = run.tree(FORWARD)
+    assert model.self.cpu_ns == 1000 - 500 and model.self.device_ns == 1250
+    assert run.tree(BACKWARD).self.cpu_ns == 400 - 100 and run.tree(BACKWARD).self.device_ns == 1000
+    rows = {frames_of(row): (row.calls, row.cost.cpu_ns) for row in run.rows if row.layer is None and row.frames}
+    assert rows.pop(("op (autograd engine)",)) == (1, 550)
+    assert rows == {("profiler Activity Buffer Request",): (2, 600), ("label Resource",): (1, 100)}
+    [loading] = [row for row in run.rows if row.frames and row.frames[-1].name == "Lazy Function Loading"]
+    assert [frame.name for frame in loading.frames] == ["aten::mm", "Lazy Function Loading"]
+    launchers = {row.frames[-2].name for row in run.rows if row.frames and row.frames[-1].kind == "kernel"}
+    assert launchers == {"aten::mm"}
+    [sample] = [sample for key, sample in run.samples.items() if key.measure == "cpu_ns"]
+    assert sample.sum == 500
+    assert "(profiler: Activity Buffer Request)" in run.report("top")
+
+
+def frames_of(row: Row) -> tuple[str, ...]:
+    return tuple(f"{frame.kind} {frame.name}" for frame in row.frames)
 
 
 def test_a_kernel_may_seem_to_start_before_its_launch() -> None:

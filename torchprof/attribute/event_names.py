@@ -42,6 +42,19 @@ _BOOKKEEPING = frozenset(
         "[OutOfMemory]",
     }
 )
+OF_THE_PROFILER = frozenset(
+    {"Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "UVM Activity Init"}
+)
+"""What the CUDA profiler does inside the operators that it measures: it allocates memory for what it records, 2 ms at
+the first launch of each thread, and instruments kernels (CUPTI Activity API, ``CUpti_ActivityOverheadKind``)."""
+OVERHEAD = OF_THE_PROFILER | {
+    "Unknown",
+    "Driver Compiler",
+    "Runtime Triggered Module Loading",
+    "Lazy Function Loading",
+    "Command Buffer Full",
+}
+"""All that it records as overhead. These are the driver's: it loads and compiles kernels, or waits for a full queue."""
 _TORCHS_STEP = re.compile(r"ProfilerStep#\d+")
 
 
@@ -59,8 +72,8 @@ def event_kind(name: str) -> Kind | None:
         return Kind.STOPPED
     if name in (STEP_MARK, STARTED):
         return Kind.STEP
-    if name == GARBAGE_COLLECTION_LABEL:
-        return Kind.GARBAGE
+    if name == GARBAGE_COLLECTION_LABEL or name in OF_THE_PROFILER:
+        return Kind.INTERRUPTION
     if name == ENGINE_LABEL:
         return Kind.ENGINE
     if name.startswith(COMPILED_INPUTS):
@@ -83,8 +96,9 @@ def event_kind(name: str) -> Kind | None:
 
 
 def is_a_common_name(name: str) -> bool:
-    """Whether torch.compile has a range with this name, and users may easily choose the same name for a label."""
-    return name in COMPILES
+    """Whether torch.compile or the profiler has a range with this name, and users may easily choose the same name for a
+    label."""
+    return name in COMPILES or name in OF_THE_PROFILER
 
 
 def is_torchs_step(name: str) -> bool:

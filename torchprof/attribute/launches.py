@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 
 from torchprof.attribute.collectives import RECORDS_COLLECTIVE
 from torchprof.attribute.compiled_ranges import WeightedPlaces, divide
@@ -35,6 +36,23 @@ def first_correlation_id(calls: Iterable[int], launched: Iterable[int]) -> int:
             first = min(first or number, number)
             is_known = is_known or number in numbers
     return first if is_known else 0
+
+
+def threads_of_overhead(times: Sequence[int], operators: Iterable[tuple[int, int]]) -> list[int]:
+    """For each of some times, in their order: the thread on which the last operator before it started, 0 if there is
+    none.
+
+    The profiler records its overhead without a thread, or with that of the caller of autograd for what is in a backward
+    pass. It is in an operator that launches work: no other operator starts meanwhile on the thread. ``operators``:
+    start and thread of each.
+    """
+    last_before = [(-1, 0)] * len(times)
+    until = times[-1] if times else -1
+    for start, thread in operators:
+        if start <= until:
+            index = bisect_left(times, start)
+            last_before[index] = max(last_before[index], (start, thread))
+    return [thread for _, thread in accumulate(last_before, max)]
 
 
 class Launches:

@@ -82,7 +82,7 @@ class LookAhead:
 
     def _of_region(self, guards: Event, index: int) -> Event:
         for later in self._later(index, guards.thread):
-            if later.start_ns >= guards.end_ns and later.kind not in (Kind.MEMORY, Kind.SAMPLE, Kind.GARBAGE):
+            if later.start_ns >= guards.end_ns and later.kind not in (Kind.MEMORY, Kind.SAMPLE, Kind.INTERRUPTION):
                 return guards._replace(name=later.name) if later.kind is Kind.REGION else guards
         return guards
 
@@ -92,7 +92,7 @@ class LookAhead:
         for event in self._later(index, call.thread):
             if event.start_ns >= call.end_ns:
                 break
-            if event.start_ns >= until and event.kind in (Kind.OP, Kind.GARBAGE):
+            if event.start_ns >= until and event.kind in (Kind.OP, Kind.INTERRUPTION):
                 until = event.end_ns  # events inside this one are not calls of the graph
                 if event.kind is Kind.OP:
                     inside.append(event)

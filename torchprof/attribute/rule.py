@@ -18,6 +18,7 @@ from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.compiled_ranges import CompiledRanges, divide, regions_around
 from torchprof.attribute.engine_calls import NodeGaps
 from torchprof.attribute.event_columns import IN_NODE, EventColumns
+from torchprof.attribute.event_names import OF_THE_PROFILER
 from torchprof.attribute.events import HOOKS, PREFIX, Event, Kind, Site
 from torchprof.attribute.launches import Launches
 from torchprof.attribute.lookahead import LookAhead
@@ -110,7 +111,8 @@ class Attribution:
         - Backward work belongs to the layer of the op that created its autograd node, on any thread.
         - Time of autograd's engine between two nodes belongs to a layer only if both nodes do.
         - A kernel belongs to the op that launched it.
-        - A garbage collection belongs to no layer, with everything inside it: it can interrupt anything.
+        - A garbage collection, or work of the profiler itself, belongs to no layer, with everything inside it: it can
+          interrupt anything.
         - Work without a layer gets the layer OUTSIDE. No event is dropped.
 
         Events come in the order of their start, outer ones before inner ones, and kernels after all others. Ops of
@@ -219,7 +221,7 @@ class Attribution:
             return Attributed(event, around or self._outside, around, 0, 0, outer_range)
         elif kind in _INSTANTS:
             return _INSTANTS[kind](self, event, end, open_range)
-        elif around is not None and around.is_closed and kind is not Kind.GARBAGE:
+        elif around is not None and around.is_closed and kind is not Kind.INTERRUPTION:
             place, calls = around, 0
         else:
             place, calls, label, layer = _RANGES[kind](self, event, open_range)
@@ -315,9 +317,11 @@ class Attribution:
 
     # Ranges
 
-    def _garbage(self, event: Event, open_range: _Open) -> _Opened:
-        """A garbage collection belongs to no layer, with everything inside it."""
-        return self.places.inside(self._outside, FrameKind.GC, GARBAGE_COLLECTION), 1, None, OUTSIDE
+    def _interruption(self, event: Event, open_range: _Open) -> _Opened:
+        """It belongs to no layer, with everything inside it."""
+        name = event.name
+        kind, name = (FrameKind.PROFILER, name) if name in OF_THE_PROFILER else (FrameKind.GC, GARBAGE_COLLECTION)
+        return self.places.inside(self._outside, kind, name), 1, None, OUTSIDE
 
     def _compiled_range(self, event: Event, open_range: _Open) -> _Opened:
         _, around, label, layer, _, _ = open_range
@@ -464,7 +468,7 @@ _RANGES: Mapping[Kind, Callable[[Attribution, Event, _Open], _Opened]] = {
     Kind.ENGINE: Attribution._engine,
     Kind.NODE: Attribution._node,
     Kind.BACKWARD_FUNCTION: Attribution._backward_function,
-    Kind.GARBAGE: Attribution._garbage,
+    Kind.INTERRUPTION: Attribution._interruption,
     Kind.GUARDS: Attribution._compiled_range,
     Kind.REGION: Attribution._compiled_range,
     Kind.GRAPH: Attribution._compiled_range,

@@ -65,11 +65,11 @@ def fold(
     of_groups: _GroupValues = defaultdict(dict)
     not_taken: defaultdict[Place, int] = defaultdict(int)
     durations: dict[tuple[int, str], list[_Call]] = {}
-    collections: list[_Call] = []
+    interruptions: list[_Call] = []
     busy: dict[str, int] = {}
     busy_until: dict[str, int] = {}
     memory, kernel, label, step = Kind.MEMORY, Kind.KERNEL, Kind.LABEL, Kind.STEP
-    collective, garbage = Kind.COLLECTIVE, Kind.GARBAGE
+    collective, interruption = Kind.COLLECTIVE, Kind.INTERRUPTION
     covered = covered_until = 0
 
     for item in attributed:
@@ -102,7 +102,7 @@ def fold(
             else:
                 values[_FREED[device == "cpu"]] -= event.nbytes
             continue
-        if kind is step or (kind is garbage and not timed):  # a garbage collection has only a time
+        if kind is step or (kind is interruption and not timed):  # which has only a time
             continue
         index = place.index
         if index >= len(cpu_ns):
@@ -125,8 +125,8 @@ def fold(
             covered_until = max(covered_until, end)
         if kind is label and counted and place.layer >= 0:
             durations.setdefault((place.layer, place.phase), []).append((event.start_ns, ns, event.thread))
-        elif kind is garbage:
-            collections.append((event.start_ns, ns, event.thread))
+        elif kind is interruption:
+            interruptions.append((event.start_ns, ns, event.thread))
 
     missing = len(places) - len(cpu_ns)
     cpu_ns.extend([0] * missing)
@@ -142,9 +142,9 @@ def fold(
         for path, of_path in of_group.items():
             of_groups[alike].setdefault((path, "cpu"), [0] * len(FIELDS))[_MACS : _MACS + 3] = of_path
     rows = _rows(cpu_ns, calls, groups, of_groups, other, places, layers, rank, signatures)
-    collected = _by_thread(collections)
+    interrupted = _by_thread(interruptions)
     samples = {
-        SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(_without(collected, calls_of))
+        SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(_without(interrupted, calls_of))
         for (layer, phase), calls_of in sorted(durations.items())
     }
     if timed:
@@ -172,10 +172,10 @@ def _add_counts(values: _Values, counts: Mapping[int, tuple[int, int, int]], pla
         values.setdefault(key, [0] * (len(FIELDS) + 1))[_MACS : _MACS + 3] = counted
 
 
-def _by_thread(collections: Iterable[_Call]) -> dict[int, tuple[list[int], list[int]]]:
-    """By thread: the starts of its garbage collections, in order; and the total time of the first 0, 1, 2, … ones."""
+def _by_thread(interruptions: Iterable[_Call]) -> dict[int, tuple[list[int], list[int]]]:
+    """By thread: the starts of its interruptions, in order; and the total time of the first 0, 1, 2, … ones."""
     of_thread: dict[int, tuple[list[int], list[int]]] = {}
-    for start, ns, thread in collections:
+    for start, ns, thread in interruptions:
         starts, sums = of_thread.setdefault(thread, ([], [0]))
         starts.append(start)
         sums.append(sums[-1] + ns)
@@ -183,16 +183,16 @@ def _by_thread(collections: Iterable[_Call]) -> dict[int, tuple[list[int], list[
 
 
 def _without(
-    collected: Mapping[int, tuple[Sequence[int], Sequence[int]]], calls: Iterable[_Call]
+    interrupted: Mapping[int, tuple[Sequence[int], Sequence[int]]], calls: Iterable[_Call]
 ) -> list[tuple[int, int]]:
-    """Start and duration of calls, less the garbage collections that interrupted them."""
-    if not collected:
+    """Start and duration of calls, less what interrupted them."""
+    if not interrupted:
         return [(start, ns) for start, ns, _ in calls]
-    interrupted = []
+    uninterrupted = []
     for start, ns, thread in calls:
-        starts, sums = collected.get(thread, ((), (0,)))
-        interrupted.append((start, ns - sums[bisect_left(starts, start + ns)] + sums[bisect_left(starts, start)]))
-    return interrupted
+        starts, sums = interrupted.get(thread, ((), (0,)))
+        uninterrupted.append((start, ns - sums[bisect_left(starts, start + ns)] + sums[bisect_left(starts, start)]))
+    return uninterrupted
 
 
 def _rows(

@@ -20,7 +20,7 @@ from torchprof.run.collectives import C10D_OPS, POINT_TO_POINT, Collective, coll
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.unfinished import Entered, Unfinished
-from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, Frame, FrameKind, Signature, is_host_collective
+from torchprof.run.words import BEFORE, FORWARD, INTERRUPTIONS, OUTSIDE, Frame, FrameKind, Signature, is_host_collective
 
 
 class _Thread:
@@ -147,9 +147,9 @@ def _is_of_loop(place: Place) -> bool:
     return place.is_engine or (is_label and place.layer == OUTSIDE and place.phase == FORWARD)
 
 
-def _is_collection(place: Place) -> bool:
-    """Whether it is a collection of Python's garbage collector."""
-    return place.frame is not None and place.frame.kind == FrameKind.GC
+def _interrupts(place: Place) -> bool:
+    """Whether it is a garbage collection, or work of the profiler itself."""
+    return place.frame is not None and place.frame.kind in INTERRUPTIONS
 
 
 def _collective_requested(place: Place) -> str | None:
@@ -254,7 +254,7 @@ class Locksteps:
                         self._elsewhere.add(start, start + ns)
                     thread.innermost = item
                     thread.began = start
-                    thread.has_requested &= kind is Kind.GARBAGE  # a garbage collection can come at any time
+                    thread.has_requested &= kind is Kind.INTERRUPTION  # it can come at any time
                     if not self._kind_of(place)[0]:
                         self._last.note_request(place)
                     if correlation:
@@ -295,7 +295,7 @@ class Locksteps:
             if end > time:
                 self._share(number, place, time, end, thread.has_requested)
                 time = end
-            if not _is_collection(place):
+            if not _interrupts(place):
                 thread.has_requested = not self._kind_of(place)[0]
         thread.innermost = item
         if until > time:
@@ -318,7 +318,7 @@ class Locksteps:
             is_op = (
                 frame is not None and frame.kind == FrameKind.OP and "::" in frame.name and not is_engine(frame.name)
             )
-            is_op |= _is_collection(place)  # a garbage collection never waits
+            is_op |= _interrupts(place)  # which never waits
             known = self._is_work[place] = not is_communication(place.frames), is_op
         return known
 

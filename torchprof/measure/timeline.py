@@ -13,7 +13,7 @@ from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.timeline import Lane, Spans, Timeline
-from torchprof.run.words import BACKWARD, FORWARD, GARBAGE_COLLECTION, PHASES
+from torchprof.run.words import BACKWARD, FORWARD, PHASES
 
 _NONE = -1
 
@@ -79,7 +79,7 @@ class OpenSpans:
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         """Pass all events on, and collect spans."""
         op, label, user_label, node, kernel = Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.KERNEL
-        backward, step, garbage = Kind.BACKWARD_FUNCTION, Kind.STEP, Kind.GARBAGE
+        backward, step, interruption = Kind.BACKWARD_FUNCTION, Kind.STEP, Kind.INTERRUPTION
         region, compiling = Kind.REGION, Kind.COMPILING
         for item in stream:
             yield item
@@ -99,8 +99,8 @@ class OpenSpans:
                     self._on_node(item)
             elif kind is kernel:
                 self._on_kernel(item)
-            elif kind is garbage:  # does not end a stretch of backward
-                lane, name = self._lane_of(event.thread), self._number_of(f"({GARBAGE_COLLECTION})")
+            elif kind is interruption:  # does not end a stretch of backward
+                lane, name = self._lane_of(event.thread), self._number_of(f"({place.frame and place.frame.name})")
                 self._add(event.start_ns, event.start_ns + item.ns, lane, place.layer, place.phase, name)
             elif kind is step:
                 if self._start_ns is None:

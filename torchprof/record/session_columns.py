@@ -11,9 +11,9 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE
 from torchprof.attribute.event_columns import EventColumns, EventKind, Numbers, by_thread
-from torchprof.attribute.event_names import MEMORY, event_kind, is_a_common_name, numbers_of_devices
+from torchprof.attribute.event_names import MEMORY, OVERHEAD, event_kind, is_a_common_name, numbers_of_devices
 from torchprof.attribute.events import PREFIX, Detail, Event, Kind
-from torchprof.attribute.launches import first_correlation_id
+from torchprof.attribute.launches import first_correlation_id, threads_of_overhead
 from torchprof.record.raw_events import BACKWARD_SCOPE, USER_SCOPE, RawEvent, RawEvents, end_ns
 from torchprof.record.signatures import InputSignatures
 from torchprof.record.torch_internals import optional
@@ -88,26 +88,37 @@ class SessionColumns:
 
     def _find_launches(self) -> None:
         """A call of the device's runtime (cudaLaunchKernel) is linked to its op, and counts on the op's thread. It has
-        an ID of its own, which may equal that of an op."""
-        raws, names, names_of = self._events.all, self._events.names, self._events.names_of
+        an ID of its own, which may equal that of an op. Overhead has the ID of the op or of the range that it is in."""
+        events = self._events
+        raws, names, names_of, scopes = events.all, events.names, events.names_of, events.scopes
         self._correlations = array("q", map(_correlation, raws))
         linked = [*map(_linked, raws)]
-        thread_of = {
-            number: thread
-            for number, thread, launcher in zip(self._correlations, self._threads, linked)
-            if not launcher
-        }
         is_call = [is_runtime_call(name) for name in names]
-        threads = [*self._threads]
+        is_overhead = [name in OVERHEAD for name in names]
+        ranges = [
+            index
+            for index, (launcher, name, scope) in enumerate(zip(linked, names_of, scopes))
+            if not launcher and (scope == USER_SCOPE or not is_overhead[name])
+        ]
+        thread_of = {self._correlations[index]: events.threads[index] for index in ranges}
+        threads = [*events.threads]
+        overhead: list[int] = []
         for index, (launcher, name) in enumerate(zip(linked, names_of)):
             if launcher:
                 threads[index] = thread_of.get(launcher, threads[index])
                 self._calls.append(self._correlations[index])
                 self._correlations[index] = 0
-            elif is_call[name] and self._events.scopes[index] != USER_SCOPE:
+            elif scopes[index] != USER_SCOPE and is_overhead[name]:  # it launches nothing
+                overhead.append(index)
+                self._correlations[index] = 0
+            elif is_call[name] and scopes[index] != USER_SCOPE:
                 self._calls.append(self._correlations[index])
                 self._unlinked.add(self._correlations[index])
                 self._correlations[index] *= -1
+        overhead.sort(key=events.starts.__getitem__)
+        ops = ((events.starts[index], threads[index]) for index in ranges if scopes[index] != USER_SCOPE)
+        for index, thread in zip(overhead, threads_of_overhead([events.starts[index] for index in overhead], ops)):
+            threads[index] = thread or threads[index]
         self._threads = threads
 
     def _number_kinds(self) -> None:
@@ -222,7 +233,7 @@ def _split(raws: Iterable[Any]) -> tuple[list[Any], list[Any]]:
 def _kind(name: str, scope: int) -> Kind | None:
     """The kind of the events with a name and a scope; None if they are left out."""
     kind = event_kind(name)
-    if kind is Kind.COMPILING and is_a_common_name(name) and scope == USER_SCOPE:
+    if scope == USER_SCOPE and is_a_common_name(name):
         return Kind.USER_LABEL
     if kind is not Kind.OP:
         return kind

@@ -396,6 +396,8 @@ def range_in_words(kind: FrameKind, name: str) -> str:
         return f"{name} (label)"
     if kind not in RANGES:
         return name
+    if kind == FrameKind.PROFILER:
+        return f"(profiler: {name})"
     return f"(region {name})" if kind == FrameKind.REGION and name != COMPILING else f"({name})"
 
 

@@ -116,6 +116,8 @@ class FrameKind(str, Enum):
     """A group of kernels of a compiled graph."""
     GC = "gc"
     """Python's garbage collector."""
+    PROFILER = "profiler"
+    """Work of the profiler itself."""
 
     __str__ = str.__str__
     __repr__ = str.__repr__
@@ -124,7 +126,9 @@ class FrameKind(str, Enum):
         return format(self.value, format_spec)
 
 
-RANGES = frozenset({FrameKind.LABEL, FrameKind.REGION, FrameKind.KERNELS, FrameKind.GC})
+INTERRUPTIONS = frozenset({FrameKind.GC, FrameKind.PROFILER})
+"""The kinds of what can interrupt anything, and belongs to no layer."""
+RANGES = frozenset({FrameKind.LABEL, FrameKind.REGION, FrameKind.KERNELS, *INTERRUPTIONS})
 """The kinds of frames that are ranges: everything that ran in them is in their total."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchprof.traces.columns import DEVICE_WORK, RUNTIME_CALLS
+from torchprof.traces.columns import DEVICE_WORK, OVERHEAD_EVENTS, RUNTIME_CALLS
 
 OP, RANGE, OP_OR_RANGE, MODULE = "op", "range", "op or range", "module"
 SESSION, NO_WORK = "session", ""
@@ -24,10 +24,11 @@ GROUPS = {
     "python_function": MODULE,
     "Python function": MODULE,
     "Trace": SESSION,
+    "overhead": OVERHEAD_EVENTS,
 }
 """The group of each of Kineto's categories, in all its versions. The categories of runtimes have the names of their
 devices: see ``RUNTIMES``. Other categories are not work: copies of ranges on a device's timeline, waits of one stream
-for another, the profiler's overhead."""
+for another."""
 RUNTIMES = {"cuda": "cuda", "xpu": "xpu", "mtia": "mtia", "musa": "musa", "privateuse1": "privateuse1"}
 """The device kind by the first part of a runtime's category, which ends in ``_runtime`` or ``_driver``. HIP has the
 name cuda, as everywhere in torch."""

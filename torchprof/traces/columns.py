@@ -10,6 +10,8 @@ from typing import Any
 
 RUNTIME_CALLS, MEMORY_EVENTS, DEVICE_WORK = "runtime", "memory", "device"
 """Groups of events that are sorted in different ways: calls of a device's runtime, memory events, and device work."""
+OVERHEAD_EVENTS = "overhead"
+"""The group of what the profiler records as overhead. It has no thread in the file."""
 BEYOND = 1 << 62
 """No valid number of an event is larger."""
 

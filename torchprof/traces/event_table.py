@@ -12,13 +12,14 @@ from typing import Any
 
 from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import Detail
+from torchprof.attribute.launches import threads_of_overhead
 from torchprof.run.words import is_host_collective
-from torchprof.traces.categories import GROUPS, MODULE, MTIA_WORK, NO_WORK, OP_OR_RANGE, RUNTIMES, SESSION
-from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME_CALLS, Columns
+from torchprof.traces.categories import GROUPS, MODULE, MTIA_WORK, NO_WORK, OP, OP_OR_RANGE, RUNTIMES, SESSION
+from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, OVERHEAD_EVENTS, RUNTIME_CALLS, Columns
 from torchprof.traces.signatures import Signatures
 from torchprof.traces.values import encodable_text, nanoseconds, parse_int
 
-_NOT_CPU = frozenset((DEVICE_WORK, SESSION, NO_WORK))
+_NOT_CPU = frozenset((DEVICE_WORK, SESSION, OVERHEAD_EVENTS, NO_WORK))
 _HIP = 6
 _DEVICE_TYPES = {1: "cuda", _HIP: "cuda", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
 """The numbers of ``c10/core/DeviceType.h``, with the names that torch's own tables use."""
@@ -31,7 +32,8 @@ _MALFORMED = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 
 
 class EventTable:
-    """The events of one trace as columns. Add them piece by piece, then call ``drop_doubles`` and ``separate``.
+    """The events of one trace as columns. Add them piece by piece, then call ``drop_doubles``, ``place_overhead``
+    and ``separate``.
 
     - ``cpu``, ``work``: the columns of the CPU's events (operators, ranges, runtime calls, memory), and of device work.
     - ``names``: group and name of an event by the number of its name; the name of a memory event is its device.
@@ -63,6 +65,7 @@ class EventTable:
         self._threads: dict[tuple[str, str], int] = {}  # (process, thread) → its number, from 1
         self._lane_numbers: dict[tuple[Any, ...], int] = {}  # (process, thread, forward thread of a node) → lane
         self._stream_numbers: dict[tuple[Any, Any], int] = {}  # (device, stream) → its number
+        self._overhead: set[tuple[int, int, int]] = set()  # start, ns, number of the name
         self._last_node: tuple[int, int, int] | None = None  # thread, start, number of the forward thread
 
     def __len__(self) -> int:
@@ -85,9 +88,27 @@ class EventTable:
         """
         return sum(columns.drop_doubles(self.groups) for columns in (self.cpu, self.work))
 
+    def place_overhead(self) -> None:
+        """Put the profiler's overhead on the threads that it was on. What comes before all operators is left out."""
+        if not self._overhead:
+            return
+        is_op = [group in (OP, OP_OR_RANGE) for group in self.groups]
+        columns, thread_of = self.cpu, [thread for thread, _ in self.lanes]
+        lane_of = dict(zip(thread_of, range(len(thread_of))))
+        overhead = sorted(self._overhead)
+        ops = (
+            (start, thread_of[lane])
+            for start, lane, name in zip(columns.start, columns.lane, columns.name)
+            if is_op[name]
+        )
+        for (start, ns, name), thread in zip(overhead, threads_of_overhead([event[0] for event in overhead], ops)):
+            if thread:
+                columns.add(start, ns, name, lane_of[thread], -1, 0, 0)
+
     def separate(self) -> None:
         """Let ranges that only rounding makes overlap follow each other: see ``Columns.separate``."""
-        no_ranges = (MEMORY_EVENTS, RUNTIME_CALLS)  # runtime calls have another clock: one may end after its operator
+        # Runtime calls and overhead have another clock: one may end after its operator.
+        no_ranges = (MEMORY_EVENTS, RUNTIME_CALLS, OVERHEAD_EVENTS)
         is_left_out = [group in no_ranges or is_host_collective(name) for group, name in self.names]
         self.cpu.separate(self.groups, [thread for thread, _ in self.lanes], is_left_out)
 
@@ -124,6 +145,8 @@ class EventTable:
                 if group in not_cpu:
                     if group is DEVICE_WORK:
                         self._add_work(event)
+                    elif group is OVERHEAD_EVENTS:
+                        self._add_overhead(event)
                     elif group is SESSION:
                         self._add_session(event)
                     continue
@@ -219,6 +242,12 @@ class EventTable:
             raise ValueError
         signature = self.signatures.of_collective(args) if "Collective name" in args else 0
         self.work.add(start, ns, self._name(DEVICE_WORK, event["name"]), stream, op, launch, signature)
+
+    def _add_overhead(self, event: Mapping[str, Any]) -> None:
+        start, ns = nanoseconds(event["ts"]), nanoseconds(event["dur"])
+        if not 0 <= ns < BEYOND or abs(start) > BEYOND:
+            raise ValueError
+        self._overhead.add((start, ns, self._name(OVERHEAD_EVENTS, event["name"])))
 
     def _add_memory(self, event: Mapping[str, Any]) -> None:
         """Add an allocation or a deallocation."""

@@ -219,6 +219,7 @@ def _read(
     for piece in file.pieces(progress):
         table.add(piece)
     doubles = table.drop_doubles()
+    table.place_overhead()
     table.separate()
     base = file.header.get("baseTimeNanoseconds")
     events = TraceEvents(table, base if type(base) is int and abs(base) < BEYOND else 0)

@@ -34,6 +34,7 @@ from torchprof.run.words import (
     ANY_STEP,
     BETWEEN,
     BETWEEN_OPS,
+    INTERRUPTIONS,
     LAUNCH_NOT_RECORDED,
     NOT_ATTRIBUTABLE,
     OTHER_MODULE,
@@ -337,7 +338,7 @@ def _work(frames: Sequence[Frame]) -> str:
         return short_kernel_name(frames[-1].name)
     inner = [frame for frame in frames if frame.kind != FrameKind.KERNEL]
     for frame in inner:
-        if frame.kind == FrameKind.KERNELS or (frame is inner[-1] and frame.kind in (FrameKind.REGION, FrameKind.GC)):
+        if frame.kind == FrameKind.KERNELS or (frame is inner[-1] and frame.kind in {FrameKind.REGION, *INTERRUPTIONS}):
             return range_in_words(frame.kind, frame.name)
     if inner and is_overhead(inner[-1].name):
         return _OWN_WORK

@@ -255,6 +255,7 @@ function capitalized(text) {
 function rangeInWords({ kind, name }) {
   if (kind === "label") return `${name} (label)`;
   if (kind === "region" && name !== "compiling") return `(region ${name})`;
+  if (kind === "profiler") return `(profiler: ${name})`;
   return ["region", "kernels", "gc"].includes(kind) ? `(${name})` : name;
 }
 
