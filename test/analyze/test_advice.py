@@ -23,7 +23,8 @@ import torchprof.analyze.advice.optimizer
 import torchprof.analyze.advice.python
 from torchprof import Run
 from torchprof.analyze.advice import PER_RULE, Advice, Gain, advise, merged, rules, together
-from torchprof.analyze.advice.evidence import Evidence, inside
+from torchprof.analyze.advice.chains import inside
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer

@@ -4,14 +4,15 @@ the file of its theme."""
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import NamedTuple
 
-from torchprof.analyze.advice.evidence import Evidence, always
+from torchprof.analyze.advice.chains import always
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.groups import pattern_of
-from torchprof.run.cost import format_memory, format_time
+from torchprof.run.cost import Cell, format_memory, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, OUTSIDE
 
@@ -34,7 +35,8 @@ class Advice(NamedTuple):
     ("Net.layers.*.mlp"), else their class, else the path of the layer that all of them are in; "(outside)"; or the
     names of the models. ``finding``: sentences with the evidence and its figures. ``remedy``: what to change, with the
     code in backticks. ``gain_ns``: the most time that this could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the
-    most memory, of ``Evidence.peak_bytes``; None: unknown. ``rule``: the name of the function that found it.
+    most memory, of ``Evidence.peak_bytes``; None: unknown. ``rule``: the name of the function that found it, which
+    ``@rule`` adds.
     ``layers``: the dotted paths of all layers concerned, those with the largest gain first; empty for work of no layer,
     and if no particular layers are concerned.
     """
@@ -42,10 +44,14 @@ class Advice(NamedTuple):
     layer: str
     finding: str
     remedy: str
-    gain_ns: int | None
-    gain_bytes: int | None
-    rule: str
+    gain_ns: int | None = None
+    gain_bytes: int | None = None
+    rule: str = ""
     layers: tuple[str, ...] = ()
+
+    @property
+    def gain(self) -> Gain:
+        return Gain(self.gain_ns, self.gain_bytes)
 
 
 class Gain(NamedTuple):
@@ -69,7 +75,12 @@ class Merged(NamedTuple):
     gain: Gain
     largest: Gain
 
-    def advice(self, finding: str, remedy: str, rule: str) -> Advice:
+    @property
+    def time(self) -> Cell:
+        """The time that all of them could save, as text."""
+        return format_time(self.gain.ns or 0)
+
+    def advice(self, finding: str, remedy: str) -> Advice:
         """The finding for all of these layers. Of several it names the one with the largest gain."""
         figures = [str(format_time(self.largest.ns))] if self.largest.ns else []
         figures += [str(format_memory(self.largest.nbytes))] if self.largest.nbytes else []
@@ -77,22 +88,23 @@ class Merged(NamedTuple):
             finding = f"{finding} The largest gain is in {self.layers[0]}: up to {' and '.join(figures)}."
         what = "This" if len(self.numbers) == 1 else "A part of this"
         elsewhere = [f" {what} is {_NO_LAYER[number]}." for number in sorted(self.numbers) if number < 0]
-        finding = "".join([finding, *elsewhere])
-        return Advice(self.name, finding, remedy, *self.gain, rule, self.layers)
+        return Advice(self.name, "".join([finding, *elsewhere]), remedy, *self.gain, layers=self.layers)
 
 
-def merged(
-    evidence: Evidence, gains: Mapping[int, Gain], remedies: Mapping[int, Hashable] | None = None
-) -> list[Merged]:
+Gains = Mapping[int, Gain | int]
+"""By the number of a layer (negative: no layer), what a change could save at most: in ns, or as ``Gain``."""
+
+
+def merged(evidence: Evidence, gains: Gains, remedies: Mapping[int, Hashable] | None = None) -> list[Merged]:
     """The layers in which a rule found the same, put together: in the order of their first one in ``gains``.
 
-    ``gains``: by the number of the layer (negative: no layer, which stays alone). ``remedies``: by the same number a
-    key of the remedy; layers with different remedies stay apart. Layers are merged if their paths have one pattern. If
-    more than ``PER_RULE`` groups are left, they are merged by class instead, and then all together.
+    Work of no layer stays alone. ``remedies``: by the same number a key of the remedy; layers with different remedies
+    stay apart. Layers are merged if their paths have one pattern. If more than ``PER_RULE`` groups are left, they are
+    merged by class instead, and then all together.
     """
     layers, remedy_of = evidence.run.layers, remedies or {}
     keys: tuple[Callable[[int], Hashable], ...] = (
-        lambda number: evidence.run.layers.alike[number],
+        lambda number: layers.alike[number],
         lambda number: layers[number].kind or number,
         lambda number: None,
     )
@@ -107,17 +119,18 @@ def merged(
     return [together(evidence, {number: gains[number] for number in numbers}) for numbers in groups.values()]
 
 
-def together(evidence: Evidence, gains: Mapping[int, Gain]) -> Merged:
-    """All of these layers, and the work of no layer, as one. ``gains`` as in ``merged``; there is one at least."""
-    numbers = sorted(gains, key=lambda number: (number >= 0, _share(gains[number], evidence)), reverse=True)
-    ns = [gain.ns for gain in gains.values() if gain.ns is not None]
-    nbytes = [gain.nbytes for gain in gains.values() if gain.nbytes is not None]
+def together(evidence: Evidence, gains: Gains) -> Merged:
+    """All of these layers, and the work of no layer, as one. There is one at least."""
+    gain_of = {number: gain if isinstance(gain, Gain) else Gain(gain) for number, gain in gains.items()}
+    numbers = sorted(gain_of, key=lambda number: (number >= 0, _share(gain_of[number], evidence)), reverse=True)
+    ns = [gain.ns for gain in gain_of.values() if gain.ns is not None]
+    nbytes = [gain.nbytes for gain in gain_of.values() if gain.nbytes is not None]
     return Merged(
-        _name_of(evidence, [number for number in gains if number >= 0] or numbers[:1]),
+        _name_of(evidence, [number for number in gain_of if number >= 0] or numbers[:1]),
         tuple(evidence.name_of(number) for number in numbers if number >= 0),
         tuple(numbers),
         Gain(sum(ns) if ns else None, sum(nbytes) if nbytes else None),
-        gains[numbers[0]],
+        gain_of[numbers[0]],
     )
 
 
@@ -151,8 +164,14 @@ def rule(function: Rule) -> Rule:
     it yields nothing. It must not count the same nanosecond twice. ``judge`` drops findings whose gain is less than
     ``WORTH``; findings without any gain are always reported, so the rule must decide whether they matter.
     """
-    _rules[function.__name__] = function
-    return function
+
+    @wraps(function)
+    def find(evidence: Evidence) -> Iterator[Advice]:
+        for advice in function(evidence):
+            yield advice._replace(rule=function.__name__)
+
+    _rules[function.__name__] = find
+    return find
 
 
 @cache
@@ -185,12 +204,17 @@ def judge(run: Run) -> Judgement:
     failed: dict[str, Exception] = {}
     for name, find in rules().items():
         try:
-            findings += [_within_recorded_time(advice, evidence) for advice in find(evidence)]
+            findings += [*find(evidence)]
         except Exception as error:  # a run file may hold anything: an error in one rule must not lose the report
             failed[name] = error
-    findings.sort(key=lambda advice: _share(_gain_of(advice), evidence), reverse=True)
-    findings = [advice for advice in _without_overlap(findings, evidence) if _is_worth_it(advice, evidence)]
-    return Judgement(sorted(findings, key=lambda advice: _share(_gain_of(advice), evidence), reverse=True), failed)
+
+    def share(advice: Advice) -> float:
+        return _share(advice.gain, evidence)
+
+    findings = [_within_recorded_time(advice, evidence) for advice in findings]
+    findings = _without_overlap(sorted(findings, key=share, reverse=True), evidence)
+    worth_it = [advice for advice in findings if share(advice) < 0 or share(advice) >= WORTH]
+    return Judgement(sorted(worth_it, key=share, reverse=True), failed)
 
 
 def _without_overlap(findings: Sequence[Advice], evidence: Evidence) -> list[Advice]:
@@ -198,7 +222,7 @@ def _without_overlap(findings: Sequence[Advice], evidence: Evidence) -> list[Adv
     ones have not gained: the same time is gained once. An earlier gain is spread over its layers by their time.
     Findings outside all layers, and those of a device's time, stay.
     """
-    if evidence.device != "cpu":
+    if evidence.device != "cpu" or not findings:
         return [*findings]
     layers = evidence.run.layers
     number_of = {layer.name: number for number, layer in enumerate(layers)}
@@ -221,12 +245,6 @@ def _without_overlap(findings: Sequence[Advice], evidence: Evidence) -> list[Adv
     return reported
 
 
-def _is_worth_it(advice: Advice, evidence: Evidence) -> bool:
-    """Whether a finding is reported: its gain is unknown, or worth it."""
-    share = _share(_gain_of(advice), evidence)
-    return share < 0 or share >= WORTH
-
-
 def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:
     """The finding with its gain limited to the recorded time: the times of parallel threads or streams can sum to
     more."""
@@ -237,12 +255,8 @@ def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:
 
 def share_of(advice: Advice, evidence: Evidence) -> float | None:
     """The gain of a finding as a share of the recorded time or of the peak of memory, the larger one; None: unknown."""
-    share = _share(_gain_of(advice), evidence)
+    share = _share(advice.gain, evidence)
     return share if share >= 0 else None
-
-
-def _gain_of(advice: Advice) -> Gain:
-    return Gain(advice.gain_ns, advice.gain_bytes)
 
 
 def _share(gain: Gain, evidence: Evidence) -> float:

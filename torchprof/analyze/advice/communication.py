@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice.chains import Frames, among, is_device_work
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.collectives import collective_of, shows_collective
 from torchprof.run.cost import format_count, format_memory, format_time
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.lockstep import NOT_RECORDED
-from torchprof.run.words import Frame, FrameKind
 
 _SHARE = 0.05
 _LARGE = 2**20  # bytes per call: smaller calls take only the time of a launch
@@ -56,8 +56,6 @@ def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
         "gradient accumulation), send less (half-precision gradients: DDP's communication hooks), or overlap "
         "communication with computation (`bucket_cap_mb` of DDP, prefetching in FSDP).",
         exposed,
-        None,
-        "exposed_communication",
     )
 
 
@@ -72,8 +70,9 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
     has it. Otherwise the bandwidth is a lower bound, and the finding says so. The gain is unknown: it depends on the
     faster link. Needs kernels of collectives with a recorded size.
     """
-    waited = _waited(evidence)
-    for name, sums in _exchanged(evidence).items():
+    exchanged = _exchanged(evidence)
+    waited = _waited(evidence) if exchanged else {}
+    for name, sums in exchanged.items():
         waiting = waited.get(name)
         ns = sums.sized_ns - (waiting or 0)
         if not sums.sized or sums.nbytes < _LARGE * sums.sized or ns < _SHARE * evidence.recorded_ns:
@@ -90,9 +89,6 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
             f"of {bound}{format_count(bandwidth)}B/s.",
             "Find out which transport NCCL uses (`NCCL_DEBUG=INFO`): sockets are slower than InfiniBand, NVLink and "
             "PCIe peer-to-peer. If ranks arrive late, the report `ranks` names them.",
-            None,
-            None,
-            "slow_collectives",
         )
 
 
@@ -133,7 +129,6 @@ def _waited(evidence: Evidence) -> dict[str, int]:
     return {name: ns for name, ns in waited.items() if ns is not None}
 
 
-def _is_communication(frames: Sequence[Frame]) -> bool:
-    if not frames or frames[-1].kind != FrameKind.KERNEL:
-        return False
+@among(is_device_work)
+def _is_communication(frames: Frames) -> bool:
     return shows_collective(frames[-1]) or kind_of_work(frames[-1].name) is KernelWork.COMMUNICATION

@@ -113,9 +113,7 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
             f"{format_time(ns)}: {', '.join(why)}.",
             " ".join(remedy for remedy, _ in most),
             min(ns, of_version.total() - max(of_version.values())),
-            None,
-            "compiled_again",
-            layers,
+            layers=layers,
         )
 
 
@@ -134,10 +132,7 @@ def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
             f"torch.compile gave up on {_described(usage, compilation)}: it had compiled as many versions as it may. "
             f"Calls that fit none of them run without torch.compile.{last}",
             f"{remedy_of(compilation.reason)} To allow more versions: `torch._dynamo.config.recompile_limit`.",
-            None,
-            None,
-            "no_longer_compiled",
-            layers,
+            layers=layers,
         )
 
 
@@ -159,10 +154,7 @@ def graph_broken(evidence: Evidence) -> Iterator[Advice]:
             f"The compiled graph ends at {where}, {_times(sum(use.calls for use in uses))}: "
             f"{region.break_reason.rstrip('.')}.",
             region.break_hint,
-            None,
-            None,
-            "graph_broken",
-            tuple(evidence.name_of(number) for number in numbers if number >= 0),
+            layers=tuple(evidence.name_of(number) for number in numbers if number >= 0),
         )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from torchprof.analyze.advice import Advice, Gain, merged, rule
-from torchprof.analyze.advice.evidence import Evidence, inside
-from torchprof.analyze.advice.operators import node_of, outermost_op
-from torchprof.run.cost import format_time
-from torchprof.run.words import BACKWARD, FORWARD, Frame
+from torchprof.analyze.advice import Advice, merged, rule
+from torchprof.analyze.advice.chains import Frames, among, calling, inside, is_node, node_of, outermost_op
+from torchprof.analyze.advice.evidence import Evidence
+from torchprof.run.words import BACKWARD, FORWARD
 
 _SHARE = 0.03
 _MAKES = inside(
@@ -21,7 +20,7 @@ _MAKES = inside(
     "aten::tril_indices",
     "aten::triu_indices",
 )
-_OF_POSITIONS = frozenset({"aten::sin", "aten::cos", "aten::exp", "aten::pow", "aten::cat", "aten::stack"})
+_OF_POSITIONS = calling({"aten::sin", "aten::cos", "aten::exp", "aten::pow", "aten::cat", "aten::stack"})
 _OF_PARAMETERS = {"tril", "triu"}  # nodes
 
 
@@ -38,44 +37,39 @@ def constants_in_layers(evidence: Evidence) -> Iterator[Advice]:
     times = constants(evidence)
     if sum(times.values()) < _SHARE * evidence.recorded_ns:
         return
-    for group in merged(evidence, {number: Gain(ns) for number, ns in times.items()}):
+    for group in merged(evidence, times):
         yield group.advice(
-            f"Tensors such as masks or positions are made in each call, for {format_time(group.gain.ns or 0)}.",
+            f"Tensors such as masks or positions are made in each call, for {group.time}.",
             "If they depend only on sizes, make them once, in `__init__`: `self.register_buffer('mask', mask, "
             "persistent=False)`. Slice the buffer where an input is shorter.",
-            "constants_in_layers",
         )
 
 
 def constants(evidence: Evidence) -> dict[int, int]:
     """The time in which each layer makes tensors that depend only on sizes, by its number."""
-    layers, calls = evidence.run.layers, evidence.run.rows.forward_calls
+    layers, calls = evidence.run.layers, evidence.forward_calls
     times = {
         number: evidence.time_of(took)
         for number, took in evidence.took(_MAKES, phases=(FORWARD,)).items()
-        if number >= 0 and layers[layers.lineage(number)[0]].same_shapes and 2 <= calls(number) <= took.calls
+        if number >= 0 and layers[layers.lineage(number)[0]].same_shapes and 2 <= calls[number] <= took.calls
     }
     if not times:
         return times
     nodes: defaultdict[int, set[str]] = defaultdict(set)
     columns = evidence.run.rows.columns
-    for frames, rows in evidence.rows_of_chains(_is_node, phases=(BACKWARD,)):
+    for frames, rows in evidence.rows_of_chains(is_node, phases=(BACKWARD,)):
         node = node_of(frames) or ""
         for row in rows:
             nodes[columns["layer"][row]].add(node)
-    time = columns["cpu_ns" if evidence.device == "cpu" else "device_ns"]
     for frames, rows in evidence.rows_of_chains(_may_be_constant, phases=(FORWARD,)):
         name = (outermost_op(frames) or "").removeprefix("aten::")
         for row in rows:
             number = columns["layer"][row]
             if number in times and number in nodes and name not in nodes[number]:
-                times[number] += time[row]
+                times[number] += evidence.times[row]
     return {number: ns for number, ns in times.items() if not nodes[number] & _OF_PARAMETERS}
 
 
-def _is_node(frames: Sequence[Frame]) -> bool:
-    return node_of(frames) is not None
-
-
-def _may_be_constant(frames: Sequence[Frame]) -> bool:
-    return outermost_op(frames) in _OF_POSITIONS and not _MAKES(frames)
+@among(_OF_POSITIONS)
+def _may_be_constant(frames: Frames) -> bool:
+    return not _MAKES(frames)

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from math import prod
 
-from torchprof.analyze.advice import Advice, Gain, merged, rule
-from torchprof.analyze.advice.evidence import Evidence, always, inside, is_optimizer
-from torchprof.run.cost import format_time
+from torchprof.analyze.advice import Advice, merged, rule
+from torchprof.analyze.advice.chains import always, inside, is_optimizer
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.layers import Layer
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
+from torchprof.run.words import BACKWARD, FORWARD
 
 _SIZES = re.compile(r"(\d+), (\d+)")
 _CLASSES = 32  # the product with fewer is small
@@ -27,23 +27,22 @@ def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
     """
     layers = evidence.run.layers
     backward = evidence.took(always, phases=(BACKWARD,))
-    stepped = evidence.took(is_optimizer, phases=(FORWARD,)).get(OUTSIDE)
-    every = sum(layer.trainable_params or 0 for layer in layers)
+    stepped = evidence.time_of(evidence.took_outside(is_optimizer, FORWARD))
     gains = {}
-    for number, layer in enumerate(layers):
+    for number in evidence.of_class.get("Embedding", ()):
+        layer = layers[number]
         rows, used = _rows_of(layer), _indices_of(layer)
         if not rows or not used or used > _FEW * rows or number not in backward or layer.tied:
             continue
         ns = evidence.time_of(backward[number])
-        if stepped is not None and every and layer.trainable_params:
-            ns += evidence.time_of(stepped) * layer.trainable_params // every
-        gains[number] = Gain(round(ns * (1 - used / rows)))
+        if stepped and layer.trainable_params:
+            ns += stepped * layer.trainable_params // evidence.trainable_params
+        gains[number] = round(ns * (1 - used / rows))
     for group in merged(evidence, gains):
         first = layers[group.numbers[0]]
         yield group.advice(
             f"The gradient is dense, for all {_rows_of(first):,} rows, and a call uses at most {_indices_of(first):,}.",
             "Use `torch.nn.Embedding(…, sparse=True)`, with `torch.optim.SparseAdam` or `torch.optim.SGD` for it.",
-            "dense_embedding_gradients",
         )
 
 
@@ -56,6 +55,8 @@ def one_hot_products(evidence: Evidence) -> Iterator[Advice]:
     """
     layers = evidence.run.layers
     made = evidence.took(inside("aten::one_hot"), phases=(FORWARD,))
+    if not made:
+        return
     every = evidence.took(always)
     own = evidence.took(inside("aten::one_hot", "aten::to", "aten::_to_copy"), phases=(FORWARD,))
     gains = {}
@@ -64,13 +65,12 @@ def one_hot_products(evidence: Evidence) -> Iterator[Advice]:
         fed = [number for number in below if _is_fed(layers[above], layers[number])]
         number = max(fed, key=lambda index: layers[index].input_shapes[0][-1], default=None)
         if number is not None and number in every and took.calls:
-            gains[number] = Gain(evidence.time_of(every[number]) + evidence.time_of(own[above]))
+            gains[number] = evidence.time_of(every[number]) + evidence.time_of(own[above])
     for group in merged(evidence, gains):
-        ns = format_time(sum(gains[number].ns or 0 for number in group.numbers))
         yield group.advice(
-            f"Its input is made by `one_hot`: the product of rows that are zero but for one element takes {ns}.",
+            "Its input is made by `one_hot`: the product of rows that are zero but for one element takes "
+            f"{group.time}.",
             "Use `torch.nn.Embedding(num_classes, features)` on the indices: it reads one row for each.",
-            "one_hot_products",
         )
 
 
@@ -82,7 +82,7 @@ def _is_fed(above: Layer, layer: Layer) -> bool:
 
 
 def _rows_of(layer: Layer) -> int:
-    sizes = _SIZES.match(layer.settings) if layer.kind == "Embedding" else None
+    sizes = _SIZES.match(layer.settings)
     return int(sizes[1]) if sizes and "sparse=True" not in layer.settings else 0
 
 

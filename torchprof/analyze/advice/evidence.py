@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from operator import add
 from typing import NamedTuple
 
+from torchprof.analyze.advice.chains import Among, Frames, Having, Holds, always
 from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
 from torchprof.analyze.records import layer_name
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import (
-    BACKWARD,
-    LAUNCH_NOT_RECORDED,
-    OPTIMIZER_RANGE,
-    PHASES,
-    Frame,
-    FrameKind,
-    is_left_over,
-)
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind, is_left_over
 
 _GENERATES = 10
-Holds = Callable[[Sequence[Frame]], bool]
-"""A predicate of a rule on the frames of a row, outer to inner. It is called once for each distinct chain of frames."""
+_WITH_RECOMPUTE = (PHASES.index(FORWARD), PHASES.index(RECOMPUTE))
 
 
 class Took(NamedTuple):
@@ -93,6 +84,31 @@ class Evidence:
         return meta.device if meta.device is not None and "device_ns" in meta.measured else "cpu"
 
     @cached_property
+    def times(self) -> Sequence[int]:
+        """The column of rows with the time that counts: that of the device if it was measured, else that of the
+        CPU."""
+        return self.run.rows.columns["cpu_ns" if self.device == "cpu" else "device_ns"]
+
+    @cached_property
+    def idle_ns(self) -> int:
+        """The idle time of the busiest device, summed over ranks."""
+        idle = 0
+        for meta in self.run.metas:
+            busiest = max((ns for device, ns in meta.busy_ns if device != "cpu"), default=0)
+            idle += max(0, meta.wall_ns - busiest)
+        return idle
+
+    def while_idle(self, ns: int) -> int:
+        """What a shorter time on the CPU saves: at most the idle time of the device, if its time was measured. While
+        it works, nothing is lost."""
+        return ns if self.device == "cpu" else min(ns, self.idle_ns)
+
+    @cached_property
+    def trainable_params(self) -> int:
+        """The trainable parameters of all layers."""
+        return sum(layer.trainable_params or 0 for layer in self.run.layers)
+
+    @cached_property
     def switches(self) -> dict[str, str]:
         """The settings of torch's switches, by name; empty if the run did not record them."""
         return dict(self.run.meta.switches)
@@ -109,45 +125,116 @@ class Evidence:
         return tuple(map(int, numbers)) if all(number.isdecimal() for number in numbers) else ()
 
     @cached_property
+    def forward_calls(self) -> list[int]:
+        """How often the forward of each layer was called."""
+        return [*map(self.run.rows.forward_calls, range(len(self.run.layers)))]
+
+    @cached_property
+    def calls(self) -> dict[int, int]:
+        """The same with the calls that were recomputed in backward; only of layers with rows."""
+        calls: dict[int, int] = {}
+        for (layer, phase), (_, times) in self.run.rows.by_layer.items():
+            if phase in _WITH_RECOMPUTE:
+                calls[layer] = calls.get(layer, 0) + times
+        return calls
+
+    @cached_property
+    def of_class(self) -> dict[str, list[int]]:
+        """The layers of each class, by its name."""
+        of_class: dict[str, list[int]] = {}
+        for number, layer in enumerate(self.run.layers):
+            of_class.setdefault(layer.kind, []).append(number)
+        return of_class
+
+    @cached_property
     def called_above(self) -> list[int]:
         """For each layer the nearest layer above that was called, -1 for none: a ModuleList between them is not
         called."""
-        parent, calls = self.run.layers.parent, self.run.rows.forward_calls
-        nearest = []
-        for number in range(len(parent)):
-            above = parent[number]
-            while above >= 0 and not calls(above):
-                above = parent[above]
-            nearest.append(above)
+        nearest: list[int] = []
+        for above in self.run.layers.parent:  # parents come before their children
+            nearest.append(above if above < 0 or self.forward_calls[above] else nearest[above])
         return nearest
 
     @cached_property
     def calls_below(self) -> Counter[int]:
         """By layer, the forward calls of layers for which it is the nearest layer above that was called."""
         below: Counter[int] = Counter()
-        for number, above in enumerate(self.called_above):
-            below[above] += self.run.rows.forward_calls(number)
+        for calls, above in zip(self.forward_calls, self.called_above):
+            below[above] += calls
         return below
 
     @cached_property
-    def _rows_of_chain(self) -> list[list[int]]:
-        rows: list[list[int]] = [[] for _ in self.run.rows.frames]
-        left_over = [*map(is_left_over, self.run.rows.frames)]
-        for row, chain in enumerate(self.run.rows.columns["frames"]):
-            if not left_over[chain]:
-                rows[chain].append(row)
-        return rows
-
-    @cached_property
     def _samples_of_measure(self) -> dict[str, list[tuple[SampleKey, Spread]]]:
-        of_measure: defaultdict[str, list[tuple[SampleKey, Spread]]] = defaultdict(list)
+        of_measure: dict[str, list[tuple[SampleKey, Spread]]] = {}
         for key, spread in self.run.samples.items():
-            of_measure[key.measure].append((key, spread))
+            of_measure.setdefault(key.measure, []).append((key, spread))
         return of_measure
 
     def samples(self, measure: str) -> list[tuple[SampleKey, Spread]]:
         """The samples of one measure, over all layers, phases, ranks and devices."""
         return self._samples_of_measure.get(measure, [])
+
+    # The chains of frames that match a predicate
+
+    @cached_property
+    def _rows_of_chain(self) -> list[list[int]]:
+        rows: list[list[int]] = [[] for _ in self.run.rows.frames]
+        for row, chain in enumerate(self.run.rows.columns["frames"]):
+            rows[chain].append(row)
+        for chain, frames in enumerate(self.run.rows.frames):
+            if is_left_over(frames):
+                rows[chain] = []
+        return rows
+
+    @cached_property
+    def _chains_with(self) -> dict[Callable[[Frames], Collection[str]], dict[str, list[int]]]:
+        return {}
+
+    @cached_property
+    def _chains(self) -> dict[Holds, Sequence[int]]:
+        return {always: [chain for chain, rows in enumerate(self._rows_of_chain) if rows]}
+
+    def _matching(self, holds: Holds) -> Sequence[int]:
+        """The numbers of the chains that match and have rows, in their order."""
+        if holds not in self._chains:  # many rules ask for the same
+            frames = self.run.rows.frames
+            if isinstance(holds, Having):
+                chains_of = self._sorted_by(holds.traits)
+                wanted = [chain for trait, chains in chains_of.items() if trait in holds.wanted for chain in chains]
+                self._chains[holds] = sorted({*wanted})
+            elif isinstance(holds, Among):
+                self._chains[holds] = [chain for chain in self._matching(holds.wider) if holds.test(frames[chain])]
+            else:
+                self._chains[holds] = [chain for chain in self._chains[always] if holds(frames[chain])]
+        return self._chains[holds]
+
+    def _sorted_by(self, traits: Callable[[Frames], Collection[str]]) -> dict[str, list[int]]:
+        """The chains that have rows, by each of their traits."""
+        if traits not in self._chains_with:
+            chains_of = self._chains_with[traits] = {}
+            for chain in self._chains[always]:
+                for trait in traits(self.run.rows.frames[chain]):
+                    chains_of.setdefault(trait, []).append(chain)
+        return self._chains_with[traits]
+
+    # Their rows, and the sums of these
+
+    @cached_property
+    def _phases(self) -> frozenset[int]:
+        """The numbers of the phases of rows."""
+        return frozenset(self.run.rows.columns["phase"])
+
+    def _rows_of(self, chain: int, wanted: Set[int]) -> list[int]:
+        """The rows of a chain in phases of these numbers."""
+        rows = self._rows_of_chain[chain]
+        if self._phases <= wanted:
+            return rows
+        of_phase = self.run.rows.columns["phase"]
+        return [row for row in rows if of_phase[row] in wanted]
+
+    def any_row(self, holds: Holds) -> bool:
+        """Whether the frames of any row match."""
+        return bool(self._matching(holds))
 
     def rows(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Iterator[int]:
         """The numbers of the rows whose frames match. Work that was launched before the recording never matches, here
@@ -157,13 +244,11 @@ class Evidence:
 
     def rows_of_chains(
         self, holds: Holds, *, phases: Iterable[str] = PHASES
-    ) -> Iterator[tuple[Sequence[Frame], list[int]]]:
+    ) -> Iterator[tuple[tuple[Frame, ...], list[int]]]:
         """The same for each chain of frames that matches: the chain, and the numbers of its rows, at least one."""
-        wanted = {PHASES.index(phase) for phase in phases}
-        of_phase = self.run.rows.columns["phase"]
-        for chain, _ in self._matching(holds):
-            rows = [row for row in self._rows_of_chain[chain] if of_phase[row] in wanted]
-            if rows:
+        wanted = {*map(PHASES.index, phases)}
+        for chain in self._matching(holds):
+            if rows := self._rows_of(chain, wanted):
                 yield self.run.rows.frames[chain], rows
 
     def took(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Mapping[int, Took]:
@@ -173,55 +258,20 @@ class Evidence:
         the frames" it is the number of calls of softmax, and the times are those of these calls with all ops inside
         them, but without layers that they call.
         """
-        wanted = frozenset(map(PHASES.index, phases))
-        matching = None if holds is always else self._matching(holds)
-        if (matching, wanted) not in self._sums:  # many rules ask for the same rows
-            sums = self._sums_of_layers(wanted) if matching is None else self._sums_of(matching, wanted)
-            self._sums[matching, wanted] = sums
-        return self._sums[matching, wanted]
+        wanted = self._phases.intersection(map(PHASES.index, phases))
+        if (holds, wanted) not in self._sums:  # many rules ask for the same rows
+            self._sums[holds, wanted] = self._all_sums(wanted) if holds is always else self._sums_of(holds, wanted)
+        return self._sums[holds, wanted]
 
-    def _matching(self, holds: Holds) -> tuple[tuple[int, bool], ...]:
-        """The chains of frames that match and have rows: their numbers, and whether the frames without the innermost do
-        not match."""
-        if holds not in self._matches:  # many rules ask for the same
-            chains: Iterable[int] = range(len(self.run.rows.frames))
-            if isinstance(holds, Inside):  # most rules ask for operators that few runs have
-                chains = sorted({chain for name in holds.names for chain in self._chains_of_op.get(name, ())})
-            self._matches[holds] = tuple(
-                (chain, not frames or not holds(frames[:-1]))
-                for chain, frames in ((chain, self.run.rows.frames[chain]) for chain in chains)
-                if self._rows_of_chain[chain] and holds(frames)
-            )
-        return self._matches[holds]
+    def took_outside(self, holds: Holds, *phases: str) -> Took:
+        """The same for the work outside all layers."""
+        return self.took(holds, phases=phases).get(OUTSIDE, Took())
 
     @cached_property
-    def _chains_of_op(self) -> dict[str, list[int]]:
-        """By the name of an operator: the chains of frames that it is in."""
-        chains: dict[str, list[int]] = {}
-        for chain, frames in enumerate(self.run.rows.frames):
-            for name in {frame.name for frame in frames if frame.kind == FrameKind.OP}:
-                chains.setdefault(name, []).append(chain)
-        return chains
-
-    @cached_property
-    def _matches(self) -> dict[Holds, tuple[tuple[int, bool], ...]]:
+    def _sums(self) -> dict[tuple[Holds, Set[int]], Mapping[int, Took]]:
         return {}
 
-    @cached_property
-    def _phases(self) -> frozenset[int]:
-        """The numbers of the phases of rows."""
-        return frozenset(self.run.rows.columns["phase"])
-
-    @cached_property
-    def _not_zero(self) -> frozenset[str]:
-        """The names of the columns of rows that have a value."""
-        return frozenset(name for name, column in self.run.rows.columns.items() if any(column))
-
-    @cached_property
-    def _sums(self) -> dict[tuple[tuple[tuple[int, bool], ...] | None, frozenset[int]], Mapping[int, Took]]:
-        return {}
-
-    def _sums_of_layers(self, wanted: frozenset[int]) -> Mapping[int, Took]:
+    def _all_sums(self, wanted: Set[int]) -> Mapping[int, Took]:
         """The sums of all rows, by layer, from those that the run has by layer and phase."""
         sums: dict[int, Took] = {}
         for (layer, phase), (cost, calls) in self.run.rows.by_layer.items():
@@ -231,96 +281,61 @@ class Evidence:
                 sums[layer] = took if before is None else Took(*map(add, before, took))
         return sums
 
-    def _sums_of(self, matching: Iterable[tuple[int, bool]], wanted: frozenset[int]) -> Mapping[int, Took]:
-        """The sums of the rows of chains, by layer. ``matching``: the number of each chain, and whether its calls
-        count."""
-        columns = self.run.rows.columns
-        layers, of_phase = columns["layer"], columns["phase"]
+    def _sums_of(self, holds: Holds, wanted: Set[int]) -> Mapping[int, Took]:
+        """The sums of the rows whose frames match, by layer."""
+        columns, chains = self.run.rows.columns, self.run.rows.frames
+        layers = columns["layer"]
         taken: list[int] = []
         counted: list[int] = []
-        for chain, outermost in matching:
-            rows = self._rows_of_chain[chain]
-            if not self._phases <= wanted:
-                rows = [row for row in rows if of_phase[row] in wanted]
+        for chain in self._matching(holds):
+            rows = self._rows_of(chain, wanted)
             taken += rows
-            counted += rows if outermost else []
-        numbers = {layer: number for number, layer in enumerate(dict.fromkeys(layers[row] for row in taken))}
-        nothing = [0] * len(numbers)
+            counted += rows if not (chains[chain] and holds(chains[chain][:-1])) else ()
+        of_layer = [layers[row] for row in taken]
+        nothing = dict.fromkeys(of_layer, 0)
 
-        def sums(name: str, rows: Sequence[int], places: Sequence[int]) -> Sequence[int]:
+        def sums(name: str) -> Mapping[int, int]:
             if name not in self._not_zero:
                 return nothing
             column, summed = columns[name], nothing.copy()
-            for row, place in zip(rows, places):
-                summed[place] += column[row]
+            for layer, row in zip(of_layer, taken):
+                summed[layer] += column[row]
             return summed
 
-        places = [numbers[layers[row]] for row in taken]
-        calls = sums("calls", counted, [numbers[layers[row]] for row in counted])
-        times = (sums(name, taken, places) for name in ("cpu_ns", "device_ns"))
-        allocated = map(add, *(sums(name, taken, places) for name in ("cpu_allocated", "device_allocated")))
-        return dict(zip(numbers, map(Took, calls, *times, allocated)))
+        calls = nothing.copy()
+        for row in counted:
+            calls[layers[row]] += columns["calls"][row]
+        allocated = map(add, sums("cpu_allocated").values(), sums("device_allocated").values())
+        times = (sums(name).values() for name in ("cpu_ns", "device_ns"))
+        return dict(zip(nothing, map(Took, calls.values(), *times, allocated)))
+
+    @cached_property
+    def _not_zero(self) -> Set[str]:
+        """The names of the columns of rows that have a value."""
+        return {name for name, column in self.run.rows.columns.items() if any(column)}
 
     def time_of(self, took: Took) -> int:
-        """The time that counts: that of the device if it was measured, else that of the CPU."""
+        """The time that counts, as in ``times``."""
         return took.cpu_ns if self.device == "cpu" else took.device_ns
+
+    def times_with_below(self, phases: Iterable[str]) -> list[int]:
+        """The time of each layer in these phases, with all layers below it."""
+        own = [0] * len(self.run.layers)
+        for number, took in self.took(always, phases=phases).items():
+            if number >= 0:
+                own[number] = self.time_of(took)
+        return self.run.layers.roll_up(own)
 
     def gets_one_token(self, layer: int) -> bool:
         """Whether the model of a layer was called with one token ten times or more: its first input has two or three
         dimensions, the second of size 1."""
         root = self.run.layers.lineage(layer)[0]
         shapes = self.run.layers[root].input_shapes
-        many = self.run.rows.forward_calls(root) >= _GENERATES
-        is_sound = any(other.kind == "Conv1d" for other in self.run.layers)  # (batch, channel, time)
-        return many and not is_sound and bool(shapes) and len(shapes[0]) in (2, 3) and shapes[0][1] == 1
+        is_sound = "Conv1d" in self.of_class  # (batch, channel, time)
+        if self.forward_calls[root] < _GENERATES or is_sound or not shapes:
+            return False
+        return len(shapes[0]) in (2, 3) and shapes[0][1] == 1
 
     def name_of(self, layer: int) -> str:
         """The dotted path of a layer by its number, or the name for work of no layer."""
         return layer_name(self.run, layer)
-
-
-def always(frames: Sequence[Frame]) -> bool:
-    """A predicate: all rows."""
-    return True
-
-
-def no_frames(frames: Sequence[Frame]) -> bool:
-    """A predicate: the own time of layers, outside ops and labels. Its calls are those of the layers."""
-    return not frames
-
-
-@dataclass(frozen=True)
-class Inside:
-    """A predicate: an op of one of these names is among the frames."""
-
-    names: frozenset[str]
-
-    def __call__(self, frames: Sequence[Frame]) -> bool:
-        return any(frame.kind == FrameKind.OP and frame.name in self.names for frame in frames)
-
-
-def inside(*names: str) -> Inside:
-    """The predicate for ops of these names."""
-    return Inside(frozenset(names))
-
-
-def has_no_launch(frames: Sequence[Frame]) -> bool:
-    """Whether it is device work whose launch is missing from the recording."""
-    return bool(frames) and frames[0].kind == FrameKind.LABEL and frames[0].name == LAUNCH_NOT_RECORDED
-
-
-def is_optimizer(frames: Sequence[Frame]) -> bool:
-    """Whether it is in a range of an optimizer."""
-    return any(frame.kind == FrameKind.LABEL and frame.name.startswith(OPTIMIZER_RANGE) for frame in frames)
-
-
-def is_collection(frames: Sequence[Frame]) -> bool:
-    """Whether it is a collection of Python's garbage collector."""
-    return bool(frames) and frames[0].kind == FrameKind.GC
-
-
-def shape_of_input(frame: Frame, index: int) -> tuple[int, ...]:
-    """The shape of one input of an op; ``()`` if it was not recorded, is not a tensor, or has no dimension."""
-    shapes = frame.signature.shapes if frame.signature is not None else ()
-    shape = shapes[index] if index < len(shapes) else None
-    return tuple(shape) if shape and all(type(size) is int for size in shape) else ()

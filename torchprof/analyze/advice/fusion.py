@@ -10,16 +10,34 @@ from math import prod
 from typing import NamedTuple
 
 from torchprof.analyze.advice import Advice, Gain, Merged, merged, rule, together
+from torchprof.analyze.advice.chains import (
+    ELEMENTWISE_NODES,
+    Among,
+    Frames,
+    Holds,
+    among,
+    calling,
+    inside,
+    is_direct,
+    is_in_op,
+    is_node,
+    is_outermost,
+    is_own_time,
+    node_of,
+    outermost_op,
+    shape_of_input,
+)
 from torchprof.analyze.advice.constants import constants
-from torchprof.analyze.advice.evidence import Evidence, Holds, Took, inside, no_frames, shape_of_input
-from torchprof.analyze.advice.operators import ELEMENTWISE_NODES, node_of, outermost_op
-from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
+from torchprof.analyze.advice.evidence import Evidence, Took
+from torchprof.analyze.advice.python import layers_of_slow_python
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import BATCH_NORMS, BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten
-from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, RECOMPUTE, Frame
+from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, RECOMPUTE
 
-_SEPARATE = aten("linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention")
+_SEPARATE = calling(aten("linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention"))
+_ELEMENTWISE = calling(ELEMENTWISE)
+_ENGINE = calling([AUTOGRAD_ENGINE])
 _MANY = 5
 _FEW_NS = 10_000
 _A_LOOP = 100
@@ -91,12 +109,9 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
     ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out, and so are layers in which most
     of that time is that of ``constants_in_layers``.
     """
-    constant = constants(evidence)
-    took = {
-        number: ops
-        for number, ops in _many_in_a_call(evidence, _is_elementwise, _MANY).items()
-        if evidence.time_of(ops) > 2 * constant.get(number, 0)
-    }
+    took = _many_in_a_call(evidence, _ELEMENTWISE, _MANY)
+    constant = constants(evidence) if took else {}
+    took = {number: ops for number, ops in took.items() if evidence.time_of(ops) > 2 * constant.get(number, 0)}
     if not took:
         return
     ops_of = _with_related_time(
@@ -107,7 +122,6 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
             _text_of_ops(evidence, [ops_of[number] for number in group.numbers], "elementwise operators"),
             "Fuse them: compile the layer (`layer.compile()` or `torch.compile(model)`), or use one function or layer "
             "of torch for them (`torch.nn.functional`).",
-            "many_elementwise_ops",
         )
 
 
@@ -124,14 +138,10 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
     took = _tiny_ops(evidence)
     if not took:
         return
-    elementwise = evidence.took(_is_elementwise, phases=(FORWARD, RECOMPUTE))
+    elementwise = evidence.took(_ELEMENTWISE, phases=(FORWARD, RECOMPUTE))
     nodes = _tiny(evidence, _is_other_node, (BACKWARD,)) | _in_loops(evidence, took)
-    ops_of = _with_related_time(
-        evidence,
-        took,
-        lambda frames: _is_other_node(frames) and outermost_op(frames) in nodes,
-        layers_of_slow_python(evidence),
-    )
+    of_these = Among(_is_other_node, calling(nodes))
+    ops_of = _with_related_time(evidence, took, of_these, layers_of_slow_python(evidence))
     for group in merged(evidence, {number: ops.gain for number, ops in ops_of.items()}):
         others = any(number in elementwise for number in group.numbers)
         yield group.advice(
@@ -141,7 +151,6 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
                 f"operators{' (without elementwise ones)' if others else ''}",
             ),
             "Compute all rows at once instead of in a loop, or compile the layer with `torch.compile`.",
-            "many_tiny_ops",
         )
 
 
@@ -160,16 +169,17 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     rows of scores are shorter than 256: at 128 the fused kernel gained nothing, at 512 two thirds. Nor is there one if
     the model gets one token a call, and so has one row of scores.
     """
-    scores = _scores(evidence)
-    short = _rows_are_short(evidence, scores)
-    is_attention = _fits_attention(evidence, scores)
     math = evidence.took(_MATH)
-    products = evidence.took(lambda frames: _PRODUCTS(frames) and not _MATH(frames) and not _HAS_ITS_OWN(frames))
-    weights = evidence.took(lambda frames: _SOFTMAX(frames) and not _MATH(frames) and not _HAS_ITS_OWN(frames))
+    products = evidence.took(Among(_PRODUCTS, _is_separate))
+    if not products and not math:
+        return
+    weights = evidence.took(Among(_SOFTMAX, _is_separate))
     forward_products = evidence.took(_PRODUCTS, phases=(FORWARD,))
     forward_weights = evidence.took(_SOFTMAX, phases=(FORWARD,))
     results = evidence.took(inside("aten::_softmax"), phases=(FORWARD,))
-    calls = _forward_calls(evidence)
+    scores = _scores(evidence)
+    short = _rows_are_short(evidence, scores)
+    is_attention = _fits_attention(evidence, scores)
     keeps = BACKWARD in evidence.run.phases()
     nothing, layers = Took(), evidence.run.layers
     times: dict[int, int] = {}
@@ -194,13 +204,13 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
         ]
         times[number] = sum(map(evidence.time_of, parts))
         written = sum(results.get(layer, nothing).allocated for layer in own)
-        saved = written * len(evidence.run.metas) // max(calls.get(number, 1), 1) if keeps and written else None
+        saved = (
+            written * len(evidence.run.metas) // max(evidence.calls.get(number, 1), 1) if keeps and written else None
+        )
         gains[number] = Gain(int(times[number] * _FUSED_ATTENTION), saved)
     for group in merged(evidence, gains, kinds):
         said, remedy = _TEXTS_OF_ATTENTION[kinds[group.numbers[0]]]
-        yield group.advice(
-            said.format(format_time(sum(times[number] for number in group.numbers))), remedy, "attention_not_fused"
-        )
+        yield group.advice(said.format(format_time(sum(times[number] for number in group.numbers))), remedy)
 
 
 @rule
@@ -217,22 +227,24 @@ def bias_before_batch_norm(evidence: Evidence) -> Iterator[Advice]:
     is part of the convolution's kernel it is unknown and small: that is reported once, if these convolutions take at
     least a tenth of the time (separately for those in a ``Sequential`` and the others).
     """
-    layers, calls = evidence.run.layers, _forward_calls(evidence)
+    layers, calls = evidence.run.layers, evidence.calls
+    if BACKWARD not in evidence.run.phases() or evidence.of_class.keys().isdisjoint(BATCH_NORMS):
+        return
     biased = [
-        (conv, norm, _in_order(evidence, conv, calls))
+        (conv, norm, _in_order(evidence, conv))
         for below in layers.children
         for conv, norm in pairwise(below)
         if _has_bias(layers[conv]) and _normalises(layers[norm], layers[conv]) and calls.get(conv) == calls.get(norm)
     ]
-    if not biased or BACKWARD not in evidence.run.phases():
+    if not biased:
         return
     took = evidence.took(_is_bias)
     inside_of = evidence.took(inside("aten::convolution", "aten::convolution_backward"))
     times = {conv: evidence.time_of(took[conv]) if conv in took else 0 for conv, _, _ in biased}
     norms = {conv: norm for conv, norm, _ in biased}
     remedies = {conv: (certain, layers[conv].kind) for conv, _, certain in biased}
-    for group in merged(evidence, {conv: Gain(ns) for conv, ns in times.items() if ns}, remedies):
-        said = f"{_biases(group.numbers)} {format_time(group.gain.ns or 0)}."
+    for group in merged(evidence, {conv: ns for conv, ns in times.items() if ns}, remedies):
+        said = f"{_biases(group.numbers)} {group.time}."
         yield _without_bias(evidence, group, norms, said, *remedies[group.numbers[0]])
     for certain, kind in dict.fromkeys(remedies.values()):
         convs = [conv for conv in norms if remedies[conv] == (certain, kind) and not times[conv] and conv in inside_of]
@@ -262,56 +274,64 @@ def _without_bias(
     else:
         why += ": if the output goes there directly and nowhere else, the bias is subtracted again with the mean."
     remedy = f"{'Use' if certain else 'If so, use'} `torch.nn.{kind}(…, bias=False)`."
-    return group.advice(f"{said} {why}", remedy, "bias_before_batch_norm")
+    return group.advice(f"{said} {why}", remedy)
 
 
-def _is_separate(frames: Sequence[Frame]) -> bool:
-    return outermost_op(frames) in _SEPARATE
+def _is_separate(frames: Frames) -> bool:
+    """Whether it is not in an operator for all of attention."""
+    return not _MATH(frames) and not _HAS_ITS_OWN(frames)
 
 
 def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, Took]:
     """The layers that call at least ``number`` of the matching ops in each forward call, on average, in addition to one
     for each layer, product and convolution that they call: its activation or residual. Compiled layers are left out,
     and layers of unknown class: a range of a trace may hold a whole model."""
-    calls = _forward_calls(evidence)
-    products = evidence.took(_is_separate, phases=(FORWARD, RECOMPUTE))
-    return {
+    calls, layers = evidence.calls, evidence.run.layers
+    many = {
         layer: took
         for layer, took in evidence.took(holds, phases=(FORWARD, RECOMPUTE)).items()
         if layer >= 0
-        and calls.get(layer)
-        and took.calls >= number * calls[layer] + evidence.calls_below[layer] + products.get(layer, Took()).calls
-        and not evidence.run.layers[layer].compiled
-        and evidence.run.layers[layer].kind
+        and 0 < number * calls.get(layer, 0) <= took.calls
+        and layers[layer].kind
+        and not layers[layer].compiled
+    }
+    products = evidence.took(_SEPARATE, phases=(FORWARD, RECOMPUTE)) if many else {}
+    return {
+        layer: took
+        for layer, took in many.items()
+        if took.calls >= number * calls[layer] + evidence.calls_below[layer] + products.get(layer, Took()).calls
     }
 
 
 def _tiny_ops(evidence: Evidence) -> dict[int, Took]:
     """The layers that ``many_tiny_ops`` reports, by number, with the time of their tiny ops."""
+    direct = evidence.took(is_direct, phases=(FORWARD, RECOMPUTE))
+    if not any(took.calls >= _A_LOOP * evidence.calls.get(layer, 1) for layer, took in direct.items()):
+        return {}
     tiny = _tiny(evidence, _is_other_op, (FORWARD, RECOMPUTE))
-    return _many_in_a_call(evidence, lambda frames: _is_other_op(frames) and outermost_op(frames) in tiny, _A_LOOP)
+    return _many_in_a_call(evidence, Among(_is_other_op, calling(tiny)), _A_LOOP)
 
 
-def _in_loops(evidence: Evidence, layers: Container[int]) -> set[str | None]:
+def _in_loops(evidence: Evidence, layers: Container[int]) -> set[str]:
     """The names of nodes that run at least 25 times for each forward call of one of these layers: they are of its loop,
     however long they take."""
-    calls, columns, chains = _forward_calls(evidence), evidence.run.rows.columns, evidence.run.rows.frames
-    runs: Counter[tuple[int, str | None]] = Counter()
-    for row in evidence.rows(lambda frames: _is_other_node(frames) and len(frames) == 1, phases=(BACKWARD,)):
-        if columns["layer"][row] in layers:
-            runs[columns["layer"][row], outermost_op(chains[columns["frames"][row]])] += columns["calls"][row]
-    return {name for (layer, name), times in runs.items() if _A_LOOP // 4 * calls[layer] <= times}
+    columns = evidence.run.rows.columns
+    runs: Counter[tuple[int, str]] = Counter()
+    for frames, rows in evidence.rows_of_chains(Among(_is_other_node, is_outermost), phases=(BACKWARD,)):
+        for row in rows:
+            if columns["layer"][row] in layers:
+                runs[columns["layer"][row], frames[0].name] += columns["calls"][row]
+    return {name for (layer, name), times in runs.items() if _A_LOOP // 4 * evidence.calls[layer] <= times}
 
 
-def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str | None]:
+def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str]:
     """The names of the matching outermost ops and nodes that take less than 10 us on average, with all in them."""
     columns = evidence.run.rows.columns
-    time = columns["cpu_ns" if evidence.device == "cpu" else "device_ns"]
-    ns: Counter[str | None] = Counter()
-    calls: Counter[str | None] = Counter()
+    ns: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
     for frames, rows in evidence.rows_of_chains(holds, phases=phases):
-        name = outermost_op(frames)
-        ns[name] += sum(time[row] for row in rows)
+        name = outermost_op(frames) or ""
+        ns[name] += sum(evidence.times[row] for row in rows)
         if not holds(frames[:-1]):
             calls[name] += sum(columns["calls"][row] for row in rows)
     return {name for name in ns if ns[name] < _FEW_NS * calls[name]}
@@ -321,13 +341,13 @@ def _with_related_time(
     evidence: Evidence, took_by_layer: Mapping[int, Took], is_node: Holds, counted_elsewhere: Container[int]
 ) -> dict[int, _Ops]:
     """The ops of each layer with the time of their backward, and between them."""
-    calls, between = _forward_calls(evidence), _between_ops(evidence)
+    between = _between_ops(evidence)
     backward = evidence.took(is_node, phases=(BACKWARD,))
     return {
         layer: _Ops(
             took.calls,
             evidence.time_of(took),
-            calls[layer],
+            evidence.calls[layer],
             evidence.time_of(backward.get(layer, Took())),
             None if layer in counted_elsewhere and between.get(layer) else between.get(layer, 0),
         )
@@ -364,37 +384,25 @@ def _between_ops(evidence: Evidence) -> Counter[int]:
     between: Counter[int] = Counter()
     if evidence.device != "cpu":
         return between
-    for holds, phases in ((is_own_time, (FORWARD, RECOMPUTE)), (_is_engine, (BACKWARD,))):
+    for holds, phases in ((is_own_time, (FORWARD, RECOMPUTE)), (_ENGINE, (BACKWARD,))):
         for layer, took in evidence.took(holds, phases=phases).items():
             between[layer] += took.cpu_ns
     return between
 
 
-def _is_engine(frames: Sequence[Frame]) -> bool:
-    return outermost_op(frames) == AUTOGRAD_ENGINE
+@among(is_in_op)
+def _is_other_op(frames: Frames) -> bool:
+    return not _ELEMENTWISE(frames)
 
 
-def _forward_calls(evidence: Evidence) -> dict[int, int]:
-    """The number of calls of each layer, recomputed calls included."""
-    return {number: took.calls for number, took in evidence.took(no_frames, phases=(FORWARD, RECOMPUTE)).items()}
-
-
-def _is_elementwise(frames: Sequence[Frame]) -> bool:
-    return outermost_op(frames) in ELEMENTWISE
-
-
-def _is_other_op(frames: Sequence[Frame]) -> bool:
-    name = outermost_op(frames)
-    return name is not None and name not in ELEMENTWISE
-
-
-def _is_elementwise_node(frames: Sequence[Frame]) -> bool:
+@among(is_node)
+def _is_elementwise_node(frames: Frames) -> bool:
     return node_of(frames) in ELEMENTWISE_NODES
 
 
-def _is_other_node(frames: Sequence[Frame]) -> bool:
-    node = node_of(frames)
-    return node is not None and node not in ELEMENTWISE_NODES
+@among(is_node)
+def _is_other_node(frames: Frames) -> bool:
+    return not _is_elementwise_node(frames)
 
 
 def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
@@ -451,9 +459,9 @@ def _kind_of_attention(layer: Layer, certain: bool) -> _Attention:
     return _Attention.SEPARATE if certain else _Attention.MAYBE
 
 
-def _in_order(evidence: Evidence, conv: int, calls: Mapping[int, int]) -> bool:
+def _in_order(evidence: Evidence, conv: int) -> bool:
     """Whether it is an item of a Sequential that calls its items in order, and nothing else calls it."""
-    layers = evidence.run.layers
+    layers, calls = evidence.run.layers, evidence.calls
     above = layers.parent[conv]
     return layers[above].kind == "Sequential" and calls.get(above) == calls.get(conv) and not layers[conv].shared_with
 
@@ -472,7 +480,8 @@ def _normalises(norm: Layer, conv: Layer) -> bool:
     )
 
 
-def _is_bias(frames: Sequence[Frame]) -> bool:
+@among(inside("aten::_convolution", "aten::convolution_backward"))
+def _is_bias(frames: Frames) -> bool:
     """Whether it is the addition of a bias as a separate op in a convolution, or the sum that is its gradient."""
     names = [frame.name for frame in frames]
     return ("aten::_convolution" in names and "aten::add_" in names) or (

@@ -7,15 +7,15 @@ from dataclasses import replace
 from itertools import takewhile
 from math import ceil
 
-from torchprof.analyze.advice import Advice, Gain, merged, rule, together
-from torchprof.analyze.advice.evidence import Evidence, inside, is_optimizer
+from torchprof.analyze.advice import Advice, merged, rule, together
+from torchprof.analyze.advice.chains import ACCUMULATE, always, inside, is_optimizer
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.host import forward_calls
-from torchprof.analyze.advice.operators import ACCUMULATE
 from torchprof.analyze.advice.optimizer import zeroes
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.torch_names import FUSED
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE
+from torchprof.run.words import BACKWARD, FORWARD, PHASES, RECOMPUTE
 
 _SHARE = 0.05
 
@@ -39,7 +39,7 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
         if key.phase == RECOMPUTE and key.layer >= 0:
             calls[key.layer] = calls.get(key.layer, 0) + spread.count
     times: dict[int, int] = {}
-    for layer, took in evidence.took(lambda _: True, phases=(RECOMPUTE,)).items():
+    for layer, took in evidence.took(always, phases=(RECOMPUTE,)).items():
         path = layers[layer].path if layer >= 0 else ()
         above = (numbers.get(path[:steps], -1) for steps in range(1, len(path) + 1))
         outermost = next((number for number in above if number in calls), None)
@@ -48,15 +48,14 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     if sum(times.values()) <= _SHARE * evidence.recorded_ns:
         return
     saves = {layer: _saved_by_recomputing(evidence, layer, calls[layer]) for layer in times}
-    for group in merged(evidence, {layer: Gain(ns) for layer, ns in times.items()}):
+    for group in merged(evidence, times):
         again = sum(calls[layer] for layer in group.numbers)
         known = [nbytes for layer in group.numbers if (nbytes := saves[layer]) is not None]
         saved = f" It saves up to {format_memory(sum(known))}." if len(known) == len(group.numbers) else ""
         yield group.advice(
             f"Activation checkpointing runs forward again in backward {again:,} time{'s' * (again != 1)}, for "
-            f"{format_time(group.gain.ns or 0)} in total.{saved}",
+            f"{group.time} in total.{saved}",
             "If memory is left, checkpoint fewer layers: only those that save much memory and take little time.",
-            "recomputed_layers",
         )
 
 
@@ -92,7 +91,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
         return
     [model] = models
     passes = _calls(evidence, next(number for number, layer in enumerate(layers) if layer.path == model))
-    backward = evidence.took(lambda _: True, phases=(BACKWARD,))
+    backward = evidence.took(always, phases=(BACKWARD,))
     front = [
         layer
         for layer in takewhile(lambda layer: layer not in trained, called)
@@ -110,7 +109,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     which = f"{len(frozen)} {what.replace('layer', 'layers')}" if len(frozen) > 1 else f"a {what}"
     others = len(front) - len(frozen)
     between = f" and {others} layer{'s' * (others > 1)} without parameters" if others else ""
-    group = together(evidence, {layer: Gain(evidence.time_of(backward[layer])) for layer in front})
+    group = together(evidence, {layer: evidence.time_of(backward[layer]) for layer in front})
     yield group.advice(
         f"Backward runs through {which}{between}, for {format_time(ns)} in total. Nothing trainable in the model runs "
         "before them.",
@@ -119,7 +118,6 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
         if is_frozen
         else "If they are not to be trained, freeze them: `layer.requires_grad_(False)`. Otherwise give their "
         "parameters to the optimizer.",
-        "frozen_layers_with_gradients",
     )
 
 
@@ -134,13 +132,10 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
     the layers' part of the optimizers' time, by their part of the trainable parameters.
     """
     layers, run = evidence.run.layers, evidence.run
-    backward = evidence.took(lambda _: True, phases=(BACKWARD,))
-    stepped = evidence.took(is_optimizer, phases=(FORWARD,)).get(OUTSIDE)
-    every = sum(layer.trainable_params or 0 for layer in layers)
-    zeros = any(True for _ in evidence.rows(zeroes))
-    if not zeros or not backward or stepped is None or not every or len(run.metas) > 1:
+    backward = evidence.took(always, phases=(BACKWARD,))
+    stepped = evidence.time_of(evidence.took_outside(is_optimizer, FORWARD))
+    if not evidence.any_row(zeroes) or not backward or not stepped or len(run.metas) > 1:
         return
-
     sums = evidence.took(inside(ACCUMULATE), phases=(BACKWARD,))
     trained_models = {layers.lineage(number)[0] for number in backward if number >= 0}
 
@@ -149,7 +144,7 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
         return number in backward or (not run.rows.forward_calls(number) and evidence.called_above[number] in sums)
 
     gains = {
-        number: Gain(evidence.time_of(stepped) * (layer.trainable_params or 0) // every)
+        number: stepped * (layer.trainable_params or 0) // max(evidence.trainable_params, 1)
         for number, layer in enumerate(layers)
         if layer.updated_params
         and not layer.compiled
@@ -164,7 +159,6 @@ def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
             "momentum and weight decay turn into updates.",
             "Clear gradients with `zero_grad()`, without `set_to_none=False`, or leave the layer out of the "
             "optimizer: `layer.requires_grad_(False)`.",
-            "updates_without_gradients",
         )
 
 

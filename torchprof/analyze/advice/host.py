@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from torchprof.analyze.advice import Advice, Gain, Merged, merged, rule
-from torchprof.analyze.advice.evidence import Evidence, is_collection
+from torchprof.analyze.advice import Advice, Merged, merged, rule
+from torchprof.analyze.advice.chains import (
+    Frames,
+    Holds,
+    among,
+    inside,
+    is_collection,
+    is_device_work,
+    is_loading,
+    is_op,
+)
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_time
 from torchprof.run.purposes import BETWEEN_HOST_AND_DEVICE, COPYING, WAITING
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import FORWARD, LOADING, OPTIMIZER_RANGE, OUTSIDE, Frame, FrameKind
+from torchprof.run.words import FORWARD, OPTIMIZER_RANGE, OUTSIDE, Frame, FrameKind
 
 _PAGEABLE = "Memcpy HtoD (Pageable"
-_VALUES = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::nonzero"})
+_READS_A_VALUE = inside("aten::item", "aten::_local_scalar_dense", "aten::nonzero")
 """The ops that give Python a value of a tensor, or make a tensor whose size depends on values. All other ops that wait
 for a value (``aten::is_nonzero``, ``aten::masked_select``, …) call one of these."""
 
@@ -66,14 +76,13 @@ def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
     others these copies are not recorded.
     """
     copies = {layer: seen for layer, seen in _copies(evidence).items() if layer >= 0}
-    limit = idle_ns(evidence) + sum(seen.device_ns for seen in copies.values())
+    limit = evidence.idle_ns + sum(seen.device_ns for seen in copies.values())
     for group, seen in _at_most(evidence, copies, limit):
         yield group.advice(
             f"{_times(seen.copies, 'copy', 'copies')} between CPU and {evidence.device}{_in_calls(evidence, group)}"
             f"{seen.most_often} take{'s' * (seen.copies == 1)} {seen.both_times}.",
             "Create tensors on the device (`device=x.device`), store constants with `register_buffer`, and copy "
             "results to the CPU after the step, not in forward.",
-            "copies_in_layers",
         )
 
 
@@ -87,24 +96,22 @@ def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
     ``copies_in_layers``, and by the time that steps spend in copies and waiting. Needs the time of a CUDA device.
     """
     steps = evidence.steps
-    seen = _copies(evidence, _PAGEABLE).get(OUTSIDE)
+    seen = _copies(evidence, _is_pageable).get(OUTSIDE)
+    if seen is None or steps < 2 or seen.copies < steps:
+        return
     in_steps = sum(
         spread.sum
         for measure in ("step_copy_ns", "step_wait_ns")
         for key, spread in evidence.samples(measure)
         if key.device == "cpu"
     )
-    if seen is None or steps < 2 or seen.copies < steps:
-        return
     yield Advice(
         evidence.name_of(OUTSIDE),
         f"{seen.copies:,} copies from pageable memory to {evidence.device} in {steps:,} steps{seen.most_often} take "
         f"{seen.both_times}.",
         "Pin batches (`DataLoader(…, pin_memory=True)`), and copy them with `.to(device, non_blocking=True)`: the CPU "
         "then does not wait for the copy.",
-        min(seen.cpu_ns, in_steps, idle_ns(evidence) + seen.device_ns),
-        None,
-        "pageable_batches",
+        min(seen.cpu_ns, in_steps, evidence.idle_ns + seen.device_ns),
     )
 
 
@@ -118,13 +125,12 @@ def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
     of a device: on the CPU alone there is no such wait.
     """
     waits = {layer: seen for layer, seen in _waits(evidence).items() if layer >= 0}
-    for group, seen in _at_most(evidence, waits, idle_ns(evidence)):
+    for group, seen in _at_most(evidence, waits, evidence.idle_ns):
         yield group.advice(
             f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')}{_in_calls(evidence, group)}"
             f"{seen.most_often}. It waits {format_time(seen.cpu_ns)}, and then the device waits for work.",
             "Keep values on the device: use `torch.where` instead of `if`, multiply by a mask instead of indexing with "
             "it, and use sizes that do not depend on the values of a tensor.",
-            "waits_in_layers",
         )
 
 
@@ -137,14 +143,13 @@ def waits_outside(evidence: Evidence) -> Iterator[Advice]:
     ``waits_in_layers``.
     """
     waits = {layer: seen for layer, seen in _waits(evidence).items() if layer == OUTSIDE}
-    for group, seen in _at_most(evidence, waits, idle_ns(evidence)):
+    for group, seen in _at_most(evidence, waits, evidence.idle_ns):
         steps = evidence.steps
         yield group.advice(
             f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')} to read a value"
             f"{f' in {steps:,} steps' if steps else ''}{seen.most_often}. It waits {format_time(seen.cpu_ns)}, and "
             "then the device waits for work.",
             "Keep the value as a tensor (`total += loss.detach()`), and read it once in many steps.",
-            "waits_outside",
         )
 
 
@@ -159,7 +164,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     profiler. The gain is the shorter of the two times. Needs the time of a device.
     """
     columns = evidence.run.rows.columns
-    on_device = evidence.took(lambda frames: bool(frames) and frames[-1].kind == FrameKind.KERNEL)
+    on_device = evidence.took(is_device_work)
     launches = sum(took.calls for took in on_device.values())
     if evidence.device == "cpu" or not launches:
         return
@@ -169,8 +174,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     unusual = sum(beyond_median_ns(evidence, model) for model in models)
     collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
     launching = sum(columns["cpu_ns"]) - waiting - loading - unusual - collecting
-    idle = idle_ns(evidence)
-    wall = sum(meta.wall_ns for meta in evidence.run.metas)
+    idle, wall = evidence.idle_ns, evidence.recorded_ns
     gain = min(idle - loading - unusual - collecting, launching)
     if gain <= _IDLE * wall or launching > _LAUNCH_NS * launches:
         return
@@ -188,18 +192,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
         'Launch fewer kernels: `torch.compile(model, mode="reduce-overhead")` uses CUDA graphs. Or use a larger batch, '
         "so that each kernel does more.",
         gain,
-        None,
-        "launches_slower_than_the_device",
     )
-
-
-def idle_ns(evidence: Evidence) -> int:
-    """The idle time of the busiest device, summed over ranks."""
-    idle = 0
-    for meta in evidence.run.metas:
-        busiest = max((ns for device, ns in meta.busy_ns if device != "cpu"), default=0)
-        idle += max(0, meta.wall_ns - busiest)
-    return idle
 
 
 def forward_calls(evidence: Evidence, layer: int) -> list[Spread]:
@@ -213,42 +206,35 @@ def beyond_median_ns(evidence: Evidence, layer: int) -> int:
     return sum(max(0, round(spread.sum - spread.median * spread.count)) for spread in forward_calls(evidence, layer))
 
 
-def is_loading(frames: Sequence[Frame]) -> bool:
-    """Whether it is inside the label that torch puts around each batch of a DataLoader or a DataPipe."""
-    return bool(inside_loading(frames))
-
-
-def inside_loading(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """The frames from that label inward, the label first; ``()`` without it. Steps and user labels may be around it."""
-    for index, frame in enumerate(frames):
-        if frame.kind == FrameKind.LABEL and frame.name.startswith(LOADING):
-            return frames[index:]
-    return ()
-
-
-def _is_runtime(frames: Sequence[Frame]) -> bool:
+@among(is_op)
+def _is_runtime(frames: Frames) -> bool:
     """Whether it is a call of the device's runtime in which the CPU copies or waits."""
-    if not frames or frames[-1].kind != FrameKind.OP:
-        return False
-    return any(calls.fullmatch(frames[-1].name) is not None for calls in (COPYING, WAITING))
+    name = frames[-1].name
+    return COPYING.fullmatch(name) is not None or WAITING.fullmatch(name) is not None
 
 
-def _reads_a_value(frames: Sequence[Frame]) -> bool:
-    return any(frame.name in _VALUES for frame in frames)
+@among(is_device_work)
+def _is_copy(frames: Frames) -> bool:
+    """Whether it is a copy between host and device, not of a single value."""
+    return BETWEEN_HOST_AND_DEVICE.fullmatch(frames[-1].name) is not None and not _READS_A_VALUE(frames)
 
 
-def _copies(evidence: Evidence, beginning: str = "") -> dict[int, _Transfers]:
-    """The copies between host and device by layer, of kernels with this prefix; copies of single values are left
-    out."""
+@among(_is_copy)
+def _is_pageable(frames: Frames) -> bool:
+    return frames[-1].name.startswith(_PAGEABLE)
+
+
+def _copies(evidence: Evidence, holds: Holds = _is_copy) -> dict[int, _Transfers]:
+    """The copies between host and device that match, by layer."""
     transfers: dict[int, _Transfers] = {}
     rows, columns = evidence.run.rows, evidence.run.rows.columns
-    ways = _copies_by_surroundings(evidence, beginning)
+    ways = _copies_by_surroundings(evidence, holds)
     for (layer, _, frames), (copies, device_ns) in ways.items():
         seen = transfers.setdefault(layer, _Transfers())
         seen.copies += copies
         seen.device_ns += device_ns
         seen.ops[_op_of(frames)] += copies
-    for row in evidence.rows(_is_runtime):
+    for row in evidence.rows(_is_runtime) if ways else ():
         way = columns["layer"][row], columns["phase"][row], rows.frames[columns["frames"][row]][:-1]
         if way in ways:
             transfers[way[0]].cpu_ns += columns["cpu_ns"][row]
@@ -259,18 +245,11 @@ _Surroundings = tuple[int, int, tuple[Frame, ...]]
 """A layer, a phase, and the frames around a call of the runtime, or around a kernel."""
 
 
-def _copies_by_surroundings(evidence: Evidence, beginning: str = "") -> dict[_Surroundings, tuple[int, int]]:
+def _copies_by_surroundings(evidence: Evidence, holds: Holds = _is_copy) -> dict[_Surroundings, tuple[int, int]]:
     """The copies on the device by the frames around them: their number and time."""
     ways: dict[_Surroundings, tuple[int, int]] = {}
     rows, columns = evidence.run.rows, evidence.run.rows.columns
-
-    def is_copy(frames: Sequence[Frame]) -> bool:
-        if not frames or frames[-1].kind != FrameKind.KERNEL or _reads_a_value(frames):
-            return False
-        name = frames[-1].name
-        return name.startswith(beginning) and BETWEEN_HOST_AND_DEVICE.fullmatch(name) is not None
-
-    for row in evidence.rows(is_copy):
+    for row in evidence.rows(holds):
         way = columns["layer"][row], columns["phase"][row], rows.frames[columns["frames"][row]][:-1]
         copies, device_ns = ways.get(way, (0, 0))
         ways[way] = copies + columns["calls"][row], device_ns + columns["device_ns"][row]
@@ -282,10 +261,10 @@ def _waits(evidence: Evidence) -> dict[int, _Transfers]:
     transfers: dict[int, _Transfers] = {}
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     copying = _copies_by_surroundings(evidence)
-    for row in evidence.rows(_is_runtime if evidence.device != "cpu" else lambda _: False):
+    for row in evidence.rows(_is_runtime) if evidence.device != "cpu" else ():
         layer, frames = columns["layer"][row], rows.frames[columns["frames"][row]]
         is_wait = WAITING.fullmatch(frames[-1].name) is not None
-        if _reads_a_value(frames):
+        if _READS_A_VALUE(frames):
             if layer == OUTSIDE and frames[0].kind == FrameKind.LABEL and frames[0].name.startswith(OPTIMIZER_RANGE):
                 continue
         elif not is_wait or layer == OUTSIDE or (layer, columns["phase"][row], frames[:-1]) in copying:
@@ -299,7 +278,7 @@ def _waits(evidence: Evidence) -> dict[int, _Transfers]:
     return transfers
 
 
-def _op_of(frames: Sequence[Frame]) -> str:
+def _op_of(frames: Frames) -> str:
     """The op that the user's code calls, with the source line if it was recorded."""
     for frame in frames:
         if frame.kind == FrameKind.OP:
@@ -325,6 +304,6 @@ def _at_most(
     whole = sum(seen.cpu_ns for seen in transfers.values())
     if not whole:
         return
-    gains = {layer: Gain(seen.cpu_ns * min(whole, limit) // whole) for layer, seen in transfers.items()}
+    gains = {layer: seen.cpu_ns * min(whole, limit) // whole for layer, seen in transfers.items()}
     for group in merged(evidence, gains):
         yield group, sum((transfers[layer] for layer in group.numbers), _Transfers())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from torchprof.analyze.advice import Advice, Gain, merged, rule, together
-from torchprof.analyze.advice.evidence import Evidence, always, inside
+from torchprof.analyze.advice import Advice, merged, rule, together
+from torchprof.analyze.advice.chains import always, inside
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.python import has_python
-from torchprof.run.cost import format_time
-from torchprof.run.words import BACKWARD, FORWARD
+from torchprof.run.words import BACKWARD, FORWARD, PHASES
 
 _SHARE = 0.05
 _CELLS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
@@ -31,26 +31,22 @@ def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
     the next input, which is not recorded: the finding is a condition. The gain is 80 % of the time of the cells and of
     the layer above without other layers, with backward.
     """
-    layers, calls = evidence.run.layers, evidence.run.rows.forward_calls
+    layers, calls = evidence.run.layers, evidence.forward_calls
     took = evidence.took(always)
     cells: defaultdict[int, list[int]] = defaultdict(list)  # by the layer that calls them
-    for number, layer in enumerate(layers):
-        if layer.kind in _CELLS and number in took:
-            above = evidence.called_above[number]
-            if above >= 0 and calls(number) >= _STEPS * calls(above):
-                cells[above].append(number)
+    for number in sorted(number for kind in _CELLS for number in evidence.of_class.get(kind, ())):
+        above = evidence.called_above[number]
+        if number in took and above >= 0 and calls[number] >= _STEPS * calls[above]:
+            cells[above].append(number)
     for above, numbers in cells.items():
         kind = layers[numbers[0]].kind
         own = evidence.time_of(took[above]) if above in took else 0
-        gains = {
-            number: Gain(round(_FUSED * (evidence.time_of(took[number]) + own / len(numbers)))) for number in numbers
-        }
-        steps = calls(numbers[0]) // calls(above)
+        gains = {number: round(_FUSED * (evidence.time_of(took[number]) + own / len(numbers))) for number in numbers}
+        steps = calls[numbers[0]] // calls[above]
         yield together(evidence, gains).advice(
             f"The cell runs for each point in time: {steps:,} times in a call of {layers[above].name}.",
             f"If all inputs are known before the first step: `torch.nn.{_CELLS[kind]}(…, batch_first=True)`, one "
             "operator for the whole sequence, with the same weights and results.",
-            "cells_over_time",
         )
 
 
@@ -65,29 +61,31 @@ def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
     the layer's time with all layers below, backward included: one call of all items has the same computation, and one
     overhead.
     """
-    layers, calls = evidence.run.layers, evidence.run.rows.forward_calls
-    took = evidence.took(always)
-    totals = layers.roll_up([evidence.time_of(took[number]) if number in took else 0 for number in range(len(layers))])
+    layers, calls, called_above = evidence.run.layers, evidence.forward_calls, evidence.called_above
+    often = [
+        number
+        for number, above in enumerate(called_above)
+        if above >= 0 and calls[number] >= _ITEMS * calls[above] and not layers[number].compiled
+    ]
+    if not often:
+        return
+    totals = evidence.times_with_below(PHASES)
     params = layers.roll_up([layer.params or 0 for layer in layers])
-    gains: dict[int, Gain] = {}
-    above_of: dict[int, str] = {}
-    for number, layer in enumerate(layers):
-        above = evidence.called_above[number]
-        if above < 0 or layer.kind in _CELLS or layer.compiled or not params[number]:
-            continue
-        if calls(number) < _ITEMS * calls(above):
-            continue
-        if totals[number] < _ITEM_NS * calls(number):
-            gains[number] = Gain(round(_FUSED * totals[number]))
-            above_of[number] = f"{calls(number) // calls(above):,} times in a call of {layers[above].name}"
-    if sum(gain.ns or 0 for gain in gains.values()) < _SHARE * evidence.recorded_ns:
+    gains = {
+        number: round(_FUSED * totals[number])
+        for number in often
+        if params[number] and layers[number].kind not in _CELLS and totals[number] < _ITEM_NS * calls[number]
+    }
+    if sum(gains.values()) < _SHARE * evidence.recorded_ns:
         return
     for group in merged(evidence, gains):
+        first = group.numbers[0]
+        above = called_above[first]
         yield group.advice(
-            f"It is called {above_of[group.numbers[0]]}, one item after the other.",
+            f"It is called {calls[first] // calls[above]:,} times in a call of {layers[above].name}, one item after "
+            "the other.",
             "If no item depends on an earlier one, call it once: `layer(torch.cat(items)).split(sizes)`, or pad them "
             "to a batch (`torch.nn.utils.rnn.pad_sequence`).",
-            "layers_in_a_loop",
         )
 
 
@@ -110,11 +108,10 @@ def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
             times[number] = evidence.time_of(took) + (evidence.time_of(backward[number]) if is_dropout else 0)
     if not times or sum(times.values()) < _SHARE * evidence.recorded_ns:
         return
-    group = together(evidence, {number: Gain(ns) for number, ns in times.items()})
+    group = together(evidence, times)
     yield group.advice(
-        f"Dropout draws a random number for each element. It takes {format_time(group.gain.ns or 0)}.",
+        f"Dropout draws a random number for each element. It takes {group.time}.",
         "Leave it out (`p=0`), or drop whole channels: `torch.nn.Dropout1d`. Both draw fewer random numbers.",
-        "costly_dropout",
     )
 
 
@@ -129,19 +126,20 @@ def casts_in_layers(evidence: Evidence) -> Iterator[Advice]:
     """
     layers = evidence.run.layers
     took = evidence.took(inside("aten::to", "aten::_to_copy"), phases=(FORWARD,))
+    if evidence.device != "cpu" or not took:
+        return
     others = layers.roll_up([sum(dtype != "float32" for dtype, _ in layer.dtype_bytes) for layer in layers])
     times = {
         number: evidence.time_of(work)
         for number, work in took.items()
         if number >= 0 and others[number] and has_python(layers[number])
     }
-    if evidence.device != "cpu" or sum(times.values()) < _SHARE * evidence.recorded_ns:
+    if sum(times.values()) < _SHARE * evidence.recorded_ns:
         return
-    for group in merged(evidence, {number: Gain(ns) for number, ns in times.items()}):
+    for group in merged(evidence, times):
         yield group.advice(
-            f"Tensors are cast to another type in each call, for {format_time(group.gain.ns or 0)}.",
+            f"Tensors are cast to another type in each call, for {group.time}.",
             "Cast once: store weights in the type that is computed with, `model.float()`.",
-            "casts_in_layers",
         )
 
 
@@ -164,12 +162,11 @@ def tensors_that_grow(evidence: Evidence) -> Iterator[Advice]:
     }
     if not times or sum(times.values()) < _SHARE * evidence.recorded_ns:
         return
-    for group in merged(evidence, {number: Gain(ns) for number, ns in times.items()}):
+    for group in merged(evidence, times):
         calls = sum(took[number].calls for number in group.numbers)
         yield group.advice(
-            f"`torch.cat` copies all of its inputs {calls:,} times, for {format_time(group.gain.ns or 0)}: if a tensor "
+            f"`torch.cat` copies all of its inputs {calls:,} times, for {group.time}: if a tensor "
             "grows by it, as a cache of keys and values, each call copies all earlier ones.",
             "Preallocate it (`torch.empty(batch, most, size)`), write into a slice (`cache[:, at : at + n] = new`), "
             "and use a view of what is filled.",
-            "tensors_that_grow",
         )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from torchprof.analyze.advice import Advice, Gain, merged, rule
+from torchprof.analyze.advice import Advice, merged, rule
+from torchprof.analyze.advice.chains import Frames, among, is_device_work
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.run.cost import format_time
-from torchprof.run.words import Frame, FrameKind
 
 # cuDNN's names; nhwcToFoldedNhwc is not such a conversion.
 _CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)
@@ -23,15 +22,15 @@ def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
     oneDNN reorders inside an op, where it is not recorded. Needs a device.
     """
     took = evidence.took(_is_conversion)
-    for group in merged(evidence, {number: Gain(work.device_ns) for number, work in took.items()}):
+    for group in merged(evidence, {number: work.device_ns for number, work in took.items()}):
         calls = sum(took[number].calls for number in group.numbers)
         yield group.advice(
             f"{calls:,} kernel{'s convert' if calls != 1 else ' converts'} between NCHW and NHWC around convolutions, "
-            f"for {format_time(group.gain.ns or 0)} in total.",
+            f"for {group.time} in total.",
             "Use channels last: `model = model.to(memory_format=torch.channels_last)`, and the same for the input.",
-            "channels_last_missed",
         )
 
 
-def _is_conversion(frames: Sequence[Frame]) -> bool:
-    return bool(frames) and frames[-1].kind == FrameKind.KERNEL and _CONVERSION.search(frames[-1].name) is not None
+@among(is_device_work)
+def _is_conversion(frames: Frames) -> bool:
+    return _CONVERSION.search(frames[-1].name) is not None

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchprof.analyze.advice import Advice, rule
-from torchprof.analyze.advice.evidence import Evidence, always, inside
-from torchprof.analyze.advice.host import idle_ns
-from torchprof.analyze.advice.operators import node_of, outermost_op
-from torchprof.analyze.advice.python import HOOK, is_direct, is_line, is_own_time
+from torchprof.analyze.advice.chains import (
+    Among,
+    Frames,
+    Holds,
+    always,
+    inside,
+    is_direct,
+    is_in_op,
+    is_line,
+    is_own_time,
+    node_of,
+    outermost_op,
+)
+from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.advice.python import HOOK
 from torchprof.run.cost import format_time
 from torchprof.run.purposes import DATA, GARBAGE, OPTIMIZER, purpose_of
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, Frame, FrameKind
@@ -182,9 +193,7 @@ class Function:
         return sum(ns for spent, ns in self.spent.items() if spent.op and (not names or spent.op in names))
 
 
-def functions(
-    evidence: Evidence, holds: Callable[[Sequence[Frame]], bool], *, in_layers: bool = False
-) -> list[Function]:
+def functions(evidence: Evidence, holds: Holds, *, in_layers: bool = False) -> list[Function]:
     """The functions that were sampled in matching work outside all layers, or in layers, forward; the longest first.
 
     The time of an operator, and that between operators under the same labels, is shared among its lines by their
@@ -192,7 +201,7 @@ def functions(
     gets the frames without the line.
     """
     columns = evidence.run.rows.columns
-    if not any(map(is_line, evidence.run.rows.frames)):
+    if not evidence.any_row(is_line):
         return []
     times: Counter[_Place] = Counter()
     calls: Counter[_Place] = Counter()
@@ -229,7 +238,7 @@ def functions(
     return sorted(by_name.values(), key=lambda function: function.ns, reverse=True)
 
 
-def _outermost(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+def _outermost(frames: Frames) -> tuple[Frame, ...]:
     """The labels, and the outermost operator, without its inputs."""
     place: list[Frame] = []
     for frame in frames:
@@ -255,19 +264,18 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
     one finding, without a function. The gain is all of that time, at most the idle time of a device.
     """
     whole = evidence.recorded_ns
-    limit = idle_ns(evidence) if evidence.device != "cpu" else whole
     if not evidence.ops_recorded or not whole:
         return
-    own = evidence.took(lambda frames: is_own_time(frames) and _is_loop(frames), phases=(FORWARD,)).get(OUTSIDE)
+    own = evidence.took_outside(_OWN_TIME_OF_LOOP, FORWARD)
     gaps = [spread for _, spread in evidence.samples("step_gap_ns")]
     unusual = sum(max(0, spread.sum - round(spread.median * spread.count)) for spread in gaps)
     waited = sum(pipeline.waited_ns for pipeline in evidence.run.pipelines if pipeline.device == "cpu")
-    own_ns = max(0, own.cpu_ns - waited) if own else 0
+    own_ns = max(0, own.cpu_ns - waited)
     left = own_ns - unusual - _calls_ns(evidence)
     sampled = [function for function in functions(evidence, _is_loop) if function.samples >= _FEWEST]
     if not sampled:
         if left >= _SHARE * whole and 2 * left > own_ns:
-            yield _finding(evidence, "", own_ns, limit, _PYTHON.says, _PYTHON.remedy)
+            yield _finding(evidence, "", own_ns, _PYTHON.says, _PYTHON.remedy)
         return
     others: list[Counter[Spent]] = []
     for function in sampled:
@@ -275,23 +283,23 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
         rest = by_kind.pop(_PYTHON)
         known = {kind: spent for kind, spent in by_kind.items() if spent.total() >= _SHARE * whole}
         for kind, spent in known.items():
-            yield _finding(evidence, _line_of(spent), spent.total(), limit, kind.says, kind.remedy)
+            yield _finding(evidence, _line_of(spent), spent.total(), kind.says, kind.remedy)
             left -= sum(ns for part, ns in spent.items() if not part.op)
         unknown = function.spent - sum(known.values(), Counter[Spent]())
         prepares = _prepares_data(unknown, evidence)
         small = _small_operators(function, evidence) if 2 * unknown.total() >= function.ns else None
         if small is not None and unknown.total() + small.backward_ns >= _SHARE * whole:
             ns = unknown.total() + small.backward_ns
-            yield _finding(evidence, _line_of(unknown), ns, limit, small.says, small.remedy)
+            yield _finding(evidence, _line_of(unknown), ns, small.says, small.remedy)
         elif sum(prepares.values()) >= _DATA_SHARE * whole:
             first = max((part for part in prepares if part.op), key=prepares.__getitem__)
             says = f"it runs `{first.op}` on data without gradients"
-            yield _finding(evidence, first.line, sum(prepares.values()), limit, says, _PREPARES)
+            yield _finding(evidence, first.line, sum(prepares.values()), says, _PREPARES)
         else:
             others.append(rest)
     for rest in others:
         if min(rest.total(), left) >= _SHARE * whole:
-            yield _finding(evidence, _line_of(rest), rest.total(), limit, _PYTHON.says, _PYTHON.remedy)
+            yield _finding(evidence, _line_of(rest), rest.total(), _PYTHON.says, _PYTHON.remedy)
 
 
 @rule
@@ -302,7 +310,6 @@ def hooks(evidence: Evidence) -> Iterator[Advice]:
     gain is all of their time.
     """
     models = evidence.run.meta.model
-    limit = idle_ns(evidence) if evidence.device != "cpu" else evidence.recorded_ns
     for function in functions(evidence, always, in_layers=True):
         is_hook = function.name.endswith(HOOK) and function.samples >= _FEWEST
         if is_hook and function.ns >= _SHARE * evidence.recorded_ns:
@@ -311,19 +318,17 @@ def hooks(evidence: Evidence) -> Iterator[Advice]:
                 f"{function.at.removesuffix(HOOK)} takes {format_time(function.ns)}: a hook of modules, which runs in "
                 "each of their calls.",
                 "Remove it with `handle.remove()` of its `handle = module.register_forward_hook(…)`.",
-                min(function.ns, limit),
-                None,
-                "hooks",
-                models,
+                evidence.while_idle(function.ns),
+                layers=models,
             )
 
 
-def _finding(evidence: Evidence, line: str, ns: int, limit: int, says: str, remedy: str) -> Advice:
+def _finding(evidence: Evidence, line: str, ns: int, says: str, remedy: str) -> Advice:
     steps = evidence.steps
     each = f" ({format_time(ns / steps)} per step)" if steps > 1 else ""
     where = f"{line} takes" if line else "No operator and no layer runs for"
     text = f"{where} {format_time(ns)}{each}: {says}."
-    return Advice(evidence.name_of(OUTSIDE), text, remedy, min(ns, limit), None, "python_in_the_loop")
+    return Advice(evidence.name_of(OUTSIDE), text, remedy, evidence.while_idle(ns))
 
 
 def _line_of(spent: Counter[Spent]) -> str:
@@ -352,7 +357,7 @@ def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     trained: set[str | None] = set()  # the names of nodes outside all layers
     inside_of: defaultdict[str, set[str]] = defaultdict(set)  # by outermost operator: all operators in it
-    for row in evidence.rows(lambda frames: outermost_op(frames) is not None):
+    for row in evidence.rows(is_in_op):
         if columns["layer"][row] != OUTSIDE:
             continue
         frames = rows.frames[columns["frames"][row]]
@@ -391,12 +396,11 @@ class _Small(NamedTuple):
 
 def _small_operators(function: Function, evidence: Evidence) -> _Small | None:
     calls, ns = function.op_calls.total(), function.op_ns()
-    reading = evidence.took(inside("aten::item"), phases=(FORWARD,)).get(OUTSIDE)  # too short for many samples
-    reads = reading.calls if reading is not None else 0
+    reads = evidence.took_outside(inside("aten::item"), FORWARD).calls  # too short for many samples
     copied = sum(function.op_calls[name] for name in _COPIES)
     passes = max(map(evidence.run.rows.forward_calls, evidence.run.layers.roots), default=0) or 1
-    direct = evidence.took(lambda frames: is_direct(frames) and _is_loop(frames), phases=(FORWARD,)).get(OUTSIDE)
-    if reads >= _MANY * passes and _READS * reads >= (direct.calls if direct is not None else 0):
+    direct = evidence.took_outside(Among(is_direct, _is_loop), FORWARD)
+    if reads >= _MANY * passes and _READS * reads >= direct.calls:
         return _Small(f"it reads values of tensors one by one ({reads:,} times)", _READS_VALUES.remedy)
     if 2 * function.op_ns(*_COPIES) >= ns > function.ns - ns and copied >= _COPIED * passes:
         return _Small("it copies tensors", _COPIES_THE_MODEL.remedy)
@@ -417,20 +421,23 @@ def _small_operators(function: Function, evidence: Evidence) -> _Small | None:
 
 def _small_backward_ns(evidence: Evidence, least: int) -> int:
     """The time of backward outside all layers, with the engine's, if it has many small nodes."""
-    nodes = evidence.took(is_direct, phases=(BACKWARD,)).get(OUTSIDE)
-    if nodes is None or nodes.calls < least or nodes.cpu_ns >= _SMALL_NS * nodes.calls:
+    nodes = evidence.took_outside(is_direct, BACKWARD)
+    if nodes.calls < least or nodes.cpu_ns >= _SMALL_NS * nodes.calls:
         return 0
-    return evidence.took(always, phases=(BACKWARD,))[OUTSIDE].cpu_ns
+    return evidence.took_outside(always, BACKWARD).cpu_ns
 
 
-def _is_loop(frames: Sequence[Frame]) -> bool:
+def _is_loop(frames: Frames) -> bool:
     """Whether work is that of the loop: not of data loading, an optimizer or the garbage collector."""
     return purpose_of(FORWARD, frames) not in (DATA, OPTIMIZER, GARBAGE)
 
 
+_OWN_TIME_OF_LOOP = Among(is_own_time, _is_loop)
+
+
 def _calls_ns(evidence: Evidence) -> int:
     """The time that the calls of operators, autograd nodes and models take outside of them."""
-    outside = evidence.took(is_direct, phases=(FORWARD,)).get(OUTSIDE)
+    outside = evidence.took_outside(is_direct, FORWARD)
     nodes = sum(took.calls for took in evidence.took(is_direct, phases=PHASES[1:]).values())
     calls = sum(map(evidence.run.rows.forward_calls, evidence.run.layers.roots))
-    return _GAP_NS * (nodes + calls + (outside.calls if outside else 0))
+    return _GAP_NS * (nodes + calls + outside.calls)

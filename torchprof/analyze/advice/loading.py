@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice.chains import depth_of_label, is_loading, is_own_time
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.analyze.advice.host import idle_ns, inside_loading, is_loading
 from torchprof.analyze.advice.lines import functions
-from torchprof.analyze.advice.python import is_own_time
 from torchprof.run.cost import format_time
-from torchprof.run.words import OUTSIDE
+from torchprof.run.words import LOADING, OUTSIDE
 
 _SHARE = 0.05
 _FEW = 10
@@ -42,7 +41,7 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
         if columns["layer"][row] != OUTSIDE:
             continue
         frames = rows.frames[columns["frames"][row]]
-        inside = inside_loading(frames)
+        inside = frames[depth_of_label(frames, LOADING) :]
         whole += columns["cpu_ns"][row]
         labels[inside[0].name] += columns["calls"][row] if len(inside) == 1 else 0
         if is_own_time(inside):
@@ -76,7 +75,6 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
         seen = f"The loop loads each batch itself{most}: its DataLoader has no workers. That takes {waits}."
         seen += f" {in_no_op / whole:.0%} of that time is in no operator."
         gain -= _PASSING_NS * times
-    if evidence.device != "cpu":
-        gain = min(gain, idle_ns(evidence))
+    gain = evidence.while_idle(gain)
     if gain > _SHARE * evidence.recorded_ns:
-        yield Advice(evidence.name_of(OUTSIDE), seen, remedy, gain, None, "waiting_for_data")
+        yield Advice(evidence.name_of(OUTSIDE), seen, remedy, gain)

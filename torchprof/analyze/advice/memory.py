@@ -59,7 +59,6 @@ def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
         yield group.advice(
             f"{nbytes / whole:.0%} of {where} ({format_memory(whole)}{above}) was allocated here: {parts}.",
             remedies[group.numbers[0]],
-            "layer_that_makes_the_peak",
         )
 
 

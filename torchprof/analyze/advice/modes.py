@@ -6,12 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, Gain, merged, rule
-from torchprof.analyze.advice.evidence import Evidence, always, inside, no_frames
+from torchprof.analyze.advice.chains import always, inside, is_step
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.host import forward_calls
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import BATCH_NORMS, CONVOLUTIONS, FACTORS
-from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP
+from torchprof.run.words import BACKWARD, FORWARD
 
 _DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
 _RARELY = 0.9
@@ -30,11 +31,10 @@ def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
     """
     if _trains(evidence):
         return
-    calls = evidence.took(no_frames, phases=(FORWARD,))
     numbers = [
         number
         for number, layer in enumerate(evidence.run.layers)
-        if layer.training and _depends_on_mode(layer) and number in calls and calls[number].calls
+        if layer.training and evidence.forward_calls[number] and _depends_on_mode(layer)
     ]
     if not numbers:
         return
@@ -46,10 +46,7 @@ def eval_forgotten(evidence: Evidence) -> Iterator[Advice]:
         f"{first.name} ({first.kind}){more} called in train mode, for "
         f"{format_time(sum(evidence.time_of(took[number]) for number in numbers))}, but no backward was recorded.",
         "If this is inference, call `model.eval()` first: otherwise results are random or depend on the batch.",
-        None,
-        None,
-        "eval_forgotten",
-        tuple(evidence.run.layers[number].name for number in numbers),
+        layers=tuple(evidence.run.layers[number].name for number in numbers),
     )
 
 
@@ -84,7 +81,6 @@ def gradients_never_used(evidence: Evidence) -> Iterator[Advice]:
             f"A forward call{of_each} leaves {format_memory(nbytes)} saved for backward on average{on_rank}, most "
             f"of it in {evidence.name_of(most)}, but no backward was recorded.",
             "If this is inference, run it under `torch.inference_mode()` or `torch.no_grad()`.",
-            "gradients_never_used",
         )
 
 
@@ -101,9 +97,6 @@ def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
             "Anomaly detection was on: each forward operator stores its stack, and each backward operator is checked "
             "for NaN. All times include that.",
             "Remove `torch.autograd.set_detect_anomaly(True)` unless you are looking for a NaN, and measure again.",
-            None,
-            None,
-            "anomaly_detection_on",
         )
 
 
@@ -132,9 +125,7 @@ def evaluates_often(evidence: Evidence) -> Iterator[Advice]:
             f"{calls:,} forward calls without gradients in {steps:,} steps take {format_time(ns)}.",
             "If they evaluate the model, do it less often (`if step % 100 == 0:`), or with fewer samples.",
             round(_RARELY * ns),
-            None,
-            "evaluates_often",
-            models,
+            layers=models,
         )
 
 
@@ -162,8 +153,6 @@ def few_threads(evidence: Evidence) -> Iterator[Advice]:
         f"products and convolutions take {format_time(products)}.",
         f"`torch.set_num_threads({cores})`, or `OMP_NUM_THREADS={cores}` in the environment.",
         products * (cores - threads) // cores,
-        None,
-        "few_threads",
     )
 
 
@@ -181,17 +170,12 @@ def deterministic_algorithms_on(evidence: Evidence) -> Iterator[Advice]:
             "filled.",
             "Remove `torch.use_deterministic_algorithms(True)` unless results must be bitwise reproducible. If they "
             "must, set `torch.utils.deterministic.fill_uninitialized_memory = False`.",
-            None,
-            None,
-            "deterministic_algorithms_on",
         )
 
 
 def _trains(evidence: Evidence) -> bool:
     """Whether there was a backward, or the step of an optimizer, whose backward may not have been recorded."""
-    return BACKWARD in evidence.run.phases() or any(
-        True for _ in evidence.rows(lambda frames: any(frame.name.startswith(OPTIMIZER_STEP) for frame in frames))
-    )
+    return BACKWARD in evidence.run.phases() or evidence.any_row(is_step)
 
 
 def _depends_on_mode(layer: Layer) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torchprof.analyze.advice import Advice, rule
+from torchprof.analyze.advice.chains import ACCUMULATE, Frames, among, depth_of_label, inside, is_step
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.analyze.advice.operators import ACCUMULATE
 from torchprof.run.cost import format_time
 from torchprof.run.torch_names import FOREACH, FUSED
-from torchprof.run.words import BACKWARD, OPTIMIZER_STEP, OUTSIDE_NAME, ZERO_GRAD, Frame, FrameKind
+from torchprof.run.words import BACKWARD, OPTIMIZER_STEP, OUTSIDE_NAME, ZERO_GRAD, FrameKind
 
-_ZEROES = frozenset({"aten::zero_", "aten::_foreach_zero_"})
+_ZEROES = ("aten::zero_", "aten::_foreach_zero_")
 
 _FUSED = {
     "cpu": frozenset({"SGD", "Adam", "AdamW", "Adagrad"}),
@@ -87,8 +87,6 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
             f"{format_time(ns / stepped.steps)} on average.",
             remedy,
             int(ns * _SAVED.get(name, _SAVED_BY_OTHERS)),
-            None,
-            "optimizer_step_per_tensor",
         )
 
 
@@ -104,11 +102,10 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     writes = 0
     ns = 0
     columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
-    time = columns["cpu_ns" if evidence.device == "cpu" else "device_ns"]
     for row in evidence.rows(zeroes):
         frames = chains[columns["frames"][row]]
         label = label or next(frame.name for frame in frames if frame.name.startswith(ZERO_GRAD))
-        ns += time[row]
+        ns += evidence.times[row]
         if frames[-1].name == "aten::zero_":
             writes += columns["calls"][row]
     if label is None:
@@ -126,7 +123,6 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
         "Use `zero_grad(set_to_none=True)`, the default: it frees the gradients, and backward writes new ones.",
         ns,
         sum(before) or None,
-        "gradients_zeroed",
     )
 
 
@@ -134,9 +130,9 @@ def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
     """The steps of optimizers, by the name of their class."""
     by_class: defaultdict[str, _Steps] = defaultdict(_Steps)
     columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
-    for row in evidence.rows(lambda frames: _depth(frames, OPTIMIZER_STEP) >= 0):
+    for row in evidence.rows(is_step):
         frames = chains[columns["frames"][row]]
-        depth = _depth(frames, OPTIMIZER_STEP)
+        depth = depth_of_label(frames, OPTIMIZER_STEP)
         stepped = by_class[frames[depth].name.removeprefix(OPTIMIZER_STEP).partition(".")[0]]
         stepped.cpu_ns += columns["cpu_ns"][row]
         stepped.device_ns += columns["device_ns"][row]
@@ -150,17 +146,13 @@ def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
     return {name: stepped for name, stepped in by_class.items() if stepped.steps}
 
 
-def _depth(frames: Sequence[Frame], label: str) -> int:
-    """The position among the frames of torch's label with this prefix, -1 if there is none."""
-    is_label = [frame.kind == FrameKind.LABEL and frame.name.startswith(label) for frame in frames]
-    return is_label.index(True) if any(is_label) else -1
-
-
-def zeroes(frames: Sequence[Frame]) -> bool:
+@among(inside(*_ZEROES))
+def zeroes(frames: Frames) -> bool:
     """Whether an optimizer's ``zero_grad`` writes zeros into gradients."""
-    return _depth(frames, ZERO_GRAD) >= 0 and any(frame.name in _ZEROES for frame in frames)
+    return depth_of_label(frames, ZERO_GRAD) >= 0
 
 
-def _adds_to_gradient(frames: Sequence[Frame]) -> bool:
+@among(inside(ACCUMULATE))
+def _adds_to_gradient(frames: Frames) -> bool:
     names = [frame.name for frame in frames]
-    return ACCUMULATE in names and "aten::add_" in names[names.index(ACCUMULATE) :]
+    return "aten::add_" in names[names.index(ACCUMULATE) :]

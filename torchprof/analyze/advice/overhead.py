@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, rule
-from torchprof.analyze.advice.evidence import Evidence, is_collection, is_optimizer
-from torchprof.analyze.advice.python import is_own_time, layers_of_slow_python
+from torchprof.analyze.advice.chains import is_collection, is_op, is_optimizer, is_own_time
+from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.advice.python import layers_of_slow_python
 from torchprof.run.cost import format_time
-from torchprof.run.words import FORWARD, OUTSIDE, FrameKind
+from torchprof.run.words import FORWARD
 
 _SMALL_NS = 20_000
 _FEW = 8
@@ -30,23 +31,23 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
     run, layers = evidence.run, evidence.run.layers
     if evidence.device != "cpu" or len(run.metas) > 1:
         return
-    called = [(run.rows.forward_calls(root), root) for root in layers.roots]
+    called = [(evidence.forward_calls[root], root) for root in layers.roots]
     calls, root = max(called, default=(0, 0))
     shapes = layers[root].input_shapes if calls >= 10 else ()
     if not shapes or len(shapes[0]) < 2 or not 0 < shapes[0][0] <= _FEW or not layers[root].same_shapes:
         return
     long_ns = ops = stepping = 0
     columns = run.rows.columns
-    for row in evidence.rows(lambda frames: bool(frames) and frames[-1].kind == FrameKind.OP):
+    for row in evidence.rows(is_op):
         ns, times = columns["cpu_ns"][row], columns["calls"][row]
         ops += times
         if ns >= _SMALL_NS * times:
             long_ns += ns
             stepping += ns if is_optimizer(run.rows.frames[columns["frames"][row]]) else 0
-    own = evidence.took(is_own_time, phases=(FORWARD,)).get(OUTSIDE)
+    own_ns = evidence.took_outside(is_own_time, FORWARD).cpu_ns
     collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
     python = sum(slow.own_ns for slow in layers_of_slow_python(evidence).values())
-    small = evidence.recorded_ns - long_ns - collecting - python - (own.cpu_ns if own is not None else 0)
+    small = evidence.recorded_ns - long_ns - collecting - python - own_ns
     if not ops or small < _MOST * evidence.recorded_ns:
         return
     samples = f"{shapes[0][0]} sample{'s' * (shapes[0][0] > 1)}"
@@ -56,7 +57,5 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
         f"{format_time(small)} are in short ones and between them.",
         f"Use a larger batch (`DataLoader(…, batch_size={_BATCH})`), or compile the model: `torch.compile(model)`.",
         (small + stepping) * (_BATCH - shapes[0][0]) // _BATCH,
-        None,
-        "tiny_batches",
-        (layers[root].name,),
+        layers=(layers[root].name,),
     )

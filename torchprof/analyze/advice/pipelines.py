@@ -33,8 +33,6 @@ def unequal_stages(evidence: Evidence) -> Iterator[Advice]:
             f"Move {moved_layers(evidence.run, judged.replicas, move)} to stage {move.target}: in a simulation of the "
             f"schedule, a step is then {saving.share:.0%} shorter.",
             _in_all_steps(judged, saving),
-            None,
-            "unequal_stages",
         )
 
 
@@ -59,8 +57,6 @@ def few_microbatches(evidence: Evidence) -> Iterator[Advice]:
             f"{split.doubled.share:.0%} shorter. An interleaved schedule with several stages on each rank "
             "(`ScheduleInterleaved1F1B`) fills faster, too.",
             _in_all_steps(judged, split.doubled),
-            None,
-            "few_microbatches",
         )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 
 from torchprof.analyze.advice import WORTH, Advice, Gain, merged, rule, together
-from torchprof.analyze.advice.evidence import Evidence, always, shape_of_input
+from torchprof.analyze.advice.chains import Among, Frames, always, among, inside, is_device_work, shape_of_input
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.dtypes import recorded_as
 from torchprof.run.torch_names import CONVOLUTIONS, ELEMENTWISE, FACTORS
@@ -22,6 +24,7 @@ _FLOAT32_KERNEL = re.compile(r"sgemm|scudnn|simt|f32f32_f32f32")
 _TF32_KERNEL = re.compile(r"tf32|s1688")
 _HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Half")
 
+_PRODUCTS = frozenset({*FACTORS, *CONVOLUTIONS})
 _SIZES_SHOWN = 5
 _SLOW_HALF = 0.9
 _HALF_SHARE = 0.05
@@ -47,13 +50,15 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
     long, an LSTM 3.7 times). On a device it is at most all of it: consumer GPUs compute float64 at 1/64 of the rate. In
     memory, the gain is half of the bytes of float64 parameters.
     """
-    held: dict[int, int] = {}
+    held: dict[int, int] = {}  # only of layers that hold any
     all_double = set()
     for number, layer in enumerate(evidence.run.layers):
-        sizes = {dtype: size for dtype, size in layer.dtype_bytes if dtype.startswith(_FLOATING) and size}
-        held[number] = sum(size for dtype, size in sizes.items() if dtype in ("float64", "complex128"))
-        if held[number] and held[number] == sum(sizes.values()):
-            all_double.add(number)
+        sizes = dict(layer.dtype_bytes)
+        double = sizes.get("float64", 0) + sizes.get("complex128", 0)
+        if double:
+            held[number] = double
+            if double == sum(size for dtype, size in sizes.items() if dtype.startswith(_FLOATING)):
+                all_double.add(number)
     if evidence.shapes_recorded:
         took = evidence.took(_is_in_double)
     elif all_double:
@@ -61,7 +66,7 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
     else:
         return
     gains = {
-        number: Gain(round(ns * _part_of_double(evidence, number)), held[number] // 2 if held.get(number) else None)
+        number: Gain(round(ns * _part_of_double(evidence, number)), held[number] // 2 if number in held else None)
         for number, work in took.items()
         if (ns := evidence.time_of(work))
     }
@@ -73,7 +78,6 @@ def double_precision(evidence: Evidence) -> Iterator[Advice]:
             f"Computing in float64 takes {format_time(ns)}{holding}.",
             "Use float32 unless results need float64: `model.float()` for parameters, `x.float()` for inputs (NumPy "
             "arrays are float64 by default).",
-            "double_precision",
         )
 
 
@@ -97,17 +101,16 @@ def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
     layers = evidence.run.layers
     took = evidence.took(always)
     gains = {
-        number: Gain(round(took[number].cpu_ns * _SLOW_HALF))
+        number: round(took[number].cpu_ns * _SLOW_HALF)
         for number, layer in enumerate(layers)
         if number in took and dict(layer.dtype_bytes).get("float16")
     }
-    if sum(gain.ns or 0 for gain in gains.values()) < _HALF_SHARE * evidence.recorded_ns:
+    if sum(gains.values()) < _HALF_SHARE * evidence.recorded_ns:
         return
     for group in merged(evidence, gains):
         yield group.advice(
             "It computes in float16, for which the CPU has no fast kernels.",
             "Use `model.float()` on a CPU, or `model.bfloat16()` where the CPU has instructions for it (AMX).",
-            "half_precision_on_the_cpu",
         )
 
 
@@ -127,16 +130,16 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
     rows, columns = evidence.run.rows, evidence.run.rows.columns
     sizes: defaultdict[int, set[int]] = defaultdict(set)
     ns: defaultdict[int, int] = defaultdict(int)
-    for row in evidence.rows(lambda frames: any(map(_odd_sizes, frames)), phases=(FORWARD, RECOMPUTE)):
+    for row in evidence.rows(_has_odd_sizes, phases=(FORWARD, RECOMPUTE)):
         number = columns["layer"][row]
         for frame in rows.frames[columns["frames"][row]]:
             sizes[number].update(_odd_sizes(frame))
         ns[number] += columns["device_ns"][row]
     if not sizes:
         return
-    for number, work in evidence.took(lambda frames: any(map(_is_half_product, frames)), phases=(BACKWARD,)).items():
+    for number, work in evidence.took(_has_half_product, phases=(BACKWARD,)).items():
         ns[number] += work.device_ns
-    for group in merged(evidence, {number: Gain(int(ns[number] * _TENSOR_CORES)) for number in sizes}):
+    for group in merged(evidence, {number: int(ns[number] * _TENSOR_CORES) for number in sizes}):
         odd = sorted(set().union(*(sizes[number] for number in group.numbers)))
         more = f" and {len(odd) - _SIZES_SHOWN} more" if len(odd) > _SIZES_SHOWN else ""
         are = "sizes that are not multiples of 8" if len(odd) > 1 else "a size that is not a multiple of 8"
@@ -146,7 +149,6 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
             f"{', '.join(map(str, odd[:_SIZES_SHOWN]))}{more}.",
             "Pad features, classes, vocabulary or sequences to a multiple of 8 (`pad_to_multiple_of=8` in a "
             "tokenizer).",
-            "misaligned_half_precision",
         )
 
 
@@ -161,7 +163,7 @@ def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
     by_layer = _could_be_tf32(evidence)
     if not by_layer:
         return
-    group = together(evidence, {number: Gain(int(ns * _TENSOR_CORES)) for number, ns in by_layer.items()})
+    group = together(evidence, {number: int(ns * _TENSOR_CORES) for number, ns in by_layer.items()})
     remedies = [
         'torch.set_float32_matmul_precision("high")'
         if evidence.switches.get("float32_matmul_precision") == "highest"
@@ -173,7 +175,6 @@ def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
         "TF32 is off.",
         f"Set {' and '.join(f'`{remedy}`' for remedy in remedies if remedy)} at the start if inputs with 10 bits of "
         "mantissa are enough. `torch.autocast` saves more.",
-        "tf32_not_used",
     )
 
 
@@ -193,28 +194,24 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
         WORTH * evidence.recorded_ns
     ):
         return
-    by_layer = {
-        number: work.device_ns
-        for number, work in evidence.took(lambda frames: _is_float32_product(frames, with_tf32=True)).items()
-        if work.device_ns
-    }
+    took = evidence.took(Among(_is_product_kernel, partial(_is_in_float32, with_tf32=True)))
+    by_layer = {number: work.device_ns for number, work in took.items() if work.device_ns}
     ns = sum(by_layer.values())
-    if not ns or ns * 2 < whole or any(True for _ in evidence.rows(_is_half_work)):
+    if not ns or ns * 2 < whole or evidence.any_row(_is_half_work):
         return
     has_tf32 = evidence.compute_capability >= (8, 0)
     saved = 1 / 2 if has_tf32 else _TENSOR_CORES
-    group = together(evidence, {number: Gain(int(took_ns * saved)) for number, took_ns in by_layer.items()})
+    group = together(evidence, {number: int(took_ns * saved) for number, took_ns in by_layer.items()})
     yield group.advice(
         f"float32 matrix products and convolutions take {ns / whole:.0%} of the CUDA time ({format_time(ns)}), and "
         "nothing runs in half precision.",
         'Run forward and loss under `torch.autocast("cuda", dtype=torch.bfloat16)`.'
         if has_tf32
         else 'Run forward and loss under `torch.autocast("cuda", dtype=torch.float16)`, with `torch.amp.GradScaler`.',
-        "autocast_not_used",
     )
 
 
-def _is_in_double(frames: Sequence[Frame]) -> bool:
+def _is_in_double(frames: Frames) -> bool:
     """Whether the innermost of these frames with floating-point inputs is an operator that computes in float64."""
     for frame in reversed(frames):
         if frame.kind == FrameKind.KERNEL:
@@ -250,7 +247,17 @@ def _odd_sizes(frame: Frame) -> list[int]:
 
 
 def _is_half_product(frame: Frame) -> bool:
-    return (frame.name in FACTORS or frame.name in CONVOLUTIONS) and _has(frame.signature, _HALF)
+    return frame.name in _PRODUCTS and _has(frame.signature, _HALF)
+
+
+@among(inside(*_PRODUCTS))
+def _has_half_product(frames: Frames) -> bool:
+    return any(map(_is_half_product, frames))
+
+
+@among(_has_half_product)
+def _has_odd_sizes(frames: Frames) -> bool:
+    return any(map(_odd_sizes, frames))
 
 
 def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
@@ -261,18 +268,21 @@ def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
         *(FACTORS if evidence.switches.get("float32_matmul_precision") == "highest" else ()),
         *(CONVOLUTIONS if evidence.switches.get("cudnn_tf32") == "False" else ()),
     }
-    took = evidence.took(lambda frames: _is_float32_product(frames, with_tf32=False) and frames[-2].name in ops)
+    took = evidence.took(Among(_is_product_kernel, lambda frames: frames[-2].name in ops and _is_in_float32(frames)))
     return {number: work.device_ns for number, work in took.items() if work.device_ns}
 
 
-def _is_float32_product(frames: Sequence[Frame], *, with_tf32: bool) -> bool:
-    """Whether the innermost frame is a kernel that a product or convolution in float32 launched directly; with
-    ``with_tf32`` also a TF32 kernel. float32 is recognized by the op's dtypes if shapes were recorded, else by the
-    kernel's name."""
-    if len(frames) < 2 or frames[-1].kind != FrameKind.KERNEL:
-        return False
+@among(is_device_work)
+def _is_product_kernel(frames: Frames) -> bool:
+    """Whether it is a kernel that a product or convolution launched directly."""
+    return len(frames) > 1 and frames[-2].name in _PRODUCTS
+
+
+def _is_in_float32(frames: Frames, *, with_tf32: bool = False) -> bool:
+    """Whether the kernel of a product computes in float32; with ``with_tf32`` also a TF32 kernel. float32 is recognized
+    by the op's dtypes if shapes were recorded, else by the kernel's name."""
     kernel, op = frames[-1].name, frames[-2]
-    if (op.name not in FACTORS and op.name not in CONVOLUTIONS) or _HALF_KERNEL.search(kernel):
+    if _HALF_KERNEL.search(kernel):
         return False
     if _TF32_KERNEL.search(kernel):
         return with_tf32
@@ -281,7 +291,7 @@ def _is_float32_product(frames: Sequence[Frame], *, with_tf32: bool) -> bool:
     return _FLOAT32_KERNEL.search(kernel) is not None
 
 
-def _is_half_work(frames: Sequence[Frame]) -> bool:
+def _is_half_work(frames: Frames) -> bool:
     if any(_has(frame.signature, _HALF) for frame in frames):
         return True
     return bool(frames) and frames[-1].kind == FrameKind.KERNEL and _HALF_KERNEL.search(frames[-1].name) is not None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchprof.analyze.advice import Advice, Gain, merged, rule
-from torchprof.analyze.advice.evidence import Evidence, is_collection
-from torchprof.analyze.advice.host import beyond_median_ns, forward_calls, idle_ns
+from torchprof.analyze.advice import Advice, merged, rule
+from torchprof.analyze.advice.chains import Frames, among, is_collection, is_direct, is_line, is_own_time
+from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.advice.host import beyond_median_ns, forward_calls
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
-from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE, PHASES, Frame, FrameKind
+from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE
 
 HOOK = " (hook)"
 """What follows the name of a function that is a hook of modules, in a sampled line."""
@@ -69,12 +70,13 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
     called in it, and at most the idle time of a device.
     """
     layers = layers_of_slow_python(evidence)
+    if not layers:
+        return
     arrays = evidence.took(_is_array, phases=(FORWARD,))
-    lines = _lines(evidence) if layers else {}
+    lines = _lines(evidence)
     layers = {layer: slow for layer, slow in layers.items() if not _is_of_hooks(lines.get(layer, Counter()))}
     whole = sum(slow.own_ns for slow in layers.values())
-    limit = idle_ns(evidence) if evidence.device != "cpu" else whole
-    gains = {layer: Gain(slow.own_ns * min(whole, limit) // whole) for layer, slow in layers.items()}
+    gains = {layer: slow.own_ns * evidence.while_idle(whole) // whole for layer, slow in layers.items()}
     for group in merged(evidence, gains, {layer: layer in arrays for layer in layers}):
         ns, calls = (
             sum(column) for column in zip(*((layers[layer].own_ns, layers[layer].calls) for layer in group.numbers))
@@ -91,7 +93,6 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
         yield group.advice(
             f"No operator runs for {format_time(ns)}{in_calls}: this is Python between operators{line}.{converted}",
             f"Replace {'NumPy' if leaves else 'the Python loop'} with tensor operations.",
-            "python_in_layers",
         )
 
 
@@ -102,8 +103,8 @@ def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
     Evidence: their own row, because they interrupt whatever code runs. The gain is all of their time, at most the idle
     time of a device. Needs a recording by torchprof, or a trace that torchprof exported.
     """
-    took = evidence.took(is_collection, phases=(FORWARD,)).get(OUTSIDE)
-    if took is None or not took.cpu_ns:
+    took = evidence.took_outside(is_collection, FORWARD)
+    if not took.cpu_ns:
         return
     times = "once" if took.calls == 1 else f"{took.calls:,} times"
     yield Advice(
@@ -112,9 +113,7 @@ def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
         "Call `gc.collect()` and `gc.freeze()` once the model and the data exist, so that they are not searched again. "
         "Or call `gc.disable()` before the loop, and `gc.collect()` where a pause does no harm, such as between "
         "epochs. Remove `gc.collect()` from the loop.",
-        min(took.cpu_ns, idle_ns(evidence)) if evidence.device != "cpu" else took.cpu_ns,
-        None,
-        "garbage_collection",
+        evidence.while_idle(took.cpu_ns),
     )
 
 
@@ -123,10 +122,12 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
     if not evidence.ops_recorded:
         return {}
     layers = evidence.run.layers
+    slow: dict[int, SlowPython] = {}
+    if evidence.of_class.keys() <= _OF_TORCH:
+        return slow
     direct = evidence.took(is_direct, phases=(FORWARD,))
-    slow = {}
     for layer, took in evidence.took(_is_python, phases=(FORWARD,)).items():
-        if layer < 0 or not has_python(layers[layer]) or took.cpu_ns < _SHARE * evidence.recorded_ns:
+        if layer < 0 or took.cpu_ns < _SHARE * evidence.recorded_ns or not has_python(layers[layer]):
             continue
         calls = sum(spread.count for spread in forward_calls(evidence, layer))
         children = layers.children[layer]
@@ -146,42 +147,33 @@ def has_python(layer: Layer) -> bool:
     return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
 
 
-def is_own_time(frames: Sequence[Frame]) -> bool:
-    """Whether it is the time of a layer or a label outside operators."""
-    return all(frame.kind == FrameKind.LABEL for frame in frames)
-
-
 def _is_of_hooks(lines: Counter[str]) -> bool:
     """Whether most of the sampled lines are in hooks, which have a finding of their own."""
     in_hooks = sum(samples for text, samples in lines.items() if HOOK in text)
     return 2 * in_hooks > lines.total()
 
 
-def is_line(frames: Sequence[Frame]) -> bool:
-    """Whether it is a sampled line of Python."""
-    return bool(frames) and frames[-1].kind == FrameKind.PYTHON
-
-
-def _is_python(frames: Sequence[Frame]) -> bool:
+@among(is_own_time)
+def _is_python(frames: Frames) -> bool:
     """Whether it is a layer's own time, and not that of a distributed wrapper, which may wait for other ranks."""
-    return is_own_time(frames) and not any(frame.name.startswith(_WAITS_FOR_RANKS) for frame in frames)
+    return not any(frame.name.startswith(_WAITS_FOR_RANKS) for frame in frames)
 
 
-def is_direct(frames: Sequence[Frame]) -> bool:
-    """Whether it is an operator that Python calls, not another operator."""
-    return bool(frames) and frames[-1].kind == FrameKind.OP and is_own_time(frames[:-1])
-
-
-def _is_array(frames: Sequence[Frame]) -> bool:
+@among(is_direct)
+def _is_array(frames: Frames) -> bool:
     """Whether it is the operator that Tensor.numpy() and Tensor.tolist() call; models do not call it directly."""
-    return is_direct(frames) and frames[-1].name == _TO_NUMPY
+    return frames[-1].name == _TO_NUMPY
+
+
+@among(is_line)
+def _is_line_between_ops(frames: Frames) -> bool:
+    return is_own_time(frames[:-1])
 
 
 def _lines(evidence: Evidence) -> dict[int, Counter[str]]:
     """The number of Python samples at each source line between the operators of each layer, in forward."""
     lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
     rows, columns = evidence.run.rows, evidence.run.rows.columns
-    for row in evidence.rows(lambda frames: is_line(frames) and is_own_time(frames[:-1])):
-        if columns["phase"][row] == PHASES.index(FORWARD):
-            lines[columns["layer"][row]][rows.frames[columns["frames"][row]][-1].name] += columns["calls"][row]
+    for row in evidence.rows(_is_line_between_ops, phases=(FORWARD,)):
+        lines[columns["layer"][row]][rows.frames[columns["frames"][row]][-1].name] += columns["calls"][row]
     return dict(lines)

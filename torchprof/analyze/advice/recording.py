@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, rule
-from torchprof.analyze.advice.evidence import Evidence, has_no_launch
+from torchprof.analyze.advice.chains import has_no_launch
+from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_time
 from torchprof.run.words import OUTSIDE
 
@@ -22,7 +23,7 @@ def leftover_kernels(evidence: Evidence) -> Iterator[Advice]:
     Needs the time of a device.
     """
     ns = evidence.run.left_over.device_ns + sum(took.device_ns for took in evidence.took(has_no_launch).values())
-    whole = sum(evidence.run.rows.columns["device_ns"])
+    whole = sum(evidence.run.rows.columns["device_ns"]) if ns else 0
     if not ns or ns < _SHARE * whole or not evidence.ops_recorded:
         return
     yield Advice(
@@ -31,7 +32,4 @@ def leftover_kernels(evidence: Evidence) -> Iterator[Advice]:
         "cannot be attributed to a layer.",
         "Start the profiler before these kernels are launched: record more steps after warm-up steps "
         "(`torch.profiler.schedule(wait=1, warmup=1, active=3)`), or call `torch.cuda.synchronize()` before it starts.",
-        None,
-        None,
-        "leftover_kernels",
     )

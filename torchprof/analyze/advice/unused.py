@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from torchprof.analyze.advice import Advice, Gain, merged, rule
-from torchprof.analyze.advice.evidence import Evidence, always
-from torchprof.run.cost import format_time
-from torchprof.run.words import BACKWARD, FORWARD, FrameKind
+from torchprof.analyze.advice import Advice, merged, rule
+from torchprof.analyze.advice.chains import is_outermost
+from torchprof.analyze.advice.evidence import Evidence
+from torchprof.run.words import BACKWARD, FORWARD
 
 _GRAPH = 0.55
 """The part of a forward call that a graph costs: measured with 24 blocks of two linear layers, 41 % with one thread and
@@ -35,8 +35,8 @@ def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
     run, layers = evidence.run, evidence.run.layers
     if BACKWARD not in run.phases():
         return
-    forward = _times(evidence, FORWARD)
-    backward = _times(evidence, BACKWARD)
+    forward = evidence.times_with_below([FORWARD])
+    backward = evidence.times_with_below([BACKWARD])
     trainable = layers.roll_up([layer.trainable_params or 0 for layer in layers])
     gains = {}
     for number in range(len(layers)):
@@ -44,13 +44,11 @@ def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
         if above < 0 or not backward[above] or backward[number] or not trainable[number]:
             continue
         if forward[number] and layers[number].grad_calls and not layers[number].compiled:
-            gains[number] = Gain(forward[number])
+            gains[number] = forward[number]
     for group in merged(evidence, gains):
-        ns = format_time(sum(gains[number].ns or 0 for number in group.numbers))
         yield group.advice(
-            f"No gradient reaches it, so no loss trains it, and its forward takes {ns}.",
+            f"No gradient reaches it, so no loss trains it, and its forward takes {group.time}.",
             "Leave it out in training if no loss needs its values; else call it under `torch.no_grad()`.",
-            "layers_without_backward",
         )
 
 
@@ -68,7 +66,7 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
     if BACKWARD not in run.phases() or len(run.metas) > 1:
         return
     passes = _passes(evidence)
-    forward_ns = _times(evidence, FORWARD)
+    forward_ns = evidence.times_with_below([FORWARD])
     gains, seen = {}, {}
     for root in layers.roots:
         graphs, calls = layers[root].grad_calls, run.rows.forward_calls(root)
@@ -81,14 +79,13 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
                 most = max(most, times * calls / its_calls)
         unused = min(graphs, calls) - round(most)
         if most and unused >= 2:
-            gains[root] = Gain(round(forward_ns[root] * unused / calls * _GRAPH))
+            gains[root] = round(forward_ns[root] * unused / calls * _GRAPH)
             seen[root] = unused, calls
     for group in merged(evidence, gains):
         unused, calls = (sum(seen[root][index] for root in group.numbers) for index in (0, 1))
         yield group.advice(
             f"{unused:,} of {calls:,} forward calls record a graph for a backward that never runs.",
             "If these calls evaluate the model, run them under `torch.inference_mode()` or `torch.no_grad()`.",
-            "graphs_never_used",
         )
 
 
@@ -96,20 +93,10 @@ def _passes(evidence: Evidence) -> dict[int, int]:
     """How often backward ran through each layer of ``_NODES``."""
     rows, columns, layers = evidence.run.rows, evidence.run.rows.columns, evidence.run.layers
     passes: Counter[int] = Counter()
-    for row in evidence.rows(lambda frames: len(frames) == 1 and frames[0].kind == FrameKind.OP, phases=(BACKWARD,)):
+    for row in evidence.rows(is_outermost, phases=(BACKWARD,)):
         number = columns["layer"][row]
         if number >= 0 and layers[number].kind in _NODES:
             name = rows.frames[columns["frames"][row]][0].name
             if name.rpartition(" ")[2] in _NODES[layers[number].kind]:
                 passes[number] += columns["calls"][row]
     return dict(passes)
-
-
-def _times(evidence: Evidence, phase: str) -> list[int]:
-    """The time of each layer in a phase, with all layers below it."""
-    layers = evidence.run.layers
-    own = [0] * len(layers)
-    for number, took in evidence.took(always, phases=(phase,)).items():
-        if number >= 0:
-            own[number] = evidence.time_of(took)
-    return layers.roll_up(own)
