@@ -199,7 +199,7 @@ def test_the_same_layer_of_every_block_is_one_finding() -> None:
     assert group.name == "Net.layers.*.mlp"
     assert group.layers == tuple(f"Net.layers.{at}.mlp" for at in reversed(range(12)))  # the largest gain first
     assert group.gain == (1000 * sum(range(13)), 1200)
-    advice = group.advice("Is slow.", "Make it fast.", "mine")
+    advice = group.advice("Is slow.", "Make it fast.")
     assert advice.finding == "Is slow. The largest gain is in Net.layers.11.mlp: up to 12.000us and 100 B."
     assert (advice.gain_ns, advice.gain_bytes, advice.layers) == (*group.gain, group.layers)
 
@@ -281,7 +281,7 @@ def test_merged_layers_are_worth_it_together(monkeypatch, ns, count) -> None:
 
     def rule(evidence: Evidence) -> Iterator[Advice]:
         for group in merged(evidence, dict.fromkeys(range(100), Gain(ns))):
-            yield group.advice("Is slow.", "Make it fast.", "mine")
+            yield group.advice("Is slow.", "Make it fast.")
 
     monkeypatch.setattr(torchprof.analyze.advice, "rules", lambda: {"mine": rule})
     assert [len(one.layers) for one in advise(run)] == [100] * count
@@ -290,7 +290,7 @@ def test_merged_layers_are_worth_it_together(monkeypatch, ns, count) -> None:
 def test_the_gain_of_merged_layers_is_no_more_than_the_recorded_time(monkeypatch) -> None:
     run = blocks("Net.0", "Net.1", kinds=["Block"] * 2, wall_ns=10**6)
     group = together(Evidence(run), {0: Gain(900_000), 1: Gain(800_000)})  # on two threads
-    finds(monkeypatch, one=[group.advice("Is slow.", "Make it fast.", "mine")])
+    finds(monkeypatch, one=[group.advice("Is slow.", "Make it fast.")])
     assert group.gain.ns == 1_700_000 and [one.gain_ns for one in advise(run)] == [10**6]
 
 

@@ -84,9 +84,9 @@ def run() -> Run:
 
 def parts(run: Run, field: str = "cpu_ns") -> dict[tuple[str, str, str, str], float]:
     found = {}
-    for (where, work), ns in parts_of(run, field).items():
-        name = run.layers[where.layer].name if where.layer >= 0 else "(outside)"
-        found[name, ("forward", "backward")[where.phase], where.label, work] = ns / MS
+    for (layer, work), ns in parts_of(run, field).items():
+        name = run.layers[layer].name if layer >= 0 else "(outside)"
+        found[name, ("forward", "backward")[work.phase], work.label, work.name] = ns / MS
     return found
 
 
@@ -250,7 +250,7 @@ def test_all_that_torch_compile_does_around_its_graphs_is_one_part() -> None:
         event(Kind.OP, "aten::mm", 30, 34),
     ]
     parts = parts_of(run_of_events(events, SITES, LAYERS, 50 * MS), "cpu_ns")
-    assert {part.work: ns // MS for part, ns in parts.items() if part.where.layer == 0} == {
+    assert {work.name: ns // MS for (layer, work), ns in parts.items() if layer == 0} == {
         "(torch.compile's own work)": 2 + 5 + 1,
         "aten::mm": 4,
         BETWEEN_OPS: 38,

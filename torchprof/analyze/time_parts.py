@@ -56,14 +56,15 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
     left_over = [*map(is_left_over, chains)]
     compiles = [any(frame.kind == FrameKind.REGION and frame.name == COMPILING for frame in chain) for chain in chains]
     parts: Counter[str] = Counter()
-    for layer, phase, chain, ns in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
-        if not ns or left_over[chain]:
+    for (layer, phase), (cost, _) in run.rows.by_layer.items():
+        parts[PHASES[phase]] += getattr(cost, field) if layer != OUTSIDE else 0
+    for row, (layer, chain) in enumerate(zip(columns["layer"], columns["frames"])):
+        if left_over[chain] or not (layer == OUTSIDE or compiles[chain]):
             continue
+        phase, ns = columns["phase"][row], columns[field][row]
         if compiles[chain]:
             parts[COMPILING_PART] += ns
-            continue
-        if layer != OUTSIDE:
-            parts[PHASES[phase]] += ns
+            parts[PHASES[phase]] -= ns if layer != OUTSIDE else 0
             continue
         name = names.get((phase, chain))
         if name is None:

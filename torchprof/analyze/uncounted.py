@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import compress
 
 from torchprof.run.rows import Rows
 from torchprof.run.sentences import WITHOUT_SHAPES
@@ -52,10 +53,10 @@ def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[RunWarning
     """
     works: dict[tuple[str, str], _UncountedWork] = {}
     columns = rows.columns
-    for index, uncounted in enumerate(columns["uncounted"]):
-        frames = rows.frames[columns["frames"][index]]
+    for index in compress(range(len(rows)), columns["uncounted"]):
+        frames, uncounted = rows.frames[columns["frames"][index]], columns["uncounted"][index]
         # Rows without frames are Python's time: no FLOPs. Work launched before the recording is not part of the sums.
-        if uncounted and frames and not is_left_over(frames):
+        if frames and not is_left_over(frames):
             reason = _reason(frames, without_shapes)
             name = frames[-1].name
             work = works.setdefault((reason, name if reason == _OPERATOR else ""), _UncountedWork())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import compress
 from pathlib import PurePath
 
 from torchprof.analyze.compiled.regions import compiled_in
@@ -80,9 +81,10 @@ def about_start(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
     In a merged run shapes may vary only between ranks: then it is unknown whether they vary on this rank.
     """
     for key, spread in run.samples.items():
+        if key.measure != "cpu_ns" or key.phase != FORWARD or len(run.layers[key.layer].path) > 1:
+            continue
         later = (spread.sum - spread.first) / (spread.count - 1) if spread.count > 1 else 0
-        of_calls = key.measure == "cpu_ns" and key.phase == FORWARD and len(run.layers[key.layer].path) == 1
-        if of_calls and 0 < later * _SLOW_START < spread.first:
+        if 0 < later * _SLOW_START < spread.first:
             layer = run.layers[key.layer]
             shapes = {False: "same", True: "" if is_merged else "varying", None: ""}[varying_work(run)[layer.path]]
             yield RunWarning.of("slow_start", [layer.name], first_ns=spread.first, later_ns=later, shapes=shapes)
@@ -92,7 +94,8 @@ def about_left_over(run: Run) -> Iterator[RunWarning]:
     """Device work that was launched before the recording began."""
     columns = run.rows.columns
     left_over = [*map(is_left_over, run.rows.frames)]
-    kernels = sum(calls for calls, chain in zip(columns["calls"], columns["frames"]) if left_over[chain])
+    is_left = map(left_over.__getitem__, columns["frames"])
+    kernels = sum(compress(columns["calls"], is_left)) if any(left_over) else 0
     if kernels:
         ns, device = run.left_over.device_ns, run.meta.device_heading
         yield RunWarning.of(

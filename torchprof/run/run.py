@@ -9,7 +9,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import FIELDS, NO_COST, Cost
+from torchprof.run.cost import FIELDS, NO_COST, Cost, sum_of_costs
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart, ranks_in_words
 from torchprof.run.memory import Memory
@@ -233,7 +233,11 @@ class Run:
             for (layer, number), (cost, _) in self.rows.by_layer.items():
                 if layer >= 0 and PHASES[number] in wanted:
                     own[layer] = own[layer] + cost
-            self._costs_by_phase[phase] = own, self.layers.roll_up(own)
+            total = [*own]
+            for layer in range(len(own) - 1, -1, -1):  # children come after their parents
+                if below := self.layers.children[layer]:
+                    total[layer] = sum_of_costs([own[layer], *(total[child] for child in below)])
+            self._costs_by_phase[phase] = own, total
         return self._costs_by_phase[phase]
 
     @cached_property

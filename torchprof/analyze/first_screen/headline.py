@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torchprof.analyze.operators.ranking import shortened
-from torchprof.analyze.operators.top import WorkPart, most_sampled, parts_of, source_lines
+from torchprof.analyze.operators.top import Parts, Work, most_sampled, parts_of, source_lines
 from torchprof.analyze.report import printable, report
 from torchprof.analyze.sentences import count_of_ranks, summed_over
 from torchprof.run.layers import Layer, Layers
@@ -86,18 +86,18 @@ def headline(run: Run) -> str:
     before, measured = _subject(run)
     parts = parts_of(run, measured.field)
     # By number of the phase, or OUTSIDE or NOT_SELECTED.
-    parts_in: defaultdict[int, dict[WorkPart, int]] = defaultdict(dict)
-    has_all, backward = run.meta.paths is None, PHASES.index(BACKWARD)
+    parts_in: defaultdict[int, Parts] = defaultdict(dict)
+    # Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward, unless the
+    # sentence is about selected layers.
+    in_backward = PHASES.index(BACKWARD) if run.meta.paths is None else None
     for part, amount in parts.items():
-        layer, number, _ = part.where
-        # Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward, unless the
-        # sentence is about selected layers.
-        in_phase = layer >= 0 or (layer == OUTSIDE and number == backward and has_all)
-        parts_in[number if in_phase else layer][part] = amount
+        layer, (phase_number, _, _) = part
+        in_phase = layer >= 0 or (layer == OUTSIDE and phase_number == in_backward)
+        parts_in[phase_number if in_phase else layer][part] = amount
     buckets = Counter({bucket: sum(inside.values()) for bucket, inside in parts_in.items()})
     if not buckets or not any(run.rows.columns[measured.field]):
         return f"{before}No {'FLOPs were counted' if measured.field == 'flops' else f'{measured.name} was recorded'}."
-    is_empty = all((part.where.layer, part.where.label, part.work) == (OUTSIDE, "", BETWEEN_OPS) for part in parts)
+    is_empty = all((layer, work.label, work.name) == (OUTSIDE, "", BETWEEN_OPS) for layer, work in parts)
     if is_empty and measured.field == "cpu_ns" and not source_lines(run):
         return f"{before}No operator ran, and no layer was called."
     [(largest, whole)] = buckets.most_common(1)
@@ -169,11 +169,11 @@ class _Tree(NamedTuple):
     children: dict[int | None, Sequence[int]]
 
     @classmethod
-    def of(cls, layers: Layers, parts: Mapping[WorkPart, int]) -> _Tree:
+    def of(cls, layers: Layers, parts: Parts) -> _Tree:
         own = [0] * len(layers)
-        for part, amount in parts.items():
-            if part.where.layer >= 0:
-                own[part.where.layer] += amount
+        for (layer, _), amount in parts.items():
+            if layer >= 0:
+                own[layer] += amount
         children: dict[int | None, Sequence[int]] = {None: layers.roots, **dict(enumerate(layers.children))}
         return cls(own, layers.roll_up(own), children)
 
@@ -196,27 +196,32 @@ class _Tree(NamedTuple):
 
 
 def _largest_within(
-    run: Run, measured: _Measured, tree: _Tree, parts: Mapping[WorkPart, int], layer: int | None, pronoun: str
+    run: Run, measured: _Measured, tree: _Tree, parts: Parts, layer: int | None, pronoun: str
 ) -> list[_Clause]:
     """The largest part below a layer (``layer``; None: below no model): a kind of layers, or the layer's own work."""
-    kinds: dict[tuple[str, str], list[int]] = {}
+    alike: dict[tuple[str, str], list[int]] = {}  # what ``_kind`` reads
     for index in sorted(tree.below(layer)):
         if tree.own[index]:
-            kinds.setdefault(_kind(run.layers[index], bool(run.meta.model)), []).append(index)
+            below = run.layers[index]
+            alike.setdefault((below.kind, below.settings if below.kind else below.name), []).append(index)
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for indices in alike.values():
+        kinds.setdefault(_kind(run.layers[indices[0]], bool(run.meta.model)), []).extend(indices)
     sums = {kind: sum(tree.own[index] for index in indices) for kind, indices in kinds.items()}
     largest = max(sums, key=sums.__getitem__, default=None)
     if layer is not None and (largest is None or tree.own[layer] > sums[largest]):
-        work = _largest_work(run, measured, {part: parts[part] for part in parts if part.where.layer == layer})
+        here = {part: amount for part, amount in parts.items() if part[0] == layer}
+        work = _largest_work(run, measured, here)
         if largest is None:
             return work
-        if 2 * sum(parts[part] for part in parts if part.where.layer == layer and part.may_be_below) > tree.own[layer]:
-            here = "it" if pronoun else f"`{_name(run, layer)}`"
-            return [_Clause(tree.own[layer], f"in compiled kernels of {here} or of layers below", layer)]
+        if 2 * sum(amount for (_, kind), amount in here.items() if kind.may_be_below) > tree.own[layer]:
+            it = "it" if pronoun else f"`{_name(run, layer)}`"
+            return [_Clause(tree.own[layer], f"in compiled kernels of {it} or of layers below", layer)]
         itself = "directly in it" if pronoun else f"directly in `{_name(run, layer)}`"
         own = _Clause(tree.own[layer], f"{itself}, not in layers below, above all {work[0].where}", layer)
         return [own, *work[1:]]
-    outside = {part: parts[part] for part in parts if part.where.layer < 0}
-    if layer is None and outside and (largest is None or sum(outside.values()) > sums[largest]):
+    outside = {part: amount for part, amount in parts.items() if part[0] < 0} if layer is None else {}
+    if outside and (largest is None or sum(outside.values()) > sums[largest]):
         return _largest_work(run, measured, outside)
     assert largest is not None  # else all work is outside of layers
     singular, several = largest
@@ -229,29 +234,31 @@ def _largest_within(
     return [_Clause(sums[largest], f"{within} {pronoun}{several}")]
 
 
-def _largest_work(run: Run, measured: _Measured, parts: Mapping[WorkPart, int]) -> list[_Clause]:
+def _largest_work(run: Run, measured: _Measured, parts: Parts) -> list[_Clause]:
     """The largest of operators, labels, kernels, and time between operators; then the source line that takes most of it
     between operators, if there was a sampling thread."""
-    works: defaultdict[str, list[WorkPart]] = defaultdict(list)
-    for part in parts:
-        works[_described(measured, part)].append(part)
-    amounts = {where: sum(parts[part] for part in described) for where, described in works.items()}
+    described: defaultdict[str, Parts] = defaultdict(dict)
+    for part, amount in parts.items():
+        described[_described(measured, part[1])][part] = amount
+    amounts = {where: sum(of.values()) for where, of in described.items()}
     where = max(amounts, key=amounts.__getitem__)
     clauses = [_Clause(amounts[where], where)]
     lines = source_lines(run) if measured.field == "cpu_ns" else {}
-    gaps = [part for part in works[where] if part.work == BETWEEN_OPS and part.where in lines]
-    if gaps:
-        sampled = most_sampled(sum((lines[part.where] for part in gaps), Counter[str]()))
-        if sampled is not None:
-            line, share = sampled
-            amount = min(round(sum(parts[part] for part in gaps) * share), amounts[where])
-            clauses.append(_Clause(amount, f"at `{shortened(line)}`"))
+    gaps = {
+        work.at(layer): amount
+        for (layer, work), amount in described[where].items()
+        if work.name == BETWEEN_OPS and work.at(layer) in lines
+    }
+    sampled = most_sampled(sum((lines[gap] for gap in gaps), Counter[str]()))
+    if sampled is not None:
+        line, share = sampled
+        clauses.append(_Clause(min(round(sum(gaps.values()) * share), amounts[where]), f"at `{shortened(line)}`"))
     return clauses
 
 
-def _described(measured: _Measured, part: WorkPart) -> str:
-    """A phrase for the work of a part."""
-    label, work = part.where.label, part.work
+def _described(measured: _Measured, kind: Work) -> str:
+    """A phrase for a kind of work."""
+    _, label, work = kind
     if label == LAUNCH_NOT_RECORDED:
         return f"in the kernel `{shortened(work)}`"
     if label:

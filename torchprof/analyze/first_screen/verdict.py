@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import compress
 
 from torchprof.analyze.advice import Advice, judge, share_of
 from torchprof.analyze.advice.evidence import Evidence
@@ -288,8 +289,8 @@ def _bound(run: Run) -> str:
     rows = run.rows
     columns, chains = rows.columns, rows.frames
     is_product = [any(frame.kind == FrameKind.OP and frame.name in _PRODUCTS for frame in chain) for chain in chains]
-    whole = sum(time_parts(run, field).values())
-    ns = sum(ns for ns, chain in zip(columns[field], columns["frames"]) if is_product[chain])
-    if not whole or ns < _MOST * whole:
+    whole = sum(columns[field]) - getattr(run.left_over, field)
+    ns = sum(compress(columns[field], map(is_product.__getitem__, columns["frames"])))
+    if whole <= 0 or ns < _MOST * whole:
         return ""
     return f" Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."

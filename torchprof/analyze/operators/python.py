@@ -27,7 +27,7 @@ def python(run: Run, *, top: int | None = 10, lines: int | None = 3, tablefmt: s
     check_number("lines", lines, "lines")
     every = parts_of(run, "cpu_ns")
     whole = sum(every.values())
-    parts = Counter({part.where: ns for part, ns in every.items() if part.work == BETWEEN_OPS})
+    parts = Counter({work.at(layer): ns for (layer, work), ns in every.items() if work.name == BETWEEN_OPS})
     seen = source_lines(run)
     table = []
     for where, ns in parts.most_common(top):

@@ -89,18 +89,28 @@ class Where(NamedTuple):
         return printable(f"{name}, {label}" if self.label else name)
 
 
-class WorkPart(NamedTuple):
-    """One kind of work at one place: the self of an operator, a kernel whose launch was not recorded, or ``(between
-    ops)``: time without an operator."""
+class Work(NamedTuple):
+    """One kind of work, in any layer: a phase by its number, the innermost label, and the name of the work, which is
+    that of an operator for its self, of a kernel whose launch was not recorded, or ``(between ops)``: time without an
+    operator."""
 
-    where: Where
-    work: str
+    phase: int
+    label: str
+    name: str
+
+    def at(self, layer: int) -> Where:
+        """The place of this work in a layer."""
+        return Where(layer, self.phase, self.label)
 
     @property
     def may_be_below(self) -> bool:
         """Whether it is the work of compiled kernels whose layers are unknown, and may be layers below."""
-        is_between = self.work.startswith(f"({BETWEEN}")
-        return is_between or (NOT_ATTRIBUTABLE in self.work and OTHER_MODULE not in self.work)
+        is_between = self.name.startswith(f"({BETWEEN}")
+        return is_between or (NOT_ATTRIBUTABLE in self.name and OTHER_MODULE not in self.name)
+
+
+Parts = dict[tuple[int, Work], int]
+"""The amount of each kind of work in each layer (by its index, negative for no layer)."""
 
 
 @report("top", "the largest places: an operator in a layer and phase", answers="time")
@@ -183,28 +193,28 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
     """The largest parts of a run in one measure, and a sentence on those that are hidden."""
     parts = parts_of(run, field)
     whole = sum(parts.values())
-    rows = [(sum(map(parts.__getitem__, row)), row) for row in _alike_as_one(run, parts)]
-    rows.sort(key=lambda item: -item[0])
+    rows = sorted(_alike_as_one(run, parts), key=lambda row: -row.amount)
     lines = source_lines(run)
     largest = []
-    for amount, row in rows[:limit]:
-        where, work = row[0]
+    for amount, work, layers in rows[:limit]:
+        first = next(iter(layers))
         kind = ""
-        seen = sum((lines[part.where] for part in row if part.where in lines), Counter[str]())
-        if where.layer >= 0:
-            layer = run.layers[where.layer]
+        if first >= 0:
+            layer = run.layers[first]
             types = [dtype for dtype, _ in layer.dtype_bytes if dtype != _USUAL_TYPE]
             kind = ", ".join([layer.kind, *types] if layer.kind else types)
-        sampled = most_sampled(seen) if work == BETWEEN_OPS else None
+        name = work.name
+        with_lines = [number for number in layers if work.at(number) in lines] if name == BETWEEN_OPS else []
+        sampled = most_sampled(sum((lines[work.at(number)] for number in with_lines), Counter[str]()))
         if sampled is not None:
             line, of_these = sampled
-            share = str(format_share(sum(parts[part] for part in row if part.where in lines) * of_these / whole))
-            work = f"{work}, {share} at {line}" if share != str(format_share(0)) else work
-        name = _name_of(run, row, parts)
-        largest.append(LargestPart(amount / whole, amount, where.layer, name, kind, phase_cell(where.phase_name), work))
+            share = str(format_share(sum(layers[number] for number in with_lines) * of_these / whole))
+            name = f"{name}, {share} at {line}" if share != str(format_share(0)) else name
+        phase = phase_cell(work.at(first).phase_name)
+        largest.append(LargestPart(amount / whole, amount, first, _name_of(run, work, layers), kind, phase, name))
     if not (hidden := rows[limit:]):
         return largest, ""
-    rest = sum(amount for amount, _ in hidden)
+    rest = sum(row.amount for row in hidden)
     return largest, f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}."
 
 
@@ -255,70 +265,74 @@ def _line_width(headings: Sequence[str], table: Sequence[Sequence[Cell]]) -> int
     return sum(max(len(str(cell)) for cell in column) for column in zip(headings, *table)) + _GAP * (len(headings) - 1)
 
 
-def _alike_as_one(run: Run, parts: Mapping[WorkPart, int]) -> list[list[WorkPart]]:
-    """The parts of each row: the same work in at least three layers that are alike is one row."""
+class _Row(NamedTuple):
+    """A row: ``layers`` has the amount of each layer in it."""
+
+    amount: int
+    work: Work
+    layers: Mapping[int, int]
+
+
+def _alike_as_one(run: Run, parts: Parts) -> list[_Row]:
+    """The rows: the same work in at least three layers that are alike is one."""
     keys = run.layers.alike
-    groups: defaultdict[tuple[int, int, str, str], list[WorkPart]] = defaultdict(list)
-    for part in parts:
-        (layer, phase, label), work = part
-        groups[keys[layer] if layer >= 0 else layer, phase, label, work].append(part)
+    groups: dict[tuple[int, Work], dict[int, int]] = {}
+    for (layer, work), amount in parts.items():
+        groups.setdefault((keys[layer] if layer >= 0 else layer, work), {})[layer] = amount
     rows = []
-    for group in groups.values():
-        rows += [group] if len(group) >= _ALIKE else [[part] for part in group]
+    for (_, work), layers in groups.items():
+        if len(layers) >= _ALIKE:
+            rows.append(_Row(sum(layers.values()), work, layers))
+        else:
+            rows += [_Row(amount, work, {layer: amount}) for layer, amount in layers.items()]
     return rows
 
 
-def _name_of(run: Run, row: Sequence[WorkPart], parts: Mapping[WorkPart, int]) -> Cell:
+def _name_of(run: Run, work: Work, amounts: Mapping[int, int]) -> Cell:
     """The layer of a row, or the pattern of its layers, how many they are, and which of them are slower."""
-    where = row[0].where
-    if len(row) == 1:
-        return where.name(run)
-    layers = [run.layers[part.where.layer] for part in row]
-    name = pattern_of([layer.path for layer in layers])
-    label = f", {where.label} (label)" if where.label else ""
-    text = printable(f"{name} ({len(row)} layers{_about_slower(row, layers, parts)}){label}")
-    return ReportCell(text, name, ids={"layers": [layer.name for layer in layers]})
+    name = work.at(next(iter(amounts))).name(run)
+    if len(amounts) == 1:
+        return name
+    layers = [run.layers[number] for number in amounts]
+    pattern = pattern_of([layer.path for layer in layers])
+    label = f", {work.label} (label)" if work.label else ""
+    text = printable(f"{pattern} ({len(layers)} layers{_about_slower(layers, [*amounts.values()])}){label}")
+    return ReportCell(text, pattern, ids={"layers": [layer.name for layer in layers]})
 
 
-def _about_slower(row: Sequence[WorkPart], layers: Sequence[Layer], parts: Mapping[WorkPart, int]) -> str:
+def _about_slower(layers: Sequence[Layer], amounts: Sequence[int]) -> str:
     """How much longer the slower layers of a row take than the others, and what is different in their paths."""
-    usual = median(parts[part] for part in row)
-    slow = {layer.path: parts[part] for layer, part in zip(layers, row) if parts[part] > usual * _OUTLIER}
+    usual = median(amounts)
+    slow = {layer.path: amount for layer, amount in zip(layers, amounts) if amount > usual * _OUTLIER}
     if not slow:
         return ""
     times = mean(slow.values()) / usual
     differs = [position for position, steps in enumerate(zip(*(layer.path for layer in layers))) if len(set(steps)) > 1]
     steps = [".".join(path[position] for position in differs) for path in slow]
     verb = "takes" if len(slow) == 1 else "take"
-    return f"; {len(slow)} of {len(row)} {verb} {times:.1f} × as long: {some(steps, 3)}"
+    return f"; {len(slow)} of {len(layers)} {verb} {times:.1f} × as long: {some(steps, 3)}"
 
 
-def parts_of(run: Run, field: str) -> Counter[WorkPart]:
+def parts_of(run: Run, field: str) -> Parts:
     """The amount of ``cpu_ns``, ``device_ns`` or ``flops`` of each part, without parts of amount 0 and without work
     that was launched before the recording. They are kept with the run, for the other reports: do not change them."""
-    known: dict[str, Counter[WorkPart]] = vars(run).setdefault("_parts_of_work", {})
+    known: dict[str, Parts] = vars(run).setdefault("_parts_of_work", {})
     if field not in known:
         known[field] = _parts_of(run, field)
     return known[field]
 
 
-def _parts_of(run: Run, field: str) -> Counter[WorkPart]:
+def _parts_of(run: Run, field: str) -> Parts:
     columns = run.rows.columns
-    numbers: dict[tuple[str, str] | None, int] = {}  # of a label and the work in it; None: launched before
-    works = [None if is_left_over(frames) else (_label(frames), _work(frames)) for frames in run.rows.frames]
-    chains = [numbers.setdefault(work, len(numbers)) for work in works]
-    work_of_row = map(chains.__getitem__, columns["frames"])
-    sums: dict[tuple[int, int, int], int] = {}
-    for key, ns in zip(zip(columns["layer"], columns["phase"], work_of_row), columns[field]):
-        if ns:
-            sums[key] = sums.get(key, 0) + ns
-    of_number = [*numbers]
-    parts: Counter[WorkPart] = Counter()
-    for (layer, phase, number), ns in sums.items():
-        within = of_number[number]
-        if within is not None and ns > 0:
-            parts[WorkPart(Where(layer, phase, within[0]), within[1])] = ns
-    return parts
+    left_over = [*map(is_left_over, run.rows.frames)]
+    names = [(_label(frames), _work(frames)) for frames in run.rows.frames]
+    work_of = {phase: [Work(phase, *name) for name in names] for phase in set(columns["phase"])}
+    parts: Parts = {}
+    for layer, phase, chain, amount in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
+        if amount and not left_over[chain]:
+            part = layer, work_of[phase][chain]
+            parts[part] = parts.get(part, 0) + amount
+    return {part: amount for part, amount in parts.items() if amount > 0}
 
 
 def _label(frames: Sequence[Frame]) -> str:
