@@ -238,7 +238,7 @@ def test_work_of_no_layer_and_other_remedies_stay_apart() -> None:
         ("Net.*", ("Net.3", "Net.1"), 6),
         ("(outside)", (), 7),
     ]
-    assert groups[-1].advice("Is slow.", "", "mine").finding == "Is slow. This is outside all layers."
+    assert groups[-1].advice("Is slow.", "").finding == "Is slow. This is outside all layers."
 
 
 def test_unknown_gains_add_nothing_and_are_no_largest_gain() -> None:
@@ -247,7 +247,7 @@ def test_unknown_gains_add_nothing_and_are_no_largest_gain() -> None:
     assert (group.gain, group.layers[0]) == ((5, 8), "Net.1")
     (unknown,) = merged(Evidence(run), dict.fromkeys(range(3), Gain()))
     assert unknown.gain == (None, None)
-    assert unknown.advice("Is slow.", "", "mine").finding == "Is slow."
+    assert unknown.advice("Is slow.", "").finding == "Is slow."
 
 
 def test_layers_of_several_models_have_the_names_of_the_models() -> None:
@@ -261,7 +261,7 @@ def test_a_finding_on_layers_and_on_work_of_no_layer_says_so() -> None:
     run = blocks("Net", "Net.a", kinds=["Net", "A"])
     group = together(Evidence(run), {OUTSIDE: Gain(9000), 1: Gain(1000), 0: Gain(2000), NOT_SELECTED: Gain(50)})
     assert (group.name, group.layers, group.gain.ns) == ("Net", ("Net", "Net.a"), 12_050)
-    assert group.advice("Is slow.", "", "mine").finding == (
+    assert group.advice("Is slow.", "").finding == (
         "Is slow. The largest gain is in Net: up to 2.000us. A part of this is in layers that were not selected. "
         "A part of this is outside all layers."
     )

@@ -259,6 +259,8 @@ class Evidence:
         them, but without layers that they call.
         """
         wanted = self._phases.intersection(map(PHASES.index, phases))
+        if not wanted or not self._matching(holds):
+            return {}
         if (holds, wanted) not in self._sums:  # many rules ask for the same rows
             self._sums[holds, wanted] = self._all_sums(wanted) if holds is always else self._sums_of(holds, wanted)
         return self._sums[holds, wanted]

@@ -1,4 +1,4 @@
-"""Modes: train and eval, gradients on and off, and torch's own switches for finding errors."""
+"""Modes: train and eval, gradients on and off, torch's own switches for finding errors; when the recording began."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, Gain, merged, rule
-from torchprof.analyze.advice.chains import always, inside, is_step
+from torchprof.analyze.advice.chains import always, has_no_launch, inside, is_step
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.host import forward_calls
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import BATCH_NORMS, CONVOLUTIONS, FACTORS
-from torchprof.run.words import BACKWARD, FORWARD
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 _DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
 _RARELY = 0.9
 _THREADS = 4
 _LONG_NS = 200_000  # shorter products gain little from threads
 _SHARE = 0.1
+_SHARE_LEFT_OVER = 0.05
 
 
 @rule
@@ -182,3 +183,25 @@ def _depends_on_mode(layer: Layer) -> bool:
     if layer.kind in BATCH_NORMS:
         return "track_running_stats=False" not in layer.settings
     return layer.kind in _DROPOUTS and not layer.settings.startswith(("p=0,", "p=0.0,"))
+
+
+@rule
+def leftover_kernels(evidence: Evidence) -> Iterator[Advice]:
+    """Kernels whose launch is not in the recording, for at least 5 % of the device's time. They cannot be attributed to
+    a layer or a step.
+
+    The usual cause: the recording began while the device still ran work launched before. The remedy saves no time, it
+    makes the figures complete. There is no finding if operators were not recorded, because then no launch is known.
+    Needs the time of a device.
+    """
+    ns = evidence.run.left_over.device_ns + sum(took.device_ns for took in evidence.took(has_no_launch).values())
+    whole = sum(evidence.run.rows.columns["device_ns"]) if ns else 0
+    if not ns or ns < _SHARE_LEFT_OVER * whole or not evidence.ops_recorded:
+        return
+    yield Advice(
+        evidence.name_of(OUTSIDE),
+        f"Kernels without a recorded launch take {format_time(ns)} of {evidence.device} time ({ns / whole:.0%}). They "
+        "cannot be attributed to a layer.",
+        "Start the profiler before these kernels are launched: record more steps after warm-up steps "
+        "(`torch.profiler.schedule(wait=1, warmup=1, active=3)`), or call `torch.cuda.synchronize()` before it starts.",
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torchprof.analyze.operators.ranking import shortened
-from torchprof.analyze.operators.top import Parts, Work, most_sampled, parts_of, source_lines
+from torchprof.analyze.operators.top import KindOfWork, Parts, most_sampled, parts_of, source_lines
 from torchprof.analyze.report import printable, report
 from torchprof.analyze.sentences import count_of_ranks, summed_over
 from torchprof.run.layers import Layer, Layers
@@ -256,7 +256,7 @@ def _largest_work(run: Run, measured: _Measured, parts: Parts) -> list[_Clause]:
     return clauses
 
 
-def _described(measured: _Measured, kind: Work) -> str:
+def _described(measured: _Measured, kind: KindOfWork) -> str:
     """A phrase for a kind of work."""
     _, label, work = kind
     if label == LAUNCH_NOT_RECORDED:

@@ -89,7 +89,7 @@ class Where(NamedTuple):
         return printable(f"{name}, {label}" if self.label else name)
 
 
-class Work(NamedTuple):
+class KindOfWork(NamedTuple):
     """One kind of work, in any layer: a phase by its number, the innermost label, and the name of the work, which is
     that of an operator for its self, of a kernel whose launch was not recorded, or ``(between ops)``: time without an
     operator."""
@@ -109,7 +109,7 @@ class Work(NamedTuple):
         return is_between or (NOT_ATTRIBUTABLE in self.name and OTHER_MODULE not in self.name)
 
 
-Parts = dict[tuple[int, Work], int]
+Parts = dict[tuple[int, KindOfWork], int]
 """The amount of each kind of work in each layer (by its index, negative for no layer)."""
 
 
@@ -269,14 +269,14 @@ class _Row(NamedTuple):
     """A row: ``layers`` has the amount of each layer in it."""
 
     amount: int
-    work: Work
+    work: KindOfWork
     layers: Mapping[int, int]
 
 
 def _alike_as_one(run: Run, parts: Parts) -> list[_Row]:
     """The rows: the same work in at least three layers that are alike is one."""
     keys = run.layers.alike
-    groups: dict[tuple[int, Work], dict[int, int]] = {}
+    groups: dict[tuple[int, KindOfWork], dict[int, int]] = {}
     for (layer, work), amount in parts.items():
         groups.setdefault((keys[layer] if layer >= 0 else layer, work), {})[layer] = amount
     rows = []
@@ -288,7 +288,7 @@ def _alike_as_one(run: Run, parts: Parts) -> list[_Row]:
     return rows
 
 
-def _name_of(run: Run, work: Work, amounts: Mapping[int, int]) -> Cell:
+def _name_of(run: Run, work: KindOfWork, amounts: Mapping[int, int]) -> Cell:
     """The layer of a row, or the pattern of its layers, how many they are, and which of them are slower."""
     name = work.at(next(iter(amounts))).name(run)
     if len(amounts) == 1:
@@ -326,7 +326,7 @@ def _parts_of(run: Run, field: str) -> Parts:
     columns = run.rows.columns
     left_over = [*map(is_left_over, run.rows.frames)]
     names = [(_label(frames), _work(frames)) for frames in run.rows.frames]
-    work_of = {phase: [Work(phase, *name) for name in names] for phase in set(columns["phase"])}
+    work_of = {phase: [KindOfWork(phase, *name) for name in names] for phase in set(columns["phase"])}
     parts: Parts = {}
     for layer, phase, chain, amount in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
         if amount and not left_over[chain]:
