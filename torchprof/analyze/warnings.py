@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import PurePath
 
 from torchprof.analyze.compiled.regions import compiled_in
-from torchprof.analyze.uncounted import about_uncounted
 from torchprof.analyze.varying import varying_work
 from torchprof.run.meta import Meta
+from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import DIVIDED, FORWARD, LAYERS_NOT_RECORDED, FrameKind, is_left_over
+from torchprof.run.words import (
+    DIVIDED,
+    FORWARD,
+    GRAPH,
+    LAUNCH_NOT_RECORDED,
+    LAYERS_NOT_RECORDED,
+    NOT_SELECTED_NAME,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    REPLAY,
+    REPLAYS,
+    Frame,
+    FrameKind,
+    is_generated,
+    is_left_over,
+)
 
 _SLOW_START = 2  # the first call over the mean of the later calls: above this it is a warning
 _SHARE_UNKNOWN = 0.01  # the share of the kernels' time with unknown layers: above this it is a warning
 _TOO_BUSY = 0.05  # the share of the time for which a thread waits for a processor: above this it is a warning
 _AT_THE_END = ("label_cost", "backward_incomplete")
+_OPERATOR = "uncounted_operator"
+
+_OPERATORS = 8  # the most operators that have a warning of their own
 
 
 def all_warnings(run: Run) -> tuple[RunWarning, ...]:
@@ -130,3 +149,70 @@ def _has_inlined_layers(run: Run) -> bool:
     """Whether any layer may have run inside compiled code without being called itself."""
     called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if calls}
     return any(layer.compiled and index not in called for index, layer in enumerate(run.layers))
+
+
+# Work that is missing from the MACs and FLOPs
+
+
+@dataclass
+class _UncountedWork:
+    """Uncounted calls by name, and the names of their layers, in the order of first use."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    layers: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(self.calls.values())
+
+    def warning(self, code: str) -> RunWarning:
+        names = tuple(name for name, _ in self.calls.most_common())
+        return RunWarning.of(code, list(self.layers), names=names, count=self.count)
+
+
+def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[RunWarning]:
+    """A warning for each operator without a formula, most calls first, and one for each other reason why work is not
+    counted.
+
+    ``without_shapes``: the operators that have a formula, but were recorded without shapes.
+    """
+    works: dict[tuple[str, str], _UncountedWork] = {}
+    columns = rows.columns
+    for index in compress(range(len(rows)), columns["uncounted"]):
+        frames, uncounted = rows.frames[columns["frames"][index]], columns["uncounted"][index]
+        # Rows without frames are Python's time: no FLOPs. Work launched before the recording is not part of the sums.
+        if frames and not is_left_over(frames):
+            reason = _reason(frames, without_shapes)
+            name = frames[-1].name
+            work = works.setdefault((reason, name if reason == _OPERATOR else ""), _UncountedWork())
+            work.calls[name] += uncounted
+            layer = columns["layer"][index]
+            nowhere = OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
+            work.layers[rows.layers[layer].name if layer >= 0 else nowhere] = None
+    most_first = sorted(works.items(), key=lambda item: -item[1].count)
+    operators = [work for (reason, _), work in most_first if reason == _OPERATOR]
+    for work in operators[:_OPERATORS]:
+        yield work.warning(_OPERATOR)
+    if len(operators) > _OPERATORS:
+        rest = operators[_OPERATORS:]
+        yield RunWarning.of("uncounted_more", operators=len(rest), calls=sum(work.count for work in rest))
+    for (reason, _), work in most_first:
+        if reason != _OPERATOR:
+            yield work.warning(reason)
+
+
+def _reason(frames: Sequence[Frame], without_shapes: Set[str]) -> str:
+    kind, name, signature = frames[-1]
+    if kind == FrameKind.KERNEL:
+        if any(frame.kind == FrameKind.KERNELS and frame.name == REPLAY for frame in frames):
+            return "uncounted_replayed"
+        has_no_launch = frames[0].kind == FrameKind.LABEL and frames[0].name == LAUNCH_NOT_RECORDED
+        return "uncounted_no_launch" if has_no_launch else "uncounted_no_operator"
+    if name in REPLAYS:
+        return "uncounted_replay"
+    if name == GRAPH:
+        return "uncounted_graph"
+    if is_generated(name):
+        return "uncounted_generated"
+    has_shapes = signature is not None and signature.shapes
+    return WITHOUT_SHAPES if name in without_shapes and not has_shapes else _OPERATOR

@@ -204,14 +204,13 @@ def judge(run: Run) -> Judgement:
     failed: dict[str, Exception] = {}
     for name, find in rules().items():
         try:
-            findings += [*find(evidence)]
+            findings += [_within_recorded_time(advice, evidence) for advice in find(evidence)]
         except Exception as error:  # a run file may hold anything: an error in one rule must not lose the report
             failed[name] = error
 
     def share(advice: Advice) -> float:
         return _share(advice.gain, evidence)
 
-    findings = [_within_recorded_time(advice, evidence) for advice in findings]
     findings = _without_overlap(sorted(findings, key=share, reverse=True), evidence)
     worth_it = [advice for advice in findings if share(advice) < 0 or share(advice) >= WORTH]
     return Judgement(sorted(worth_it, key=share, reverse=True), failed)

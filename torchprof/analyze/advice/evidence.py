@@ -37,6 +37,11 @@ class Evidence:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        # Many rules ask for the same. By predicate: the chains of frames that match, and the sums of their rows by the
+        # phases; by function: the chains that have each of the traits that it returns.
+        self._chains: dict[Holds, Sequence[int]] = {}
+        self._sums: dict[tuple[Holds, Set[int]], Mapping[int, Took]] = {}
+        self._chains_with: dict[Callable[[Frames], Collection[str]], dict[str, list[int]]] = {}
 
     @cached_property
     def recorded_ns(self) -> int:
@@ -186,33 +191,26 @@ class Evidence:
                 rows[chain] = []
         return rows
 
-    @cached_property
-    def _chains_with(self) -> dict[Callable[[Frames], Collection[str]], dict[str, list[int]]]:
-        return {}
-
-    @cached_property
-    def _chains(self) -> dict[Holds, Sequence[int]]:
-        return {always: [chain for chain, rows in enumerate(self._rows_of_chain) if rows]}
-
     def _matching(self, holds: Holds) -> Sequence[int]:
         """The numbers of the chains that match and have rows, in their order."""
-        if holds not in self._chains:  # many rules ask for the same
+        if holds not in self._chains:
             frames = self.run.rows.frames
-            if isinstance(holds, Having):
+            if holds is always:
+                self._chains[holds] = [chain for chain, rows in enumerate(self._rows_of_chain) if rows]
+            elif isinstance(holds, Having):
                 chains_of = self._sorted_by(holds.traits)
                 wanted = [chain for trait, chains in chains_of.items() if trait in holds.wanted for chain in chains]
                 self._chains[holds] = sorted({*wanted})
-            elif isinstance(holds, Among):
-                self._chains[holds] = [chain for chain in self._matching(holds.wider) if holds.test(frames[chain])]
             else:
-                self._chains[holds] = [chain for chain in self._chains[always] if holds(frames[chain])]
+                wider, test = (holds.wider, holds.test) if isinstance(holds, Among) else (always, holds)
+                self._chains[holds] = [chain for chain in self._matching(wider) if test(frames[chain])]
         return self._chains[holds]
 
     def _sorted_by(self, traits: Callable[[Frames], Collection[str]]) -> dict[str, list[int]]:
         """The chains that have rows, by each of their traits."""
         if traits not in self._chains_with:
             chains_of = self._chains_with[traits] = {}
-            for chain in self._chains[always]:
+            for chain in self._matching(always):
                 for trait in traits(self.run.rows.frames[chain]):
                     chains_of.setdefault(trait, []).append(chain)
         return self._chains_with[traits]
@@ -261,17 +259,13 @@ class Evidence:
         wanted = self._phases.intersection(map(PHASES.index, phases))
         if not wanted or not self._matching(holds):
             return {}
-        if (holds, wanted) not in self._sums:  # many rules ask for the same rows
+        if (holds, wanted) not in self._sums:
             self._sums[holds, wanted] = self._all_sums(wanted) if holds is always else self._sums_of(holds, wanted)
         return self._sums[holds, wanted]
 
     def took_outside(self, holds: Holds, *phases: str) -> Took:
         """The same for the work outside all layers."""
         return self.took(holds, phases=phases).get(OUTSIDE, Took())
-
-    @cached_property
-    def _sums(self) -> dict[tuple[Holds, Set[int]], Mapping[int, Took]]:
-        return {}
 
     def _all_sums(self, wanted: Set[int]) -> Mapping[int, Took]:
         """The sums of all rows, by layer, from those that the run has by layer and phase."""

@@ -21,8 +21,7 @@ from torchprof.analyze.compare.diff import BUSY, SLOWER, UNDECIDED, Change, Diff
 from torchprof.analyze.compare.layers import ADDED, REMOVED
 from torchprof.analyze.compare.noise import FEWEST
 from torchprof.analyze.figures import incomplete_phases
-from torchprof.analyze.uncounted import about_uncounted
-from torchprof.analyze.warnings import operators_without_shapes, waited_share
+from torchprof.analyze.warnings import about_uncounted, operators_without_shapes, waited_share
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import FORMATS, Bound, Cell, Figure, Unit
 from torchprof.run.layers import Layer

@@ -65,7 +65,7 @@ def ops(
         refused = [name for name, value in others.items() if value]
         if refused:
             raise TorchprofError(f"With op=, the rows are the layers of one operator: leave out {', '.join(refused)}.")
-        return layers_using(run, op, sort_by=sort_by, top=top, phase=phase, tablefmt=tablefmt)
+        return _layers_using(run, op, sort_by=sort_by, top=top, phase=phase, tablefmt=tablefmt)
     check_number("group_by_stack_n", group_by_stack_n, "source lines")
     sums_of = operators(
         run,
@@ -125,27 +125,8 @@ def _more(number: int) -> list[str]:
     return [f"… {number} more"] if number > 0 else []
 
 
-def layers_using(
-    run: Run,
-    op: str,
-    *,
-    sort_by: str | None = None,
-    top: int | None = None,
-    phase: str | None = None,
-    tablefmt: str | None = None,
-) -> Section:
-    """A row for each layer that uses the operator ``op`` directly, not in a child layer; largest first.
-
-    *Self* is the operator's cost without operators nested in it, *total* the cost of its outermost occurrences in the
-    layer with everything nested in them. Shares are of the operator's cost in the whole run. ``op`` is a name as in the
-    report "ops", also of a label, or ``(between ops)``.
-
-    ``phase``: "forward", "backward" or "recompute"; None: their sum. ``sort_by``, ``top`` and ``tablefmt`` are as
-    in "ops"; the default order is by total time, of the device if that was measured.
-
-    Raises TorchprofError if ``op`` is not in the run, for an unknown phase, column or format, and for a negative
-    number.
-    """
+def _layers_using(run: Run, op: str, *, phase: str | None, **order: Any) -> Section:
+    """A row for each layer that uses the operator ``op`` directly."""
     op = {operator_name(operator): operator.name for operator in operators(run)}.get(op, op)  # by the name in the table
     sums_of = layers_of_operator(run, op, phase=phase)
     everywhere = [sums for operator, sums in operators(run, phase=phase).items() if operator.name == op]
@@ -163,7 +144,5 @@ def layers_using(
         largest_by(columns, of_self=False),
         wholes=wholes,
         sentences=about_wholes(f"what {op} took everywhere", wholes),
-        sort_by=sort_by,
-        top=top,
-        tablefmt=tablefmt,
+        **order,
     )
