@@ -98,14 +98,11 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
 def _exchanged(evidence: Evidence) -> dict[str, _Exchanged]:
     """The calls of communication kernels, by the name of their collective."""
     by_name: defaultdict[str, _Exchanged] = defaultdict(_Exchanged)
-    rows, columns = evidence.run.rows, evidence.run.rows.columns
-    for row in evidence.rows(_is_communication):
-        frames = rows.frames[columns["frames"][row]]
-        calls, ns = columns["calls"][row], columns["device_ns"][row]
+    for layer, _, frames, calls, _, ns in evidence.lines(_is_communication):
         collective = collective_of(frames)
         sums = by_name["communication" if collective is None else collective.name]
         sums.ns += ns
-        sums.layers[columns["layer"][row]] += ns
+        sums.layers[layer] += ns
         sizes = () if collective is None else (collective.bytes_in, collective.bytes_out)
         known = [size for size in sizes if size is not None]
         if known:

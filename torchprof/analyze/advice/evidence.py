@@ -28,6 +28,17 @@ class Took(NamedTuple):
     allocated: int = 0
 
 
+class Line(NamedTuple):
+    """A row that matches: the number of its layer (negative: no layer) and of its phase, and its self."""
+
+    layer: int
+    phase: int
+    frames: tuple[Frame, ...]
+    calls: int
+    cpu_ns: int
+    device_ns: int
+
+
 class Evidence:
     """A run, and the indexes over its rows that rules share. Each index is made when a rule first needs it.
 
@@ -87,12 +98,6 @@ class Evidence:
         """The kind of device whose time was measured, such as "cuda"; "cpu" without one."""
         meta = self.run.meta
         return meta.device if meta.device is not None and "device_ns" in meta.measured else "cpu"
-
-    @cached_property
-    def times(self) -> Sequence[int]:
-        """The column of rows with the time that counts: that of the device if it was measured, else that of the
-        CPU."""
-        return self.run.rows.columns["cpu_ns" if self.device == "cpu" else "device_ns"]
 
     @cached_property
     def idle_ns(self) -> int:
@@ -234,20 +239,17 @@ class Evidence:
         """Whether the frames of any row match."""
         return bool(self._matching(holds))
 
-    def rows(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Iterator[int]:
-        """The numbers of the rows whose frames match. Work that was launched before the recording never matches, here
-        and in ``took``."""
-        for _, rows in self.rows_of_chains(holds, phases=phases):
-            yield from rows
-
-    def rows_of_chains(
-        self, holds: Holds, *, phases: Iterable[str] = PHASES
-    ) -> Iterator[tuple[tuple[Frame, ...], list[int]]]:
-        """The same for each chain of frames that matches: the chain, and the numbers of its rows, at least one."""
+    def lines(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Iterator[Line]:
+        """The rows whose frames match. Work that was launched before the recording never matches, here and in
+        ``took``."""
         wanted = {*map(PHASES.index, phases)}
+        layer, phase, calls, cpu_ns, device_ns = (
+            self.run.rows.columns[name] for name in ("layer", "phase", "calls", "cpu_ns", "device_ns")
+        )
         for chain in self._matching(holds):
-            if rows := self._rows_of(chain, wanted):
-                yield self.run.rows.frames[chain], rows
+            frames = self.run.rows.frames[chain]
+            for row in self._rows_of(chain, wanted):
+                yield Line(layer[row], phase[row], frames, calls[row], cpu_ns[row], device_ns[row])
 
     def took(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Mapping[int, Took]:
         """The sums of the rows whose frames match, by the number of their layer (negative: no layer).
@@ -310,8 +312,8 @@ class Evidence:
         """The names of the columns of rows that have a value."""
         return {name for name, column in self.run.rows.columns.items() if any(column)}
 
-    def time_of(self, took: Took) -> int:
-        """The time that counts, as in ``times``."""
+    def time_of(self, took: Took | Line) -> int:
+        """The time that counts: that of the device if it was measured, else that of the CPU."""
         return took.cpu_ns if self.device == "cpu" else took.device_ns
 
     def times_with_below(self, phases: Iterable[str]) -> list[int]:

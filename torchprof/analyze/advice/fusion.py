@@ -315,25 +315,21 @@ def _tiny_ops(evidence: Evidence) -> dict[int, Took]:
 def _in_loops(evidence: Evidence, layers: Container[int]) -> set[str]:
     """The names of nodes that run at least 25 times for each forward call of one of these layers: they are of its loop,
     however long they take."""
-    columns = evidence.run.rows.columns
     runs: Counter[tuple[int, str]] = Counter()
-    for frames, rows in evidence.rows_of_chains(Among(_is_other_node, is_outermost), phases=(BACKWARD,)):
-        for row in rows:
-            if columns["layer"][row] in layers:
-                runs[columns["layer"][row], frames[0].name] += columns["calls"][row]
+    for line in evidence.lines(Among(_is_other_node, is_outermost), phases=(BACKWARD,)):
+        if line.layer in layers:
+            runs[line.layer, line.frames[0].name] += line.calls
     return {name for (layer, name), times in runs.items() if _A_LOOP // 4 * evidence.calls[layer] <= times}
 
 
 def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str]:
     """The names of the matching outermost ops and nodes that take less than 10 us on average, with all in them."""
-    columns = evidence.run.rows.columns
     ns: Counter[str] = Counter()
     calls: Counter[str] = Counter()
-    for frames, rows in evidence.rows_of_chains(holds, phases=phases):
-        name = outermost_op(frames) or ""
-        ns[name] += sum(evidence.times[row] for row in rows)
-        if not holds(frames[:-1]):
-            calls[name] += sum(columns["calls"][row] for row in rows)
+    for line in evidence.lines(holds, phases=phases):
+        name = outermost_op(line.frames) or ""
+        ns[name] += evidence.time_of(line)
+        calls[name] += 0 if holds(line.frames[:-1]) else line.calls
     return {name for name in ns if ns[name] < _FEW_NS * calls[name]}
 
 
@@ -407,14 +403,13 @@ def _is_other_node(frames: Frames) -> bool:
 
 def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
     """The input shapes of the softmax of each layer, or of a Softmax layer directly below it."""
-    layers, columns, chains = evidence.run.layers, evidence.run.rows.columns, evidence.run.rows.frames
+    layers = evidence.run.layers
     shapes: defaultdict[int, set[_Shape]] = defaultdict(set)
     if not evidence.shapes_recorded:
         return shapes
-    for row in evidence.rows(_SOFTMAX):
-        number = columns["layer"][row]
+    for number, _, frames, *_ in evidence.lines(_SOFTMAX):
         above = layers.parent[number] if number >= 0 and layers[number].kind == "Softmax" else number
-        for frame in chains[columns["frames"][row]]:
+        for frame in frames:
             shape = shape_of_input(frame, 0)
             if _SOFTMAX([frame]) and shape:
                 shapes[number].add(shape)
@@ -433,15 +428,12 @@ def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> di
     """Whether the shapes of a layer's matrix products are those of attention; only for layers with known shapes."""
     if not scores:
         return {}
-    columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
     products: defaultdict[int, set[tuple[_Shape, _Shape]]] = defaultdict(set)
-    for row in evidence.rows(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
-        for frame in chains[columns["frames"][row]]:
-            if _PRODUCTS([frame]):
-                left, right = (shape_of_input(frame, index) for index in FACTORS[frame.name])
-                if not left or not right:
-                    continue
-                products[columns["layer"][row]].add((left, right))
+    for line in evidence.lines(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
+        for frame in filter(lambda frame: _PRODUCTS([frame]), line.frames):
+            left, right = (shape_of_input(frame, index) for index in FACTORS[frame.name])
+            if left and right:
+                products[line.layer].add((left, right))
     return {
         number: any(
             any(prod(left[:-1]) * right[-1] == prod(shape) for left, right in pairs)

@@ -283,12 +283,10 @@ def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
 
 def _passes(evidence: Evidence) -> dict[int, int]:
     """How often backward ran through each layer of ``_NODES``."""
-    rows, columns, layers = evidence.run.rows, evidence.run.rows.columns, evidence.run.layers
+    layers = evidence.run.layers
     passes: Counter[int] = Counter()
-    for row in evidence.rows(is_outermost, phases=(BACKWARD,)):
-        number = columns["layer"][row]
-        if number >= 0 and layers[number].kind in _NODES:
-            name = rows.frames[columns["frames"][row]][0].name
-            if name.rpartition(" ")[2] in _NODES[layers[number].kind]:
-                passes[number] += columns["calls"][row]
+    for number, _, frames, calls, _, _ in evidence.lines(is_outermost, phases=(BACKWARD,)):
+        nodes = _NODES.get(layers[number].kind, ()) if number >= 0 else ()
+        if frames[0].name.rpartition(" ")[2] in nodes:
+            passes[number] += calls
     return dict(passes)

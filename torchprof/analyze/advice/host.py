@@ -168,7 +168,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     launches = sum(took.calls for took in on_device.values())
     if evidence.device == "cpu" or not launches:
         return
-    waiting = sum(columns["cpu_ns"][row] for row in evidence.rows(_is_runtime))
+    waiting = sum(line.cpu_ns for line in evidence.lines(_is_runtime))
     loading = sum(took.cpu_ns for took in evidence.took(is_loading).values())
     models = evidence.run.layers.roots
     unusual = sum(beyond_median_ns(evidence, model) for model in models)
@@ -227,17 +227,15 @@ def _is_pageable(frames: Frames) -> bool:
 def _copies(evidence: Evidence, holds: Holds = _is_copy) -> dict[int, _Transfers]:
     """The copies between host and device that match, by layer."""
     transfers: dict[int, _Transfers] = {}
-    rows, columns = evidence.run.rows, evidence.run.rows.columns
     ways = _copies_by_surroundings(evidence, holds)
     for (layer, _, frames), (copies, device_ns) in ways.items():
         seen = transfers.setdefault(layer, _Transfers())
         seen.copies += copies
         seen.device_ns += device_ns
         seen.ops[_op_of(frames)] += copies
-    for row in evidence.rows(_is_runtime) if ways else ():
-        way = columns["layer"][row], columns["phase"][row], rows.frames[columns["frames"][row]][:-1]
-        if way in ways:
-            transfers[way[0]].cpu_ns += columns["cpu_ns"][row]
+    for line in evidence.lines(_is_runtime) if ways else ():
+        if (line.layer, line.phase, line.frames[:-1]) in ways:
+            transfers[line.layer].cpu_ns += line.cpu_ns
     return transfers
 
 
@@ -248,32 +246,28 @@ _Surroundings = tuple[int, int, tuple[Frame, ...]]
 def _copies_by_surroundings(evidence: Evidence, holds: Holds = _is_copy) -> dict[_Surroundings, tuple[int, int]]:
     """The copies on the device by the frames around them: their number and time."""
     ways: dict[_Surroundings, tuple[int, int]] = {}
-    rows, columns = evidence.run.rows, evidence.run.rows.columns
-    for row in evidence.rows(holds):
-        way = columns["layer"][row], columns["phase"][row], rows.frames[columns["frames"][row]][:-1]
+    for line in evidence.lines(holds):
+        way = line.layer, line.phase, line.frames[:-1]
         copies, device_ns = ways.get(way, (0, 0))
-        ways[way] = copies + columns["calls"][row], device_ns + columns["device_ns"][row]
+        ways[way] = copies + line.calls, device_ns + line.device_ns
     return ways
 
 
 def _waits(evidence: Evidence) -> dict[int, _Transfers]:
     """The waits of the CPU for the device, by layer, without those of copies; outside all layers only for values."""
     transfers: dict[int, _Transfers] = {}
-    rows, columns = evidence.run.rows, evidence.run.rows.columns
     copying = _copies_by_surroundings(evidence)
-    for row in evidence.rows(_is_runtime) if evidence.device != "cpu" else ():
-        layer, frames = columns["layer"][row], rows.frames[columns["frames"][row]]
+    for layer, phase, frames, calls, cpu_ns, _ in evidence.lines(_is_runtime) if evidence.device != "cpu" else ():
         is_wait = WAITING.fullmatch(frames[-1].name) is not None
         if _READS_A_VALUE(frames):
             if layer == OUTSIDE and frames[0].kind == FrameKind.LABEL and frames[0].name.startswith(OPTIMIZER_RANGE):
                 continue
-        elif not is_wait or layer == OUTSIDE or (layer, columns["phase"][row], frames[:-1]) in copying:
+        elif not is_wait or layer == OUTSIDE or (layer, phase, frames[:-1]) in copying:
             continue
         seen = transfers.setdefault(layer, _Transfers())
-        calls = columns["calls"][row]
         seen.waits += calls if is_wait else 0
         seen.copies += 0 if is_wait else calls
-        seen.cpu_ns += columns["cpu_ns"][row]
+        seen.cpu_ns += cpu_ns
         seen.ops[_op_of(frames)] += calls
     return transfers
 

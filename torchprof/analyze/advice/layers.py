@@ -1,4 +1,4 @@
-"""Layers with a cheaper way to do the same: cells over time, dropout, casts, growing tensors, constants, embeddings."""
+"""Layers with a cheaper way to do the same: cells, dropout, casts, growing tensors, constants, embeddings, layout."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torchprof.analyze.advice.chains import (
     among,
     calling,
     inside,
+    is_device_work,
     is_node,
     is_optimizer,
     node_of,
@@ -46,6 +47,8 @@ _MAKES = inside(
 _OF_POSITIONS = calling({"aten::sin", "aten::cos", "aten::exp", "aten::pow", "aten::cat", "aten::stack"})
 _OF_PARAMETERS = {"tril", "triu"}  # nodes
 _SIZES = re.compile(r"(\d+), (\d+)")
+# cuDNN's names; nhwcToFoldedNhwc is not such a conversion.
+_CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)
 _CLASSES = 32  # the product with fewer is small
 _FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
 
@@ -232,17 +235,12 @@ def constants(evidence: Evidence) -> dict[int, int]:
     if not times:
         return times
     nodes: defaultdict[int, set[str]] = defaultdict(set)
-    columns = evidence.run.rows.columns
-    for frames, rows in evidence.rows_of_chains(is_node, phases=(BACKWARD,)):
-        node = node_of(frames) or ""
-        for row in rows:
-            nodes[columns["layer"][row]].add(node)
-    for frames, rows in evidence.rows_of_chains(_may_be_constant, phases=(FORWARD,)):
-        name = (outermost_op(frames) or "").removeprefix("aten::")
-        for row in rows:
-            number = columns["layer"][row]
-            if number in times and number in nodes and name not in nodes[number]:
-                times[number] += evidence.times[row]
+    for line in evidence.lines(is_node, phases=(BACKWARD,)):
+        nodes[line.layer].add(node_of(line.frames) or "")
+    for line in evidence.lines(_may_be_constant, phases=(FORWARD,)):
+        name, number = (outermost_op(line.frames) or "").removeprefix("aten::"), line.layer
+        if number in times and number in nodes and name not in nodes[number]:
+            times[number] += evidence.time_of(line)
     return {number: ns for number, ns in times.items() if not nodes[number] & _OF_PARAMETERS}
 
 
@@ -322,3 +320,26 @@ def _rows_of(layer: Layer) -> int:
 
 def _indices_of(layer: Layer) -> int:
     return prod(layer.input_shapes[0]) if layer.input_shapes else 0
+
+
+@rule
+def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
+    """Kernels that convert between NCHW and NHWC around a convolution, by cuDNN's names for them (``nchwToNhwcKernel``,
+    ``nhwcToNchwKernel``).
+
+    Tensor cores need channels last, so cuDNN converts other layouts. The gain is the time of these kernels. On the CPU
+    oneDNN reorders inside an op, where it is not recorded. Needs a device.
+    """
+    took = evidence.took(_is_conversion)
+    for group in merged(evidence, {number: work.device_ns for number, work in took.items()}):
+        calls = sum(took[number].calls for number in group.numbers)
+        yield group.advice(
+            f"{calls:,} kernel{'s convert' if calls != 1 else ' converts'} between NCHW and NHWC around convolutions, "
+            f"for {group.time} in total.",
+            "Use channels last: `model = model.to(memory_format=torch.channels_last)`, and the same for the input.",
+        )
+
+
+@among(is_device_work)
+def _is_conversion(frames: Frames) -> bool:
+    return _CONVERSION.search(frames[-1].name) is not None

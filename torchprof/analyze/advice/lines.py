@@ -200,39 +200,37 @@ def functions(evidence: Evidence, holds: Holds, *, in_layers: bool = False) -> l
     samples; in layers, the time of all operators and that between them, because most layers have no sample. ``holds``
     gets the frames without the line.
     """
-    columns = evidence.run.rows.columns
     if not evidence.any_row(is_line):
         return []
     times: Counter[_Place] = Counter()
     calls: Counter[_Place] = Counter()
     lines: defaultdict[_Place, Counter[str]] = defaultdict(Counter)
-    matching = evidence.rows_of_chains(
-        lambda frames: holds(frames[:-1] if is_line(frames) else frames), phases=(FORWARD,)
-    )
-    for frames, rows in matching:
+
+    def matches(frames: Frames) -> bool:
+        return holds(frames[:-1] if is_line(frames) else frames)
+
+    for layer, _, frames, called, ns, _ in evidence.lines(matches, phases=(FORWARD,)):
+        if (layer >= 0) != in_layers:
+            continue
         outermost = _outermost(frames)
-        for row in rows:
-            layer = columns["layer"][row]
-            if (layer >= 0) != in_layers:
-                continue
-            place = (_ANY_LAYER, outermost[-1:] and (_ANY_OPERATOR,)) if in_layers else (layer, outermost)
-            if is_line(frames):
-                lines[place][frames[-1].name] += columns["calls"][row]
-            else:
-                times[place] += columns["cpu_ns"][row]
-                if len(place[1]) == len(frames) and not is_own_time(frames):
-                    calls[place] += columns["calls"][row]
+        place = (_ANY_LAYER, outermost[-1:] and (_ANY_OPERATOR,)) if in_layers else (layer, outermost)
+        if is_line(frames):
+            lines[place][frames[-1].name] += called
+        else:
+            times[place] += ns
+            if len(place[1]) == len(frames) and not is_own_time(frames):
+                calls[place] += called
     by_name: dict[str, Function] = {}
     for place, seen in lines.items():
         samples = max(seen.total(), 1)  # a file may have lines without samples
         for text, count in seen.items():
-            line, _, called = text.partition(" → ")
+            line, _, what = text.partition(" → ")
             parts = _LINE.fullmatch(line)
             name = f"{parts['file']} {parts['function']}" if parts else line
             function = by_name.setdefault(name, Function(name))
             op = "" if is_own_time(place[1]) else place[1][-1].name
             function.samples += count
-            function.spent[Spent(line, called, op)] += times[place] * count // samples
+            function.spent[Spent(line, what, op)] += times[place] * count // samples
             if op:
                 function.op_calls[op] += calls[place] * count // samples
     return sorted(by_name.values(), key=lambda function: function.ns, reverse=True)
@@ -354,14 +352,12 @@ def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
     """The time of operators without a node in backward, if others outside all layers have some, and of Python in the
     same lines: what frees their memory. Random numbers are left out, because noise is new in each step, and
     what changes a tensor in place, as an average of parameters, or reads or copies it."""
-    rows, columns = evidence.run.rows, evidence.run.rows.columns
     trained: set[str | None] = set()  # the names of nodes outside all layers
     inside_of: defaultdict[str, set[str]] = defaultdict(set)  # by outermost operator: all operators in it
-    for row in evidence.rows(is_in_op):
-        if columns["layer"][row] != OUTSIDE:
+    for layer, phase, frames, *_ in evidence.lines(is_in_op):
+        if layer != OUTSIDE:
             continue
-        frames = rows.frames[columns["frames"][row]]
-        if columns["phase"][row] == PHASES.index(BACKWARD):
+        if phase == PHASES.index(BACKWARD):
             trained.add(node_of(frames))
         else:
             inside_of[outermost_op(frames) or ""] |= {

@@ -34,18 +34,15 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     The label is also around the call that ends an epoch without a batch, and a run does not record which calls these
     were. So the time is per step, if steps were marked, and not per batch.
     """
-    rows, columns = evidence.run.rows, evidence.run.rows.columns
     labels: Counter[str] = Counter()
     whole = in_no_op = 0
-    for row in evidence.rows(is_loading):
-        if columns["layer"][row] != OUTSIDE:
+    for layer, _, frames, calls, cpu_ns, _ in evidence.lines(is_loading):
+        if layer != OUTSIDE:
             continue
-        frames = rows.frames[columns["frames"][row]]
         inside = frames[depth_of_label(frames, LOADING) :]
-        whole += columns["cpu_ns"][row]
-        labels[inside[0].name] += columns["calls"][row] if len(inside) == 1 else 0
-        if is_own_time(inside):
-            in_no_op += columns["cpu_ns"][row]
+        whole += cpu_ns
+        labels[inside[0].name] += calls if len(inside) == 1 else 0
+        in_no_op += cpu_ns if is_own_time(inside) else 0
     if not whole:
         return
     label = labels.most_common(1)[0][0]

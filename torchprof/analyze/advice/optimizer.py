@@ -101,13 +101,10 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     label = None
     writes = 0
     ns = 0
-    columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
-    for row in evidence.rows(zeroes):
-        frames = chains[columns["frames"][row]]
-        label = label or next(frame.name for frame in frames if frame.name.startswith(ZERO_GRAD))
-        ns += evidence.times[row]
-        if frames[-1].name == "aten::zero_":
-            writes += columns["calls"][row]
+    for line in evidence.lines(zeroes):
+        label = label or next(frame.name for frame in line.frames if frame.name.startswith(ZERO_GRAD))
+        ns += evidence.time_of(line)
+        writes += line.calls if line.frames[-1].name == "aten::zero_" else 0
     if label is None:
         return
     added = evidence.took(_adds_to_gradient, phases=(BACKWARD,)).values()
@@ -129,20 +126,18 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
 def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
     """The steps of optimizers, by the name of their class."""
     by_class: defaultdict[str, _Steps] = defaultdict(_Steps)
-    columns, chains = evidence.run.rows.columns, evidence.run.rows.frames
-    for row in evidence.rows(is_step):
-        frames = chains[columns["frames"][row]]
+    for _, _, frames, calls, cpu_ns, device_ns in evidence.lines(is_step):
         depth = depth_of_label(frames, OPTIMIZER_STEP)
         stepped = by_class[frames[depth].name.removeprefix(OPTIMIZER_STEP).partition(".")[0]]
-        stepped.cpu_ns += columns["cpu_ns"][row]
-        stepped.device_ns += columns["device_ns"][row]
+        stepped.cpu_ns += cpu_ns
+        stepped.device_ns += device_ns
         if depth == len(frames) - 1:
-            stepped.steps += columns["calls"][row]
+            stepped.steps += calls
             continue
-        stepped.op_ns += columns["cpu_ns"][row]
+        stepped.op_ns += cpu_ns
         stepped.cannot_be_fused |= any(frame.name in _NOT_FUSED for frame in frames[depth + 1 :])
         if depth == len(frames) - 2 and frames[-1].kind == FrameKind.OP and frames[-1].name.startswith("aten::"):
-            stepped.calls[frames[-1].name] += columns["calls"][row]
+            stepped.calls[frames[-1].name] += calls
     return {name: stepped for name, stepped in by_class.items() if stepped.steps}
 
 

@@ -1,4 +1,4 @@
-"""Precision: dtypes that cost more than needed, and sizes and layouts that tensor cores do not support."""
+"""Precision: dtypes that cost more time and memory than needed, and sizes that tensor cores do not support."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ _HALF_SHARE = 0.05
 _TENSOR_CORES = 7 / 8
 """The largest gain from tensor cores, because they are at most eight times as fast as the other cores: A100 156 to 19.5
 TFLOP/s in TF32, H100 494 to 67, and 989 to 134 in half precision; V100 125 to 15.7 (NVIDIA's data sheets)."""
-# cuDNN's names; nhwcToFoldedNhwc is not such a conversion.
-_CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)
 
 
 @rule
@@ -129,14 +127,12 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
     """
     if evidence.device != "cuda" or not evidence.shapes_recorded:
         return
-    rows, columns = evidence.run.rows, evidence.run.rows.columns
     sizes: defaultdict[int, set[int]] = defaultdict(set)
     ns: defaultdict[int, int] = defaultdict(int)
-    for row in evidence.rows(_has_odd_sizes, phases=(FORWARD, RECOMPUTE)):
-        number = columns["layer"][row]
-        for frame in rows.frames[columns["frames"][row]]:
-            sizes[number].update(_odd_sizes(frame))
-        ns[number] += columns["device_ns"][row]
+    for line in evidence.lines(_has_odd_sizes, phases=(FORWARD, RECOMPUTE)):
+        for frame in line.frames:
+            sizes[line.layer].update(_odd_sizes(frame))
+        ns[line.layer] += line.device_ns
     if not sizes:
         return
     for number, work in evidence.took(_has_half_product, phases=(BACKWARD,)).items():
@@ -297,26 +293,3 @@ def _is_half_work(frames: Frames) -> bool:
     if any(_has(frame.signature, _HALF) for frame in frames):
         return True
     return bool(frames) and frames[-1].kind == FrameKind.KERNEL and _HALF_KERNEL.search(frames[-1].name) is not None
-
-
-@rule
-def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
-    """Kernels that convert between NCHW and NHWC around a convolution, by cuDNN's names for them (``nchwToNhwcKernel``,
-    ``nhwcToNchwKernel``).
-
-    Tensor cores need channels last, so cuDNN converts other layouts. The gain is the time of these kernels. On the CPU
-    oneDNN reorders inside an op, where it is not recorded. Needs a device.
-    """
-    took = evidence.took(_is_conversion)
-    for group in merged(evidence, {number: work.device_ns for number, work in took.items()}):
-        calls = sum(took[number].calls for number in group.numbers)
-        yield group.advice(
-            f"{calls:,} kernel{'s convert' if calls != 1 else ' converts'} between NCHW and NHWC around convolutions, "
-            f"for {group.time} in total.",
-            "Use channels last: `model = model.to(memory_format=torch.channels_last)`, and the same for the input.",
-        )
-
-
-@among(is_device_work)
-def _is_conversion(frames: Frames) -> bool:
-    return _CONVERSION.search(frames[-1].name) is not None

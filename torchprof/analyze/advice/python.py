@@ -186,9 +186,8 @@ def _is_line_between_ops(frames: Frames) -> bool:
 def _lines(evidence: Evidence) -> dict[int, Counter[str]]:
     """The number of Python samples at each source line between the operators of each layer, in forward."""
     lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    rows, columns = evidence.run.rows, evidence.run.rows.columns
-    for row in evidence.rows(_is_line_between_ops, phases=(FORWARD,)):
-        lines[columns["layer"][row]][rows.frames[columns["frames"][row]][-1].name] += columns["calls"][row]
+    for line in evidence.lines(_is_line_between_ops, phases=(FORWARD,)):
+        lines[line.layer][line.frames[-1].name] += line.calls
     return dict(lines)
 
 
@@ -212,13 +211,11 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
     if not shapes or len(shapes[0]) < 2 or not 0 < shapes[0][0] <= _FEW_SAMPLES or not layers[root].same_shapes:
         return
     long_ns = ops = stepping = 0
-    columns = run.rows.columns
-    for row in evidence.rows(is_op):
-        ns, times = columns["cpu_ns"][row], columns["calls"][row]
-        ops += times
-        if ns >= _SMALL_NS * times:
-            long_ns += ns
-            stepping += ns if is_optimizer(run.rows.frames[columns["frames"][row]]) else 0
+    for line in evidence.lines(is_op):
+        ops += line.calls
+        if line.cpu_ns >= _SMALL_NS * line.calls:
+            long_ns += line.cpu_ns
+            stepping += line.cpu_ns if is_optimizer(line.frames) else 0
     own_ns = evidence.took_outside(is_own_time, FORWARD).cpu_ns
     collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
     python = sum(slow.own_ns for slow in layers_of_slow_python(evidence).values())
