@@ -76,10 +76,10 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
     The gain is what compiling the function once would have saved: the time of all its versions that are known, with
     those of their backward, without the longest, and at most the time of those that were recorded.
     """
-    again = [
+    again = [  # during the recording
         compilation
-        for compilation in _recorded(evidence)
-        if compilation.name.rpartition("/")[2] != "0" and not compilation.failure
+        for compilation in _every(evidence)
+        if compilation.step is not None and compilation.name.rpartition("/")[2] != "0" and not compilation.failure
     ]
     if not again:
         return
@@ -172,11 +172,6 @@ def remedy_of(reason: str) -> str:
 def _every(evidence: Evidence) -> Iterator[Compilation]:
     for meta in evidence.run.metas:
         yield from meta.compilations
-
-
-def _recorded(evidence: Evidence) -> Iterator[Compilation]:
-    """The compilations during the recording."""
-    return (compilation for compilation in _every(evidence) if compilation.step is not None)
 
 
 def _layers(evidence: Evidence, usage: Compiled, several: list[Compilation]) -> tuple[str, tuple[str, ...]]:

@@ -184,6 +184,20 @@ class Evidence:
         """The samples of one measure, over all layers, phases, ranks and devices."""
         return self._samples_of_measure.get(measure, [])
 
+    def durations(self, layer: int) -> list[Spread]:
+        """The durations of the forward calls of a layer, for each rank that called it."""
+        keys = (SampleKey(layer, FORWARD, meta.rank, "cpu", "cpu_ns") for meta in self.run.metas)
+        return [self.run.samples[key] for key in keys if key in self.run.samples]
+
+    def timed_calls(self, *layers: int) -> int:
+        """The number of the forward calls of some layers whose durations are known."""
+        return sum(spread.count for layer in layers for spread in self.durations(layer))
+
+    def beyond_median_ns(self, *layers: int) -> int:
+        """The time of the forward calls of some layers beyond the median call of each: start-up and interruptions."""
+        spreads = (spread for layer in layers for spread in self.durations(layer))
+        return sum(max(0, round(spread.sum - spread.median * spread.count)) for spread in spreads)
+
     # The chains of frames that match a predicate
 
     @cached_property
@@ -264,6 +278,10 @@ class Evidence:
         if (holds, wanted) not in self._sums:
             self._sums[holds, wanted] = self._all_sums(wanted) if holds is always else self._sums_of(holds, wanted)
         return self._sums[holds, wanted]
+
+    def whole_of(self, holds: Holds) -> Took:
+        """The same for all layers and the work of no layer together."""
+        return Took(*map(sum, zip(*self.took(holds).values())))
 
     def took_outside(self, holds: Holds, *phases: str) -> Took:
         """The same for the work outside all layers."""

@@ -11,7 +11,6 @@ from math import ceil
 from torchprof.analyze.advice import Advice, merged, rule, together
 from torchprof.analyze.advice.chains import ACCUMULATE, always, inside, is_optimizer, is_outermost
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.analyze.advice.host import forward_calls
 from torchprof.analyze.advice.optimizer import zeroes
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer, Layers
@@ -103,7 +102,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     if len(models) != 1:
         return
     [model] = models
-    passes = _calls(evidence, next(number for number, layer in enumerate(layers) if layer.path == model))
+    passes = evidence.timed_calls(next(number for number, layer in enumerate(layers) if layer.path == model))
     backward = evidence.took(always, phases=(BACKWARD,))
     front = [
         layer
@@ -111,7 +110,7 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
         if layer in backward
         and layers[layer].path[:1] == model
         and not evidence.run.layers.children[layer]
-        and _calls(evidence, layer) == passes
+        and evidence.timed_calls(layer) == passes
     ]
     frozen = [layer for layer in front if layers[layer].params]
     ns = sum(evidence.time_of(backward[layer]) for layer in front)
@@ -181,7 +180,7 @@ def _saved_by_recomputing(evidence: Evidence, layer: int, calls: int) -> int | N
     rises = [
         spread.max for key, spread in evidence.samples("peak_bytes") if key.layer == layer and key.phase == RECOMPUTE
     ]
-    passes = _calls(evidence, evidence.run.layers.lineage(layer)[0])
+    passes = evidence.timed_calls(evidence.run.layers.lineage(layer)[0])
     return max(rises) * ceil(calls / max(passes, 1)) if rises else None
 
 
@@ -210,10 +209,6 @@ def _trained(layers: Layers, called: Collection[int]) -> set[int]:
 def _is_trained(layer: Layer) -> bool:
     """Whether it has, or may have, trainable parameters that an optimizer updates."""
     return layer.trainable_params != 0 and layer.updated_params != 0
-
-
-def _calls(evidence: Evidence, layer: int) -> int:
-    return sum(spread.count for spread in forward_calls(evidence, layer))
 
 
 @rule

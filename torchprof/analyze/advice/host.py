@@ -20,8 +20,7 @@ from torchprof.analyze.advice.chains import (
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_time
 from torchprof.run.purposes import BETWEEN_HOST_AND_DEVICE, COPYING, WAITING
-from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import FORWARD, OPTIMIZER_RANGE, OUTSIDE, Frame, FrameKind
+from torchprof.run.words import OPTIMIZER_RANGE, OUTSIDE, Frame, FrameKind
 
 _PAGEABLE = "Memcpy HtoD (Pageable"
 _READS_A_VALUE = inside("aten::item", "aten::_local_scalar_dense", "aten::nonzero")
@@ -163,26 +162,22 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     threshold is a third because the profiler slows the CPU and not the device: less idle time may be due to the
     profiler. The gain is the shorter of the two times. Needs the time of a device.
     """
-    columns = evidence.run.rows.columns
-    on_device = evidence.took(is_device_work)
-    launches = sum(took.calls for took in on_device.values())
+    launches, _, took_ns, _ = evidence.whole_of(is_device_work)
     if evidence.device == "cpu" or not launches:
         return
     waiting = sum(line.cpu_ns for line in evidence.lines(_is_runtime))
-    loading = sum(took.cpu_ns for took in evidence.took(is_loading).values())
-    models = evidence.run.layers.roots
-    unusual = sum(beyond_median_ns(evidence, model) for model in models)
-    collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
-    launching = sum(columns["cpu_ns"]) - waiting - loading - unusual - collecting
+    loading = evidence.whole_of(is_loading).cpu_ns
+    unusual = evidence.beyond_median_ns(*evidence.run.layers.roots)
+    collecting = evidence.whole_of(is_collection).cpu_ns
+    launching = sum(evidence.run.rows.columns["cpu_ns"]) - waiting - loading - unusual - collecting
     idle, wall = evidence.idle_ns, evidence.recorded_ns
     gain = min(idle - loading - unusual - collecting, launching)
     if gain <= _IDLE * wall or launching > _LAUNCH_NS * launches:
         return
     launched_by: Counter[str] = Counter()
-    for layer, took in on_device.items():
+    for layer, took in evidence.took(is_device_work).items():
         if layer >= 0:
             launched_by[evidence.run.layers[layer].path[0]] += took.calls
-    took_ns = sum(took.device_ns for took in on_device.values())
     yield Advice(
         launched_by.most_common(1)[0][0] if launched_by else evidence.name_of(OUTSIDE),
         f"{evidence.device} is idle for {idle / wall:.0%} of the recorded time: the program is launch-bound. On "
@@ -193,17 +188,6 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
         "so that each kernel does more.",
         gain,
     )
-
-
-def forward_calls(evidence: Evidence, layer: int) -> list[Spread]:
-    """The durations of the forward calls of a layer, for each rank that called it."""
-    keys = (SampleKey(layer, FORWARD, meta.rank, "cpu", "cpu_ns") for meta in evidence.run.metas)
-    return [evidence.run.samples[key] for key in keys if key in evidence.run.samples]
-
-
-def beyond_median_ns(evidence: Evidence, layer: int) -> int:
-    """The time of the forward calls of a layer beyond the median call's: start-up and interruptions."""
-    return sum(max(0, round(spread.sum - spread.median * spread.count)) for spread in forward_calls(evidence, layer))
 
 
 @among(is_op)
@@ -283,7 +267,7 @@ def _op_of(frames: Frames) -> str:
 
 def _in_calls(evidence: Evidence, group: Merged) -> str:
     """In how many forward calls of its layers; "" if that is unknown."""
-    calls = [sum(spread.count for spread in forward_calls(evidence, layer)) for layer in group.numbers]
+    calls = [*map(evidence.timed_calls, group.numbers)]
     return f" in {_times(sum(calls), 'forward call')}" if all(calls) else ""
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.chains import always, has_no_launch, inside, is_step
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.analyze.advice.host import forward_calls
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import BATCH_NORMS, CONVOLUTIONS, FACTORS
@@ -70,9 +69,8 @@ def gradients_never_used(evidence: Evidence) -> Iterator[Advice]:
             kept[key.layer] += spread.sum
     per_call, gains = {}, {}
     for model, numbers in by_model.items():
-        calls = [spread.count for spread in forward_calls(evidence, model)]
-        per_call[model] = sum(kept[number] for number in numbers) // max(sum(calls), 1)
-        gains[model] = Gain(nbytes=per_call[model] * max(len(calls), 1))
+        per_call[model] = sum(kept[number] for number in numbers) // max(evidence.timed_calls(model), 1)
+        gains[model] = Gain(nbytes=per_call[model] * max(len(evidence.durations(model)), 1))
     for group in merged(evidence, gains):
         nbytes = sum(per_call[model] for model in group.numbers)
         of_each = f" of each of {len(group.numbers)} models" if len(group.numbers) > 1 else ""
@@ -194,7 +192,7 @@ def leftover_kernels(evidence: Evidence) -> Iterator[Advice]:
     makes the figures complete. There is no finding if operators were not recorded, because then no launch is known.
     Needs the time of a device.
     """
-    ns = evidence.run.left_over.device_ns + sum(took.device_ns for took in evidence.took(has_no_launch).values())
+    ns = evidence.run.left_over.device_ns + evidence.whole_of(has_no_launch).device_ns
     whole = sum(evidence.run.rows.columns["device_ns"]) if ns else 0
     if not ns or ns < _SHARE_LEFT_OVER * whole or not evidence.ops_recorded:
         return

@@ -18,7 +18,6 @@ from torchprof.analyze.advice.chains import (
     is_own_time,
 )
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.analyze.advice.host import beyond_median_ns, forward_calls
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE
@@ -142,12 +141,9 @@ def layers_of_slow_python(evidence: Evidence) -> dict[int, SlowPython]:
     for layer, took in evidence.took(_is_python, phases=(FORWARD,)).items():
         if layer < 0 or took.cpu_ns < _SHARE * evidence.recorded_ns or not has_python(layers[layer]):
             continue
-        calls = sum(spread.count for spread in forward_calls(evidence, layer))
-        children = layers.children[layer]
-        below = sum(spread.count for child in children for spread in forward_calls(evidence, child))
-        gaps = calls + below + (direct[layer].calls if layer in direct else 0)
-        unusual = beyond_median_ns(evidence, layer)
-        unusual -= sum(beyond_median_ns(evidence, child) for child in children)
+        calls, children = evidence.timed_calls(layer), layers.children[layer]
+        gaps = calls + evidence.timed_calls(*children) + (direct[layer].calls if layer in direct else 0)
+        unusual = evidence.beyond_median_ns(layer) - evidence.beyond_median_ns(*children)
         left = took.cpu_ns - gaps * _GAP_NS - max(0, unusual)
         if 2 * left > took.cpu_ns and left >= _SHARE * evidence.recorded_ns:
             slow[layer] = SlowPython(calls, took.cpu_ns)
@@ -217,7 +213,7 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
             long_ns += line.cpu_ns
             stepping += line.cpu_ns if is_optimizer(line.frames) else 0
     own_ns = evidence.took_outside(is_own_time, FORWARD).cpu_ns
-    collecting = sum(took.cpu_ns for took in evidence.took(is_collection).values())
+    collecting = evidence.whole_of(is_collection).cpu_ns
     python = sum(slow.own_ns for slow in layers_of_slow_python(evidence).values())
     small = evidence.recorded_ns - long_ns - collecting - python - own_ns
     if not ops or small < _MOST_OF_IT * evidence.recorded_ns:
