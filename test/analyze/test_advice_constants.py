@@ -10,8 +10,8 @@ from torch import nn
 
 import torchprof
 from torchprof.analyze.advice import Advice, advise
+from torchprof.analyze.advice.constants import constants
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.analyze.advice.layers import constants
 from torchprof.run.run import Run
 
 

@@ -27,8 +27,8 @@ from torchprof.analyze.advice.chains import (
     outermost_op,
     shape_of_input,
 )
+from torchprof.analyze.advice.constants import constants
 from torchprof.analyze.advice.evidence import Evidence, Took
-from torchprof.analyze.advice.layers import constants
 from torchprof.analyze.advice.python import layers_of_slow_python
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
