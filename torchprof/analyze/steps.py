@@ -24,15 +24,7 @@ from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_number, format_
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import (
-    FORWARD,
-    NOT_SELECTED,
-    NOT_SELECTED_NAME,
-    OUTSIDE,
-    OUTSIDE_NAME,
-    PHASES,
-    StepEnd,
-)
+from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES, StepEnd
 
 _WHERE = {
     StepEnd.OPTIMIZER: "where the optimizer has made its step",

@@ -56,10 +56,7 @@ _REMEDIES = (
         re.compile(r"G\['(?P<what>\w+)'\] == "),
         "The global variable `{what}` is part of the compiled code: keep it the same, or make it a tensor.",
     ),
-    (
-        re.compile(r"== [-\d.]"),
-        "This number is part of the compiled code: pass it as a tensor, or keep it the same.",
-    ),
+    (re.compile(r"== [-\d.]"), "This number is part of the compiled code: pass it as a tensor, or keep it the same."),
 )
 _ANY_REMEDY = (
     "Keep what torch names here the same in all calls. `TORCH_LOGS=recompiles` prints each reason as it occurs."

@@ -7,13 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, merged, rule, together
-from torchprof.analyze.advice.chains import (
-    Frames,
-    always,
-    among,
-    inside,
-    is_device_work,
-)
+from torchprof.analyze.advice.chains import Frames, always, among, inside, is_device_work
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.python import has_python
 from torchprof.run.words import BACKWARD, FORWARD, PHASES

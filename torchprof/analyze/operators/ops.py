@@ -68,11 +68,7 @@ def ops(
         return _layers_using(run, op, sort_by=sort_by, top=top, phase=phase, tablefmt=tablefmt)
     check_number("group_by_stack_n", group_by_stack_n, "source lines")
     sums_of = operators(
-        run,
-        layer=layer,
-        phase=phase,
-        group_by_input_shape=group_by_input_shape,
-        group_by_stack_n=group_by_stack_n,
+        run, layer=layer, phase=phase, group_by_input_shape=group_by_input_shape, group_by_stack_n=group_by_stack_n
     )
     columns = figure_columns(run)
     whole = sum((sums.self for operator, sums in sums_of.items() if not _is_left_over(operator)), Cost())
@@ -132,9 +128,7 @@ def _layers_using(run: Run, op: str, *, phase: str | None, **order: Any) -> Sect
     everywhere = [sums for operator, sums in operators(run, phase=phase).items() if operator.name == op]
     columns = figure_columns(run)
     wholes = shares_of(
-        columns,
-        sum((sums.self for sums in everywhere), Cost()),
-        sum((sums.total for sums in everywhere), Cost()),
+        columns, sum((sums.self for sums in everywhere), Cost()), sum((sums.total for sums in everywhere), Cost())
     )
     return ranked(
         run,
