@@ -175,7 +175,7 @@ def test_took_sums_the_matching_rows_by_layer() -> None:
     evidence = Evidence(run)
     assert evidence.took(inside("aten::relu")) == {1: (3, 19, 0, 64), OUTSIDE: (3, 2, 0, 0)}
     assert evidence.took(inside("aten::relu"), phases=(BACKWARD,)) == {1: (1, 3, 0, 0)}
-    assert sorted(line.cpu_ns for line in evidence.lines(inside("aten::clamp"))) == [1, 2, 5]
+    assert sorted(match.cpu_ns for match in evidence.rows(inside("aten::clamp"))) == [1, 2, 5]
     assert [evidence.name_of(number) for number in (3, OUTSIDE, -2)] == ["Net.b.0", "(outside)", "(not selected)"]
 
 

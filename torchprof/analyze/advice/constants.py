@@ -73,12 +73,12 @@ def constants(evidence: Evidence) -> dict[int, int]:
     if not times:
         return times
     nodes: defaultdict[int, set[str]] = defaultdict(set)
-    for line in evidence.lines(is_node, phases=(BACKWARD,)):
-        nodes[line.layer].add(node_of(line.frames) or "")
-    for line in evidence.lines(_may_be_constant, phases=(FORWARD,)):
-        name, number = (outermost_op(line.frames) or "").removeprefix("aten::"), line.layer
+    for row in evidence.rows(is_node, phases=(BACKWARD,)):
+        nodes[row.layer].add(node_of(row.frames) or "")
+    for row in evidence.rows(_may_be_constant, phases=(FORWARD,)):
+        name, number = (outermost_op(row.frames) or "").removeprefix("aten::"), row.layer
         if number in times and number in nodes and name not in nodes[number]:
-            times[number] += evidence.time_of(line)
+            times[number] += evidence.time_of(row)
     return {number: ns for number, ns in times.items() if not nodes[number] & _OF_PARAMETERS}
 
 

@@ -28,7 +28,7 @@ class Took(NamedTuple):
     allocated: int = 0
 
 
-class Line(NamedTuple):
+class MatchingRow(NamedTuple):
     """A row that matches: the number of its layer (negative: no layer) and of its phase, and its self."""
 
     layer: int
@@ -253,7 +253,7 @@ class Evidence:
         """Whether the frames of any row match."""
         return bool(self._matching(holds))
 
-    def lines(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Iterator[Line]:
+    def rows(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Iterator[MatchingRow]:
         """The rows whose frames match. Work that was launched before the recording never matches, here and in
         ``took``."""
         wanted = {*map(PHASES.index, phases)}
@@ -263,7 +263,7 @@ class Evidence:
         for chain in self._matching(holds):
             frames = self.run.rows.frames[chain]
             for row in self._rows_of(chain, wanted):
-                yield Line(layer[row], phase[row], frames, calls[row], cpu_ns[row], device_ns[row])
+                yield MatchingRow(layer[row], phase[row], frames, calls[row], cpu_ns[row], device_ns[row])
 
     def took(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Mapping[int, Took]:
         """The sums of the rows whose frames match, by the number of their layer (negative: no layer).
@@ -330,7 +330,7 @@ class Evidence:
         """The names of the columns of rows that have a value."""
         return {name for name, column in self.run.rows.columns.items() if any(column)}
 
-    def time_of(self, took: Took | Line) -> int:
+    def time_of(self, took: Took | MatchingRow) -> int:
         """The time that counts: that of the device if it was measured, else that of the CPU."""
         return took.cpu_ns if self.device == "cpu" else took.device_ns
 

@@ -316,9 +316,9 @@ def _in_loops(evidence: Evidence, layers: Container[int]) -> set[str]:
     """The names of nodes that run at least 25 times for each forward call of one of these layers: they are of its loop,
     however long they take."""
     runs: Counter[tuple[int, str]] = Counter()
-    for line in evidence.lines(Among(_is_other_node, is_outermost), phases=(BACKWARD,)):
-        if line.layer in layers:
-            runs[line.layer, line.frames[0].name] += line.calls
+    for row in evidence.rows(Among(_is_other_node, is_outermost), phases=(BACKWARD,)):
+        if row.layer in layers:
+            runs[row.layer, row.frames[0].name] += row.calls
     return {name for (layer, name), times in runs.items() if _A_LOOP // 4 * evidence.calls[layer] <= times}
 
 
@@ -326,10 +326,10 @@ def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str]:
     """The names of the matching outermost ops and nodes that take less than 10 us on average, with all in them."""
     ns: Counter[str] = Counter()
     calls: Counter[str] = Counter()
-    for line in evidence.lines(holds, phases=phases):
-        name = outermost_op(line.frames) or ""
-        ns[name] += evidence.time_of(line)
-        calls[name] += 0 if holds(line.frames[:-1]) else line.calls
+    for row in evidence.rows(holds, phases=phases):
+        name = outermost_op(row.frames) or ""
+        ns[name] += evidence.time_of(row)
+        calls[name] += 0 if holds(row.frames[:-1]) else row.calls
     return {name for name in ns if ns[name] < _FEW_NS * calls[name]}
 
 
@@ -407,7 +407,7 @@ def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
     shapes: defaultdict[int, set[_Shape]] = defaultdict(set)
     if not evidence.shapes_recorded:
         return shapes
-    for number, _, frames, *_ in evidence.lines(_SOFTMAX):
+    for number, _, frames, *_ in evidence.rows(_SOFTMAX):
         above = layers.parent[number] if number >= 0 and layers[number].kind == "Softmax" else number
         for frame in frames:
             shape = shape_of_input(frame, 0)
@@ -429,11 +429,11 @@ def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> di
     if not scores:
         return {}
     products: defaultdict[int, set[tuple[_Shape, _Shape]]] = defaultdict(set)
-    for line in evidence.lines(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
-        for frame in filter(lambda frame: _PRODUCTS([frame]), line.frames):
+    for row in evidence.rows(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
+        for frame in filter(lambda frame: _PRODUCTS([frame]), row.frames):
             left, right = (shape_of_input(frame, index) for index in FACTORS[frame.name])
             if left and right:
-                products[line.layer].add((left, right))
+                products[row.layer].add((left, right))
     return {
         number: any(
             any(prod(left[:-1]) * right[-1] == prod(shape) for left, right in pairs)

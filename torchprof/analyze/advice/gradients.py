@@ -280,7 +280,7 @@ def _passes(evidence: Evidence) -> dict[int, int]:
     """How often backward ran through each layer of ``_NODES``."""
     layers = evidence.run.layers
     passes: Counter[int] = Counter()
-    for number, _, frames, calls, _, _ in evidence.lines(is_outermost, phases=(BACKWARD,)):
+    for number, _, frames, calls, _, _ in evidence.rows(is_outermost, phases=(BACKWARD,)):
         nodes = _NODES.get(layers[number].kind, ()) if number >= 0 else ()
         if frames[0].name.rpartition(" ")[2] in nodes:
             passes[number] += calls

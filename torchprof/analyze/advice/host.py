@@ -165,7 +165,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     launches, _, took_ns, _ = evidence.whole_of(is_device_work)
     if evidence.device == "cpu" or not launches:
         return
-    waiting = sum(line.cpu_ns for line in evidence.lines(_is_runtime))
+    waiting = sum(row.cpu_ns for row in evidence.rows(_is_runtime))
     loading = evidence.whole_of(is_loading).cpu_ns
     unusual = evidence.beyond_median_ns(*evidence.run.layers.roots)
     collecting = evidence.whole_of(is_collection).cpu_ns
@@ -217,9 +217,9 @@ def _copies(evidence: Evidence, holds: Holds = _is_copy) -> dict[int, _Transfers
         seen.copies += copies
         seen.device_ns += device_ns
         seen.ops[_op_of(frames)] += copies
-    for line in evidence.lines(_is_runtime) if ways else ():
-        if (line.layer, line.phase, line.frames[:-1]) in ways:
-            transfers[line.layer].cpu_ns += line.cpu_ns
+    for row in evidence.rows(_is_runtime) if ways else ():
+        if (row.layer, row.phase, row.frames[:-1]) in ways:
+            transfers[row.layer].cpu_ns += row.cpu_ns
     return transfers
 
 
@@ -230,10 +230,10 @@ _Surroundings = tuple[int, int, tuple[Frame, ...]]
 def _copies_by_surroundings(evidence: Evidence, holds: Holds = _is_copy) -> dict[_Surroundings, tuple[int, int]]:
     """The copies on the device by the frames around them: their number and time."""
     ways: dict[_Surroundings, tuple[int, int]] = {}
-    for line in evidence.lines(holds):
-        way = line.layer, line.phase, line.frames[:-1]
+    for row in evidence.rows(holds):
+        way = row.layer, row.phase, row.frames[:-1]
         copies, device_ns = ways.get(way, (0, 0))
-        ways[way] = copies + line.calls, device_ns + line.device_ns
+        ways[way] = copies + row.calls, device_ns + row.device_ns
     return ways
 
 
@@ -241,7 +241,7 @@ def _waits(evidence: Evidence) -> dict[int, _Transfers]:
     """The waits of the CPU for the device, by layer, without those of copies; outside all layers only for values."""
     transfers: dict[int, _Transfers] = {}
     copying = _copies_by_surroundings(evidence)
-    for layer, phase, frames, calls, cpu_ns, _ in evidence.lines(_is_runtime) if evidence.device != "cpu" else ():
+    for layer, phase, frames, calls, cpu_ns, _ in evidence.rows(_is_runtime) if evidence.device != "cpu" else ():
         is_wait = WAITING.fullmatch(frames[-1].name) is not None
         if _READS_A_VALUE(frames):
             if layer == OUTSIDE and frames[0].kind == FrameKind.LABEL and frames[0].name.startswith(OPTIMIZER_RANGE):

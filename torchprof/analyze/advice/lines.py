@@ -209,7 +209,7 @@ def functions(evidence: Evidence, holds: Holds, *, in_layers: bool = False) -> l
     def matches(frames: Frames) -> bool:
         return holds(frames[:-1] if is_line(frames) else frames)
 
-    for layer, _, frames, called, ns, _ in evidence.lines(matches, phases=(FORWARD,)):
+    for layer, _, frames, called, ns, _ in evidence.rows(matches, phases=(FORWARD,)):
         if (layer >= 0) != in_layers:
             continue
         outermost = _outermost(frames)
@@ -354,7 +354,7 @@ def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
     what changes a tensor in place, as an average of parameters, or reads or copies it."""
     trained: set[str | None] = set()  # the names of nodes outside all layers
     inside_of: defaultdict[str, set[str]] = defaultdict(set)  # by outermost operator: all operators in it
-    for layer, phase, frames, *_ in evidence.lines(is_in_op):
+    for layer, phase, frames, *_ in evidence.rows(is_in_op):
         if layer != OUTSIDE:
             continue
         if phase == PHASES.index(BACKWARD):

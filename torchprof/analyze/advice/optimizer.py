@@ -101,10 +101,10 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
     label = None
     writes = 0
     ns = 0
-    for line in evidence.lines(zeroes):
-        label = label or next(frame.name for frame in line.frames if frame.name.startswith(ZERO_GRAD))
-        ns += evidence.time_of(line)
-        writes += line.calls if line.frames[-1].name == "aten::zero_" else 0
+    for row in evidence.rows(zeroes):
+        label = label or next(frame.name for frame in row.frames if frame.name.startswith(ZERO_GRAD))
+        ns += evidence.time_of(row)
+        writes += row.calls if row.frames[-1].name == "aten::zero_" else 0
     if label is None:
         return
     added = evidence.took(_adds_to_gradient, phases=(BACKWARD,)).values()
@@ -126,7 +126,7 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
 def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
     """The steps of optimizers, by the name of their class."""
     by_class: defaultdict[str, _Steps] = defaultdict(_Steps)
-    for _, _, frames, calls, cpu_ns, device_ns in evidence.lines(is_step):
+    for _, _, frames, calls, cpu_ns, device_ns in evidence.rows(is_step):
         depth = depth_of_label(frames, OPTIMIZER_STEP)
         stepped = by_class[frames[depth].name.removeprefix(OPTIMIZER_STEP).partition(".")[0]]
         stepped.cpu_ns += cpu_ns

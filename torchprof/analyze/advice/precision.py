@@ -129,10 +129,10 @@ def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
         return
     sizes: defaultdict[int, set[int]] = defaultdict(set)
     ns: defaultdict[int, int] = defaultdict(int)
-    for line in evidence.lines(_has_odd_sizes, phases=(FORWARD, RECOMPUTE)):
-        for frame in line.frames:
-            sizes[line.layer].update(_odd_sizes(frame))
-        ns[line.layer] += line.device_ns
+    for row in evidence.rows(_has_odd_sizes, phases=(FORWARD, RECOMPUTE)):
+        for frame in row.frames:
+            sizes[row.layer].update(_odd_sizes(frame))
+        ns[row.layer] += row.device_ns
     if not sizes:
         return
     for number, work in evidence.took(_has_half_product, phases=(BACKWARD,)).items():

@@ -182,8 +182,8 @@ def _is_line_between_ops(frames: Frames) -> bool:
 def _lines(evidence: Evidence) -> dict[int, Counter[str]]:
     """The number of Python samples at each source line between the operators of each layer, in forward."""
     lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for line in evidence.lines(_is_line_between_ops, phases=(FORWARD,)):
-        lines[line.layer][line.frames[-1].name] += line.calls
+    for row in evidence.rows(_is_line_between_ops, phases=(FORWARD,)):
+        lines[row.layer][row.frames[-1].name] += row.calls
     return dict(lines)
 
 
@@ -207,11 +207,11 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
     if not shapes or len(shapes[0]) < 2 or not 0 < shapes[0][0] <= _FEW_SAMPLES or not layers[root].same_shapes:
         return
     long_ns = ops = stepping = 0
-    for line in evidence.lines(is_op):
-        ops += line.calls
-        if line.cpu_ns >= _SMALL_NS * line.calls:
-            long_ns += line.cpu_ns
-            stepping += line.cpu_ns if is_optimizer(line.frames) else 0
+    for row in evidence.rows(is_op):
+        ops += row.calls
+        if row.cpu_ns >= _SMALL_NS * row.calls:
+            long_ns += row.cpu_ns
+            stepping += row.cpu_ns if is_optimizer(row.frames) else 0
     own_ns = evidence.took_outside(is_own_time, FORWARD).cpu_ns
     collecting = evidence.whole_of(is_collection).cpu_ns
     python = sum(slow.own_ns for slow in layers_of_slow_python(evidence).values())
