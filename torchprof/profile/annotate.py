@@ -17,8 +17,7 @@ from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled.dynamo_code import compiled_regions
 from torchprof.record.custom_ops import CustomOps
 from torchprof.record.environment import this_process
-from torchprof.record.flight_recorder import queued_collectives
-from torchprof.record.job import this_job
+from torchprof.record.job import queued_collectives, this_job
 from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now
 from torchprof.record.modules import checked_models

@@ -28,8 +28,7 @@ from torchprof.record.compiled.compilations import compilations
 from torchprof.record.compiled.dynamo_code import StackWarning, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.environment import this_process
-from torchprof.record.flight_recorder import queued_collectives
-from torchprof.record.job import Job, this_job
+from torchprof.record.job import Job, queued_collectives, this_job
 from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now
 from torchprof.record.plan import Plan

@@ -30,11 +30,11 @@ from torchprof.profile.gather import gather
 from torchprof.profile.scheduled import ScheduledCycles
 from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
-from torchprof.record.event_lists import empty_event_list
 from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models, walk_modules
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, Session, missing_device, refuse_if_profiled
+from torchprof.record.session_events import empty_event_list
 from torchprof.run.layers import Layer
 from torchprof.run.outputs import output
 from torchprof.run.run import Run

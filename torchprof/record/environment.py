@@ -100,12 +100,17 @@ def _cuda() -> str:
 @cache
 def _processor() -> str:
     """The model of the processor, and how many this process may use."""
+    return f"{cpu_name()}, {_usable()} usable of {os.cpu_count()}"
+
+
+def cpu_name() -> str:
+    """The model of the processor; "" if neither Linux nor Python knows it."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    return f"{name}, {_usable()} usable of {os.cpu_count()}"
+    return name
 
 
 def _usable() -> int:

@@ -22,11 +22,11 @@ from torch import nn
 from torchprof.attribute.event_names import RAISED, STOPPED
 from torchprof.attribute.events import HOOKS, PREFIX
 from torchprof.record.compiled.dynamo_code import has_code, unwrapped
-from torchprof.record.engine_ranges import EngineRanges
 from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
-from torchprof.record.garbage_collection import CollectionRanges
 from torchprof.record.pipelining import PipelineRanges
+from torchprof.record.process_ranges import CollectionRanges, EngineRanges
 from torchprof.record.session import is_observed, record
+from torchprof.record.shared_changes import SharedChange
 from torchprof.record.torch_internals import optional
 
 _is_traced: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
@@ -145,14 +145,6 @@ class Label:
         return HOOKS + self.name.removeprefix(PREFIX)
 
     @never_compiled
-    def is_due(self, module: nn.Module) -> bool:
-        return self.owner.is_due(module)
-
-    @never_compiled
-    def has_ended(self, module: nn.Module) -> None:
-        self.owner.has_ended(module)
-
-    @never_compiled
     def note_unobserved(self) -> None:
         self.owner.unobserved[self.name] += 1
 
@@ -216,14 +208,14 @@ class Labels:
     before_first: Callable[[], bool] | None = None
     unobserved: Counter[str] = field(default_factory=Counter)
     unlabelled: list[str] = field(default_factory=list)
-    _collections: CollectionRanges = field(default_factory=CollectionRanges)
-    _engine: EngineRanges = field(default_factory=EngineRanges)
-    _pipelines: PipelineRanges = field(default_factory=PipelineRanges)
     home: int = field(default=0, init=False)
     is_waiting: bool = field(default=False, init=False)
     _labels: list[Label] = field(default_factory=list, init=False)
     _stand_ins: dict[int, StandIn] = field(default_factory=dict, init=False)
     _open_triggers: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._changes = RecursionLimit(), CollectionRanges(), EngineRanges(), PipelineRanges()
 
     def attach(self) -> None:
         self.home = get_ident()
@@ -236,11 +228,7 @@ class Labels:
         if self.before_first is not None:
             self.before_first = never_compiled(self.before_first)
         self._triggers = {id(module) for module in self.trigger}
-        with _lock:
-            _recursion.join(self)
-            self._collections.on()
         try:
-            self._engine.on()
             self.add(self.targets)
         except BaseException:
             self.detach()
@@ -250,7 +238,8 @@ class Labels:
         """Label more modules, between ``attach`` and ``detach``."""
         of_class: _OfClass = {}
         with _lock:
-            self._pipelines.on()
+            for change in self._changes:
+                change.on()
             for target in targets:
                 module = target.module()
                 if module is not None:
@@ -268,10 +257,8 @@ class Labels:
                 self._stand_ins[last].leave(self)
                 del self._stand_ins[last]
             self.before_first = None
-            self._collections.off()
-            self._engine.off()
-            self._pipelines.off()
-            _recursion.leave(self)
+            for change in reversed(self._changes):
+                change.off()
 
     def _joined(self, target: Target, module: nn.Module, of_class: _OfClass) -> list[StandIn]:
         """The stand-ins that the calls of a module go through; missing ones are put in place."""
@@ -319,6 +306,7 @@ class Labels:
             elif not (is_guarded and target.inlined):
                 self.unlabelled.append(target.label)
 
+    @never_compiled
     def is_due(self, module: nn.Module) -> bool:
         """Whether calls are labelled from this call on. Only a trigger's call that is not nested in another one's can
         start that. If the result is False, ``has_ended`` has to be called after the call."""
@@ -332,6 +320,7 @@ class Labels:
         self._open_triggers += 1
         return False
 
+    @never_compiled
     def has_ended(self, module: nn.Module) -> None:
         if self._is_trigger(module):
             self._open_triggers -= 1
@@ -340,32 +329,20 @@ class Labels:
         return get_ident() == self.home and id(module) in self._triggers
 
 
-class _Recursion:
+class RecursionLimit(SharedChange):
     """Python's recursion limit while labels are attached. One of four frames of a nested call is ours, and calls that
-    fitted into the limit before must still fit. The first user raises the limit, the last one restores it, unless other
-    code has set it meanwhile."""
+    fitted into the limit before must still fit."""
 
-    def __init__(self) -> None:
-        self._users: set[int] = set()
-        self._before = self._raised = 0
+    def _make(self) -> None:
+        before = sys.getrecursionlimit()
+        raised = min(2 * before, _MOST_RECURSION)
 
-    def join(self, user: object) -> None:
-        with _lock:
-            if not self._users:
-                self._before = sys.getrecursionlimit()
-                self._raised = min(2 * self._before, _MOST_RECURSION)
-                sys.setrecursionlimit(self._raised)
-            self._users.add(id(user))
+        def restore() -> None:
+            if sys.getrecursionlimit() == raised:  # else other code has set it meanwhile
+                sys.setrecursionlimit(before)
 
-    def leave(self, user: object) -> None:
-        with _lock:
-            was_last = self._users == {id(user)}
-            self._users.discard(id(user))
-            if was_last and sys.getrecursionlimit() == self._raised:
-                sys.setrecursionlimit(self._before)
-
-
-_recursion = _Recursion()
+        self._undo.append(restore)
+        sys.setrecursionlimit(raised)
 
 
 def _exchanging_hooks(module: nn.Module) -> list[tuple[dict[int, Any], int]]:

@@ -21,9 +21,10 @@ from itertools import islice
 from operator import add
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torchprof.errors import TorchprofError
+from torchprof.record.shared_changes import SharedChange
 from torchprof.run.paused_gc import paused_gc
 
 OUR_FILES = str(Path(__file__).parents[1]) + os.sep
@@ -71,7 +72,7 @@ class Sample(NamedTuple):
     intervals: int
 
 
-class Sampler:
+class Sampler(SharedChange):
     """Notes the current line of a thread every ``interval_s``, from ``start`` to ``stop``, or inside a ``with`` block.
 
     The line is that of the innermost frame of the user's code. User code is in a file, and not in the standard library,
@@ -114,10 +115,8 @@ class Sampler:
 
     def start(self) -> None:
         """Begin to sample, or continue."""
-        if self not in _running:
-            if not _running:
-                _GilSwitching.often()
-            _running.add(self)
+        if self not in self._all_on:
+            self.on()
             atexit.register(self.stop)
             self._resume()
 
@@ -126,11 +125,19 @@ class Sampler:
         try:
             self._pause()
         finally:
-            if self in _running:
-                _running.discard(self)
-                if not _running:
-                    _GilSwitching.as_before()
+            self.off()
             atexit.unregister(self.stop)
+
+    def _make(self) -> None:
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(min(_SWITCH_S, before))
+        ours = sys.getswitchinterval()  # as Python rounded it
+
+        def restore() -> None:
+            if sys.getswitchinterval() == ours:  # else the script has set it meanwhile
+                sys.setswitchinterval(before)
+
+        self._undo.append(restore)
 
     def __enter__(self) -> Sampler:
         self.start()
@@ -289,39 +296,18 @@ def _shown(file: str, folder: str) -> str:
     return str(Path(*path.parts[-2:]))
 
 
-class _GilSwitching:
-    """How soon a thread that waits for the GIL gets it, in seconds."""
-
-    _before: ClassVar[float] = 0.0
-    _ours: ClassVar[float] = 0.0  # as Python rounded it
-
-    @classmethod
-    def often(cls) -> None:
-        cls._before = sys.getswitchinterval()
-        sys.setswitchinterval(min(_SWITCH_S, cls._before))
-        cls._ours = sys.getswitchinterval()
-
-    @classmethod
-    def as_before(cls) -> None:
-        if sys.getswitchinterval() == cls._ours:  # else the script has set it meanwhile
-            sys.setswitchinterval(cls._before)
-
-
-_running: set[Sampler] = set()
-
-
 def _before_fork() -> None:
-    for sampler in list(_running):
+    for sampler in list(Sampler._all_on):
         sampler._pause()
 
 
 def _after_fork_in_parent() -> None:
-    for sampler in list(_running):
+    for sampler in list(Sampler._all_on):
         sampler._resume()
 
 
 def _after_fork_in_child() -> None:
-    for sampler in list(_running):
+    for sampler in list(Sampler._all_on):
         sampler.stop()
 
 
