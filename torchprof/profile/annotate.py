@@ -15,7 +15,6 @@ from torchprof.measure.live_memory import NOT_MEASURED
 from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled.dynamo_code import compiled_regions
-from torchprof.record.custom_ops import CustomOps
 from torchprof.record.environment import this_process
 from torchprof.record.job import queued_collectives, this_job
 from torchprof.record.labels import Labels
@@ -23,6 +22,7 @@ from torchprof.record.model_memory import held_now
 from torchprof.record.modules import checked_models
 from torchprof.record.plan import Plan
 from torchprof.record.session_events import SessionEvents, ended_session
+from torchprof.record.shared_changes import CustomOps
 from torchprof.run.run import Run
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -189,30 +190,23 @@ def ran_out_of_memory(error: Exception) -> bool:
 # The calls
 
 
+@dataclass
 class _Timing:
     """Times the calls of a model, and collects ``devices`` and ``warnings`` while it does."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        train: bool,
-        loss: Callable[[Any], Tensor] | None,
-        optimizer: torch.optim.Optimizer | None,
-        warmup: int,
-        repeat: int,
-        show: Callable[[str], None],
-    ) -> None:
-        self.model = model
-        self.train = train
-        self.loss = loss
-        self.optimizer = optimizer
-        self.warmup = warmup
-        self.repeat = repeat
-        self.show = show
-        self.state = ModelState(model, [loss, optimizer], parameters=train)
-        self.grad_mode: Callable[[], Any] = torch.enable_grad if train else torch.inference_mode
-        self.devices: tuple[torch.device, ...] = ()
-        self.warnings: list[str] = []
+    model: nn.Module
+    train: bool
+    loss: Callable[[Any], Tensor] | None
+    optimizer: torch.optim.Optimizer | None
+    warmup: int
+    repeat: int
+    show: Callable[[str], None]
+    devices: tuple[torch.device, ...] = ()
+    warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.state = ModelState(self.model, [self.loss, self.optimizer], parameters=self.train)
+        self.grad_mode: Callable[[], Any] = torch.enable_grad if self.train else torch.inference_mode
 
     def row(self, size: int, batch_of: Callable[[int], Batch]) -> Latency:
         """Time the calls at one batch size. The model's state is restored after them, also after an error."""

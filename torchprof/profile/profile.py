@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import timedelta
 from html import escape
 from os import PathLike
@@ -306,7 +306,7 @@ class Profile:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model. If the only argument is a function, decorate that instead."""
         if len(args) == 1 and not kwargs and isinstance(args[0], (FunctionType, MethodType, BuiltinFunctionType)):
-            return decorated(args[0], self)
+            return decorated(args[0], lambda: nullcontext() if self.entered else self)
         if not isinstance(self._model, nn.Module):
             raise TorchprofError("This Profile holds several models: call one of the models directly.")
         return self._model(*args, **kwargs)

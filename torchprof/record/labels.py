@@ -7,7 +7,6 @@ instance stay as they are, and calls of other modules pass through.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook
 from torchprof.record.pipelining import PipelineRanges
 from torchprof.record.process_ranges import CollectionRanges, EngineRanges
 from torchprof.record.session import is_observed, record
-from torchprof.record.shared_changes import SharedChange
+from torchprof.record.shared_changes import RecursionLimit
 from torchprof.record.torch_internals import optional
 
 _is_traced: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
@@ -34,7 +33,6 @@ _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.d
 """The Python modules with the hooks of ``parallelize_module``, ``distribute_module`` and ``fully_shard``."""
 _STOP_RECOMPUTATION = "_StopRecomputationError"
 """The exception with which torch.utils.checkpoint stops a recomputation when backward has all tensors it needs."""
-_MOST_RECURSION = 2**31 - 1  # a C int
 
 
 @dataclass
@@ -327,22 +325,6 @@ class Labels:
 
     def _is_trigger(self, module: nn.Module) -> bool:
         return get_ident() == self.home and id(module) in self._triggers
-
-
-class RecursionLimit(SharedChange):
-    """Python's recursion limit while labels are attached. One of four frames of a nested call is ours, and calls that
-    fitted into the limit before must still fit."""
-
-    def _make(self) -> None:
-        before = sys.getrecursionlimit()
-        raised = min(2 * before, _MOST_RECURSION)
-
-        def restore() -> None:
-            if sys.getrecursionlimit() == raised:  # else other code has set it meanwhile
-                sys.setrecursionlimit(before)
-
-        self._undo.append(restore)
-        sys.setrecursionlimit(raised)
 
 
 def _exchanging_hooks(module: nn.Module) -> list[tuple[dict[int, Any], int]]:

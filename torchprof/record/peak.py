@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from timeit import default_timer
+from typing import Any
 
 import torch
 
@@ -73,14 +74,10 @@ def _place(device: str | torch.device | None) -> torch.device:
     if where.type == "cpu":
         return torch.device("cpu")
     if where.index is None:
-        current = getattr(getattr(torch, where.type, None), "current_device", None)
-        where = torch.device(where.type, current() if current is not None and _is_available(where.type) else 0)
+        backend: Any = getattr(torch, where.type, None)
+        has_current = hasattr(backend, "current_device") and backend.is_available()
+        where = torch.device(where.type, backend.current_device() if has_current else 0)
     return where
-
-
-def _is_available(kind: str) -> bool:
-    is_available: bool = getattr(torch, kind).is_available()
-    return is_available
 
 
 def clock_that_waits(devices: Iterable[torch.device], clock: Callable[[], float]) -> Callable[[], float]:

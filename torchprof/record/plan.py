@@ -19,7 +19,6 @@ from torchprof.attribute.collectives import layers_by_fqn
 from torchprof.attribute.compiled_graphs import ProfiledModule
 from torchprof.attribute.events import Site
 from torchprof.record.compiled.dynamo_code import is_under_compile
-from torchprof.record.ddp import Replicas
 from torchprof.record.labels import Target, label_of
 from torchprof.record.modules import (
     Trace,
@@ -31,9 +30,8 @@ from torchprof.record.modules import (
     walk_modules,
     wrapped_step,
 )
+from torchprof.record.parameters import Owners, Replicas, Updates
 from torchprof.record.pipelining import stages_given, stages_of_modules
-from torchprof.record.tensor_owners import Owners
-from torchprof.record.updates import Updates
 from torchprof.run.layers import Layer
 from torchprof.run.paths import root_of_stage
 
@@ -218,17 +216,20 @@ class Plan:
         wrapper = self._spots[spot.wrapper].module() if spot.wrapper is not None else None
         return self._target(wrapper) if wrapper is not None else None
 
+    def _alive(self) -> list[tuple[ModuleAtPath, int, nn.Module]]:
+        """The spots of the modules that are alive, each with the number of its layer and its module."""
+        modules = [(spot, layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
+        return [(spot, layer, module) for spot, layer, module in modules if module is not None]
+
     @property
     def models(self) -> list[nn.Module]:
         """The models that are alive."""
-        roots = [spot.module() for spot in self._spots if len(spot.path) == 1]
-        return [root for root in roots if root is not None]
+        return [module for spot, _, module in self._alive() if len(spot.path) == 1]
 
     @property
     def traces(self) -> tuple[Trace, ...]:
         """All modules that are alive."""
-        modules = [(spot, spot.module()) for spot in self._spots]
-        return tuple(Trace(spot.path, spot.leaf, module) for spot, module in modules if module is not None)
+        return tuple(Trace(spot.path, spot.leaf, module) for spot, _, module in self._alive())
 
     @property
     def names(self) -> list[str]:
@@ -247,16 +248,12 @@ class Plan:
     @property
     def modules(self) -> dict[tuple[str, ...], ProfiledModule]:
         """The layer and the class of each module that is alive, by its real path."""
-        modules = [(spot.path, layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
-        return {
-            path: ProfiledModule(layer, type(module).__name__) for path, layer, module in modules if module is not None
-        }
+        return {spot.path: ProfiledModule(layer, type(module).__name__) for spot, layer, module in self._alive()}
 
     @property
     def under_compile(self) -> list[tuple[int, nn.Module]]:
         """The layers whose calls go through torch.compile, with their modules."""
-        modules = [(layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
-        return [(layer, module) for layer, module in modules if module is not None and is_under_compile(module)]
+        return [(layer, module) for _, layer, module in self._alive() if is_under_compile(module)]
 
     def holders_of(self, tensors: Sequence[torch.Tensor | None]) -> list[tuple[tuple[str, ...], ...] | None]:
         """For each tensor, the real paths of the modules that have it as their own parameter or buffer; ``()`` if only
@@ -268,7 +265,7 @@ class Plan:
 
     def is_alone(self, path: tuple[str, ...]) -> bool:
         """Whether the module with this real path is the only instance of its class in this process."""
-        module = next((spot.module() for spot in self._spots if spot.path == path), None)
+        module = next((module for spot, _, module in self._alive() if spot.path == path), None)
         return (
             module is not None
             and sum(type(referrer) is type(module) for referrer in gc.get_referrers(type(module))) == 1
@@ -360,9 +357,7 @@ class Plan:
                     output_bytes=_bytes(outputs, target.output_types) if target else None,
                     training=target.training if target else _trains(core),
                     compiled=index in compiled,
-                    shared_with=()
-                    if places[id(core)] == [index]
-                    else tuple(self.layer_paths[place] for place in places[id(core)] if place != index),
+                    shared_with=tuple(self.layer_paths[place] for place in places[id(core)] if place != index),
                 )
             )
             updated[index] = sum(number for param, number in zip(params, numbers) if self._updates.changed(param))

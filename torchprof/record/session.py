@@ -20,9 +20,9 @@ from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK, k
 from torchprof.attribute.events import Detail
 from torchprof.errors import TorchprofError
 from torchprof.measure.cpu_time import CpuTime
-from torchprof.record.custom_ops import CustomOps
 from torchprof.record.session_columns import HAS_COLLECTIVE_METADATA
 from torchprof.record.session_events import OURS, SessionEvents
+from torchprof.record.shared_changes import CustomOps
 from torchprof.record.torch_internals import needed, optional
 from torchprof.run.warnings import RunWarning
 

@@ -14,8 +14,7 @@ from torchprof.attribute.event_columns import EventColumns, EventKind, Numbers, 
 from torchprof.attribute.event_names import MEMORY, OVERHEAD, event_kind, is_a_common_name, numbers_of_devices
 from torchprof.attribute.events import PREFIX, Detail, Event, Kind
 from torchprof.attribute.launches import first_correlation_id, threads_of_overhead
-from torchprof.record.raw_events import BACKWARD_SCOPE, USER_SCOPE, RawEvent, RawEvents, end_ns
-from torchprof.record.signatures import InputSignatures
+from torchprof.record.raw_events import BACKWARD_SCOPE, USER_SCOPE, InputSignatures, RawEvent, RawEvents, end_ns
 from torchprof.record.torch_internals import optional
 from torchprof.run.words import BEFORE, is_collective, is_runtime_call
 

@@ -29,9 +29,8 @@ from torchprof.attribute.loops import Loop, NamedRange, loop_of
 from torchprof.attribute.nesting import OpenRanges
 from torchprof.errors import TorchprofError
 from torchprof.measure.cpu_time import CpuTime
-from torchprof.record.raw_events import RawEvents, end_ns
+from torchprof.record.raw_events import InputSignatures, RawEvents, end_ns
 from torchprof.record.session_columns import SessionColumns
-from torchprof.record.signatures import InputSignatures
 from torchprof.record.torch_internals import needed, optional
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.words import Signature

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakSet
+
+_MOST_RECURSION = 2**31 - 1  # a C int
 
 
 class SharedChange:
@@ -51,3 +55,38 @@ def replaced(owner: Any, name: str, ours: Any) -> Callable[[], None]:
             setattr(owner, name, before)
 
     return restore
+
+
+class RecursionLimit(SharedChange):
+    """Python's recursion limit while labels are attached. One of four frames of a nested call is ours, and calls that
+    fitted into the limit before must still fit."""
+
+    def _make(self) -> None:
+        before = sys.getrecursionlimit()
+        raised = min(2 * before, _MOST_RECURSION)
+
+        def restore() -> None:
+            if sys.getrecursionlimit() == raised:  # else other code has set it meanwhile
+                sys.setrecursionlimit(before)
+
+        self._undo.append(restore)
+        sys.setrecursionlimit(raised)
+
+
+class CustomOps(SharedChange):
+    """All custom ops of the process pass through the dispatcher, as in older torch. Ops that are defined after ``on``
+    are not changed.
+
+    torch 2.15 calls a ``torch.library.custom_op`` without its dispatcher ("PyObject dispatch", pytorch#187949). torch's
+    profiler observes the dispatcher, so it would record only what the op calls: the op would have no row, and a FLOPs
+    formula that the user registered for it would not be used.
+    """
+
+    def on(self) -> None:
+        self._all_on.add(self)
+        known: Any = getattr(sys.modules.get("torch._library.custom_ops"), "OPDEFS", {})
+        for definition in list(known.values()):
+            op: Any = getattr(definition, "_opoverload", None)
+            if getattr(op, "_pyobj_dispatcher", None) is not None and hasattr(op, "_enable_pyobj_dispatch"):
+                op._enable_pyobj_dispatch(False)
+                self._undo.append(partial(op._enable_pyobj_dispatch, True))

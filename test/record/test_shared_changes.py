@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torchprof
-from torchprof.record.custom_ops import CustomOps
+from torchprof.record.shared_changes import CustomOps
 
 
 # The schema is given because torch 2.4 reads no types that are strings.

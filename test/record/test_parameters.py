@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from torchprof.record.tensor_owners import Owners
+from torchprof.record.parameters import Owners
 
 
 def owners(**modules: nn.Module | None) -> Owners:
