@@ -154,11 +154,11 @@ def test_the_processors_name_comes_from_linux_or_python(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         environment.Path, "read_text", lambda self, **_: "processor : 0\nmodel\t: 1\nmodel name\t: Abacus: 9\n"
     )
-    assert environment.cpu_name() == "Abacus: 9"
+    assert environment.cpu_name.__wrapped__() == "Abacus: 9"
     monkeypatch.setattr(environment.Path, "read_text", lambda self, **_: "CPU part : 0xd0c\n")
     monkeypatch.setattr(environment.platform, "processor", lambda: "")
     monkeypatch.setattr(environment.platform, "machine", lambda: "aarch64")
-    assert environment.cpu_name() == "aarch64"
+    assert environment.cpu_name.__wrapped__() == "aarch64"
 
 
 def test_torchs_compare_takes_the_measurements() -> None:

@@ -9,7 +9,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,6 +76,11 @@ def benchmark(
     with torch.inference_mode(False), _progress() as show:
         timing = _Timing(model, train, loss, optimizer, warmup, repeat, show)
         rows = tuple(timing.row(size, batch_of) for size in batch_sizes)
+    if timing.state.written:
+        names = some([*timing.state.written])
+        timing.warnings.append(
+            f"In eval mode, too, the model writes to its parameters, which are not restored: {names}."
+        )
     step = "inference" if not train else "training step"
     return BenchmarkResult(
         model=type(model).__name__,
@@ -85,7 +90,7 @@ def benchmark(
         repeat=repeat,
         rows=rows,
         machine=this_machine(),
-        warnings=(*timing.warnings, *_written_parameters_warning(timing.state.written)),
+        warnings=tuple(timing.warnings),
     )
 
 
@@ -304,12 +309,6 @@ def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _written_parameters_warning(written: Iterable[str]) -> Iterator[str]:
-    names = list(written)
-    if names:
-        yield f"In eval mode, too, the model writes to its parameters, which are not restored: {some(names)}."
 
 
 @contextmanager

@@ -132,7 +132,7 @@ class Profile:
         self._failed = False  # whether an error ended the block
         self._plan = Plan([], None)
         self._labels = Labels(())
-        self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], (), self._labels)
+        self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], (), self._labels, False)
         self._guard = Guard()
         self._provenance: Provenance | None = None
 
@@ -178,7 +178,8 @@ class Profile:
             self._plan, asked, None if missing else asked.device, self._provenance, from_first_mark=not self.warmup
         )
         self._labels = Labels(self._plan.targets)
-        self._cycles = ScheduledCycles(setup, warnings, self._models, self._labels)
+        keeps_runs = self.on_trace_ready is not None
+        self._cycles = ScheduledCycles(setup, warnings, self._models, self._labels, keeps_runs)
         refuse_if_profiled()
         self._warmup_left = self.warmup
         if self.warmup:
@@ -258,7 +259,7 @@ class Profile:
     def _end_session(self) -> None:
         cycles = self._cycles
         if cycles.is_recording and self.schedule is not None:
-            cycles.end_cycle(keep_run=self.on_trace_ready is not None)
+            cycles.end_cycle()
         elif cycles.is_recording:
             cycles.stop()
         else:
@@ -317,7 +318,7 @@ class Profile:
         """Begin a step for which the schedule gave this action. Without a schedule, the one cycle continues."""
         if action is None:
             return
-        self._cycles.end_step(action, keep_run=self.on_trace_ready is not None)
+        self._cycles.end_step(action)
         self._show_cycle()
         self._cycles.begin_step()
 

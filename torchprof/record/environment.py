@@ -47,7 +47,7 @@ def environment() -> tuple[tuple[str, str], ...]:
         ("built", _build()),
         *device,
         ("threads", threads),
-        ("CPU", _processor()),
+        ("CPU", f"{cpu_name()}, {_usable()} usable of {os.cpu_count()}"),
         ("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
     )
 
@@ -98,11 +98,6 @@ def _cuda() -> str:
 
 
 @cache
-def _processor() -> str:
-    """The model of the processor, and how many this process may use."""
-    return f"{cpu_name()}, {_usable()} usable of {os.cpu_count()}"
-
-
 def cpu_name() -> str:
     """The model of the processor; "" if neither Linux nor Python knows it."""
     name = platform.processor() or platform.machine()

@@ -96,20 +96,17 @@ def queued_collectives(job: Job, since_ns: int | None) -> list[Queued]:
     """
     if job.group is not None or not job.groups or since_ns is None:
         return []
-    of_name = {group.name: group for group in job.groups}
-    return [
-        Queued(time_ns, name, of_name[group])
-        for time_ns, name, group in _entries()
-        if time_ns >= since_ns and is_host_collective(name) and group in of_name
-    ]
-
-
-def _entries() -> list[tuple[int, str, str]]:
-    """For each collective of the recorder: its time, the name of its range, and the name of its group. The API is
-    private: without it, there are none."""
     dump = optional("torch._C._distributed_c10d._dump_fr_trace_json")
+    of_name = {group.name: group for group in job.groups}
     try:
         entries = [] if dump is None else json.loads(dump())["entries"]
-        return [(entry["time_created_ns"], entry["profiling_name"], entry["process_group"][0]) for entry in entries]
-    except (LookupError, TypeError, ValueError):
+        collectives = [
+            (entry["time_created_ns"], entry["profiling_name"], entry["process_group"][0]) for entry in entries
+        ]
+    except (LookupError, TypeError, ValueError):  # the API is private
         return []
+    return [
+        Queued(time_ns, name, of_name[group])
+        for time_ns, name, group in collectives
+        if time_ns >= since_ns and is_host_collective(name) and group in of_name
+    ]

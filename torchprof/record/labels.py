@@ -30,7 +30,8 @@ from torchprof.record.torch_internals import optional
 
 _is_traced: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
 _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed.fsdp._fully_shard.")
-"""The Python modules with the hooks of ``parallelize_module``, ``distribute_module`` and ``fully_shard``."""
+"""The Python modules with the hooks of ``parallelize_module``, ``distribute_module`` and ``fully_shard``. These exchange
+inputs, outputs and parameters outside of forwards."""
 _STOP_RECOMPUTATION = "_StopRecomputationError"
 """The exception with which torch.utils.checkpoint stops a recomputation when backward has all tensors it needs."""
 
@@ -269,8 +270,10 @@ class Labels:
         return stand_ins
 
     def _places(self, target: Target, module: nn.Module, of_class: _OfClass) -> Iterator[StandIn]:
-        for hooks, key in _exchanging_hooks(module):
-            yield on_hook(hooks, key)
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            exchanging = [key for key, hook in hooks.items() if getattr(hook, "__module__", "").startswith(_PARALLEL)]
+            for key in exchanging:
+                yield on_hook(hooks, key)
         own = "_compiled_call_impl" if getattr(module, "_compiled_call_impl", None) is not None else "forward"
         if own in module.__dict__ or isinstance(module, torch.jit.ScriptModule):
             yield on_instance(module, own)
@@ -325,17 +328,6 @@ class Labels:
 
     def _is_trigger(self, module: nn.Module) -> bool:
         return get_ident() == self.home and id(module) in self._triggers
-
-
-def _exchanging_hooks(module: nn.Module) -> list[tuple[dict[int, Any], int]]:
-    """The hooks that exchange data for a module outside its forward: of tensor parallelism, for inputs and outputs, and
-    of FSDP2, to gather parameters."""
-    return [
-        (hooks, key)
-        for hooks in (module._forward_pre_hooks, module._forward_hooks)
-        for key, hook in hooks.items()
-        if getattr(hook, "__module__", "").startswith(_PARALLEL)
-    ]
 
 
 def _shapes_and_types(values: Sequence[Any]) -> tuple[tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]:

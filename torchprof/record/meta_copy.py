@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from torchprof.errors import TorchprofError
-from torchprof.record.modules import walk_modules, wrapped_step
+from torchprof.record.modules import walk_modules, with_wrapped
 from torchprof.record.torch_internals import needed
 
 _pytree = needed("torch.utils._pytree")
@@ -21,8 +21,7 @@ _ON_DATA = "Profile it on data: torchprof.Profile(model, with_flops=True)."
 
 def without_data(model: nn.Module) -> nn.Module:
     """A copy of a model, with its tensors on the meta device."""
-    while (step := wrapped_step(model)) is not None:
-        model = getattr(model, step)
+    model = with_wrapped(model)[-1]
     name = type(model).__name__
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise TorchprofError(f"{name} contains TorchScript, which has its own constants: {_ON_DATA}")

@@ -42,7 +42,8 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
             ("buffers", [buffer for buffer in model.buffers() if not is_lazy(buffer)]),
             ("gradients", [param.grad for param in params if param.grad is not None]),
         ):
-            for tensor in map(_local_part, tensors):
+            for whole in tensors:
+                tensor = getattr(whole, "_local_tensor", whole)  # of a DTensor, the part that is on this rank
                 storage = _storage(tensor)
                 if storage is None:
                     continue
@@ -64,12 +65,6 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
 
 def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:
     freed.append(Freed(time.perf_counter_ns(), get_ident() == home, block))
-
-
-def _local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor on this rank: the local tensor of a ``DTensor``, which is sharded over ranks."""
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -77,6 +77,14 @@ def wrapped_step(module: nn.Module) -> str | None:
     return None
 
 
+def with_wrapped(module: nn.Module) -> list[nn.Module]:
+    """A module, and if it is a wrapper, what it wraps, the innermost module last."""
+    modules = [module]
+    while (step := wrapped_step(modules[-1])) is not None:
+        modules.append(getattr(modules[-1], step))
+    return modules
+
+
 def user_class_of(module: nn.Module) -> type:
     """The class of a module in the user's code. FSDP2's ``fully_shard`` and similar functions replace it by a subclass
     that has it as the second base (``FSDPNet`` with the bases ``FSDPModule`` and ``Net``)."""

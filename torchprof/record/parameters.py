@@ -159,17 +159,12 @@ class Replicas:
         if not known or any(id(model) not in inside for model in models):
             known = [module for module, _ in modules if isinstance(module, DistributedDataParallel)]
             if torch.distributed.is_available() and torch.distributed.is_initialized():
-                known += all_replicas()
+                known += instances_of(DistributedDataParallel)
             ours = {id(module) for module, _ in modules}
             known = [*{id(model): model for model in known if _is_built(model)}.values()]
             known = [model for model in known if any(id(module) in ours for module in model.modules())]
             self._found = [ref(model) for model in known]
         return known
-
-
-def all_replicas() -> list[DistributedDataParallel]:
-    """All DistributedDataParallel modules of this process."""
-    return instances_of(DistributedDataParallel)
 
 
 def _is_built(replica: DistributedDataParallel) -> bool:

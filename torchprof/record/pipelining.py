@@ -12,11 +12,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import distributed as dist
-from torch import nn
 
 from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL, action_label, step_label
 from torchprof.record.forwards import leave_to_eager
-from torchprof.record.modules import instances_of, stages_in, wrapped_step
+from torchprof.record.modules import instances_of, stages_in, with_wrapped
 from torchprof.record.session import is_observed, record
 from torchprof.record.shared_changes import SharedChange
 from torchprof.record.split_ranges import Reopened
@@ -149,13 +148,7 @@ def _numbers_of(stages: Iterable[Any]) -> dict[int, int]:
     """A module that stages with different numbers call is left out."""
     numbers: defaultdict[int, set[int]] = defaultdict(set)
     for stage in stages:
-        for module in _with_wrapped(getattr(stage, "submod", None)):
-            numbers[id(module)].add(stage.stage_index)
+        if getattr(stage, "submod", None) is not None:
+            for module in with_wrapped(stage.submod):
+                numbers[id(module)].add(stage.stage_index)
     return {key: stage for key, (stage, *others) in numbers.items() if not others}
-
-
-def _with_wrapped(module: nn.Module | None) -> Iterable[nn.Module]:
-    while module is not None:
-        yield module
-        step = wrapped_step(module)
-        module = None if step is None else getattr(module, step)

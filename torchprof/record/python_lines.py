@@ -15,8 +15,9 @@ import sysconfig
 import threading
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from operator import add
 from pathlib import Path
@@ -296,21 +297,15 @@ def _shown(file: str, folder: str) -> str:
     return str(Path(*path.parts[-2:]))
 
 
-def _before_fork() -> None:
+def _for_all(method: Callable[[Sampler], None]) -> None:
     for sampler in list(Sampler._all_on):
-        sampler._pause()
-
-
-def _after_fork_in_parent() -> None:
-    for sampler in list(Sampler._all_on):
-        sampler._resume()
-
-
-def _after_fork_in_child() -> None:
-    for sampler in list(Sampler._all_on):
-        sampler.stop()
+        method(sampler)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     # Python warns of a fork while other threads run: our thread must not be the cause of the warning.
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+    os.register_at_fork(
+        before=partial(_for_all, Sampler._pause),
+        after_in_parent=partial(_for_all, Sampler._resume),
+        after_in_child=partial(_for_all, Sampler.stop),
+    )
