@@ -84,20 +84,16 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
         with_stack=has["with_stack"],
     )
     seen = Observations()
-    end = held_now(plan.models) if asked.profile_memory else NOT_MEASURED
-    columns = partial(session.columns, wanted_detail(asked), asked.profile_memory)
     job = this_job(plan.models)
-    origin, regions = this_process(job), compiled_regions()
     recording = Recording(
         session,
-        columns,
+        partial(session.columns, wanted_detail(asked), asked.profile_memory),
         plan.layers(),
-        origin,
+        this_process(job),
         seen,
-        end=end,
+        end=held_now(plan.models) if asked.profile_memory else NOT_MEASURED,
         group=job.group,
         queued=queued_collectives(job, session.start_ns),
-        regions=regions,
+        regions=compiled_regions(),
     )
-    run = assemble(recording, plan, asked)
-    return with_warnings(run, seen)
+    return with_warnings(assemble(recording, plan, asked), seen)

@@ -221,10 +221,13 @@ class Profile:
         finally:
             self._take_off()
 
-    def _take_off(self) -> None:
-        with ExitStack() as last:  # all are called, even if one raises an error
+    def _take_off(self, *steps: Callable[[], None]) -> None:
+        """Detach the labels, take these steps, and allow other profilers. All is done, even after an error."""
+        with ExitStack() as last:
             last.callback(self._release)
             last.callback(self._guard.off)
+            for step in reversed(steps):
+                last.callback(step)
             if self._provenance is not None:
                 last.callback(self._provenance.off)
             self._labels.detach()
@@ -248,13 +251,7 @@ class Profile:
 
     def _leave(self, failed: bool) -> None:
         self._failed = failed
-        with ExitStack() as last:  # all are called, the last one first, even if one raises an error
-            last.callback(self._take_off)
-            last.callback(self._note_end)
-            last.callback(self._end_session)
-            if self._provenance is not None:
-                last.callback(self._provenance.off)
-            self._labels.detach()
+        self._take_off(self._end_session, self._note_end)
 
     def _end_session(self) -> None:
         cycles = self._cycles

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -86,11 +87,8 @@ def _cuda() -> str:
         return f"{version}, but no device was found"
     if not torch.cuda.is_initialized():  # reading their names would allocate memory on them
         return f"{version}, {torch.cuda.device_count()} device(s), not used"
-    counts: dict[str, int] = {}
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        name = f"{properties.name} ({properties.total_memory / 2**30:.0f} GB)"
-        counts[name] = counts.get(name, 0) + 1
+    devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    counts = Counter(f"{device.name} ({device.total_memory / 2**30:.0f} GB)" for device in devices)
     cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     libraries = [f"cuDNN {cudnn}"] if cudnn else []
     tf32 = ["float32 products in TF32"] if torch.get_float32_matmul_precision() != "highest" else []

@@ -85,9 +85,6 @@ def _mesh_of(models: Iterable[nn.Module]) -> tuple[MeshDim, ...]:
     return ()
 
 
-# torch's flight recorder
-
-
 def queued_collectives(job: Job, since_ns: int | None) -> list[Queued]:
     """The collectives that this process put into the queues of gloo since a time on the clock of the profiler.
 
@@ -100,13 +97,11 @@ def queued_collectives(job: Job, since_ns: int | None) -> list[Queued]:
     of_name = {group.name: group for group in job.groups}
     try:
         entries = [] if dump is None else json.loads(dump())["entries"]
-        collectives = [
-            (entry["time_created_ns"], entry["profiling_name"], entry["process_group"][0]) for entry in entries
-        ]
+        known = [(entry["time_created_ns"], entry["profiling_name"], entry["process_group"][0]) for entry in entries]
     except (LookupError, TypeError, ValueError):  # the API is private
         return []
     return [
         Queued(time_ns, name, of_name[group])
-        for time_ns, name, group in collectives
+        for time_ns, name, group in known
         if time_ns >= since_ns and is_host_collective(name) and group in of_name
     ]

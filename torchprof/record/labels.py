@@ -30,8 +30,8 @@ from torchprof.record.torch_internals import optional
 
 _is_traced: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
 _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed.fsdp._fully_shard.")
-"""The Python modules with the hooks of ``parallelize_module``, ``distribute_module`` and ``fully_shard``. These exchange
-inputs, outputs and parameters outside of forwards."""
+"""The Python modules with the hooks of ``parallelize_module``, ``distribute_module`` and ``fully_shard``. They
+exchange inputs, outputs and parameters outside of forwards."""
 _STOP_RECOMPUTATION = "_StopRecomputationError"
 """The exception with which torch.utils.checkpoint stops a recomputation when backward has all tensors it needs."""
 
