@@ -109,8 +109,7 @@ def _kind_of(device: Any, known: Sequence[str]) -> str:
 def device_of(models: Iterable[nn.Module]) -> str:
     """The kind of device that models are on: that of their first parameter or buffer on a device, else "cpu".
 
-    The meta device computes nothing, and kinds that torch's profiler does not know cannot be recorded: they do not
-    count.
+    The meta device, which computes nothing, and kinds that torch's profiler does not know do not count.
     """
     known = _known_devices()
     for model in models:

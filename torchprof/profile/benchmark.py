@@ -282,7 +282,6 @@ class _Timing:
                 self.optimizer.step()
 
     def _clock(self, batch: Batch) -> Callable[[], float]:
-        """A clock that waits for all devices of the model and the batch."""
         used = {tensor.device: None for tensor in (*self.state.tensors, *batch.tensors)}
         devices = [device for device in used if device.type not in ("cpu", "meta")]
         self.devices = tuple(dict.fromkeys((*self.devices, *devices)))

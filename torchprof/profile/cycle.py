@@ -68,8 +68,7 @@ class Cycle:
     """One recording: a session of torch's profiler, and what is observed in addition.
 
     Observed are the model's memory at the start and at the stop, the code that torch.compile made, and the job that
-    this process is a rank of. ``seen``: the observations of this cycle alone. ``read`` may be called again after an
-    error.
+    this process is a rank of. ``seen``: the observations of this cycle alone. After an error, ``read`` may be repeated.
     """
 
     def __init__(
@@ -256,8 +255,7 @@ class Cycles:
             self.last.session.end()
 
     def look_at_job(self) -> None:
-        """Note the job of this process, if that is not known: the script may destroy its process group before the
-        recording ends."""
+        """Note the job of this process, if that is not known: the script may destroy its process group soon."""
         if self.last is not None and self.last.job.in_traces is None:
             self.last.look_at_job()
 

@@ -209,12 +209,10 @@ class Profile:
         )
 
     def _device(self) -> str | None:
-        """The kind of device to record; None for the CPU alone."""
         use_cuda = True if self.use_cuda else False if self._refuses_cuda else None
         return checked_device(self.device, use_cuda, self.use_device, self._models)
 
     def _undo_enter(self) -> None:
-        """Undo what entering the block did; the block will not run."""
         self.entered = False
         try:
             self._cycles.abandon()
@@ -348,7 +346,6 @@ class Profile:
 
     @property
     def _session(self) -> Session | None:
-        """The session that is recording, or else the last one that recorded; None before the first."""
         return self._cycles.session
 
     @property

@@ -151,7 +151,6 @@ class Program:
             self._start_cycle()
 
     def _take_off(self) -> None:
-        """Undo what entering the block did; the block will not run."""
         try:
             self._cycles.abandon()
         finally:

@@ -90,8 +90,7 @@ def log_stragglers(prof: Profile) -> None:
 class _Comparisons:
     """The part of this rank in the comparisons of the cycles of one Profile.
 
-    What a rank wrote and rank 0 did not take, because it came too late, is deleted two cycles later: the store does not
-    grow.
+    What a rank wrote too late for rank 0 to take is deleted two cycles later, so that the store does not grow.
     """
 
     def __init__(self) -> None:

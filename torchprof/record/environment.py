@@ -39,8 +39,7 @@ def this_process(job: Job) -> Meta:
 
 
 def environment() -> tuple[tuple[str, str], ...]:
-    """(name, value) of the properties that two comparable runs share. They have no name of a host or of a user. No
-    device is initialized."""
+    """(name, value) of what two comparable runs share, without names of hosts and users. No device is initialized."""
     threads = f"{torch.get_num_threads()} in an operator, {torch.get_num_interop_threads()} between operators"
     device = [("CUDA", _cuda())] if torch.cuda.is_available() or torch.version.cuda else []
     return (

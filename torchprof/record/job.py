@@ -57,8 +57,7 @@ def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
 
 
 def _groups() -> list[Mapping[str, Any]]:
-    """The process groups of this rank, in the form that torch's profiler writes into traces. The API is private:
-    without it, there are none."""
+    """The process groups of this rank, as torch's profiler writes them into traces. Without the private API, none."""
     world = getattr(torch.distributed.distributed_c10d, "_world", None)
     try:
         return list(world.pg_config_info) if world is not None else []

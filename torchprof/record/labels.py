@@ -181,8 +181,7 @@ class Label:
 
 
 _lock = RLock()
-"""Locked while labels are attached or detached. Reentrant, because a module may be freed meanwhile on the same
-thread."""
+"""Locked while labels are attached or detached. Reentrant: a module may be freed meanwhile on the same thread."""
 
 
 _OfClass = dict[tuple[type, bool], tuple[list[StandIn], bool]]
@@ -331,8 +330,7 @@ class Labels:
 
 
 def _shapes_and_types(values: Sequence[Any]) -> tuple[tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]:
-    """The shapes and types of the tensors in some arguments or results. Tuples, lists and dicts are searched if
-    they have at most 1,000 items."""
+    """The shapes and types of the tensors in some values, and in tuples, lists and dicts of at most 1,000 items."""
     if len(values) == 1 and isinstance(values[0], torch.Tensor):
         return (_shape(values[0]),), (values[0].dtype,)
     tensors: list[torch.Tensor] = []

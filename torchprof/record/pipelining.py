@@ -71,8 +71,7 @@ class _Sends(list[Any]):
 
 
 def _telling_sends(exchange: Any) -> Any:
-    """``_batch_p2p`` that tells by the list which it returns whether something is received: the schedule gives the same
-    list to ``_wait_batch_p2p``."""
+    """``_batch_p2p`` that tells by its list whether something is received: ``_wait_batch_p2p`` gets the same list."""
 
     def exchanged(ops: Any, *args: Any, **kwargs: Any) -> Any:
         works = exchange(ops, *args, **kwargs)

@@ -51,8 +51,7 @@ class CollectionRanges(SharedChange):
     belongs to no layer. Collections of young objects have no range: their time depends on the objects that were made
     just before, so it counts for the layer that made them.
 
-    Python runs one collection at a time and calls back at its start and end on the same thread, so at most one range is
-    open.
+    Python runs one collection at a time, and calls back on its thread at start and end: at most one range is open.
     """
 
     _open: ClassVar[list[Any]] = []

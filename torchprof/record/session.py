@@ -124,8 +124,7 @@ class Session(SessionEvents):
         self._wall_ns = ns
 
     def prepare(self) -> None:
-        """Do work that the first recorded step should not pay for. Call ``refuse_if_profiled`` before, and ``start`` or
-        ``discard`` after."""
+        """Do what the first step should not pay for, after ``refuse_if_profiled``, before ``start`` or ``discard``."""
         self._guard.on()
         self._prepare_trace()
         self._prepared = True
@@ -311,11 +310,10 @@ def refuse_if_profiled() -> None:
 
 
 def _is_prepared() -> bool:
-    """Whether a schedule in warm-up has prepared a session. torch has no flag for that, but starting ours then would
-    crash the process.
+    """Whether a schedule in warm-up has prepared a session: to start ours then would crash the process.
 
-    A ``torch.profiler.profile`` counts its steps from its creation to the end of its block. Only while one does, the
-    session is searched for among all objects of the process, which may be millions.
+    torch has no flag for that. A ``torch.profiler.profile`` counts its steps from its creation to the end of its block.
+    Only while one does, the session is searched for among all objects of the process, which may be millions.
     """
     if Session._waiting:
         return True

@@ -31,8 +31,7 @@ HAS_COLLECTIVE_METADATA = "expose_kineto_event_metadata" in (
 
 
 class SessionColumns:
-    """Makes the columns of one session. ``inputs``: numbers the inputs of ops. ``on_device``: whether the work of a
-    device was recorded."""
+    """The columns of one session. ``inputs``: numbers the inputs of ops. ``on_device``: a device was recorded, too."""
 
     def __init__(self, events: RawEvents, inputs: InputSignatures, on_device: bool) -> None:
         self._work: list[Any] = []

@@ -60,8 +60,8 @@ class SessionEvents:
     """The events of one session of torch's profiler, to be read after its end.
 
     ``profiler``: a ``torch.autograd.profiler.profile``. ``device``: the kind of device whose kernels it recorded
-    ("cuda", "xpu", …), None for the CPU alone. ``called_from``: see ``InputSignatures``. ``loop_before``: the loop in
-    the session right before this one.
+    ("cuda", "xpu", …), None for the CPU alone. ``called_from``: see ``InputSignatures``. ``loop_before``: the last
+    session's loop.
     """
 
     def __init__(self, profiler: Any) -> None:

@@ -39,14 +39,11 @@ class SharedChange:
         raise NotImplementedError
 
     def _put(self, owner: Any, name: str, ours: Any) -> None:
-        """Replace an attribute of a class or a Python module."""
-        restore = replaced(owner, name, ours)
-        self._undo.append(restore)
+        self._undo.append(replaced(owner, name, ours))
 
 
 def replaced(owner: Any, name: str, ours: Any) -> Callable[[], None]:
-    """Replace an attribute of a class or a Python module. Returns what restores it, unless other code has replaced it
-    meanwhile."""
+    """Replace an attribute of a class or a module. Returns what restores it, if other code has not replaced it since."""
     before = getattr(owner, name)
     setattr(owner, name, ours)
 

@@ -36,8 +36,7 @@ class _Open:
 
 
 class SplitRanges(SharedChange):
-    """From ``on`` to ``off``, the ranges of ``record_function`` are known while they are open; those that are
-    ``Reopened``, always."""
+    """From ``on`` to ``off``, open ranges of ``record_function`` are known; those that are ``Reopened``, always."""
 
     _of_thread: ClassVar[_OfThread] = _OfThread()
     _open: ClassVar[dict[tuple[int, int], _Open]] = {}  # by the thread and the id of a range; outer to inner

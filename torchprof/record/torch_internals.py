@@ -15,9 +15,8 @@ from torchprof.errors import TorchprofError
 
 
 class Use(NamedTuple):
-    """What torchprof uses a part of torch for. ``without``: what happens if the part is missing; "" if torchprof cannot
-    record without it. ``since``, ``until``: the first and the last version of 2.4, 2.6, 2.9, 2.11, 2.13, 2.14 and 2.15
-    that has it."""
+    """What a part of torch is used for. ``without``: what happens if it is missing; "" if nothing can be recorded then.
+    ``since``, ``until``: the first and the last of the versions 2.4, 2.6, 2.9, 2.11, 2.13, 2.14, 2.15 that has it."""
 
     purpose: str
     without: str = ""
