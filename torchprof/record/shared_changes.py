@@ -43,7 +43,7 @@ class SharedChange:
 
 
 def replaced(owner: Any, name: str, ours: Any) -> Callable[[], None]:
-    """Replace an attribute of a class or a module. Returns what restores it, if other code has not replaced it since."""
+    """Replace an attribute of a class or a module. Returns what restores it, unless others have replaced it."""
     before = getattr(owner, name)
     setattr(owner, name, ours)
 
