@@ -160,7 +160,7 @@ def training(quick: bool) -> list[str]:
     from torch import nn
 
     import torchprof
-    from torchprof.record.job import Job
+    from torchprof.record.this_process import Job
 
     torch.set_num_threads(1)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(8)))

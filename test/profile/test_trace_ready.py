@@ -149,7 +149,7 @@ def test_an_error_while_ranks_are_compared_is_logged(
     """As in a process group of MPI, which has no store."""
     for name, value in (("is_initialized", True), ("get_rank", 0), ("get_world_size", 2)):
         monkeypatch.setattr(dist, name, lambda value=value: value)
-    monkeypatch.setattr("torchprof.profile.cycle.this_job", lambda *_: torchprof.record.job.Job(0, 2))
+    monkeypatch.setattr("torchprof.profile.cycle.this_job", lambda *_: torchprof.record.this_process.Job(0, 2))
 
     def without_a_store(prefix: str) -> None:
         raise TorchprofError("There is no store.")
@@ -216,7 +216,7 @@ def test_each_profile_compares_its_own_cycles(
     caplog.set_level(logging.INFO, "torchprof")
     for name, value in (("is_initialized", True), ("get_rank", 0), ("get_world_size", 2)):
         monkeypatch.setattr(dist, name, lambda value=value: value)
-    monkeypatch.setattr("torchprof.profile.cycle.this_job", lambda *_: torchprof.record.job.Job(0, 2))
+    monkeypatch.setattr("torchprof.profile.cycle.this_job", lambda *_: torchprof.record.this_process.Job(0, 2))
     prefixes: list[str] = []
     of_job = trace_ready.store_of_job
     monkeypatch.setattr(trace_ready, "store_of_job", lambda prefix: prefixes.append(prefix) or of_job(prefix))

@@ -15,14 +15,13 @@ from torchprof.measure.live_memory import NOT_MEASURED
 from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled.dynamo_code import compiled_regions
-from torchprof.record.environment import this_process
-from torchprof.record.job import queued_collectives, this_job
 from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now
 from torchprof.record.modules import checked_models
 from torchprof.record.plan import Plan
 from torchprof.record.session_events import SessionEvents, ended_session
 from torchprof.record.shared_changes import CustomOps
+from torchprof.record.this_process import queued_collectives, this_job, this_process
 from torchprof.run.run import Run
 
 

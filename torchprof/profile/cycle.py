@@ -27,14 +27,13 @@ from torchprof.record.compiled.called_graphs import CalledGraphs
 from torchprof.record.compiled.compilations import compilations
 from torchprof.record.compiled.dynamo_code import StackWarning, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import Provenance
-from torchprof.record.environment import this_process
-from torchprof.record.job import Job, queued_collectives, this_job
 from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 from torchprof.record.session import Session
 from torchprof.record.split_ranges import SplitRanges
+from torchprof.record.this_process import Job, queued_collectives, this_job, this_process
 from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Compilation, CompiledRegion

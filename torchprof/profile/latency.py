@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils.benchmark import Measurement, TaskSpec
 
-from torchprof.record.environment import cpu_name
+from torchprof.record.this_process import cpu_name
 from torchprof.run.cost import UNKNOWN
 from torchprof.run.outputs import output
 from torchprof.run.samples import quantile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from threading import get_ident
 from typing import Any
@@ -32,7 +33,7 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
     blocks: dict[tuple[str, int], int] = {}
     freed: list[Freed] = []
     watches: list[finalize[Any, Any]] = []
-    sizes: dict[str, dict[str, int]] = {}
+    sizes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     held: dict[tuple[str, int], str] = {}  # device and address → kind
     home = get_ident()
     for model in models:
@@ -51,8 +52,7 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
                 if block in held:
                     continue
                 held[block] = kind
-                of_device = sizes.setdefault(block[0], {})
-                of_device[kind] = of_device.get(kind, 0) + storage.nbytes()
+                sizes[block[0]][kind] += storage.nbytes()
                 if block[0] == "cpu":
                     blocks[block] = storage.nbytes()
                     if watch:  # not the tensor: views and autograd graphs may share its storage

@@ -22,7 +22,7 @@ from torchprof.errors import TorchprofError
 from torchprof.measure.cpu_time import CpuTime
 from torchprof.record.session_columns import HAS_COLLECTIVE_METADATA
 from torchprof.record.session_events import OURS, SessionEvents
-from torchprof.record.shared_changes import CustomOps
+from torchprof.record.shared_changes import CustomOps, replaced
 from torchprof.record.torch_internals import needed, optional
 from torchprof.run.warnings import RunWarning
 
@@ -261,14 +261,14 @@ class Guard:
 
     def __init__(self, give_way: Callable[[], None] | None = None) -> None:
         self._give_way = give_way
-        self._originals: list[tuple[type, str, Any]] = []
+        self._restores: list[Callable[[], None]] = []
 
     def on(self) -> None:
         def refusing(original: Any) -> Any:
             @functools.wraps(original)
             def guarded(other: Any, *args: Any, **kwargs: Any) -> Any:
                 # A guard that is off may still be called by a nested one that has just given way.
-                if self._originals and not getattr(other, OURS, False):
+                if self._restores and not getattr(other, OURS, False):
                     if Guard._giving_way is None:
                         raise TorchprofError(f"A profiler was started inside a torchprof.Profile block. {_WAY_OUT}")
                     Guard._giving_way()
@@ -281,15 +281,13 @@ class Guard:
         for cls, name in _STARTS:
             original = cls.__dict__.get(name)
             if original is not None:
-                self._originals.append((cls, name, original))
-                setattr(cls, name, refusing(original))
+                self._restores.append(replaced(cls, name, refusing(original)))
 
     def off(self) -> None:
         if self._give_way is not None:
             Guard._giving_way = None
-        for cls, name, original in self._originals:
-            setattr(cls, name, original)
-        self._originals.clear()
+        while self._restores:
+            self._restores.pop()()
 
 
 def is_profiled() -> bool:

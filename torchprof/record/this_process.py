@@ -1,20 +1,117 @@
-"""The environment of a run: torch, its build, the devices, the threads, the machine and the script."""
+"""This process: which rank of which job it is, and its environment: torch, its build, the devices, the threads, the
+machine and the script."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from torchprof.record.job import Job
+from torchprof.attribute.gloo_queues import Queued
+from torchprof.attribute.process_groups import group_of_ranks, mesh_of_groups, sole_group
 from torchprof.record.peak import measured_peaks
-from torchprof.run.meta import Meta
+from torchprof.record.torch_internals import optional
+from torchprof.run.launchers import name_of_job
+from torchprof.run.lockstep import GroupOfRanks
+from torchprof.run.meta import MeshDim, Meta
+from torchprof.run.words import is_host_collective
 from torchprof.version import __version__
+
+
+class Job(NamedTuple):
+    """``group``: the ranks of this rank's collectives; None if it is in groups of different ranks, or without a job.
+    ``groups``: all groups of this rank that exchange anything.
+    ``in_traces``: the job as JSON, in the form that ``torch.profiler.profile`` writes into traces; None without a job.
+    ``name``: the job ID of torchrun or Slurm, "" without one."""
+
+    rank: int = 0
+    world_size: int = 1
+    mesh: tuple[MeshDim, ...] = ()
+    group: GroupOfRanks | None = None
+    groups: tuple[GroupOfRanks, ...] = ()
+    in_traces: str | None = None
+    name: str = ""
+
+
+def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
+    """The job of this process, with the mesh of these models. ``before``: an earlier result for this process.
+
+    Without a process group, it is ``before``, if that had one; otherwise it follows from the environment variables of
+    torchrun and similar launchers. A process without them is a job of one rank.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        if before is not None and before.in_traces is not None:
+            return before
+        of_process, of_job = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+        if of_process.isdecimal() and of_job.isdecimal() and int(of_process) < int(of_job):
+            return Job(int(of_process), int(of_job), name=name_of_job())
+        return Job()
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    groups = _groups()
+    described = {"backend": distributed.get_backend(), "rank": rank, "world_size": size, "pg_config": groups}
+    mesh = _mesh_of(models) or mesh_of_groups(groups, rank)
+    known = tuple(known for group in groups if (known := group_of_ranks(group)) is not None)
+    return Job(rank, size, mesh, sole_group(groups), known, json.dumps(described), name_of_job())
+
+
+def _groups() -> list[Mapping[str, Any]]:
+    """The process groups of this rank, as torch's profiler writes them into traces. Without the private API, none."""
+    world = getattr(torch.distributed.distributed_c10d, "_world", None)
+    try:
+        return list(world.pg_config_info) if world is not None else []
+    except (AttributeError, KeyError, TypeError):
+        return []
+
+
+def _mesh_of(models: Iterable[nn.Module]) -> tuple[MeshDim, ...]:
+    """The device mesh of sharded parameters; the root mesh, if torch gives it."""
+    for model in models:
+        for param in model.parameters():
+            mesh = getattr(param, "device_mesh", None)
+            if mesh is None:
+                continue
+            find_root = getattr(mesh, "_get_root_mesh", None)
+            if find_root is None:  # torch 2.6 and before
+                resources: Any = getattr(torch.distributed.device_mesh, "_mesh_resources", None)
+                mesh = resources.get_root_mesh(mesh) if hasattr(resources, "get_root_mesh") else mesh
+            else:
+                mesh = find_root()
+            names, positions = mesh.mesh_dim_names, mesh.get_coordinate()
+            if names is not None and positions is not None:
+                return tuple(MeshDim(name, mesh.size(index), positions[index]) for index, name in enumerate(names))
+    return ()
+
+
+def queued_collectives(job: Job, since_ns: int | None) -> list[Queued]:
+    """The collectives that this process put into the queues of gloo since a time on the clock of the profiler.
+
+    The recorder keeps the last ``TORCH_FR_BUFFER_SIZE`` (2,000) of the process. Empty if it is switched off, if this
+    torch has none for gloo, and if the group of all collectives is known without it.
+    """
+    if job.group is not None or not job.groups or since_ns is None:
+        return []
+    dump = optional("torch._C._distributed_c10d._dump_fr_trace_json")
+    of_name = {group.name: group for group in job.groups}
+    try:
+        entries = [] if dump is None else json.loads(dump())["entries"]
+        known = [(entry["time_created_ns"], entry["profiling_name"], entry["process_group"][0]) for entry in entries]
+    except (LookupError, TypeError, ValueError):  # the API is private
+        return []
+    return [
+        Queued(time_ns, name, of_name[group])
+        for time_ns, name, group in known
+        if time_ns >= since_ns and is_host_collective(name) and group in of_name
+    ]
 
 
 def this_process(job: Job) -> Meta:
