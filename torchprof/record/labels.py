@@ -71,18 +71,7 @@ class Label:
     ``looks_at_calls``: the shapes of the next call are to be noted.
     """
 
-    __slots__ = (
-        "_alive",
-        "_stand_ins",
-        "_target",
-        "gives_way",
-        "home",
-        "is_waiting",
-        "key",
-        "looks_at_calls",
-        "name",
-        "owner",
-    )
+    __slots__ = ("_alive", "_stand_ins", "_target", "home", "is_waiting", "key", "looks_at_calls", "name", "owner")
 
     record = record
     thread = get_ident
@@ -95,7 +84,6 @@ class Label:
         self.name = target.label
         self.owner = owner
         self.home = None if owner.gives_way else owner.home  # a user's profiler may record all threads
-        self.gives_way = owner.gives_way
         self.is_waiting = owner.is_waiting
         self.looks_at_calls = True
         self.key = id(module)
@@ -130,7 +118,7 @@ class Label:
         if not labels:
             cls._all.pop(key, None)
             return
-        chosen = next((label for label in labels if not label.gives_way), labels[0])
+        chosen = next((label for label in labels if not label.owner.gives_way), labels[0])
         for label in labels:
             if label is not chosen:
                 label._leave_stand_ins()

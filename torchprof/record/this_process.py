@@ -123,11 +123,7 @@ def this_process(job: Job) -> Meta:
         job=job.name,
         mesh=job.mesh,
         peaks=measured_peaks(),
-        versions=(
-            ("torchprof", __version__),
-            ("torch", torch.__version__),
-            ("python", platform.python_version()),
-        ),
+        versions=(("torchprof", __version__), ("torch", torch.__version__), ("python", platform.python_version())),
         environment=environment(),
         switches=switches(),
         machine=platform.node(),
