@@ -217,9 +217,9 @@ class Cycles:
         job = None if self.last is None else self.last.job
         return Cycle(self.setup, with_stack=with_stack, before=job, end=self.end_of_last)
 
-    def prepare(self, with_stack: bool) -> None:
+    def prepare(self) -> None:
         """Prepare the next session, so that the first recorded step does not include the time for that."""
-        self.prepared = self.new(with_stack)
+        self.prepared = self.new(self.setup.asked.with_stack)
         self.prepared.session.prepare()
 
     def discard_prepared(self) -> None:

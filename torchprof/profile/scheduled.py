@@ -55,7 +55,7 @@ class ScheduledCycles(Cycles):
             with DelayedSignals():
                 if is_profiled():
                     refuse_if_profiled()
-                self.prepare(self.setup.asked.with_stack)
+                self.prepare()
         elif action in _RECORDING and not self.is_recording:
             with DelayedSignals():
                 self.start_cycle()

@@ -21,6 +21,7 @@ from torchprof.record.session import record
 from torchprof.record.torch_internals import optional
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 backward_task: Callable[[], int] = optional("torch._C._current_graph_task_id", lambda: -1)
 """The number of the backward pass that runs on this thread; -1 outside of backward."""
 
@@ -314,21 +315,22 @@ def _holds(cell: Any, content: Any) -> bool:
 
 def leave_to_eager(wrapper: _Function) -> _Function:
     """The function, which torch.compile will not compile. It may compile those that the function calls."""
-    frames = _frames()
-    if hasattr(frames, "set_code_exec_strategy"):
-        frames.set_code_exec_strategy(wrapper.__code__, frames._FrameExecStrategy(_skip(), frames._FrameAction.DEFAULT))
-    elif hasattr(frames, "skip_code"):
-        frames.skip_code(wrapper.__code__)
+    if hasattr(_frames, "set_code_exec_strategy"):
+        actions = _frames._FrameAction
+        strategy = _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
+        _frames.set_code_exec_strategy(wrapper.__code__, strategy)
+    elif hasattr(_frames, "skip_code"):
+        _frames.skip_code(wrapper.__code__)
     return wrapper
 
 
 def never_compiled(function: _Function) -> _Function:
     """The function, or one that calls it: torch.compile compiles neither the function nor what it calls."""
-    frames = _frames()
-    if hasattr(frames, "set_code_exec_strategy"):
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(_skip(), _skip()))
+    if hasattr(_frames, "set_code_exec_strategy"):
+        skip = _frames._FrameAction.SKIP
+        _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, skip))
         return function
-    set_compiler = getattr(frames, "set_eval_frame", None)  # torch 2.4 to 2.6
+    set_compiler = getattr(_frames, "set_eval_frame", None)  # torch 2.4 to 2.6
     if set_compiler is None:
         return function
 
@@ -342,11 +344,3 @@ def never_compiled(function: _Function) -> _Function:
             set_compiler(before)
 
     return cast(_Function, call)
-
-
-def _frames() -> Any:
-    return getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-
-
-def _skip() -> Any:
-    return _frames()._FrameAction.SKIP

@@ -42,9 +42,25 @@ class SplitRanges(SharedChange):
     _open: ClassVar[dict[tuple[int, int], _Open]] = {}  # by the thread and the id of a range; outer to inner
 
     def _make(self) -> None:
+        enter: Any = record_function.__enter__
+        leave: Any = record_function.__exit__
+
+        @leave_to_eager
+        @functools.wraps(enter)  # TorchScript compiles the source of the original
+        def entered(opened: Any) -> Any:
+            result = enter(opened)
+            _note(opened)
+            return result
+
+        @leave_to_eager
+        @functools.wraps(leave)
+        def left(opened: Any, *error: Any) -> Any:
+            _forget(opened)
+            return leave(opened, *error)
+
         self._undo.append(_forget_all)
-        self._put(record_function, "__enter__", _entering(record_function.__enter__))
-        self._put(record_function, "__exit__", _leaving(record_function.__exit__))
+        self._put(record_function, "__enter__", entered)
+        self._put(record_function, "__exit__", left)
 
     def close(self) -> None:
         """Close the open ranges of this thread, the inner ones first."""
@@ -93,27 +109,6 @@ class Reopened:
     def __exit__(self, *error: Any) -> None:
         _forget(self)
         self._range.__exit__(None, None, None)
-
-
-def _entering(enter: Any) -> Any:
-    @leave_to_eager
-    @functools.wraps(enter)  # TorchScript compiles the source of the original
-    def entered(opened: Any) -> Any:
-        result = enter(opened)
-        _note(opened)
-        return result
-
-    return entered
-
-
-def _leaving(leave: Any) -> Any:
-    @leave_to_eager
-    @functools.wraps(leave)
-    def left(opened: Any, *error: Any) -> Any:
-        _forget(opened)
-        return leave(opened, *error)
-
-    return left
 
 
 def _note(opened: Any) -> None:
