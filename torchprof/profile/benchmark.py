@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.benchmark import timer
 
 from torchprof.errors import TorchprofError, some
-from torchprof.profile.arguments import check_warmup
+from torchprof.profile.arguments import check_count, check_warmup
 from torchprof.profile.latency import BenchmarkResult, Latency, this_machine
 from torchprof.profile.model_state import ModelState
 from torchprof.record.modules import arguments_of
@@ -106,13 +106,9 @@ def _check(model: Any, batch_sizes: Any, warmup: Any, repeat: Any, train: bool, 
             f"batch_sizes must be a tuple of integers of at least 1, for example (1, 8), not {batch_sizes!r:.80}."
         )
     for size in batch_sizes:
-        if not _is_count(size, 1):
-            raise TorchprofError(f"A batch size must be an integer of at least 1, not {size!r:.80}.")
+        check_count(size, 1, "A batch size must be an integer of at least 1")
     check_warmup(warmup)
-    if not _is_count(repeat, 2):
-        raise TorchprofError(
-            f"repeat must be a number of calls, 2 or more (one call has no spread), not {repeat!r:.80}."
-        )
+    check_count(repeat, 2, "repeat must be a number of calls, 2 or more (one call has no spread)")
     if not train and (loss is not None or optimizer is not None):
         raise TorchprofError("loss= and optimizer= need a training step: add train=True, or leave them out.")
     if loss is not None and not callable(loss):
@@ -120,10 +116,6 @@ def _check(model: Any, batch_sizes: Any, warmup: Any, repeat: Any, train: bool, 
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         hint = f" Make one first: {optimizer.__name__}(model.parameters())." if isinstance(optimizer, type) else ""
         raise TorchprofError(f"optimizer must be a torch.optim.Optimizer, not {optimizer!r:.80}.{hint}")
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 # The batches: the user's inputs, cut or repeated to fit each batch size
