@@ -321,7 +321,7 @@ class Profile:
         """Call on_trace_ready if a cycle has ended for which it was not called yet. Signals are not delayed here."""
         if self.on_trace_ready is None or self._cycles.ended is None:
             return
-        self._shown = self._cycles.take_ended()
+        self._shown, self._cycles.ended = self._cycles.ended, None
         try:
             self.on_trace_ready(self)
         finally:

@@ -23,7 +23,7 @@ class ScheduledCycles(Cycles):
     """Cycles that start and end, step by step, as a schedule says; the rules are those of ``torch.profiler.profile``.
 
     Without a schedule there is a single cycle: ``start_cycle`` starts it, and ``stop`` ends it. ``ended``: the run of
-    the last ended cycle with its warnings, until ``take_ended``; None without ``keeps_runs``.
+    the last ended cycle with its warnings, until the Profile takes it; None without ``keeps_runs``.
     """
 
     def __init__(
@@ -85,8 +85,3 @@ class ScheduledCycles(Cycles):
             self.note(self._labels)
             if self._keeps_runs:
                 self.ended = self.with_its_warnings(cycle, unobserved)
-
-    def take_ended(self) -> Run | None:
-        """The run of the last ended cycle, once."""
-        ended, self.ended = self.ended, None
-        return ended
