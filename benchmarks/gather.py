@@ -121,7 +121,7 @@ def in_each_cycle(ranks: int) -> list[str]:
     """A line of the log in three cycles. From the third on, ranks also delete what they sent two cycles before."""
     from torch import distributed
 
-    from torchprof.profile import straggler_log
+    from torchprof.profile import trace_ready
 
     server = distributed.TCPStore("localhost", 0, 1, True)
     stores: list[Counting] = []
@@ -132,8 +132,8 @@ def in_each_cycle(ranks: int) -> list[str]:
 
     runs = [*recorded(ranks)]
     took = [0.0] * ranks
-    with patch.object(straggler_log, "store_of_job", store_of_job), patch.object(straggler_log, "_numbers", repeat(0)):
-        of_ranks = [straggler_log._Comparisons() for _ in runs]
+    with patch.object(trace_ready, "store_of_job", store_of_job), patch.object(trace_ready, "_numbers", repeat(0)):
+        of_ranks = [trace_ready._Comparisons() for _ in runs]
         for cycle in range(3):
             stores.clear()
             for rank in reversed(range(ranks)):
@@ -160,7 +160,7 @@ def training(quick: bool) -> list[str]:
     from torch import nn
 
     import torchprof
-    from torchprof.record.job import Job
+    from torchprof.record.this_process import Job
 
     torch.set_num_threads(1)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(8)))

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from torchprof.profile.benchmark import benchmark
     from torchprof.profile.flops import flops
     from torchprof.profile.profile import Profile
-    from torchprof.profile.straggler_log import log_stragglers
-    from torchprof.profile.tensorboard import tensorboard_trace_handler
+    from torchprof.profile.trace_ready import log_stragglers, tensorboard_trace_handler
     from torchprof.record.peak import peak
     from torchprof.run.job_folder import open_job
     from torchprof.run.merge import merge
@@ -67,11 +66,11 @@ _FILES = {
     "from_profiler": "profile.annotate",
     "from_trace": "traces.read",
     "load": "run.saved",
-    "log_stragglers": "profile.straggler_log",
+    "log_stragglers": "profile.trace_ready",
     "merge": "run.merge",
     "open_job": "run.job_folder",
     "peak": "record.peak",
-    "tensorboard_trace_handler": "profile.tensorboard",
+    "tensorboard_trace_handler": "profile.trace_ready",
 }
 
 

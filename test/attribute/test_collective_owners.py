@@ -24,7 +24,7 @@ from torchprof.attribute.places import Attributed
 from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.warnings import about_buckets
-from torchprof.record import ddp
+from torchprof.record import parameters
 from torchprof.record.plan import Plan
 from torchprof.run.collectives import Collective, collective_of
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
@@ -595,12 +595,12 @@ def test_the_wrapper_around_a_model_is_searched_until_it_is_found(monkeypatch: p
     """It is searched again when it is gone, or when a model is added. It is never kept alive."""
     looked = []
 
-    def all_replicas() -> list[nn.parallel.DistributedDataParallel]:
+    def instances_of(kind: type) -> list[Any]:
         looked.append(1)
-        return actual()
+        return actual(kind)
 
-    actual = ddp.all_replicas
-    monkeypatch.setattr(ddp, "all_replicas", all_replicas)
+    actual = parameters.instances_of
+    monkeypatch.setattr(parameters, "instances_of", instances_of)
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     plan = Plan([first, second], None)
 

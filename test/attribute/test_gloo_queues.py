@@ -17,8 +17,7 @@ from torch import distributed as dist
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event
 from torchprof.attribute.gloo_queues import Queued, Queues
-from torchprof.record.flight_recorder import queued_collectives
-from torchprof.record.job import Job
+from torchprof.record.this_process import Job, queued_collectives
 from torchprof.run.lockstep import GroupOfRanks
 
 ROW, COLUMN, ALL = (GroupOfRanks(str(number), name, 2) for number, name in enumerate(("row", "column", "all")))

@@ -32,7 +32,8 @@ from torchprof import Profile, Run, TorchprofError
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.profile import gather as gathering
 from torchprof.profile.sigterm import DelayedSigterm
-from torchprof.record import job
+from torchprof.record.this_process import Job as JobOfRank
+from torchprof.record.this_process import this_job
 from torchprof.run.file import json_of_run
 from torchprof.run.file import run_of as run_of_file
 from torchprof.run.words import FORWARD
@@ -721,6 +722,6 @@ def test_an_expected_sigterm_after_the_end_is_delayed() -> None:
 
 
 def test_the_job_is_kept_after_its_process_group_is_gone() -> None:
-    known = job.Job(3, 4, in_traces="{}")
-    assert job.this_job((), known) == known
-    assert job.this_job((), job.Job(3, 4)) == job.this_job(()) == job.Job()
+    known = JobOfRank(3, 4, in_traces="{}")
+    assert this_job((), known) == known
+    assert this_job((), JobOfRank(3, 4)) == this_job(()) == JobOfRank()

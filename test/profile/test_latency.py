@@ -24,9 +24,10 @@ from torch.utils.benchmark import Compare
 import torchprof
 from torchprof import TorchprofError
 from torchprof.profile import benchmark as benchmark_module
-from torchprof.profile import latency, model_state
+from torchprof.profile import model_state
 from torchprof.profile.benchmark import benchmark
 from torchprof.profile.latency import BenchmarkResult, Latency, Machine
+from torchprof.record import this_process
 from torchprof.run.meta import Peak
 
 MACHINE = Machine("Abacus", 4, 2, ("Loom", "Loom", "Mill"), "2.13.0", "3.11.0", "Linux")
@@ -149,15 +150,15 @@ def test_the_result_describes_this_machine() -> None:
 
 
 def test_the_processors_name_comes_from_linux_or_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latency.Path, "exists", lambda self: True)
+    monkeypatch.setattr(this_process.Path, "is_file", lambda self: True)
     monkeypatch.setattr(
-        latency.Path, "read_text", lambda self, **_: "processor : 0\nmodel\t: 1\nmodel name\t: Abacus: 9\n"
+        this_process.Path, "read_text", lambda self, **_: "processor : 0\nmodel\t: 1\nmodel name\t: Abacus: 9\n"
     )
-    assert latency._cpu_name() == "Abacus: 9"
-    monkeypatch.setattr(latency.Path, "read_text", lambda self, **_: "CPU part : 0xd0c\n")
-    monkeypatch.setattr(latency.platform, "processor", lambda: "")
-    monkeypatch.setattr(latency.platform, "machine", lambda: "aarch64")
-    assert latency._cpu_name() == "aarch64"
+    assert this_process.cpu_name.__wrapped__() == "Abacus: 9"
+    monkeypatch.setattr(this_process.Path, "read_text", lambda self, **_: "CPU part : 0xd0c\n")
+    monkeypatch.setattr(this_process.platform, "processor", lambda: "")
+    monkeypatch.setattr(this_process.platform, "machine", lambda: "aarch64")
+    assert this_process.cpu_name.__wrapped__() == "aarch64"
 
 
 def test_torchs_compare_takes_the_measurements() -> None:

@@ -182,7 +182,7 @@ def test_a_product_grows_until_it_takes_long_enough(
 def test_the_clock_waits_for_the_device_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    now = peaks._clock(torch.device("cuda:1"))
+    now = peaks.clock_that_waits([torch.device("cuda:1")], time.perf_counter)
     assert waited == []
     assert now() <= time.perf_counter()
     assert waited == [torch.device("cuda:1")]

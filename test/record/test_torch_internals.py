@@ -13,7 +13,7 @@ from build.libraries import RELEASE
 from build.warm import run_warm
 
 import torchprof
-from torchprof.record.torch_internals import ATTRIBUTES, INTERNALS, Internal, optional
+from torchprof.record.torch_internals import ATTRIBUTES, INTERNALS, Use, optional
 
 SOURCE = Path(torchprof.__file__).parent
 
@@ -91,8 +91,8 @@ def test_nothing_is_listed_that_is_not_used() -> None:
     assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", source)] == []
 
 
-def is_in_range(internal: Internal) -> bool:
-    first, last = (tuple(map(int, version.split("."))) for version in (internal.since, internal.until))
+def is_in_range(use: Use) -> bool:
+    first, last = (tuple(map(int, version.split("."))) for version in (use.since, use.until))
     return first <= RELEASE <= last
 
 

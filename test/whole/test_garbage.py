@@ -26,7 +26,7 @@ from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.steps import Steps
-from torchprof.record.garbage_collection import CollectionRanges, mark_collection
+from torchprof.record.process_ranges import CollectionRanges, mark_collection
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import STEP, WORK, LockstepKey
 from torchprof.run.meta import Meta

@@ -15,7 +15,7 @@ from torch.autograd import Variable
 import torchprof
 from torchprof.profile.cycle import Cycle
 from torchprof.profile.program import Program
-from torchprof.record import engine_ranges
+from torchprof.record import process_ranges
 from torchprof.record.session import Session
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE_NAME
 
@@ -227,7 +227,7 @@ def test_autograd_is_as_it_was_after_the_block():
     with torchprof.Profile(net):
         assert torch.autograd._engine_run_backward is not before[0]
     assert (torch.autograd._engine_run_backward, torch.autograd.graph._engine_run_backward) == before
-    assert not engine_ranges.EngineRanges._users
+    assert not process_ranges.EngineRanges._all_on
 
 
 def test_outside_is_the_same_in_every_view(tmp_path):

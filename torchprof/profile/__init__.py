@@ -1,7 +1,6 @@
 """What users call to make a run: ``Profile``, whole programs, other profilers, FLOPs from shapes, benchmarks.
 
-The names that torchprof 1.4.0 had here are loaded when they are first used, so that importing one file of this package
-does not import the others.
+The names that torchprof 1.4.0 had here are loaded on first use: to import one file does not import the others.
 """
 
 from __future__ import annotations

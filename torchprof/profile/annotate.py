@@ -15,15 +15,13 @@ from torchprof.measure.live_memory import NOT_MEASURED
 from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled.dynamo_code import compiled_regions
-from torchprof.record.custom_ops import CustomOps
-from torchprof.record.environment import this_process
-from torchprof.record.flight_recorder import queued_collectives
-from torchprof.record.job import this_job
 from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now
 from torchprof.record.modules import checked_models
 from torchprof.record.plan import Plan
 from torchprof.record.session_events import SessionEvents, ended_session
+from torchprof.record.shared_changes import CustomOps
+from torchprof.record.this_process import queued_collectives, this_job, this_process
 from torchprof.run.run import Run
 
 
@@ -85,20 +83,16 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
         with_stack=has["with_stack"],
     )
     seen = Observations()
-    end = held_now(plan.models) if asked.profile_memory else NOT_MEASURED
-    columns = partial(session.columns, wanted_detail(asked), asked.profile_memory)
     job = this_job(plan.models)
-    origin, regions = this_process(job), compiled_regions()
     recording = Recording(
         session,
-        columns,
+        partial(session.columns, wanted_detail(asked), asked.profile_memory),
         plan.layers(),
-        origin,
+        this_process(job),
         seen,
-        end=end,
+        end=held_now(plan.models) if asked.profile_memory else NOT_MEASURED,
         group=job.group,
         queued=queued_collectives(job, session.start_ns),
-        regions=regions,
+        regions=compiled_regions(),
     )
-    run = assemble(recording, plan, asked)
-    return with_warnings(run, seen)
+    return with_warnings(assemble(recording, plan, asked), seen)

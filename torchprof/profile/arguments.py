@@ -25,8 +25,13 @@ _ACTIONS = (ProfilerAction.NONE, ProfilerAction.WARMUP, ProfilerAction.RECORD, P
 def check_warmup(warmup: Any) -> None:
     """Raise TorchprofError if this is not a number of calls. A warm-up call is a call of the model's forward that comes
     first and is not in the figures."""
-    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
-        raise TorchprofError(f"warmup must be a number of calls of the model, 0 or more, not {warmup!r:.80}.")
+    check_count(warmup, 0, "warmup must be a number of calls of the model, 0 or more")
+
+
+def check_count(value: Any, least: int, expected: str) -> None:
+    """Raise TorchprofError if a value is not an integer of at least ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise TorchprofError(f"{expected}, not {value!r:.80}.")
 
 
 def checked_schedule(schedule: Any, warmup: Any, on_trace_ready: Any) -> None:
@@ -109,8 +114,7 @@ def _kind_of(device: Any, known: Sequence[str]) -> str:
 def device_of(models: Iterable[nn.Module]) -> str:
     """The kind of device that models are on: that of their first parameter or buffer on a device, else "cpu".
 
-    The meta device computes nothing, and kinds that torch's profiler does not know cannot be recorded: they do not
-    count.
+    The meta device, which computes nothing, and kinds that torch's profiler does not know do not count.
     """
     known = _known_devices()
     for model in models:

@@ -9,8 +9,9 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,11 +21,15 @@ from torch.nn.parameter import is_lazy
 from torch.utils.benchmark import timer
 
 from torchprof.errors import TorchprofError, some
-from torchprof.profile.arguments import check_warmup
-from torchprof.profile.batches import Batch, batches_of, ran_out_of_memory, tensors_in
+from torchprof.profile.arguments import check_count, check_warmup
 from torchprof.profile.latency import BenchmarkResult, Latency, this_machine
 from torchprof.profile.model_state import ModelState
+from torchprof.record.modules import arguments_of
+from torchprof.record.peak import clock_that_waits
+from torchprof.record.torch_internals import needed
 
+_pytree = needed("torch.utils._pytree")
+_USE_A_FUNCTION = "Give a function instead that makes the inputs of a batch size: inputs=lambda size: (...)."
 _SHOWN_EVERY = 0.1  # seconds between two updates of the progress: writing to a terminal takes CPU time
 
 
@@ -71,6 +76,11 @@ def benchmark(
     with torch.inference_mode(False), _progress() as show:
         timing = _Timing(model, train, loss, optimizer, warmup, repeat, show)
         rows = tuple(timing.row(size, batch_of) for size in batch_sizes)
+    if timing.state.written:
+        names = some([*timing.state.written])
+        timing.warnings.append(
+            f"In eval mode, too, the model writes to its parameters, which are not restored: {names}."
+        )
     step = "inference" if not train else "training step"
     return BenchmarkResult(
         model=type(model).__name__,
@@ -80,7 +90,7 @@ def benchmark(
         repeat=repeat,
         rows=rows,
         machine=this_machine(),
-        warnings=(*timing.warnings, *_written_parameters_warning(timing.state.written)),
+        warnings=tuple(timing.warnings),
     )
 
 
@@ -96,13 +106,9 @@ def _check(model: Any, batch_sizes: Any, warmup: Any, repeat: Any, train: bool, 
             f"batch_sizes must be a tuple of integers of at least 1, for example (1, 8), not {batch_sizes!r:.80}."
         )
     for size in batch_sizes:
-        if not _is_count(size, 1):
-            raise TorchprofError(f"A batch size must be an integer of at least 1, not {size!r:.80}.")
+        check_count(size, 1, "A batch size must be an integer of at least 1")
     check_warmup(warmup)
-    if not _is_count(repeat, 2):
-        raise TorchprofError(
-            f"repeat must be a number of calls, 2 or more (one call has no spread), not {repeat!r:.80}."
-        )
+    check_count(repeat, 2, "repeat must be a number of calls, 2 or more (one call has no spread)")
     if not train and (loss is not None or optimizer is not None):
         raise TorchprofError("loss= and optimizer= need a training step: add train=True, or leave them out.")
     if loss is not None and not callable(loss):
@@ -112,34 +118,92 @@ def _check(model: Any, batch_sizes: Any, warmup: Any, repeat: Any, train: bool, 
         raise TorchprofError(f"optimizer must be a torch.optim.Optimizer, not {optimizer!r:.80}.{hint}")
 
 
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+# The batches: the user's inputs, cut or repeated to fit each batch size
 
 
+class Batch:
+    """The arguments of a call. The tensors are copies, so that the model cannot change the user's tensors."""
+
+    def __init__(self, inputs: Any, copied: Callable[[Tensor], Tensor]) -> None:
+        args, kwargs = arguments_of(inputs)
+        self.args, self.kwargs = _pytree.tree_map(
+            lambda leaf: copied(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs)
+        )
+        self.tensors = tensors_in((self.args, self.kwargs))
+        if any(tensor.is_meta for tensor in self.tensors):
+            raise TorchprofError("inputs are on the meta device, which computes nothing: there is no time to measure.")
+
+
+def batches_of(inputs: Any) -> Callable[[int], Batch]:
+    """A function that makes the batch of a given size from the user's ``inputs``."""
+    if callable(inputs) and not isinstance(inputs, Tensor):
+        return lambda size: Batch(inputs(size), _copied)
+    # size(0), since a nested tensor in strided layout has no ``shape``.
+    lengths = [tensor.size(0) for tensor in tensors_in(arguments_of(inputs)) if tensor.dim()]
+    if not lengths or not lengths[0]:
+        what = "holds an empty batch" if lengths else "holds no tensor with a dimension"
+        raise TorchprofError(f"inputs {what}, so there is nothing to resize. {_USE_A_FUNCTION}")
+    return lambda size: Batch(inputs, partial(_resized, length=lengths[0], size=size))
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in _pytree.tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _resized(tensor: Tensor, length: int, size: int) -> Tensor:
+    """A copy in the same memory format. If dimension 0 is ``length`` long, it is cut or repeated to ``size``."""
+    if not tensor.dim() or tensor.size(0) != length or size == length:
+        return _copied(tensor)
+    try:
+        data = tensor.detach()
+        if size < length:
+            return data[:size].clone().requires_grad_(tensor.requires_grad)
+        pieces = [data] * (size // length)
+        if size % length:  # cat with an empty piece loses the memory format
+            pieces.append(data[: size % length])
+        return torch.cat(pieces).requires_grad_(tensor.requires_grad)
+    except RuntimeError as error:
+        if ran_out_of_memory(error):
+            raise
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise TorchprofError(
+            f"torch can neither cut nor repeat this {kind} tensor, so that its batch of {length} cannot become one of "
+            f"{size}. {_USE_A_FUNCTION}"
+        ) from error
+
+
+def ran_out_of_memory(error: Exception) -> bool:
+    message = str(error).lower()
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError)
+        and any(words in message for words in ("out of memory", "can't allocate memory", "not enough memory"))
+    )
+
+
+# The calls
+
+
+@dataclass
 class _Timing:
     """Times the calls of a model, and collects ``devices`` and ``warnings`` while it does."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        train: bool,
-        loss: Callable[[Any], Tensor] | None,
-        optimizer: torch.optim.Optimizer | None,
-        warmup: int,
-        repeat: int,
-        show: Callable[[str], None],
-    ) -> None:
-        self.model = model
-        self.train = train
-        self.loss = loss
-        self.optimizer = optimizer
-        self.warmup = warmup
-        self.repeat = repeat
-        self.show = show
-        self.state = ModelState(model, [loss, optimizer], parameters=train)
-        self.grad_mode: Callable[[], Any] = torch.enable_grad if train else torch.inference_mode
-        self.devices: tuple[torch.device, ...] = ()
-        self.warnings: list[str] = []
+    model: nn.Module
+    train: bool
+    loss: Callable[[Any], Tensor] | None
+    optimizer: torch.optim.Optimizer | None
+    warmup: int
+    repeat: int
+    show: Callable[[str], None]
+    devices: tuple[torch.device, ...] = ()
+    warnings: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.state = ModelState(self.model, [self.loss, self.optimizer], parameters=self.train)
+        self.grad_mode: Callable[[], Any] = torch.enable_grad if self.train else torch.inference_mode
 
     def row(self, size: int, batch_of: Callable[[int], Batch]) -> Latency:
         """Time the calls at one batch size. The model's state is restored after them, also after an error."""
@@ -210,22 +274,10 @@ class _Timing:
                 self.optimizer.step()
 
     def _clock(self, batch: Batch) -> Callable[[], float]:
-        """A clock that waits for all devices of the model and the batch; torch's ``timer`` waits for one of them."""
         used = {tensor.device: None for tensor in (*self.state.tensors, *batch.tensors)}
         devices = [device for device in used if device.type not in ("cpu", "meta")]
         self.devices = tuple(dict.fromkeys((*self.devices, *devices)))
-        waits = []
-        for device in devices:
-            wait = getattr(getattr(torch, device.type, None), "synchronize", None)
-            if wait is not None:
-                waits.append(wait if device.type == "mps" else partial(wait, device))
-
-        def now() -> float:
-            for wait in waits:
-                wait()
-            return timer()
-
-        return now if waits else timer
+        return clock_that_waits(devices, timer)
 
 
 def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
@@ -248,12 +300,6 @@ def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> Tensor:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _written_parameters_warning(written: Iterable[str]) -> Iterator[str]:
-    names = list(written)
-    if names:
-        yield f"In eval mode, too, the model writes to its parameters, which are not restored: {some(names)}."
 
 
 @contextmanager

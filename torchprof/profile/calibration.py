@@ -46,7 +46,6 @@ def label_ns() -> float | None:
 
 
 def _block_ns(module: nn.Module) -> int:
-    """The time of ``_CALLS`` calls of a module, one after the other."""
     start = time.perf_counter_ns()
     for _ in range(_CALLS):
         module(None)

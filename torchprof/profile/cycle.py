@@ -27,15 +27,13 @@ from torchprof.record.compiled.called_graphs import CalledGraphs
 from torchprof.record.compiled.compilations import compilations
 from torchprof.record.compiled.dynamo_code import StackWarning, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import Provenance
-from torchprof.record.environment import this_process
-from torchprof.record.flight_recorder import queued_collectives
-from torchprof.record.job import Job, this_job
 from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 from torchprof.record.session import Session
 from torchprof.record.split_ranges import SplitRanges
+from torchprof.record.this_process import Job, queued_collectives, this_job, this_process
 from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Compilation, CompiledRegion
@@ -69,8 +67,7 @@ class Cycle:
     """One recording: a session of torch's profiler, and what is observed in addition.
 
     Observed are the model's memory at the start and at the stop, the code that torch.compile made, and the job that
-    this process is a rank of. ``seen``: the observations of this cycle alone. ``read`` may be called again after an
-    error.
+    this process is a rank of. ``seen``: the observations of this cycle alone. After an error, ``read`` may be repeated.
     """
 
     def __init__(
@@ -220,9 +217,9 @@ class Cycles:
         job = None if self.last is None else self.last.job
         return Cycle(self.setup, with_stack=with_stack, before=job, end=self.end_of_last)
 
-    def prepare(self, with_stack: bool) -> None:
+    def prepare(self) -> None:
         """Prepare the next session, so that the first recorded step does not include the time for that."""
-        self.prepared = self.new(with_stack)
+        self.prepared = self.new(self.setup.asked.with_stack)
         self.prepared.session.prepare()
 
     def discard_prepared(self) -> None:
@@ -257,8 +254,7 @@ class Cycles:
             self.last.session.end()
 
     def look_at_job(self) -> None:
-        """Note the job of this process, if that is not known: the script may destroy its process group before the
-        recording ends."""
+        """Note the job of this process, if that is not known: the script may destroy its process group soon."""
         if self.last is not None and self.last.job.in_traces is None:
             self.last.look_at_job()
 

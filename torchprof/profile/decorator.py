@@ -5,47 +5,32 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any
 
 from torchprof.errors import TorchprofError
 
 
-class ProfiledBlock(Protocol):
-    """A ``Profile``. ``entered``: its block has begun, or ended."""
+def decorated(function: Callable[..., Any], block: Callable[[], AbstractContextManager[object]]) -> Callable[..., Any]:
+    """Wrap a function, coroutine function or generator function, so that each call is inside a block.
 
-    entered: bool
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *exception: Any) -> None: ...
-
-
-def decorated(function: Callable[..., Any], profile: ProfiledBlock) -> Callable[..., Any]:
-    """Wrap a function, coroutine function or generator function, so that its first call is inside the profile's block.
-
-    A profile is used once: later calls, and calls inside the first one, are not profiled. Raises TorchprofError for an
-    asynchronous generator.
+    ``block()``: the profile for the first call; for later calls, and calls inside the first one, a block that does
+    nothing, because a profile is used once. Raises TorchprofError for an asynchronous generator.
     """
 
     @functools.wraps(function)
     def profiled(*args: Any, **kwargs: Any) -> Any:
-        if profile.entered:
-            return function(*args, **kwargs)
-        with profile:
+        with block():
             return function(*args, **kwargs)
 
     @functools.wraps(function)
     async def profiled_coroutine(*args: Any, **kwargs: Any) -> Any:
-        if profile.entered:
-            return await function(*args, **kwargs)
-        with profile:
+        with block():
             return await function(*args, **kwargs)
 
     @functools.wraps(function)
     def profiled_generator(*args: Any, **kwargs: Any) -> Any:
-        if profile.entered:
-            return (yield from function(*args, **kwargs))
-        with profile:
+        with block():
             return (yield from function(*args, **kwargs))
 
     if inspect.isasyncgenfunction(function):

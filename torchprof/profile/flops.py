@@ -13,13 +13,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from torchprof.errors import TorchprofError
 from torchprof.profile.profile import Profile
-from torchprof.record.meta_copy import first_line, shape_of, without_data
+from torchprof.record.meta_copy import ON_DATA, first_line, shape_of, without_data
 from torchprof.record.torch_internals import needed
 from torchprof.run.run import Run
 from torchprof.run.warnings import RunWarning
 
 _pytree = needed("torch.utils._pytree")
-_ON_DATA = "Profile it on data: torchprof.Profile(model, with_flops=True)."
 _SAYS_META = re.compile(r"\bmeta\b", re.IGNORECASE)
 
 
@@ -63,7 +62,7 @@ def flops_of_call(model: nn.Module, method: str, args: Sequence[Any], kwargs: Ma
                 raise
             raise TorchprofError(
                 f"The {method} of {type(twin).__name__} does not run on the meta device, where tensors have no values: "
-                f"{first_line(error)} {_ON_DATA}"
+                f"{first_line(error)} {ON_DATA}"
             ) from error
         outputs = [
             leaf for leaf in _pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad

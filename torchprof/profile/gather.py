@@ -329,8 +329,7 @@ class RunsInStore:
                 return
 
     def _looks(self, grace_s: float | None = None) -> Iterator[bool]:
-        """Yield again and again, after short pauses, whether the time is over. ``grace_s``: what is left of it after
-        SIGTERM, at most.
+        """Yield again and again, after short pauses, whether the time is over. After SIGTERM, ``grace_s`` are left.
 
         The pauses are not spent waiting in the store: there, signals would not reach this process, and the backend,
         which uses the store as well, would have to wait.

@@ -6,11 +6,11 @@ import math
 import os
 import platform
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch.utils.benchmark import Measurement, TaskSpec
 
+from torchprof.record.this_process import cpu_name
 from torchprof.run.cost import UNKNOWN
 from torchprof.run.outputs import output
 from torchprof.run.samples import quantile
@@ -156,7 +156,7 @@ def this_machine() -> Machine:
         for number in range(module.device_count())
     ]
     return Machine(
-        cpu=_cpu_name(),
+        cpu=cpu_name() or UNKNOWN,
         cpus=os.cpu_count(),
         threads=torch.get_num_threads(),
         gpus=tuple(gpus),
@@ -164,12 +164,3 @@ def this_machine() -> Machine:
         python=platform.python_version(),
         system=platform.platform(),
     )
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine() or UNKNOWN

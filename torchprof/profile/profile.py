@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import timedelta
 from html import escape
 from os import PathLike
@@ -30,11 +30,11 @@ from torchprof.profile.gather import gather
 from torchprof.profile.scheduled import ScheduledCycles
 from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
-from torchprof.record.event_lists import empty_event_list
 from torchprof.record.labels import Labels
 from torchprof.record.modules import Trace, checked_models, walk_modules
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, Session, missing_device, refuse_if_profiled
+from torchprof.record.session_events import empty_event_list
 from torchprof.run.layers import Layer
 from torchprof.run.outputs import output
 from torchprof.run.run import Run
@@ -132,7 +132,7 @@ class Profile:
         self._failed = False  # whether an error ended the block
         self._plan = Plan([], None)
         self._labels = Labels(())
-        self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], (), self._labels)
+        self._cycles = ScheduledCycles(Setup(self._plan, Options()), [], (), self._labels, False)
         self._guard = Guard()
         self._provenance: Provenance | None = None
 
@@ -178,7 +178,8 @@ class Profile:
             self._plan, asked, None if missing else asked.device, self._provenance, from_first_mark=not self.warmup
         )
         self._labels = Labels(self._plan.targets)
-        self._cycles = ScheduledCycles(setup, warnings, self._models, self._labels)
+        keeps_runs = self.on_trace_ready is not None
+        self._cycles = ScheduledCycles(setup, warnings, self._models, self._labels, keeps_runs)
         refuse_if_profiled()
         self._warmup_left = self.warmup
         if self.warmup:
@@ -208,22 +209,23 @@ class Profile:
         )
 
     def _device(self) -> str | None:
-        """The kind of device to record; None for the CPU alone."""
         use_cuda = True if self.use_cuda else False if self._refuses_cuda else None
         return checked_device(self.device, use_cuda, self.use_device, self._models)
 
     def _undo_enter(self) -> None:
-        """Undo what entering the block did; the block will not run."""
         self.entered = False
         try:
             self._cycles.abandon()
         finally:
             self._take_off()
 
-    def _take_off(self) -> None:
-        with ExitStack() as last:  # all are called, even if one raises an error
+    def _take_off(self, *steps: Callable[[], None]) -> None:
+        """Detach the labels, take these steps, and allow other profilers. All is done, even after an error."""
+        with ExitStack() as last:
             last.callback(self._release)
             last.callback(self._guard.off)
+            for step in reversed(steps):
+                last.callback(step)
             if self._provenance is not None:
                 last.callback(self._provenance.off)
             self._labels.detach()
@@ -247,18 +249,12 @@ class Profile:
 
     def _leave(self, failed: bool) -> None:
         self._failed = failed
-        with ExitStack() as last:  # all are called, the last one first, even if one raises an error
-            last.callback(self._take_off)
-            last.callback(self._note_end)
-            last.callback(self._end_session)
-            if self._provenance is not None:
-                last.callback(self._provenance.off)
-            self._labels.detach()
+        self._take_off(self._end_session, self._note_end)
 
     def _end_session(self) -> None:
         cycles = self._cycles
         if cycles.is_recording and self.schedule is not None:
-            cycles.end_cycle(keep_run=self.on_trace_ready is not None)
+            cycles.end_cycle()
         elif cycles.is_recording:
             cycles.stop()
         else:
@@ -306,7 +302,7 @@ class Profile:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model. If the only argument is a function, decorate that instead."""
         if len(args) == 1 and not kwargs and isinstance(args[0], (FunctionType, MethodType, BuiltinFunctionType)):
-            return decorated(args[0], self)
+            return decorated(args[0], lambda: nullcontext() if self.entered else self)
         if not isinstance(self._model, nn.Module):
             raise TorchprofError("This Profile holds several models: call one of the models directly.")
         return self._model(*args, **kwargs)
@@ -317,7 +313,7 @@ class Profile:
         """Begin a step for which the schedule gave this action. Without a schedule, the one cycle continues."""
         if action is None:
             return
-        self._cycles.end_step(action, keep_run=self.on_trace_ready is not None)
+        self._cycles.end_step(action)
         self._show_cycle()
         self._cycles.begin_step()
 
@@ -325,7 +321,7 @@ class Profile:
         """Call on_trace_ready if a cycle has ended for which it was not called yet. Signals are not delayed here."""
         if self.on_trace_ready is None or self._cycles.ended is None:
             return
-        self._shown = self._cycles.take_ended()
+        self._shown, self._cycles.ended = self._cycles.ended, None
         try:
             self.on_trace_ready(self)
         finally:
@@ -350,7 +346,6 @@ class Profile:
 
     @property
     def _session(self) -> Session | None:
-        """The session that is recording, or else the last one that recorded; None before the first."""
         return self._cycles.session
 
     @property

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torchprof.errors import TorchprofError
 from torchprof.measure.open_step import CycleEnd
 from torchprof.measure.recording import Options
+from torchprof.profile.arguments import check_count
 from torchprof.profile.cycle import Cycles, Setup
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
@@ -81,10 +82,10 @@ class Program:
         warmup_calls: int | None = 0,
         max_calls: int | None = None,
     ) -> None:
-        if warmup_calls is not None and (not isinstance(warmup_calls, int) or warmup_calls < 0):
-            raise TorchprofError(f"warmup_calls must be a number of calls, 0 or more, not {warmup_calls!r}.")
-        if max_calls is not None and (not isinstance(max_calls, int) or max_calls < 1):
-            raise TorchprofError(f"max_calls must be a number of calls, 1 or more, not {max_calls!r}.")
+        if warmup_calls is not None:
+            check_count(warmup_calls, 0, "warmup_calls must be a number of calls, 0 or more")
+        if max_calls is not None:
+            check_count(max_calls, 1, "max_calls must be a number of calls, 1 or more")
         device = "cuda" if use_cuda else None
         missing = missing_device(device) if device else None
         warnings = [missing] if missing else []
@@ -151,7 +152,6 @@ class Program:
             self._start_cycle()
 
     def _take_off(self) -> None:
-        """Undo what entering the block did; the block will not run."""
         try:
             self._cycles.abandon()
         finally:

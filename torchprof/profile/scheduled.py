@@ -23,17 +23,20 @@ class ScheduledCycles(Cycles):
     """Cycles that start and end, step by step, as a schedule says; the rules are those of ``torch.profiler.profile``.
 
     Without a schedule there is a single cycle: ``start_cycle`` starts it, and ``stop`` ends it. ``ended``: the run of
-    the last ended cycle with its warnings, until ``take_ended``; None if ``end_cycle`` was not asked to keep it.
+    the last ended cycle with its warnings, until the Profile takes it; None without ``keeps_runs``.
     """
 
-    def __init__(self, setup: Setup, warnings: list[RunWarning], models: Sequence[nn.Module], labels: Labels) -> None:
+    def __init__(
+        self, setup: Setup, warnings: list[RunWarning], models: Sequence[nn.Module], labels: Labels, keeps_runs: bool
+    ) -> None:
         super().__init__(setup, warnings)
         self.ended: Run | None = None
+        self._keeps_runs = keeps_runs
         self._models = models
         self._labels = labels
         self._action = ProfilerAction.NONE
 
-    def end_step(self, action: ProfilerAction, *, keep_run: bool) -> None:
+    def end_step(self, action: ProfilerAction) -> None:
         """End the cycle if it ends before a step with this action.
 
         A cycle ends after RECORD_AND_SAVE. It also ends where a schedule stops recording without that action: there,
@@ -43,7 +46,7 @@ class ScheduledCycles(Cycles):
         before, self._action = self._action, action
         if self.is_recording and (before is ProfilerAction.RECORD_AND_SAVE or action not in _RECORDING):
             self.split_recording()
-            self.end_cycle(keep_run=keep_run)
+            self.end_cycle()
 
     def begin_step(self) -> None:
         """Do what the action of the step that begins requires: warm up, record, or neither."""
@@ -52,7 +55,7 @@ class ScheduledCycles(Cycles):
             with DelayedSignals():
                 if is_profiled():
                     refuse_if_profiled()
-                self.prepare(self.setup.asked.with_stack)
+                self.prepare()
         elif action in _RECORDING and not self.is_recording:
             with DelayedSignals():
                 self.start_cycle()
@@ -74,19 +77,11 @@ class ScheduledCycles(Cycles):
             refuse_if_profiled()
         self.start(with_stack and not waiting, warnings)
 
-    def end_cycle(self, *, keep_run: bool) -> None:
-        """Read what was recorded and add it to the sum at once: the next cycle needs the memory.
-
-        ``keep_run``: whether ``ended`` is to be the run of this cycle.
-        """
+    def end_cycle(self) -> None:
+        """Read what was recorded and add it to the sum at once: the next cycle needs the memory."""
         with DelayedSignals():
             unobserved = self.seen.unobserved
             cycle = self.end()
             self.note(self._labels)
-            if keep_run:
+            if self._keeps_runs:
                 self.ended = self.with_its_warnings(cycle, unobserved)
-
-    def take_ended(self) -> Run | None:
-        """The run of the last ended cycle, once."""
-        ended, self.ended = self.ended, None
-        return ended

@@ -21,6 +21,7 @@ from torchprof.record.session import record
 from torchprof.record.torch_internals import optional
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 backward_task: Callable[[], int] = optional("torch._C._current_graph_task_id", lambda: -1)
 """The number of the backward pass that runs on this thread; -1 outside of backward."""
 
@@ -173,6 +174,7 @@ def _labelling(original: Callable[..., Any], labels: LabelsByModule) -> Any:
     """
     identity, is_compiling = id, torch.compiler.is_dynamo_compiling
 
+    @leave_to_eager
     @functools.wraps(original)
     def forward(self_: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # torch._dynamo.export ignores leave_to_eager
@@ -180,11 +182,11 @@ def _labelling(original: Callable[..., Any], labels: LabelsByModule) -> Any:
         label = labels.get(identity(self_))
         if label is None:
             return original(self_, *args, **kwargs)
-        if label.is_waiting and not label.is_due(self_):
+        if label.is_waiting and not label.owner.is_due(self_):
             try:
                 return original(self_, *args, **kwargs)
             finally:
-                label.has_ended(self_)
+                label.owner.has_ended(self_)
         if label.home is not None and label.thread() != label.home and not label.is_observed():
             label.note_unobserved()
             return original(self_, *args, **kwargs)
@@ -201,7 +203,6 @@ def _labelling(original: Callable[..., Any], labels: LabelsByModule) -> Any:
 
     # With this attribute, torch.compile traces and compiles the original forward instead of the wrapper.
     forward._torchdynamo_inline = original  # type: ignore[attr-defined]
-    leave_to_eager(forward)
     return forward
 
 
@@ -209,12 +210,12 @@ def _labelling_in_backward(original: Callable[..., Any], labels: LabelsByModule)
     """As ``_labelling``, for a call that has its label in forward, but not when backward computes it again."""
     labelled, task = _labelling(original, labels), backward_task
 
+    @leave_to_eager
     @functools.wraps(original)
     def forward(self_: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         return (original if task() < 0 else labelled)(self_, *args, **kwargs)
 
     forward._torchdynamo_inline = original  # type: ignore[attr-defined]
-    leave_to_eager(forward)
     return forward
 
 
@@ -278,9 +279,8 @@ def _with_guarded_parts_of(original: Any, wrapper: Any) -> Any:
     else:
         names = tuple(f"torchprof: {name}" for name in wrapper.__code__.co_freevars)
         code, closure = wrapper.__code__.replace(co_freevars=names), wrapper.__closure__
-    made: Any = functools.wraps(original)(FunctionType(code, original.__globals__, closure=closure))
+    made: Any = leave_to_eager(functools.wraps(original)(FunctionType(code, original.__globals__, closure=closure)))
     made._torchdynamo_inline = original
-    leave_to_eager(made)
     made.__defaults__ = original.__defaults__
     made.__kwdefaults__ = original.__kwdefaults__
     return made
@@ -313,25 +313,28 @@ def _holds(cell: Any, content: Any) -> bool:
         return False
 
 
-def leave_to_eager(wrapper: Callable[..., Any]) -> None:
-    """Have torch.compile not compile this function. It may compile those that the function calls."""
-    frames = _frames()
-    if hasattr(frames, "set_code_exec_strategy"):
-        frames.set_code_exec_strategy(wrapper.__code__, frames._FrameExecStrategy(_skip(), frames._FrameAction.DEFAULT))
-    elif hasattr(frames, "skip_code"):
-        frames.skip_code(wrapper.__code__)
+def leave_to_eager(wrapper: _Function) -> _Function:
+    """The function, which torch.compile will not compile. It may compile those that the function calls."""
+    if hasattr(_frames, "set_code_exec_strategy"):
+        actions = _frames._FrameAction
+        strategy = _frames._FrameExecStrategy(actions.SKIP, actions.DEFAULT)
+        _frames.set_code_exec_strategy(wrapper.__code__, strategy)
+    elif hasattr(_frames, "skip_code"):
+        _frames.skip_code(wrapper.__code__)
+    return wrapper
 
 
 def never_compiled(function: _Function) -> _Function:
     """The function, or one that calls it: torch.compile compiles neither the function nor what it calls."""
-    frames = _frames()
-    if hasattr(frames, "set_code_exec_strategy"):
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(_skip(), _skip()))
+    if hasattr(_frames, "set_code_exec_strategy"):
+        skip = _frames._FrameAction.SKIP
+        _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, skip))
         return function
-    set_compiler = getattr(frames, "set_eval_frame", None)  # torch 2.4 to 2.6
+    set_compiler = getattr(_frames, "set_eval_frame", None)  # torch 2.4 to 2.6
     if set_compiler is None:
         return function
 
+    @leave_to_eager
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         before = set_compiler(None)
@@ -340,13 +343,4 @@ def never_compiled(function: _Function) -> _Function:
         finally:
             set_compiler(before)
 
-    leave_to_eager(call)
     return cast(_Function, call)
-
-
-def _frames() -> Any:
-    return getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-
-
-def _skip() -> Any:
-    return _frames()._FrameAction.SKIP

@@ -7,7 +7,6 @@ instance stay as they are, and calls of other modules pass through.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,19 +21,19 @@ from torch import nn
 from torchprof.attribute.event_names import RAISED, STOPPED
 from torchprof.attribute.events import HOOKS, PREFIX
 from torchprof.record.compiled.dynamo_code import has_code, unwrapped
-from torchprof.record.engine_ranges import EngineRanges
 from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
-from torchprof.record.garbage_collection import CollectionRanges
 from torchprof.record.pipelining import PipelineRanges
+from torchprof.record.process_ranges import CollectionRanges, EngineRanges
 from torchprof.record.session import is_observed, record
+from torchprof.record.shared_changes import RecursionLimit
 from torchprof.record.torch_internals import optional
 
 _is_traced: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
 _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed.fsdp._fully_shard.")
-"""The Python modules with the hooks of ``parallelize_module``, ``distribute_module`` and ``fully_shard``."""
+"""The Python modules with the hooks of ``parallelize_module``, ``distribute_module`` and ``fully_shard``. They
+exchange inputs, outputs and parameters outside of forwards."""
 _STOP_RECOMPUTATION = "_StopRecomputationError"
 """The exception with which torch.utils.checkpoint stops a recomputation when backward has all tensors it needs."""
-_MOST_RECURSION = 2**31 - 1  # a C int
 
 
 @dataclass
@@ -72,18 +71,7 @@ class Label:
     ``looks_at_calls``: the shapes of the next call are to be noted.
     """
 
-    __slots__ = (
-        "_alive",
-        "_stand_ins",
-        "_target",
-        "gives_way",
-        "home",
-        "is_waiting",
-        "key",
-        "looks_at_calls",
-        "name",
-        "owner",
-    )
+    __slots__ = ("_alive", "_stand_ins", "_target", "home", "is_waiting", "key", "looks_at_calls", "name", "owner")
 
     record = record
     thread = get_ident
@@ -96,7 +84,6 @@ class Label:
         self.name = target.label
         self.owner = owner
         self.home = None if owner.gives_way else owner.home  # a user's profiler may record all threads
-        self.gives_way = owner.gives_way
         self.is_waiting = owner.is_waiting
         self.looks_at_calls = True
         self.key = id(module)
@@ -131,7 +118,7 @@ class Label:
         if not labels:
             cls._all.pop(key, None)
             return
-        chosen = next((label for label in labels if not label.gives_way), labels[0])
+        chosen = next((label for label in labels if not label.owner.gives_way), labels[0])
         for label in labels:
             if label is not chosen:
                 label._leave_stand_ins()
@@ -143,14 +130,6 @@ class Label:
     @property
     def of_hooks(self) -> str:
         return HOOKS + self.name.removeprefix(PREFIX)
-
-    @never_compiled
-    def is_due(self, module: nn.Module) -> bool:
-        return self.owner.is_due(module)
-
-    @never_compiled
-    def has_ended(self, module: nn.Module) -> None:
-        self.owner.has_ended(module)
 
     @never_compiled
     def note_unobserved(self) -> None:
@@ -190,8 +169,7 @@ class Label:
 
 
 _lock = RLock()
-"""Locked while labels are attached or detached. Reentrant, because a module may be freed meanwhile on the same
-thread."""
+"""Locked while labels are attached or detached. Reentrant: a module may be freed meanwhile on the same thread."""
 
 
 _OfClass = dict[tuple[type, bool], tuple[list[StandIn], bool]]
@@ -216,14 +194,14 @@ class Labels:
     before_first: Callable[[], bool] | None = None
     unobserved: Counter[str] = field(default_factory=Counter)
     unlabelled: list[str] = field(default_factory=list)
-    _collections: CollectionRanges = field(default_factory=CollectionRanges)
-    _engine: EngineRanges = field(default_factory=EngineRanges)
-    _pipelines: PipelineRanges = field(default_factory=PipelineRanges)
     home: int = field(default=0, init=False)
     is_waiting: bool = field(default=False, init=False)
     _labels: list[Label] = field(default_factory=list, init=False)
     _stand_ins: dict[int, StandIn] = field(default_factory=dict, init=False)
     _open_triggers: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._changes = RecursionLimit(), CollectionRanges(), EngineRanges(), PipelineRanges()
 
     def attach(self) -> None:
         self.home = get_ident()
@@ -236,11 +214,7 @@ class Labels:
         if self.before_first is not None:
             self.before_first = never_compiled(self.before_first)
         self._triggers = {id(module) for module in self.trigger}
-        with _lock:
-            _recursion.join(self)
-            self._collections.on()
         try:
-            self._engine.on()
             self.add(self.targets)
         except BaseException:
             self.detach()
@@ -250,7 +224,8 @@ class Labels:
         """Label more modules, between ``attach`` and ``detach``."""
         of_class: _OfClass = {}
         with _lock:
-            self._pipelines.on()
+            for change in self._changes:
+                change.on()
             for target in targets:
                 module = target.module()
                 if module is not None:
@@ -268,10 +243,8 @@ class Labels:
                 self._stand_ins[last].leave(self)
                 del self._stand_ins[last]
             self.before_first = None
-            self._collections.off()
-            self._engine.off()
-            self._pipelines.off()
-            _recursion.leave(self)
+            for change in reversed(self._changes):
+                change.off()
 
     def _joined(self, target: Target, module: nn.Module, of_class: _OfClass) -> list[StandIn]:
         """The stand-ins that the calls of a module go through; missing ones are put in place."""
@@ -284,8 +257,10 @@ class Labels:
         return stand_ins
 
     def _places(self, target: Target, module: nn.Module, of_class: _OfClass) -> Iterator[StandIn]:
-        for hooks, key in _exchanging_hooks(module):
-            yield on_hook(hooks, key)
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            exchanging = [key for key, hook in hooks.items() if getattr(hook, "__module__", "").startswith(_PARALLEL)]
+            for key in exchanging:
+                yield on_hook(hooks, key)
         own = "_compiled_call_impl" if getattr(module, "_compiled_call_impl", None) is not None else "forward"
         if own in module.__dict__ or isinstance(module, torch.jit.ScriptModule):
             yield on_instance(module, own)
@@ -319,6 +294,7 @@ class Labels:
             elif not (is_guarded and target.inlined):
                 self.unlabelled.append(target.label)
 
+    @never_compiled
     def is_due(self, module: nn.Module) -> bool:
         """Whether calls are labelled from this call on. Only a trigger's call that is not nested in another one's can
         start that. If the result is False, ``has_ended`` has to be called after the call."""
@@ -332,6 +308,7 @@ class Labels:
         self._open_triggers += 1
         return False
 
+    @never_compiled
     def has_ended(self, module: nn.Module) -> None:
         if self._is_trigger(module):
             self._open_triggers -= 1
@@ -340,48 +317,8 @@ class Labels:
         return get_ident() == self.home and id(module) in self._triggers
 
 
-class _Recursion:
-    """Python's recursion limit while labels are attached. One of four frames of a nested call is ours, and calls that
-    fitted into the limit before must still fit. The first user raises the limit, the last one restores it, unless other
-    code has set it meanwhile."""
-
-    def __init__(self) -> None:
-        self._users: set[int] = set()
-        self._before = self._raised = 0
-
-    def join(self, user: object) -> None:
-        with _lock:
-            if not self._users:
-                self._before = sys.getrecursionlimit()
-                self._raised = min(2 * self._before, _MOST_RECURSION)
-                sys.setrecursionlimit(self._raised)
-            self._users.add(id(user))
-
-    def leave(self, user: object) -> None:
-        with _lock:
-            was_last = self._users == {id(user)}
-            self._users.discard(id(user))
-            if was_last and sys.getrecursionlimit() == self._raised:
-                sys.setrecursionlimit(self._before)
-
-
-_recursion = _Recursion()
-
-
-def _exchanging_hooks(module: nn.Module) -> list[tuple[dict[int, Any], int]]:
-    """The hooks that exchange data for a module outside its forward: of tensor parallelism, for inputs and outputs, and
-    of FSDP2, to gather parameters."""
-    return [
-        (hooks, key)
-        for hooks in (module._forward_pre_hooks, module._forward_hooks)
-        for key, hook in hooks.items()
-        if getattr(hook, "__module__", "").startswith(_PARALLEL)
-    ]
-
-
 def _shapes_and_types(values: Sequence[Any]) -> tuple[tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]:
-    """The shapes and types of the tensors in some arguments or results. Tuples, lists and dicts are searched if
-    they have at most 1,000 items."""
+    """The shapes and types of the tensors in some values, and in tuples, lists and dicts of at most 1,000 items."""
     if len(values) == 1 and isinstance(values[0], torch.Tensor):
         return (_shape(values[0]),), (values[0].dtype,)
     tensors: list[torch.Tensor] = []

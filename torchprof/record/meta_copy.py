@@ -12,20 +12,19 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
 from torchprof.errors import TorchprofError
-from torchprof.record.modules import walk_modules, wrapped_step
+from torchprof.record.modules import walk_modules, with_wrapped
 from torchprof.record.torch_internals import needed
 
 _pytree = needed("torch.utils._pytree")
-_ON_DATA = "Profile it on data: torchprof.Profile(model, with_flops=True)."
+ON_DATA = "Profile it on data: torchprof.Profile(model, with_flops=True)."
 
 
 def without_data(model: nn.Module) -> nn.Module:
     """A copy of a model, with its tensors on the meta device."""
-    while (step := wrapped_step(model)) is not None:
-        model = getattr(model, step)
+    model = with_wrapped(model)[-1]
     name = type(model).__name__
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        raise TorchprofError(f"{name} contains TorchScript, which has its own constants: {_ON_DATA}")
+        raise TorchprofError(f"{name} contains TorchScript, which has its own constants: {ON_DATA}")
     if any(is_lazy(tensor) for tensor in model.parameters()):
         raise TorchprofError(f"{name} has lazy parameters without shapes: call the model once before.")
     # deepcopy takes a tensor's copy from the memo if it is there, so no data is copied.
@@ -36,7 +35,7 @@ def without_data(model: nn.Module) -> nn.Module:
         twin = copy.deepcopy(model, memo)
     except Exception as error:  # the user's classes may raise anything when they are copied
         raise TorchprofError(
-            f"{name} cannot be copied without its data: {type(error).__name__}: {first_line(error)} {_ON_DATA}"
+            f"{name} cannot be copied without its data: {type(error).__name__}: {first_line(error)} {ON_DATA}"
         ) from error
     for module in twin.modules():
         module._compiled_call_impl = None  # run eagerly: torch.compile would compile for the meta device

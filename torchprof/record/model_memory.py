@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from threading import get_ident
 from typing import Any
@@ -32,7 +33,7 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
     blocks: dict[tuple[str, int], int] = {}
     freed: list[Freed] = []
     watches: list[finalize[Any, Any]] = []
-    sizes: dict[str, dict[str, int]] = {}
+    sizes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     held: dict[tuple[str, int], str] = {}  # device and address → kind
     home = get_ident()
     for model in models:
@@ -42,7 +43,8 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
             ("buffers", [buffer for buffer in model.buffers() if not is_lazy(buffer)]),
             ("gradients", [param.grad for param in params if param.grad is not None]),
         ):
-            for tensor in map(_local_part, tensors):
+            for whole in tensors:
+                tensor = getattr(whole, "_local_tensor", whole)  # of a DTensor, the part that is on this rank
                 storage = _storage(tensor)
                 if storage is None:
                     continue
@@ -50,8 +52,7 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
                 if block in held:
                     continue
                 held[block] = kind
-                of_device = sizes.setdefault(block[0], {})
-                of_device[kind] = of_device.get(kind, 0) + storage.nbytes()
+                sizes[block[0]][kind] += storage.nbytes()
                 if block[0] == "cpu":
                     blocks[block] = storage.nbytes()
                     if watch:  # not the tensor: views and autograd graphs may share its storage
@@ -64,12 +65,6 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
 
 def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:
     freed.append(Freed(time.perf_counter_ns(), get_ident() == home, block))
-
-
-def _local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a tensor on this rank: the local tensor of a ``DTensor``, which is sharded over ranks."""
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

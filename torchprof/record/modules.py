@@ -77,6 +77,14 @@ def wrapped_step(module: nn.Module) -> str | None:
     return None
 
 
+def with_wrapped(module: nn.Module) -> list[nn.Module]:
+    """A module, and if it is a wrapper, what it wraps, the innermost module last."""
+    modules = [module]
+    while (step := wrapped_step(modules[-1])) is not None:
+        modules.append(getattr(modules[-1], step))
+    return modules
+
+
 def user_class_of(module: nn.Module) -> type:
     """The class of a module in the user's code. FSDP2's ``fully_shard`` and similar functions replace it by a subclass
     that has it as the second base (``FSDPNet`` with the bases ``FSDPModule`` and ``Net``)."""
@@ -109,8 +117,7 @@ def is_exported(module: nn.Module) -> bool:
 def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
     """The numbers of the entries of ``known`` that match some paths (see ``run.paths``).
 
-    Raises TorchprofError, with similar paths, for a path that matches nothing, and for a value that is not a list of
-    paths.
+    Raises TorchprofError, with similar paths, for a path that matches nothing, and for what is not a list of paths.
     """
     one_path = isinstance(paths, tuple) and len(paths) > 1 and all(isinstance(path, str) for path in paths)
     if one_path and matching(tuple(paths), known):
@@ -126,8 +133,7 @@ def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -
 
 
 def stages_in(thing: Any) -> list[Any]:
-    """The stages of this rank in a schedule of torch.distributed.pipelining, which have a ``submod``; a stage itself;
-    none for other things."""
+    """The stages (with a ``submod``) of a schedule of torch.distributed.pipelining, or a stage itself; else none."""
     is_module, classes = isinstance(thing, nn.Module), type(thing).__mro__
     if is_module or not any(cls.__module__.startswith("torch.distributed.pipelining.") for cls in classes):
         return []

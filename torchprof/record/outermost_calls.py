@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from torchprof.record.forwards import leave_to_eager, never_compiled
+from torchprof.record.shared_changes import replaced
 
 
 class OutermostCalls:
@@ -25,14 +26,15 @@ class OutermostCalls:
         self.inner = 0
         self._before = before
         self._elsewhere = elsewhere
-        self._original = self._ours = nn.Module.__dict__["__call__"]
+        self._restore: Callable[[], None] = lambda: None
 
     def attach(self) -> None:
-        original = self._original = nn.Module.__dict__["__call__"]
+        original = nn.Module.__dict__["__call__"]
         home = get_ident()
         is_compiling, thread = torch.compiler.is_compiling, get_ident
         inside: set[int] = set()  # the threads with an open outermost call
 
+        @leave_to_eager
         @functools.wraps(original)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():  # first, so that torch.compile traces nothing else of this
@@ -51,17 +53,10 @@ class OutermostCalls:
             finally:
                 inside.discard(here)
 
-        leave_to_eager(call)
         self._before, self._elsewhere = never_compiled(self._before), never_compiled(self._elsewhere)
-        self._ours = call
-        nn.Module.__call__ = call  # type: ignore[method-assign]
+        self._restore = replaced(nn.Module, "__call__", call)
 
     def detach(self) -> None:
         """Restore ``nn.Module``. If other code still calls our function, it passes calls through."""
-        self._before = self._elsewhere = _nothing
-        if nn.Module.__dict__["__call__"] is self._ours:
-            nn.Module.__call__ = self._original  # type: ignore[method-assign]
-
-
-def _nothing(module: nn.Module) -> None:
-    pass
+        self._before = self._elsewhere = lambda module: None
+        self._restore()

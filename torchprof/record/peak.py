@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from timeit import default_timer
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ def peak(device: str | torch.device | None = None, dtype: torch.dtype = torch.fl
     name = str(dtype).removeprefix("torch.")
     key = (str(where), name, threads)
     if key not in _measured:
-        now = _clock(where)
+        now = clock_that_waits([where], default_timer)
         try:
             torch.empty(0, device=where)  # its message for a missing device is clearer than that of a generator
             matrix = _largest_matrix(where, dtype, now)
@@ -73,28 +74,26 @@ def _place(device: str | torch.device | None) -> torch.device:
     if where.type == "cpu":
         return torch.device("cpu")
     if where.index is None:
-        current = getattr(getattr(torch, where.type, None), "current_device", None)
-        where = torch.device(where.type, current() if current is not None and _is_available(where.type) else 0)
+        backend: Any = getattr(torch, where.type, None)
+        has_current = hasattr(backend, "current_device") and backend.is_available()
+        where = torch.device(where.type, backend.current_device() if has_current else 0)
     return where
 
 
-def _is_available(kind: str) -> bool:
-    is_available: bool = getattr(torch, kind).is_available()
-    return is_available
-
-
-def _clock(where: torch.device) -> Callable[[], float]:
-    """A clock that waits for this device. torch.utils.benchmark's clock waits only for the current device."""
-    wait = getattr(getattr(torch, where.type, None), "synchronize", None)
-    if where.type == "cpu" or wait is None:
-        return default_timer
-    waiting = wait if where.type == "mps" else partial(wait, where)
+def clock_that_waits(devices: Iterable[torch.device], clock: Callable[[], float]) -> Callable[[], float]:
+    """A clock that waits for all these devices. torch.utils.benchmark's clock waits only for the current device."""
+    waits = []
+    for device in devices:
+        wait = getattr(getattr(torch, device.type, None), "synchronize", None)
+        if wait is not None and device.type != "cpu":
+            waits.append(wait if device.type == "mps" else partial(wait, device))
 
     def now() -> float:
-        waiting()
-        return default_timer()
+        for wait in waits:
+            wait()
+        return clock()
 
-    return now
+    return now if waits else clock
 
 
 def _largest_matrix(where: torch.device, dtype: torch.dtype, now: Callable[[], float]) -> torch.Tensor:

@@ -7,16 +7,17 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import distributed as dist
-from torch import nn
 
 from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL, action_label, step_label
 from torchprof.record.forwards import leave_to_eager
-from torchprof.record.modules import instances_of, stages_in, wrapped_step
+from torchprof.record.modules import instances_of, stages_in, with_wrapped
 from torchprof.record.session import is_observed, record
+from torchprof.record.shared_changes import SharedChange
 from torchprof.record.split_ranges import Reopened
 from torchprof.record.torch_internals import optional
 
@@ -24,71 +25,45 @@ _STAGES = "torch.distributed.pipelining.stage"
 _SCHEDULES = "torch.distributed.pipelining.schedules"
 
 
-class PipelineRanges:
+class PipelineRanges(SharedChange):
     """From ``on`` to ``off``, each action of a stage, each step of a schedule and each wait in it is a range.
 
-    Nothing is done before torch.distributed.pipelining is imported: call ``on`` again when it may have been. Several
-    objects may be on at the same time.
+    Nothing is done before torch.distributed.pipelining is imported: call ``on`` again when it may have been.
     """
 
-    _users: ClassVar[int] = 0
-    _replaced: ClassVar[list[tuple[Any, str, Any, Any]]] = []  # the owner, the name, what was there, what is there now
-
-    def __init__(self) -> None:
-        self._is_on = False
-
-    def on(self) -> None:
-        if not self._is_on:
-            self._is_on = True
-            PipelineRanges._users += 1
+    def _make(self) -> None:
         base, schedules = _class_of_stages(), sys.modules.get(_SCHEDULES)
-        is_known = base is not None and schedules is not None and optional(f"{_SCHEDULES}._wait_batch_p2p") is not None
-        if is_known and not PipelineRanges._replaced:
-            for name, label in _OF_STAGES.items():
-                self._replace(base, name, label)
-            for owner in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
-                self._replace(getattr(schedules, owner, None), "step", _label_of_step)
-            self._put(schedules, "_batch_p2p", _telling_sends)
-            self._replace(schedules, "_wait_batch_p2p", _label_of_wait)
+        if base is None or schedules is None or optional(f"{_SCHEDULES}._wait_batch_p2p") is None:
+            return
+        for name, label_of in _OF_STAGES.items():
+            self._wrap(base, name, partial(_in_ranges, label_of=label_of))
+        for owner in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
+            self._wrap(getattr(schedules, owner, None), "step", partial(_in_ranges, label_of=_label_of_step))
+        self._wrap(schedules, "_batch_p2p", _telling_sends)
+        self._wrap(schedules, "_wait_batch_p2p", partial(_in_ranges, label_of=_label_of_wait))
 
-    def off(self) -> None:
-        if self._is_on:
-            self._is_on = False
-            PipelineRanges._users -= 1
-            while not PipelineRanges._users and PipelineRanges._replaced:
-                owner, name, before, ours = PipelineRanges._replaced.pop()
-                if getattr(owner, name) is ours:  # other code may have replaced it meanwhile
-                    setattr(owner, name, before)
-
-    @staticmethod
-    def _replace(owner: Any, name: str, label_of: Callable[..., str | None]) -> None:
-        """Put a range around a function of a class or a Python module, if it has it. ``label_of`` gets the arguments of
-        a call; None, or an error, as if a newer torch calls it in another way: the call has no range."""
-
-        def in_ranges(function: Any) -> Any:
-            def in_a_range(*args: Any, **kwargs: Any) -> Any:
-                label = None
-                if is_observed():
-                    with suppress(Exception):
-                        label = label_of(*args, **kwargs)
-                if label is None:
-                    return function(*args, **kwargs)
-                with Reopened(record(label)):
-                    return function(*args, **kwargs)
-
-            return in_a_range
-
-        PipelineRanges._put(owner, name, in_ranges)
-
-    @staticmethod
-    def _put(owner: Any, name: str, wrapper_of: Callable[[Any], Any]) -> None:
+    def _wrap(self, owner: Any, name: str, wrapper_of: Callable[[Any], Any]) -> None:
         """Replace a function of a class or a Python module by a wrapper, if it has it."""
         function = getattr(owner, name, None)
         if function is not None:
-            ours = functools.wraps(function)(wrapper_of(function))
-            leave_to_eager(ours)
-            setattr(owner, name, ours)
-            PipelineRanges._replaced.append((owner, name, function, ours))
+            self._put(owner, name, leave_to_eager(functools.wraps(function)(wrapper_of(function))))
+
+
+def _in_ranges(function: Any, label_of: Callable[..., str | None]) -> Any:
+    """A function in a range. ``label_of`` gets the arguments of a call; None, or an error, as if a newer torch calls it
+    in another way: the call has no range."""
+
+    def in_a_range(*args: Any, **kwargs: Any) -> Any:
+        label = None
+        if is_observed():
+            with suppress(Exception):
+                label = label_of(*args, **kwargs)
+        if label is None:
+            return function(*args, **kwargs)
+        with Reopened(record(label)):
+            return function(*args, **kwargs)
+
+    return in_a_range
 
 
 class _Sends(list[Any]):
@@ -96,8 +71,7 @@ class _Sends(list[Any]):
 
 
 def _telling_sends(exchange: Any) -> Any:
-    """``_batch_p2p`` that tells by the list which it returns whether something is received: the schedule gives the same
-    list to ``_wait_batch_p2p``."""
+    """``_batch_p2p`` that tells by its list whether something is received: ``_wait_batch_p2p`` gets the same list."""
 
     def exchanged(ops: Any, *args: Any, **kwargs: Any) -> Any:
         works = exchange(ops, *args, **kwargs)
@@ -173,13 +147,7 @@ def _numbers_of(stages: Iterable[Any]) -> dict[int, int]:
     """A module that stages with different numbers call is left out."""
     numbers: defaultdict[int, set[int]] = defaultdict(set)
     for stage in stages:
-        for module in _with_wrapped(getattr(stage, "submod", None)):
-            numbers[id(module)].add(stage.stage_index)
+        if getattr(stage, "submod", None) is not None:
+            for module in with_wrapped(stage.submod):
+                numbers[id(module)].add(stage.stage_index)
     return {key: stage for key, (stage, *others) in numbers.items() if not others}
-
-
-def _with_wrapped(module: nn.Module | None) -> Iterable[nn.Module]:
-    while module is not None:
-        yield module
-        step = wrapped_step(module)
-        module = None if step is None else getattr(module, step)

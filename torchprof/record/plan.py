@@ -19,7 +19,6 @@ from torchprof.attribute.collectives import layers_by_fqn
 from torchprof.attribute.compiled_graphs import ProfiledModule
 from torchprof.attribute.events import Site
 from torchprof.record.compiled.dynamo_code import is_under_compile
-from torchprof.record.ddp import Replicas
 from torchprof.record.labels import Target, label_of
 from torchprof.record.modules import (
     Trace,
@@ -29,11 +28,11 @@ from torchprof.record.modules import (
     select,
     user_class_of,
     walk_modules,
+    with_wrapped,
     wrapped_step,
 )
+from torchprof.record.parameters import Owners, Replicas, Updates
 from torchprof.record.pipelining import stages_given, stages_of_modules
-from torchprof.record.tensor_owners import Owners
-from torchprof.record.updates import Updates
 from torchprof.run.layers import Layer
 from torchprof.run.paths import root_of_stage
 
@@ -41,29 +40,31 @@ from torchprof.run.paths import root_of_stage
 class ModuleAtPath(NamedTuple):
     """A module at one path in a model.
 
-    ``path``: the real path. ``shown``: the path that users see, without wrappers. ``module``: a weak reference, so that
-    the plan does not keep the module alive. ``wrapper``: the number of the spot of the module that only wraps this one.
-    ``compiled``: whether it is inside a ScriptModule, a module under torch.compile or a graph of torch.export, so that
-    its code may run without a call of its forward. ``callable``: whether it has a forward.
+    ``path``: the real path. ``shown``: the path that users see, without wrappers; ``layer``: the number of the layer
+    with this path. ``module``: a weak reference, so that the plan does not keep the module alive. ``wrapper``: the
+    number of the spot of the module that only wraps this one. ``compiled``: whether it is inside a ScriptModule, a
+    module under torch.compile or a graph of torch.export, so that its code may run without a call of its forward.
+    ``callable``: whether it has a forward.
     """
 
     path: tuple[str, ...]
     leaf: bool
     module: ref[nn.Module]
     shown: tuple[str, ...]
+    layer: int
     wrapper: int | None
     compiled: bool
     callable: bool
 
 
 def _spots(
-    models: Sequence[nn.Module], before: Sequence[ModuleAtPath] = (), stages: Mapping[int, int] | None = None
+    models: Sequence[nn.Module], before: Sequence[ModuleAtPath], stages: Mapping[int, int]
 ) -> list[ModuleAtPath]:
     """The spots ``before``, then all modules of some models: model after model, depth first. A second model of a class
     is called ``Net#2``, and one that a stage of a pipeline calls, ``Net (stage 3)``: each rank has others. ``stages``:
     by the id of a model, the number of its stage, where that is known; for other models, stages are searched."""
     spots = list(before)
-    stages = stages or {}
+    layers = {spot.shown: spot.layer for spot in spots}
     if any(id(model) not in stages for model in models):
         stages = {**stages_of_modules(), **stages}
     roots = [spot for spot in spots if len(spot.path) == 1]
@@ -71,11 +72,8 @@ def _spots(
     shown = Counter(_unnumbered(spot.shown[0]) for spot in roots)
     no_forward = nn.Module.forward
     for model in models:
-        core = model
-        while (step := wrapped_step(core)) is not None:
-            core = getattr(core, step)
         stage = stages.get(id(model))
-        root = _numbered(_root_name(core, stage), shown)
+        root = _numbered(_root_name(with_wrapped(model)[-1], stage), shown)
         above: dict[tuple[str, ...], tuple[int, str | None, bool]] = {}
         for path, leaf, module in walk_modules(model, name=_numbered(_root_name(model, stage), real)):
             shown_path: tuple[str, ...] = (root,)
@@ -88,9 +86,12 @@ def _spots(
                 else:
                     shown_path = (*shown_path, path[-1])
             if not leaf:
-                above[path] = len(spots), wrapped_step(module), compiled or _may_inline(module)
+                is_script = isinstance(module, torch.jit.ScriptModule)
+                may_inline = compiled or is_script or is_under_compile(module) or is_exported(module)
+                above[path] = len(spots), wrapped_step(module), may_inline
             has_forward = getattr(type(module), "forward", None) is not no_forward or "forward" in vars(module)
-            spots.append(ModuleAtPath(path, leaf, ref(module), shown_path, wrapper, compiled, has_forward))
+            layer = layers.setdefault(shown_path, len(layers))
+            spots.append(ModuleAtPath(path, leaf, ref(module), shown_path, layer, wrapper, compiled, has_forward))
     return spots
 
 
@@ -105,11 +106,6 @@ def _numbered(name: str, taken: Counter[str]) -> str:
 
 def _unnumbered(name: str) -> str:
     return name.partition("#")[0]
-
-
-def _may_inline(module: nn.Module) -> bool:
-    """Whether the children of a module may run without a call of their forwards."""
-    return isinstance(module, torch.jit.ScriptModule) or is_under_compile(module) or is_exported(module)
 
 
 class Plan:
@@ -129,7 +125,6 @@ class Plan:
         self.selected: set[int] | None = None
         self.with_event_lists: set[tuple[str, ...]] = set()
         self._spots: list[ModuleAtPath] = []
-        self._layer_of: list[int] = []  # by spot
         self._layers_chosen: set[int] = set()
         self._target_of: dict[int, Target] = {}  # by the id of a module, valid while that is alive
         self._real_paths: dict[tuple[str, int], tuple[str, ...]] = {}
@@ -141,7 +136,7 @@ class Plan:
     def add(self, model: nn.Module) -> list[Target]:
         """Add all modules of one more model; returns the new targets. The plan of the other models stays."""
         known = len(self.targets)
-        self._add([model], None)
+        self._add([model], None, {})
         _ = self.layers(), self.replicated  # now, because the model may be freed before the next call
         return self.targets[known:]
 
@@ -153,20 +148,16 @@ class Plan:
         target = self._target_of.get(id(module))
         return target if target is not None and target.module() is module else None
 
-    def _add(
-        self, models: Sequence[nn.Module], paths: Iterable[Any] | None, stages: Mapping[int, int] | None = None
-    ) -> None:
+    def _add(self, models: Sequence[nn.Module], paths: Iterable[Any] | None, stages: Mapping[int, int]) -> None:
         first = len(self._spots)
         self._spots = _spots(models, self._spots, stages)
         spots = self._spots[first:]
-        number = {path: index for index, path in enumerate(self.layer_paths)}
         for spot in spots:
             module = spot.module()
             own = {} if module is None else module.__dict__.get("_parameters", {})
             self._updates.look(param for param in own.values() if param is not None and not is_lazy(param))
-            if number.setdefault(spot.shown, len(number)) == len(self.layer_paths):
+            if spot.layer == len(self.layer_paths):
                 self.layer_paths.append(spot.shown)
-            self._layer_of.append(number[spot.shown])
         chosen = set(range(first, len(self._spots)))
         if paths is not None:
             chosen = select(paths, [(spot.path, spot.shown) for spot in spots])
@@ -174,7 +165,7 @@ class Plan:
             spot.path for index, spot in enumerate(spots, first) if (spot.leaf if paths is None else index in chosen)
         }
         # A wrapper and the module it wraps are one layer: to select one of them selects both.
-        self._layers_chosen |= {self._layer_of[index] for index in chosen}
+        self._layers_chosen |= {self._spots[index].layer for index in chosen}
         self.selected = None if paths is None else self._layers_chosen
         self._label(first)
 
@@ -186,11 +177,11 @@ class Plan:
         for index, spot in enumerate(self._spots[first:], first):
             key = id(spot.module())
             spots_of.setdefault(key, []).append(index)
-            if self._layer_of[index] in self._layers_chosen or spot.path[:-1] in at_or_below_chosen:
+            if spot.layer in self._layers_chosen or spot.path[:-1] in at_or_below_chosen:
                 at_or_below_chosen.add(spot.path)
                 inside_chosen.add(key)
         for key, numbers in spots_of.items():
-            layers = tuple(dict.fromkeys(self._layer_of[index] for index in numbers))
+            layers = tuple(dict.fromkeys(self._spots[index].layer for index in numbers))
             if self._layers_chosen.isdisjoint(layers) and key in inside_chosen:
                 continue
             spot = self._spots[numbers[0]]
@@ -210,25 +201,27 @@ class Plan:
             around = self._around(spot)
             before = self.sites.get(target.label, Site((), around.label if around else None))
             self.sites[target.label] = before._replace(layers=(*before.layers, *layers))
-            for index in reversed(numbers):
-                self._real_paths[target.label, self._layer_of[index]] = self._spots[index].path
+            for place in map(self._spots.__getitem__, reversed(numbers)):
+                self._real_paths[target.label, place.layer] = place.path
 
     def _around(self, spot: ModuleAtPath) -> Target | None:
         """The target of the module that only wraps this one."""
         wrapper = self._spots[spot.wrapper].module() if spot.wrapper is not None else None
         return self._target(wrapper) if wrapper is not None else None
 
+    def _alive(self) -> list[tuple[ModuleAtPath, nn.Module]]:
+        """The spots whose modules are alive, each with its module."""
+        return [(spot, module) for spot in self._spots if (module := spot.module()) is not None]
+
     @property
     def models(self) -> list[nn.Module]:
         """The models that are alive."""
-        roots = [spot.module() for spot in self._spots if len(spot.path) == 1]
-        return [root for root in roots if root is not None]
+        return [module for spot, module in self._alive() if len(spot.path) == 1]
 
     @property
     def traces(self) -> tuple[Trace, ...]:
         """All modules that are alive."""
-        modules = [(spot, spot.module()) for spot in self._spots]
-        return tuple(Trace(spot.path, spot.leaf, module) for spot, module in modules if module is not None)
+        return tuple(Trace(spot.path, spot.leaf, module) for spot, module in self._alive())
 
     @property
     def names(self) -> list[str]:
@@ -238,25 +231,18 @@ class Plan:
     @property
     def callable_layers(self) -> set[int]:
         """The selected layers that run only if their forward is called: compiled code may inline the others."""
-        return {
-            layer
-            for index, layer in enumerate(self._layer_of)
-            if layer in self._layers_chosen and not self._spots[index].compiled and self._spots[index].callable
-        }
+        callable_spots = [spot for spot in self._spots if spot.callable and not spot.compiled]
+        return {spot.layer for spot in callable_spots if spot.layer in self._layers_chosen}
 
     @property
     def modules(self) -> dict[tuple[str, ...], ProfiledModule]:
         """The layer and the class of each module that is alive, by its real path."""
-        modules = [(spot.path, layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
-        return {
-            path: ProfiledModule(layer, type(module).__name__) for path, layer, module in modules if module is not None
-        }
+        return {spot.path: ProfiledModule(spot.layer, type(module).__name__) for spot, module in self._alive()}
 
     @property
     def under_compile(self) -> list[tuple[int, nn.Module]]:
         """The layers whose calls go through torch.compile, with their modules."""
-        modules = [(layer, spot.module()) for spot, layer in zip(self._spots, self._layer_of)]
-        return [(layer, module) for layer, module in modules if module is not None and is_under_compile(module)]
+        return [(spot.layer, module) for spot, module in self._alive() if is_under_compile(module)]
 
     def holders_of(self, tensors: Sequence[torch.Tensor | None]) -> list[tuple[tuple[str, ...], ...] | None]:
         """For each tensor, the real paths of the modules that have it as their own parameter or buffer; ``()`` if only
@@ -268,7 +254,7 @@ class Plan:
 
     def is_alone(self, path: tuple[str, ...]) -> bool:
         """Whether the module with this real path is the only instance of its class in this process."""
-        module = next((spot.module() for spot in self._spots if spot.path == path), None)
+        module = next((module for spot, module in self._alive() if spot.path == path), None)
         return (
             module is not None
             and sum(type(referrer) is type(module) for referrer in gc.get_referrers(type(module))) == 1
@@ -279,12 +265,12 @@ class Plan:
         """The layers by their names in FSDP: their real paths, starting below the outermost sharded module."""
         root_of: dict[tuple[str, ...], tuple[str, ...]] = {}  # path → path of the outermost sharded module
         by_fqn: dict[str, list[int]] = {}
-        for spot, layer in zip(self._spots, self._layer_of):
+        for spot in self._spots:
             root = root_of.get(spot.path[:-1], spot.path if _is_sharded(spot.module()) else None)
             if root is not None:
                 root_of[spot.path] = root
                 layers = by_fqn.setdefault(".".join(spot.path[len(root) :]), [])
-                layers += [] if layer in layers else [layer]
+                layers += [] if spot.layer in layers else [spot.layer]
         return by_fqn or layers_by_fqn(self.layer_paths)
 
     @property
@@ -301,7 +287,7 @@ class Plan:
 
     def _shown_modules(self) -> list[tuple[nn.Module | None, int]]:
         """The modules, None for those that were freed, each with the number of its layer."""
-        return [(spot.module(), layer) for spot, layer in zip(self._spots, self._layer_of)]
+        return [(spot.module(), spot.layer) for spot in self._spots]
 
     def real_path(self, label: str, layer: int) -> tuple[str, ...] | None:
         """The real path of the module that has a label, as this layer; None if it is not shown as this layer."""
@@ -316,11 +302,11 @@ class Plan:
         """The layers as they are now, depth first. A layer of a freed module keeps its last values."""
         modules: dict[int, list[nn.Module | None]] = {}  # by layer: wrappers first, the wrapped module last
         places: dict[int, list[int]] = {}  # id of a module → its layers
-        for spot, layer in zip(self._spots, self._layer_of):
+        for spot in self._spots:
             module = spot.module()
-            modules.setdefault(layer, []).append(module)
-            places.setdefault(id(module), []).append(layer)
-        compiled = {layer for spot, layer in zip(self._spots, self._layer_of) if spot.compiled and spot.wrapper is None}
+            modules.setdefault(spot.layer, []).append(module)
+            places.setdefault(id(module), []).append(spot.layer)
+        compiled = {spot.layer for spot in self._spots if spot.compiled and spot.wrapper is None}
         counted: set[int] = set()
         layers = []
         updated: dict[int, int] = {}  # by layer: the elements of parameters that changed in a recording
@@ -360,9 +346,7 @@ class Plan:
                     output_bytes=_bytes(outputs, target.output_types) if target else None,
                     training=target.training if target else _trains(core),
                     compiled=index in compiled,
-                    shared_with=()
-                    if places[id(core)] == [index]
-                    else tuple(self.layer_paths[place] for place in places[id(core)] if place != index),
+                    shared_with=tuple(self.layer_paths[place] for place in places[id(core)] if place != index),
                 )
             )
             updated[index] = sum(number for param, number in zip(params, numbers) if self._updates.changed(param))
@@ -377,7 +361,7 @@ class Plan:
     @property
     def spots(self) -> list[tuple[ModuleAtPath, int]]:
         """All spots of modules, each with the number of its layer."""
-        return [*zip(self._spots, self._layer_of)]
+        return [(spot, spot.layer) for spot in self._spots]
 
     def changes(self) -> tuple[list[str], list[str]]:
         """The paths of modules that were added or replaced, and of those that were removed, since the plan was made."""

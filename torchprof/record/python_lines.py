@@ -15,15 +15,17 @@ import sysconfig
 import threading
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from operator import add
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torchprof.errors import TorchprofError
+from torchprof.record.shared_changes import SharedChange
 from torchprof.run.paused_gc import paused_gc
 
 OUR_FILES = str(Path(__file__).parents[1]) + os.sep
@@ -71,7 +73,7 @@ class Sample(NamedTuple):
     intervals: int
 
 
-class Sampler:
+class Sampler(SharedChange):
     """Notes the current line of a thread every ``interval_s``, from ``start`` to ``stop``, or inside a ``with`` block.
 
     The line is that of the innermost frame of the user's code. User code is in a file, and not in the standard library,
@@ -114,10 +116,8 @@ class Sampler:
 
     def start(self) -> None:
         """Begin to sample, or continue."""
-        if self not in _running:
-            if not _running:
-                _GilSwitching.often()
-            _running.add(self)
+        if self not in self._all_on:
+            self.on()
             atexit.register(self.stop)
             self._resume()
 
@@ -126,11 +126,19 @@ class Sampler:
         try:
             self._pause()
         finally:
-            if self in _running:
-                _running.discard(self)
-                if not _running:
-                    _GilSwitching.as_before()
+            self.off()
             atexit.unregister(self.stop)
+
+    def _make(self) -> None:
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(min(_SWITCH_S, before))
+        ours = sys.getswitchinterval()  # as Python rounded it
+
+        def restore() -> None:
+            if sys.getswitchinterval() == ours:  # else the script has set it meanwhile
+                sys.setswitchinterval(before)
+
+        self._undo.append(restore)
 
     def __enter__(self) -> Sampler:
         self.start()
@@ -141,9 +149,8 @@ class Sampler:
 
     def samples(self) -> Iterator[Sample]:
         """All samples until now in the order of time."""
-        taken = [
-            *zip(self._times, self._at, self._intervals)
-        ]  # first: a sample may come meanwhile, with a new location
+        # First, because a sample may come meanwhile, with a new location.
+        taken = [*zip(self._times, self._at, self._intervals)]
         for file in {code.co_filename for code, *_ in self._locations}:
             linecache.checkcache(file)
         locations = [
@@ -182,26 +189,26 @@ class Sampler:
 
     def _note(self, intervals: int) -> None:
         with _frames_stay():
-            self._note_line(intervals)
-        if len(self._times) >= _MOST_SAMPLES:
-            self._thin()
-
-    def _note_line(self, intervals: int) -> None:
-        frame = sys._current_frames().get(self._ident)
-        while frame is not None and frame.f_code.co_filename.startswith(OUR_FILES):
-            frame = frame.f_back
-        frame, called = self._users(frame)
-        if frame is None:  # the thread has ended
-            return
-        caller = _calling_module(frame)
-        key = id(frame.f_code), frame.f_lasti, id(called), caller
-        index = self._indices.get(key)
-        if index is None:
-            index = self._indices[key] = len(self._locations)
-            self._locations.append((frame.f_code, frame.f_lineno, frame.f_lasti, called, caller))
+            frame = sys._current_frames().get(self._ident)
+            while frame is not None and frame.f_code.co_filename.startswith(OUR_FILES):
+                frame = frame.f_back
+            frame, called = self._users(frame)
+            if frame is None:  # the thread has ended
+                return
+            caller = _calling_module(frame)
+            key = id(frame.f_code), frame.f_lasti, id(called), caller
+            index = self._indices.get(key)
+            if index is None:
+                index = self._indices[key] = len(self._locations)
+                self._locations.append((frame.f_code, frame.f_lineno, frame.f_lasti, called, caller))
         self._times.append(time.perf_counter_ns())
         self._at.append(index)
         self._intervals.append(intervals)
+        if len(self._times) >= _MOST_SAMPLES:  # drop every second one
+            self._times = self._times[::2]
+            self._at = self._at[::2]
+            self._intervals = array("q", map(add, self._intervals[::2], self._intervals[1::2]))
+            self._every *= 2
 
     def _users(self, innermost: FrameType | None) -> tuple[FrameType | None, CodeType | None]:
         """The innermost frame of the user's code, or else the innermost one; and the library's function it called."""
@@ -217,12 +224,6 @@ class Sampler:
             called = frame.f_code if is_named else None
             frame = frame.f_back
         return innermost, None
-
-    def _thin(self) -> None:
-        self._times = self._times[::2]
-        self._at = self._at[::2]
-        self._intervals = array("q", map(add, self._intervals[::2], self._intervals[1::2]))
-        self._every *= 2
 
 
 def _named(frame: FrameType) -> FrameType:
@@ -289,42 +290,15 @@ def _shown(file: str, folder: str) -> str:
     return str(Path(*path.parts[-2:]))
 
 
-class _GilSwitching:
-    """How soon a thread that waits for the GIL gets it, in seconds."""
-
-    _before: ClassVar[float] = 0.0
-    _ours: ClassVar[float] = 0.0  # as Python rounded it
-
-    @classmethod
-    def often(cls) -> None:
-        cls._before = sys.getswitchinterval()
-        sys.setswitchinterval(min(_SWITCH_S, cls._before))
-        cls._ours = sys.getswitchinterval()
-
-    @classmethod
-    def as_before(cls) -> None:
-        if sys.getswitchinterval() == cls._ours:  # else the script has set it meanwhile
-            sys.setswitchinterval(cls._before)
-
-
-_running: set[Sampler] = set()
-
-
-def _before_fork() -> None:
-    for sampler in list(_running):
-        sampler._pause()
-
-
-def _after_fork_in_parent() -> None:
-    for sampler in list(_running):
-        sampler._resume()
-
-
-def _after_fork_in_child() -> None:
-    for sampler in list(_running):
-        sampler.stop()
+def _for_all(method: Callable[[Sampler], None]) -> None:
+    for sampler in list(Sampler._all_on):
+        method(sampler)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     # Python warns of a fork while other threads run: our thread must not be the cause of the warning.
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+    os.register_at_fork(
+        before=partial(_for_all, Sampler._pause),
+        after_in_parent=partial(_for_all, Sampler._resume),
+        after_in_child=partial(_for_all, Sampler.stop),
+    )

@@ -20,9 +20,9 @@ from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK, k
 from torchprof.attribute.events import Detail
 from torchprof.errors import TorchprofError
 from torchprof.measure.cpu_time import CpuTime
-from torchprof.record.custom_ops import CustomOps
 from torchprof.record.session_columns import HAS_COLLECTIVE_METADATA
 from torchprof.record.session_events import OURS, SessionEvents
+from torchprof.record.shared_changes import CustomOps, replaced
 from torchprof.record.torch_internals import needed, optional
 from torchprof.run.warnings import RunWarning
 
@@ -124,8 +124,7 @@ class Session(SessionEvents):
         self._wall_ns = ns
 
     def prepare(self) -> None:
-        """Do work that the first recorded step should not pay for. Call ``refuse_if_profiled`` before, and ``start`` or
-        ``discard`` after."""
+        """Do what the first step should not pay for, after ``refuse_if_profiled``, before ``start`` or ``discard``."""
         self._guard.on()
         self._prepare_trace()
         self._prepared = True
@@ -262,14 +261,14 @@ class Guard:
 
     def __init__(self, give_way: Callable[[], None] | None = None) -> None:
         self._give_way = give_way
-        self._originals: list[tuple[type, str, Any]] = []
+        self._restores: list[Callable[[], None]] = []
 
     def on(self) -> None:
         def refusing(original: Any) -> Any:
             @functools.wraps(original)
             def guarded(other: Any, *args: Any, **kwargs: Any) -> Any:
                 # A guard that is off may still be called by a nested one that has just given way.
-                if self._originals and not getattr(other, OURS, False):
+                if self._restores and not getattr(other, OURS, False):
                     if Guard._giving_way is None:
                         raise TorchprofError(f"A profiler was started inside a torchprof.Profile block. {_WAY_OUT}")
                     Guard._giving_way()
@@ -282,15 +281,13 @@ class Guard:
         for cls, name in _STARTS:
             original = cls.__dict__.get(name)
             if original is not None:
-                self._originals.append((cls, name, original))
-                setattr(cls, name, refusing(original))
+                self._restores.append(replaced(cls, name, refusing(original)))
 
     def off(self) -> None:
         if self._give_way is not None:
             Guard._giving_way = None
-        for cls, name, original in self._originals:
-            setattr(cls, name, original)
-        self._originals.clear()
+        while self._restores:
+            self._restores.pop()()
 
 
 def is_profiled() -> bool:
@@ -311,11 +308,10 @@ def refuse_if_profiled() -> None:
 
 
 def _is_prepared() -> bool:
-    """Whether a schedule in warm-up has prepared a session. torch has no flag for that, but starting ours then would
-    crash the process.
+    """Whether a schedule in warm-up has prepared a session: to start ours then would crash the process.
 
-    A ``torch.profiler.profile`` counts its steps from its creation to the end of its block. Only while one does, the
-    session is searched for among all objects of the process, which may be millions.
+    torch has no flag for that. A ``torch.profiler.profile`` counts its steps from its creation to the end of its block.
+    Only while one does, the session is searched for among all objects of the process, which may be millions.
     """
     if Session._waiting:
         return True

@@ -14,8 +14,7 @@ from torchprof.attribute.event_columns import EventColumns, EventKind, Numbers, 
 from torchprof.attribute.event_names import MEMORY, OVERHEAD, event_kind, is_a_common_name, numbers_of_devices
 from torchprof.attribute.events import PREFIX, Detail, Event, Kind
 from torchprof.attribute.launches import first_correlation_id, threads_of_overhead
-from torchprof.record.raw_events import BACKWARD_SCOPE, USER_SCOPE, RawEvent, RawEvents, end_ns
-from torchprof.record.signatures import InputSignatures
+from torchprof.record.raw_events import BACKWARD_SCOPE, USER_SCOPE, InputSignatures, RawEvent, RawEvents, end_ns
 from torchprof.record.torch_internals import optional
 from torchprof.run.words import BEFORE, is_collective, is_runtime_call
 
@@ -32,8 +31,7 @@ HAS_COLLECTIVE_METADATA = "expose_kineto_event_metadata" in (
 
 
 class SessionColumns:
-    """Makes the columns of one session. ``inputs``: numbers the inputs of ops. ``on_device``: whether the work of a
-    device was recorded."""
+    """The columns of one session. ``inputs``: numbers the inputs of ops. ``on_device``: a device was recorded, too."""
 
     def __init__(self, events: RawEvents, inputs: InputSignatures, on_device: bool) -> None:
         self._work: list[Any] = []

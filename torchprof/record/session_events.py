@@ -9,7 +9,7 @@ import gzip
 import shutil
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 from itertools import compress
 from os import PathLike
@@ -23,22 +23,15 @@ from torch.autograd import profiler as torch_profiler
 from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import (
-    RAISED,
-    STOPPED,
-    is_of_a_call,
-    is_torchs_step,
-)
+from torchprof.attribute.event_names import MEMORY, RAISED, STOPPED, is_of_a_call, is_torchs_step
 from torchprof.attribute.events import PREFIX, Detail
 from torchprof.attribute.loops import Loop, NamedRange, loop_of
 from torchprof.attribute.nesting import OpenRanges
 from torchprof.errors import TorchprofError
 from torchprof.measure.cpu_time import CpuTime
-from torchprof.record.event_lists import event_list_of, raws_in
-from torchprof.record.raw_events import RawEvents, end_ns
+from torchprof.record.raw_events import InputSignatures, RawEvents, end_ns
 from torchprof.record.session_columns import SessionColumns
-from torchprof.record.signatures import InputSignatures
-from torchprof.record.torch_internals import optional
+from torchprof.record.torch_internals import needed, optional
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.words import Signature
 
@@ -67,8 +60,8 @@ class SessionEvents:
     """The events of one session of torch's profiler, to be read after its end.
 
     ``profiler``: a ``torch.autograd.profiler.profile``. ``device``: the kind of device whose kernels it recorded
-    ("cuda", "xpu", …), None for the CPU alone. ``called_from``: see ``InputSignatures``. ``loop_before``: the loop in
-    the session right before this one.
+    ("cuda", "xpu", …), None for the CPU alone. ``called_from``: see ``InputSignatures``. ``loop_before``: the last
+    session's loop.
     """
 
     def __init__(self, profiler: Any) -> None:
@@ -169,11 +162,11 @@ class SessionEvents:
 
     def event_list(self) -> EventList:
         """torch's own list of the whole session, without our labels."""
-        return event_list_of(self._profiler, self._unlabelled())
+        return _event_list_of(self._profiler, self._unlabelled())
 
     def event_lists(self, calls: list[Call]) -> list[EventList]:
         """For each call, torch's own list of the events in it: ops, their kernels and their memory."""
-        return [event_list_of(self._profiler, raws) for raws in raws_in(calls, self._unlabelled())]
+        return [_event_list_of(self._profiler, raws) for raws in _raws_in(calls, self._unlabelled())]
 
     def export_chrome_trace(self, path: str | PathLike[str]) -> None:
         """Write torch's own trace of the session, gzipped if the name ends in ``.gz``."""
@@ -242,3 +235,62 @@ def _has_gradients(events: RawEvents, call: NamedRange) -> bool:
         if events.threads[index] == call.thread and events.sequences[index] >= 0:
             return True
     return False
+
+
+# torch's own ``EventList``: of a whole session, and of some calls
+
+
+class _Results(NamedTuple):
+    """The part of torch's profiler result that its parser reads, for some of the events."""
+
+    raws: list[Any]
+    start_ns: int
+
+    def events(self) -> list[Any]:
+        return self.raws
+
+    def trace_start_ns(self) -> int:
+        return self.start_ns
+
+
+def _event_list_of(profiler: Any, raws: list[Any]) -> EventList:
+    """The list that ``torch.autograd.profiler.profile`` makes of some of its raw events."""
+    results = profiler.kineto_results
+    if results is None:
+        return empty_event_list()
+    needed("torch.autograd.profiler.profile._parse_kineto_results")
+    parsed = profiler._parse_kineto_results(_Results(raws, results.trace_start_ns()))
+    events = EventList(parsed, use_device=profiler.use_device, profile_memory=profiler.profile_memory)
+    events._build_tree()
+    return events
+
+
+def empty_event_list() -> EventList:
+    """The list of a profiler that was switched off."""
+    needed("torch.autograd.profiler_util.EventList._build_tree")
+    events = EventList([])
+    events._build_tree()
+    return events
+
+
+def _raws_in(calls: Iterable[Call], raws: Sequence[Any]) -> list[list[Any]]:
+    """For each call, the raw events in it: ops, their kernels and their memory. ``raws``: in the order of start."""
+    by_thread: dict[int, list[Any]] = {}
+    kernels: dict[int, list[Any]] = {}  # by the correlation ID of the op
+    for raw in raws:
+        launcher = raw.linked_correlation_id()
+        if launcher:
+            kernels.setdefault(launcher, []).append(raw)
+        elif raw.device_type() == DeviceType.CPU or raw.name() == MEMORY:
+            by_thread.setdefault(raw.start_thread_id(), []).append(raw)
+    starts = {thread: [raw.start_ns() for raw in on_thread] for thread, on_thread in by_thread.items()}
+    events = []
+    for call in calls:
+        on_thread = starts.get(call.thread, [])
+        first, last = bisect_left(on_thread, call.start_ns), bisect_left(on_thread, call.end_ns)
+        inside = by_thread.get(call.thread, [])[first:last]
+        launched = [
+            kernel for raw in inside if raw.correlation_id() for kernel in kernels.get(raw.correlation_id(), ())
+        ]
+        events.append(inside + launched)
+    return events

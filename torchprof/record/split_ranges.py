@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from torch.profiler import record_function
 
 from torchprof.record.forwards import leave_to_eager
+from torchprof.record.shared_changes import SharedChange
 
 
 class _OfThread(threading.local):
@@ -34,50 +35,32 @@ class _Open:
         self.is_closed = False
 
 
-class SplitRanges:
-    """From ``on`` to ``off``, the ranges of ``record_function`` are known while they are open; those that are
-    ``Reopened``, always. Several objects may be on at the same time."""
+class SplitRanges(SharedChange):
+    """From ``on`` to ``off``, open ranges of ``record_function`` are known; those that are ``Reopened``, always."""
 
     _of_thread: ClassVar[_OfThread] = _OfThread()
     _open: ClassVar[dict[tuple[int, int], _Open]] = {}  # by the thread and the id of a range; outer to inner
-    _users: ClassVar[int] = 0
-    _replaced: ClassVar[list[tuple[str, Any, Any]]] = []  # a method, what was there, and what is there now
 
-    def __init__(self) -> None:
-        self._is_on = False
+    def _make(self) -> None:
+        enter: Any = record_function.__enter__
+        leave: Any = record_function.__exit__
 
-    def on(self) -> None:
-        if not self._is_on:
-            self._is_on = True
-            SplitRanges._users += 1
-            if SplitRanges._users == 1:
-                self._replace("__enter__", _entering)
-                self._replace("__exit__", _leaving)
+        @leave_to_eager
+        @functools.wraps(enter)  # TorchScript compiles the source of the original
+        def entered(opened: Any) -> Any:
+            result = enter(opened)
+            _note(opened)
+            return result
 
-    def off(self) -> None:
-        if self._is_on:
-            self._is_on = False
-            SplitRanges._users -= 1
-            if not SplitRanges._users:
-                self._restore()
+        @leave_to_eager
+        @functools.wraps(leave)
+        def left(opened: Any, *error: Any) -> Any:
+            _forget(opened)
+            return leave(opened, *error)
 
-    @staticmethod
-    def _restore() -> None:
-        while SplitRanges._replaced:
-            name, before, ours = SplitRanges._replaced.pop()
-            if record_function.__dict__[name] is ours:  # other code may have replaced it meanwhile
-                setattr(record_function, name, before)
-        for key, opened in SplitRanges._open.copy().items():
-            if not isinstance(opened.range, Reopened):
-                SplitRanges._open.pop(key, None)  # nothing will tell when it ends
-
-    @staticmethod
-    def _replace(name: str, wrapper_of: Callable[[Any], Any]) -> None:
-        original = record_function.__dict__[name]
-        ours = functools.wraps(original)(wrapper_of(original))  # TorchScript compiles the source of the original
-        leave_to_eager(ours)
-        setattr(record_function, name, ours)
-        SplitRanges._replaced.append((name, original, ours))
+        self._undo.append(_forget_all)
+        self._put(record_function, "__enter__", entered)
+        self._put(record_function, "__exit__", left)
 
     def close(self) -> None:
         """Close the open ranges of this thread, the inner ones first."""
@@ -128,23 +111,6 @@ class Reopened:
         self._range.__exit__(None, None, None)
 
 
-def _entering(enter: Any) -> Any:
-    def entered(opened: Any) -> Any:
-        result = enter(opened)
-        _note(opened)
-        return result
-
-    return entered
-
-
-def _leaving(leave: Any) -> Any:
-    def left(opened: Any, *error: Any) -> Any:
-        _forget(opened)
-        return leave(opened, *error)
-
-    return left
-
-
 def _note(opened: Any) -> None:
     if not SplitRanges._of_thread.is_splitting:
         key = threading.get_ident(), id(opened)
@@ -158,4 +124,11 @@ def _forget(opened: Any) -> None:
         return
     if SplitRanges._open.pop((threading.get_ident(), id(opened)), None) is None:
         for key in [key for key in SplitRanges._open.copy() if key[1] == id(opened)]:
+            SplitRanges._open.pop(key, None)
+
+
+def _forget_all() -> None:
+    """Nothing will tell when the ranges of others end."""
+    for key, opened in SplitRanges._open.copy().items():
+        if not isinstance(opened.range, Reopened):
             SplitRanges._open.pop(key, None)

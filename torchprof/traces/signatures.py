@@ -53,7 +53,7 @@ class Signatures:
         values = args.get("Concrete Inputs", ()) if detail in (Detail.ONES, Detail.SCALARS) else ()
         if detail is Detail.ONES and isinstance(values, list):
             values = [value if value in ("", "0", "1", "True", "False", "0.", "1.") else "2" for value in values]
-        key = marshal.dumps((shapes, dtypes, values), 2)  # the same kind of key as in record.signatures
+        key = marshal.dumps((shapes, dtypes, values), 2)  # the same kind of key as in record.raw_events
         number = self._signature_of.get(key)
         if number is None:
             number = self._signature_of[key] = self._intern(self._checked(shapes, dtypes, values))

@@ -1,16 +1,21 @@
-"""Compare the ranks of a job during training, and log which rank is slow.
+"""Functions for ``on_trace_ready``, at the end of each cycle of recorded steps.
 
-It is the light part of ``prof.gather``, for each cycle of recorded steps: a kilobyte or two of each rank, over the
-job's store. No rank waits for another one, but rank 0 for a short time.
+One writes traces for TensorBoard. The other one compares the ranks of a job during training, and logs which is slow: it
+is the light part of ``prof.gather``. No rank waits for another one, but rank 0 for a short time.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from itertools import count
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -31,6 +36,29 @@ _LOG = logging.getLogger("torchprof")
 _PATIENCE_S = 5.0
 """How long rank 0 waits for the others at most. It rarely does: ranks that exchange gradients end a cycle together."""
 _KEPT = 2  # the number of comparisons of a rank that stay in the store if rank 0 does not take them
+
+
+def tensorboard_trace_handler(
+    dir_name: str | PathLike[str], worker_name: str | None = None, use_gzip: bool = False
+) -> Callable[[Profile], None]:
+    """Make a function for ``on_trace_ready`` that writes the trace of each cycle into a folder.
+
+    It corresponds to torch's function of the same name. The file is ``<worker_name>.<time in ns>.pt.trace.json``, with
+    ``.gz`` appended for ``use_gzip``. The folder is created if it does not exist. ``worker_name`` must be different in
+    each process of a job; the default is ``<host name>_<process id>``. The returned function raises TorchprofError if
+    the folder cannot be created, and OSError if the file cannot be written.
+    """
+
+    def write_trace(profile: Profile) -> None:
+        folder = Path(dir_name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TorchprofError(f"No folder for traces can be made at {folder}: {error.strerror}.") from error
+        worker = worker_name or f"{socket.gethostname()}_{os.getpid()}"
+        profile.export_chrome_trace(folder / f"{worker}.{time.time_ns()}.pt.trace.json{'.gz' if use_gzip else ''}")
+
+    return write_trace
 
 
 def log_stragglers(prof: Profile) -> None:
@@ -62,8 +90,7 @@ def log_stragglers(prof: Profile) -> None:
 class _Comparisons:
     """The part of this rank in the comparisons of the cycles of one Profile.
 
-    What a rank wrote and rank 0 did not take, because it came too late, is deleted two cycles later: the store does not
-    grow.
+    What a rank wrote too late for rank 0 to take is deleted two cycles later, so that the store does not grow.
     """
 
     def __init__(self) -> None:

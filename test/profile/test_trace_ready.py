@@ -20,9 +20,9 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run, TorchprofError
-from torchprof.profile import straggler_log
+from torchprof.profile import trace_ready
 from torchprof.profile.gather import RunsInStore
-from torchprof.profile.straggler_log import _Comparisons
+from torchprof.profile.trace_ready import _Comparisons
 from torchprof.run.words import FORWARD
 
 if not dist.is_available():
@@ -46,8 +46,8 @@ def ranks_of(run: Run) -> dict[int, Run]:
 def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The store of a job that is played by one process. Its rank 0 waits for 50 ms."""
     store = dist.HashStore()
-    monkeypatch.setattr(straggler_log, "store_of_job", lambda prefix: dist.PrefixStore(prefix, store))
-    monkeypatch.setattr(straggler_log, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(trace_ready, "store_of_job", lambda prefix: dist.PrefixStore(prefix, store))
+    monkeypatch.setattr(trace_ready, "_PATIENCE_S", 0.05)
     return store
 
 
@@ -69,7 +69,7 @@ def logged(store: Any, caplog: pytest.LogCaptureFixture) -> Logged:
 @pytest.fixture
 def four(monkeypatch: pytest.MonkeyPatch) -> dict[int, _Comparisons]:
     """The same Profile on four ranks, which are played by one process: it has one number."""
-    monkeypatch.setattr(straggler_log, "_numbers", iter([7] * 4))
+    monkeypatch.setattr(trace_ready, "_numbers", iter([7] * 4))
     return {rank: _Comparisons() for rank in range(4)}
 
 
@@ -149,12 +149,12 @@ def test_an_error_while_ranks_are_compared_is_logged(
     """As in a process group of MPI, which has no store."""
     for name, value in (("is_initialized", True), ("get_rank", 0), ("get_world_size", 2)):
         monkeypatch.setattr(dist, name, lambda value=value: value)
-    monkeypatch.setattr("torchprof.profile.cycle.this_job", lambda *_: torchprof.record.job.Job(0, 2))
+    monkeypatch.setattr("torchprof.profile.cycle.this_job", lambda *_: torchprof.record.this_process.Job(0, 2))
 
     def without_a_store(prefix: str) -> None:
         raise TorchprofError("There is no store.")
 
-    monkeypatch.setattr(straggler_log, "store_of_job", without_a_store)
+    monkeypatch.setattr(trace_ready, "store_of_job", without_a_store)
     train()
     assert [record.getMessage() for record in caplog.records] == ["Ranks were not compared: There is no store."] * 2
 
@@ -190,7 +190,7 @@ def test_if_the_store_is_gone_training_goes_on(
 ) -> None:
     server = dist.TCPStore("localhost", 0, 1, True)
     client = dist.TCPStore("localhost", server.port, 1, False)
-    monkeypatch.setattr(straggler_log, "store_of_job", lambda prefix: dist.PrefixStore(prefix, client))
+    monkeypatch.setattr(trace_ready, "store_of_job", lambda prefix: dist.PrefixStore(prefix, client))
     del server
     for rank, run in ranks_of(even_job()).items():
         for first in (0, 20, 40):
@@ -216,10 +216,10 @@ def test_each_profile_compares_its_own_cycles(
     caplog.set_level(logging.INFO, "torchprof")
     for name, value in (("is_initialized", True), ("get_rank", 0), ("get_world_size", 2)):
         monkeypatch.setattr(dist, name, lambda value=value: value)
-    monkeypatch.setattr("torchprof.profile.cycle.this_job", lambda *_: torchprof.record.job.Job(0, 2))
+    monkeypatch.setattr("torchprof.profile.cycle.this_job", lambda *_: torchprof.record.this_process.Job(0, 2))
     prefixes: list[str] = []
-    of_job = straggler_log.store_of_job
-    monkeypatch.setattr(straggler_log, "store_of_job", lambda prefix: prefixes.append(prefix) or of_job(prefix))
+    of_job = trace_ready.store_of_job
+    monkeypatch.setattr(trace_ready, "store_of_job", lambda prefix: prefixes.append(prefix) or of_job(prefix))
     train()
     train(with_flops=True)
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["Steps 2 to 3", "Steps 6 to 7"] * 2

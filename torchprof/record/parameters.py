@@ -1,16 +1,106 @@
-"""What DistributedDataParallel does with the gradients of a model: which it exchanges, and in which buckets."""
+"""The tensors of modules: which modules own one, whether it changes while we record, and which gradients
+DistributedDataParallel exchanges, in which buckets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from torchprof.record.modules import instances_of
+
+_Path = tuple[str, ...]
+
+
+class Owners:
+    """The modules of a profile by their own tensors. ``modules``: their real paths; None for one that was freed."""
+
+    def __init__(self, modules: Iterable[tuple[_Path, Module | None]]) -> None:
+        self._by_tensor: defaultdict[int, list[_Path]] = defaultdict(list)
+        self._by_memory: defaultdict[tuple[int, int], list[_Path]] = defaultdict(list)
+        path_of: dict[int, _Path] = {}
+        alive = [(path, module) for path, module in modules if module is not None]
+        for path, module in alive:
+            path_of[id(module)] = path
+            for tensor in _own_tensors(module):
+                self._by_tensor[id(tensor)].append(path)
+                if memory := _memory_of(tensor):
+                    self._by_memory[memory].append(path)
+        for _, module in alive:
+            for of, tensor in _gathered_in(module):
+                if id(of) in path_of:
+                    self._by_tensor[id(tensor)].append(path_of[id(of)])
+        self._elsewhere: set[int] | None = None  # the tensors of all modules of the process
+
+    def of(self, tensor: Tensor | None) -> tuple[_Path, ...] | None:
+        """The paths of the modules that have a tensor; ``()`` if only other modules have it, None if none has it."""
+        if tensor is None or id(tensor) in self._by_tensor:
+            return None if tensor is None else tuple(self._by_tensor[id(tensor)])
+        if self._elsewhere is None:
+            # torch.compile's own modules have the tensors that freezing made parts of graphs.
+            every = (value for value in gc.get_objects() if issubclass(type(value), Module))
+            modules = [module for module in every if not issubclass(type(module), torch.fx.GraphModule)]
+            self._elsewhere = {id(tensor) for module in modules for tensor in _own_tensors(module)}
+        if id(tensor) in self._elsewhere:
+            return ()
+        return tuple(self._by_memory.get(_memory_of(tensor) or (0, 0), ())) or None
+
+
+def _own_tensors(module: Module) -> Iterator[Tensor]:
+    """A module's own parameters and buffers, without those of its children."""
+    for name in ("_parameters", "_buffers"):
+        yield from (value for value in module.__dict__.get(name, {}).values() if value is not None)
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int] | None:
+    """Where the elements of a tensor begin, and their count; None if they are nowhere."""
+    try:
+        return (tensor.data_ptr(), tensor.numel()) if tensor.numel() and tensor.data_ptr() else None
+    except Exception:  # a lazy parameter, a layout or a subclass without memory of its own
+        return None
+
+
+def _gathered_in(module: Module) -> Iterator[tuple[Module, Tensor]]:
+    """The whole parameters that FSDP2 makes for calls of a sharded module, each with the module that it is of.
+
+    Private names of ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``; without them nothing is found.
+    """
+    with suppress(Exception):
+        state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for param in (param for group in groups for param in getattr(group, "fsdp_params", ())):
+            if hasattr(param, "_unsharded_param"):
+                yield param._module_info.module, param._unsharded_param
+
+
+class Updates:
+    """Compares the versions of parameters with those at the first look. torch counts a version for each change in
+    place, by an optimizer or by hand; compiled code may change a parameter without it.
+
+    A parameter is known by its id, so it must be alive. The fused steps of torch's optimizers count no version.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, int] = {}
+
+    def look(self, parameters: Iterable[Tensor]) -> None:
+        """Note the versions of parameters that are not known."""
+        for parameter in parameters:
+            if not parameter.is_inference():  # has no version
+                self._before.setdefault(id(parameter), parameter._version)
+
+    def changed(self, parameter: Tensor) -> bool:
+        """Whether a parameter changed since the first look; False for unknown ones."""
+        before = self._before.get(id(parameter))
+        return before is not None and not parameter.is_inference() and parameter._version != before
 
 
 class Replicas:
@@ -69,17 +159,12 @@ class Replicas:
         if not known or any(id(model) not in inside for model in models):
             known = [module for module, _ in modules if isinstance(module, DistributedDataParallel)]
             if torch.distributed.is_available() and torch.distributed.is_initialized():
-                known += all_replicas()
+                known += instances_of(DistributedDataParallel)
             ours = {id(module) for module, _ in modules}
             known = [*{id(model): model for model in known if _is_built(model)}.values()]
             known = [model for model in known if any(id(module) in ours for module in model.modules())]
             self._found = [ref(model) for model in known]
         return known
-
-
-def all_replicas() -> list[DistributedDataParallel]:
-    """All DistributedDataParallel modules of this process."""
-    return instances_of(DistributedDataParallel)
 
 
 def _is_built(replica: DistributedDataParallel) -> bool:

@@ -1,4 +1,4 @@
-"""Custom ops are recorded by name in every version of torch, and are as before afterwards."""
+"""Changes of the process that recordings share are undone by the last one; custom ops are recorded by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,70 @@ import torch
 from torch import nn
 
 import torchprof
-from torchprof.record.custom_ops import CustomOps
+from torchprof.record.shared_changes import CustomOps, SharedChange
+
+MODULE = SimpleNamespace()
+"""Has a ``function`` as soon as it is loaded."""
+
+
+class Replaced(SharedChange):
+    def _make(self) -> None:
+        if hasattr(MODULE, "function"):
+            self._put(MODULE, "function", "ours")
+
+
+@pytest.fixture
+def module() -> Iterator[SimpleNamespace]:
+    MODULE.function = "theirs"
+    yield MODULE
+    vars(MODULE).clear()
+    assert not Replaced._undo
+
+
+def test_the_last_of_several_users_undoes_a_change(module: SimpleNamespace) -> None:
+    first, second = Replaced(), Replaced()
+    seen = []
+    for step in (first.on, first.on, second.on, first.off, first.off, second.off, second.off):
+        step()
+        seen.append(module.function)
+    assert seen == ["ours"] * 5 + ["theirs"] * 2
+
+
+def test_a_user_that_was_freed_does_not_keep_a_change(module: SimpleNamespace) -> None:
+    user = Replaced()
+    user.on()
+    Replaced().on()
+    assert module.function == "ours"
+    user.off()
+    assert module.function == "theirs"
+
+
+def test_what_other_code_has_put_there_meanwhile_stays(module: SimpleNamespace) -> None:
+    user = Replaced()
+    user.on()
+    module.function = "of others"
+    user.off()
+    assert module.function == "of others"
+
+
+def test_a_change_that_could_not_be_made_is_tried_again(module: SimpleNamespace) -> None:
+    del module.function
+    user = Replaced()
+    user.on()
+    module.function = "loaded later"
+    user.on()
+    assert module.function == "ours"
+    user.off()
+    assert module.function == "loaded later"
+
+
+def test_each_change_has_users_of_its_own(module: SimpleNamespace) -> None:
+    user, other = Replaced(), CustomOps()
+    user.on()
+    other.on()
+    user.off()
+    assert module.function == "theirs"
+    other.off()
 
 
 # The schema is given because torch 2.4 reads no types that are strings.
