@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import CALL
@@ -58,48 +59,28 @@ _MOST = 1 << 61
 are from a damaged trace; the op is not counted then."""
 
 
+@dataclass(slots=True)
 class _Open:
-    """An op that has not ended: its own ``work`` by formula (None: unknown), the counts ``found`` inside it; ``parts``:
+    """An op that has not ended: its own ``work`` by formula (None: unknown), the ``counts`` found inside it; ``parts``:
     (place, ns) of each part if it is divided among layers."""
 
-    __slots__ = (
-        "call",
-        "counts",
-        "end_ns",
-        "inner",
-        "is_batch",
-        "is_dispatched",
-        "is_in_mode",
-        "is_opaque",
-        "name",
-        "parts",
-        "place",
-        "prepares",
-        "repeats",
-        "signature",
-        "views",
-        "work",
-        "works",
-    )
-
-    def __init__(self, end_ns: int, name: str, signature: int, place: int, work: Work | None) -> None:
-        self.end_ns = end_ns
-        self.name = name
-        self.signature = signature
-        self.place = place
-        self.work = work
-        self.parts: Sequence[tuple[int, int]] = ()
-        self.counts: list[tuple[int, Count]] = []
-        self.repeats = False  # an op of its own name is inside it
-        self.inner: list[_Inner] = []
-        self.is_batch = False  # its inputs are one example, and those of the ops inside it a whole batch
-        self.is_dispatched = False  # only the ops inside it count, whatever its inputs are
-        self.is_in_mode = False  # a mode runs it
-        self.is_opaque = False  # neither its shapes nor the ops inside it give its work
-        self.views = False  # an op is inside it that returns a view
-        self.prepares = False  # an op is inside it that prepares work of other code
-        self.works = False  # an op is inside it that does something itself, if only to move data
-        self.call: GraphCall | None = None  # of a compiled graph whose work is known
+    end_ns: int
+    name: str
+    signature: int
+    place: int
+    work: Work | None
+    parts: Sequence[tuple[int, int]] = ()
+    counts: list[tuple[int, Count]] = field(default_factory=list)
+    inner: list[_Inner] = field(default_factory=list)
+    repeats: bool = False  # an op of its own name is inside it
+    is_batch: bool = False  # its inputs are one example, and those of the ops inside it a whole batch
+    is_dispatched: bool = False  # only the ops inside it count, whatever its inputs are
+    is_in_mode: bool = False  # a mode runs it
+    is_opaque: bool = False  # neither its shapes nor the ops inside it give its work
+    views: bool = False  # an op is inside it that returns a view
+    prepares: bool = False  # an op is inside it that prepares work of other code
+    works: bool = False  # an op is inside it that does something itself, if only to move data
+    call: GraphCall | None = None  # of a compiled graph whose work is known
 
 
 class _Inner(NamedTuple):
