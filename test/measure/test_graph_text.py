@@ -32,7 +32,7 @@ RANGE = "## Call CompiledFxGraph key ##"
 def test_the_nodes_of_a_graph_are_counted_with_the_sizes_of_a_call() -> None:
     """s0 = 3: a product of 3×8 and 8×16, and one FLOP for each of 48 elements in relu and in the comparison."""
     graph = read_graph(TEXT)
-    assert [(op.node, op.name.removeprefix("aten::")) for op in graph.ops] == [
+    assert [(node.name, node.operator.removeprefix("aten::")) for node in graph.nodes.values() if node.is_call] == [
         ("permute", "permute"),
         ("mm", "mm"),
         ("view", "reshape"),

@@ -511,7 +511,7 @@ def matches(text: str = "", source: str = "") -> list[tuple[set[str], bool] | No
     graph = KeptGraph(SOURCE.format(branch=source), TEXT.format(branch=text), TAKEN)
     flow = GraphFlow(graph)
     nodes = [flow.node_of.get(at) for at, one in enumerate(graph.source.kernels) if one.is_library]
-    return [node and (set(flow.reads(node)), node.node in flow.of_gradients) for node in nodes]
+    return [node and (set(flow.reads(node)), node.name in flow.of_gradients) for node in nodes]
 
 
 CHAIN = [({"primals_1"}, False), ({"primals_2"}, False), (set(), True)]

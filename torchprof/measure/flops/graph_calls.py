@@ -128,7 +128,7 @@ class GraphCalls:
         of_call = key, tuple(symbols.items())
         if of_call not in self._work:
             works = work_of_nodes(text, symbols)
-            unknown = {op.name for op in text.ops if op.node in works and works[op.node] is None}
+            unknown = {text.nodes[name].operator for name, work in works.items() if work is None}
             self._work[of_call] = works, unknown
         has_layers = self._layers is not None and not self._layers.why_unknown(key)
         return GraphCall(key, *self._work[of_call], self._layers if has_layers else None)

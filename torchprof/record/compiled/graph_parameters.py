@@ -10,11 +10,10 @@ import ast
 from collections.abc import Iterator, Mapping, Set
 
 from torchprof.attribute.compiled_graphs import CompiledKernel, OwnedWork, Span, TracedModule
-from torchprof.measure.flops.graph_text import GraphTensor, GraphText
+from torchprof.measure.flops.graph_text import GraphTensor, GraphText, GraphValue
 from torchprof.record.compiled.fx_nodes import plain_kernel_name
-from torchprof.record.compiled.graph_source import TANGENTS
-from torchprof.record.compiled.graph_spans import GraphSpans
-from torchprof.record.compiled.kept_graph import KeptGraph
+from torchprof.record.compiled.graph_flow import GraphSpans
+from torchprof.record.compiled.kept_graph import TANGENTS, KeptGraph
 from torchprof.run.words import IN_CPP
 
 _IN_CPP = "aoti_torch_"
@@ -60,7 +59,7 @@ def _saves_for(forward: GraphText, backward: GraphText) -> bool:
     return all(_may_be_equal(first, other) for first, other in pairs)
 
 
-def _may_be_equal(first: GraphTensor | ast.expr | None, other: GraphTensor | ast.expr | None) -> bool:
+def _may_be_equal(first: GraphValue, other: GraphValue) -> bool:
     """Whether two values of graphs have the same type and sizes, as far as these are numbers."""
     if not isinstance(first, GraphTensor) or not isinstance(other, GraphTensor):
         return isinstance(first, GraphTensor) is isinstance(other, GraphTensor)
