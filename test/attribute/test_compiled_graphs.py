@@ -37,6 +37,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchprof.attribute.compiled_graphs import (
+    Block,
     CompiledGraphs,
     ModuleTensor,
     Owner,
@@ -212,9 +213,10 @@ def layers_of(graphs: CompiledGraphs, graph: str, around: int, inputs: str = "")
     the reason."""
     kernels = graphs._graphs[graph]
     found = [graphs.layers_of(graph, number, around, inputs) for number in range(len(kernels))]
+    assert not any(isinstance(layers, Block) for layers in found)
     return [
-        one if isinstance(one, str) else [NAMES[number] if number >= 0 else "(outside)" for number, _ in one]
-        for one in found
+        layers if isinstance(layers, str) else [NAMES[layer[0]] if layer[0] >= 0 else "(outside)" for layer in layers]
+        for layers in found
     ]
 
 

@@ -89,7 +89,7 @@ class GraphCall:
         numbers = self._layers.called(self._key, [name for name, _ in self._ran])
         for (name, parts), number in zip(self._ran, numbers):
             if is_generated(name):
-                nodes = None if number is None else self._layers.nodes_of(self._key, number)
+                nodes = None if number is None else self._layers.kernel(self._key, number).nodes
                 yield None if nodes is None else [left.pop(node) for node in nodes if node in left], parts
 
 

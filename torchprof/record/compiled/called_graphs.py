@@ -5,36 +5,27 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from threading import Lock
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
-from torchprof.attribute.compiled_graphs import CompiledGraphs, ProfiledModule
+from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.recording import CalledGraph
 from torchprof.record.compiled.graph_parameters import kernels_by_parameters
-from torchprof.record.compiled.inductor import Provenance
+from torchprof.record.compiled.inductor import Provenance, replace
 from torchprof.record.compiled.kept_graph import KeptGraph
 from torchprof.record.compiled.noted_calls import NotedCalls
+from torchprof.record.plan import Plan
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import optional
 from torchprof.run.words import COMPILED_BEFORE, LAYERS_NOT_RECORDED
 
 _GRAPHS = "torch._inductor.output_code.CompiledFxGraph"
 _NUMBERS = itertools.count(1)
-
-
-class PlannedModules(Protocol):
-    """The modules of a profile. ``Plan`` implements it."""
-
-    @property
-    def modules(self) -> Mapping[tuple[str, ...], ProfiledModule]: ...
-
-    def is_alone(self, path: tuple[str, ...]) -> bool: ...
-
-    def holders_of(self, tensors: Sequence[Any]) -> list[tuple[tuple[str, ...], ...] | None]: ...
 
 
 class CalledGraphs:
@@ -47,7 +38,7 @@ class CalledGraphs:
 
     _lock: ClassVar[Lock] = Lock()
     _all_on: ClassVar[list[CalledGraphs]] = []
-    _undo: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+    _undo: ClassVar[ExitStack] = ExitStack()
 
     def __init__(self) -> None:
         self.by_key: dict[str, CalledGraph] = {}
@@ -58,7 +49,10 @@ class CalledGraphs:
     def on(self) -> None:
         with CalledGraphs._lock:
             if not CalledGraphs._all_on:
-                CalledGraphs._undo = _noting_calls()
+                # A process without this module has compiled nothing: torch.compile imports it.
+                graphs: Any = optional(_GRAPHS) if _GRAPHS.rpartition(".")[0] in sys.modules else None
+                if graphs is not None and "__call__" in vars(graphs):
+                    replace(CalledGraphs._undo, (graphs, "__call__"), _noting)
             CalledGraphs._all_on.append(self)
             self._calls = NotedCalls.current() or self._calls  # the numbers of calls stand in the events of all
             self._calls.on()
@@ -70,7 +64,7 @@ class CalledGraphs:
                 CalledGraphs._all_on.remove(self)
                 self._calls.off()
                 if not CalledGraphs._all_on:
-                    CalledGraphs._undo()
+                    CalledGraphs._undo.close()
 
     @property
     def knows_parameters(self) -> bool:
@@ -82,7 +76,7 @@ class CalledGraphs:
         """Whether layers of any graph that was called may be known."""
         return self.knows_parameters or any(key in Provenance.known for key in self.by_key)
 
-    def layers(self, plan: PlannedModules, provenance: Provenance | None) -> CompiledGraphs | None:
+    def layers(self, plan: Plan, provenance: Provenance | None) -> CompiledGraphs | None:
         """The layers of all graphs, for the models of a profile; None if nothing is known and it was not requested.
 
         ``provenance``: the one that was on.
@@ -123,30 +117,16 @@ class CalledGraphs:
             )
 
 
-def _noting_calls() -> Callable[[], None]:
-    """Have each call of a graph noted. Returns what restores torch."""
-    # A process without this module has compiled nothing: torch.compile imports it.
-    graphs: Any = optional(_GRAPHS) if _GRAPHS.rpartition(".")[0] in sys.modules else None
-    original = None if graphs is None else vars(graphs).get("__call__")
-    if original is None:
-        return lambda: None
-
-    def call(graph: Any, inputs: Sequence[Any]) -> Any:
-        if getattr(graph, "_fx_graph_cache_key", "") is None:  # no cache has it; the range around the call needs a key
-            graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
-        key, text = (getattr(graph, name, None) for name in ("_fx_graph_cache_key", "inductor_post_grad_graph_str"))
-        if isinstance(key, str) and isinstance(text, str):
-            for noting in CalledGraphs._all_on:
-                noting._note(key, text, inputs)
-        number = CalledGraphs._number_of(key, graph, inputs) if isinstance(key, str) and is_observed() else None
-        if number is None:
-            return original(graph, inputs)
-        with record(f"{COMPILED_INPUTS}{number}"):
-            return original(graph, inputs)
-
-    def undo() -> None:
-        if vars(graphs).get("__call__") is call:
-            graphs.__call__ = original
-
-    graphs.__call__ = call
-    return undo
+def _noting(original: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> Any:
+    """Call a graph, and have the call noted."""
+    if getattr(graph, "_fx_graph_cache_key", "") is None:  # no cache has it; the range around the call needs a key
+        graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
+    key, text = (getattr(graph, name, None) for name in ("_fx_graph_cache_key", "inductor_post_grad_graph_str"))
+    if isinstance(key, str) and isinstance(text, str):
+        for noting in CalledGraphs._all_on:
+            noting._note(key, text, inputs)
+    number = CalledGraphs._number_of(key, graph, inputs) if isinstance(key, str) and is_observed() else None
+    if number is None:
+        return original(graph, inputs)
+    with record(f"{COMPILED_INPUTS}{number}"):
+        return original(graph, inputs)

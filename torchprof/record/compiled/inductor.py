@@ -131,11 +131,11 @@ class Provenance:
         inductor, ours = self._inductor, _StandIns(self._inductor)
         with ExitStack() as undo:
             undo.callback(ours.forget_graphs)
-            _replace(undo, inductor.enter, ours.compile_function)
-            _replace(undo, inductor.cached, ours.compile_with_provenance)
-            _replace(undo, inductor.compile, ours.compile_graph)
-            _replace(undo, inductor.write, ours.write_kernel)
-            _replace(undo, inductor.call, ours.call_library)
+            replace(undo, inductor.enter, ours.compile_function)
+            replace(undo, inductor.cached, ours.compile_with_provenance)
+            replace(undo, inductor.compile, ours.compile_graph)
+            replace(undo, inductor.write, ours.write_kernel)
+            replace(undo, inductor.call, ours.call_library)
             self._undo = undo.pop_all()
 
     def off(self) -> None:
@@ -273,7 +273,7 @@ def _template(lowering: Any) -> tuple[set[str], set[str]]:
     return {node.name for node in template.node.origins}, {node.name for node in before}
 
 
-def _replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -> None:
+def replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -> None:
     """Replace a function by one of ours, which gets the original as its first argument, until ``undo`` is closed. If
     other code has replaced it meanwhile, its replacement stays and ours passes calls on to the original."""
     owner, name = place
