@@ -382,6 +382,7 @@ def test_detached_and_under_no_grad() -> None:
 def test_checkpointing_counts_the_segment_again(use_reentrant: bool) -> None:
     model, x = Checkpointed(use_reentrant), torch.rand(2, 4, requires_grad=True)
     run = profiled(lambda: back(model(x)), model)
+    assert not uncounted(run)
     layer = 2 * 4 * 4
     assert total(run) == 3 * layer
     assert total(run, "macs", "backward") == 6 * layer
@@ -414,11 +415,6 @@ def test_recomputed_work_equals_torchs_counter(use_reentrant: bool, early_stop: 
     assert (total(run), total(run, "macs", "backward")) == (ROWS * (FIRST + LAST), 2 * ROWS * (FIRST + LAST))
     again = torchs(step).get_total_flops() // 2 - 3 * ROWS * (FIRST + LAST)
     assert total(run, "macs", "recompute") == again == run.tree("recompute").total.macs
-
-
-def test_checkpointing_gives_no_warning() -> None:
-    model = Checkpointed(use_reentrant=False)
-    assert not uncounted(profiled(lambda: back(model(torch.rand(2, 4))), model))
 
 
 def test_gradients_that_are_there_are_added_to() -> None:
@@ -867,16 +863,8 @@ def test_the_fused_encoder_on_padded_sequences_is_unknown() -> None:
     model, mask = encoder().eval(), torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
     with torch.no_grad():
         run = profiled(lambda: model(torch.rand(2, 7, 8), src_key_padding_mask=mask), model)
-    assert uncounted(run)
-    assert total(run) == 0
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_padding_mask_gives_no_own_warning() -> None:
-    model, mask = encoder().eval(), torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
-    with torch.no_grad():
-        run = profiled(lambda: model(torch.rand(2, 7, 8), src_key_padding_mask=mask), model)
     assert [line.split()[2] for line in uncounted(run)] == ["aten::_transformer_encoder_layer_fwd"]
+    assert total(run) == 0
 
 
 # Functions, ops and formulas of the user
@@ -1027,7 +1015,7 @@ def test_a_call_whose_formula_raises_is_not_counted() -> None:
 
     with formula(torch.ops.aten.tanh, broken):
         run = profiled(lambda: torch.rand(6).tanh())
-    assert uncounted(run)
+    assert [line.split()[2] for line in uncounted(run)] == ["aten::tanh"]
     assert total(run, "flops") == 0
 
 
@@ -1163,16 +1151,6 @@ def test_a_function_that_launches_its_own_kernels_gives_a_warning() -> None:
     x = torch.rand(2, 3, requires_grad=True)
     run = profiled(lambda: Launches.apply(x).backward(torch.ones(2, 3)))
     assert len(uncounted(run)) == 2
-
-
-def test_a_users_formula_that_raises_gives_a_warning() -> None:
-    def broken(*args: Any, **named: Any) -> int:
-        raise ValueError("not yet")
-
-    with formula(torch.ops.aten.relu, broken):
-        run = profiled(lambda: torch.rand(6).relu())
-    assert [line.split()[2] for line in uncounted(run)] == ["aten::relu"]
-    assert total(run, "flops") == 0
 
 
 @pytest.mark.parametrize("layouts", ["csc csr", "csr csr", "coo coo"])

@@ -17,7 +17,6 @@ from torchprof.measure.flops.free_ops import does_no_arithmetic
 from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls, divided
 from torchprof.measure.flops.group_counts import GroupCounts
 from torchprof.measure.flops.operation import Operation, Work
-from torchprof.measure.flops.stopped_ops import saves_before
 from torchprof.measure.flops.torch_registry import (
     calls_only_ops,
     is_made_of_ops,
@@ -26,7 +25,7 @@ from torchprof.measure.flops.torch_registry import (
     registered_work,
 )
 from torchprof.run.kernels import KernelWork, kind_of_work
-from torchprof.run.torch_names import FORWARD_ATTENTION, VIEWS, aten
+from torchprof.run.torch_names import FORWARD_ATTENTION, SAVES_RESULTS, VIEWS, aten
 from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, FrameKind, Signature
 from torchprof.run.words import is_generated as is_kernel_of_compile
 
@@ -220,13 +219,14 @@ class Estimate:
             self._pieces_of.pop(thread, None)
 
     def _on_stop(self, thread: int, start: int) -> None:
-        """The op before this mark began, and was not executed."""
+        """Activation checkpointing stopped a recompute here: when the last tensor was saved for backward. The op before
+        the mark began, and was not executed if it saves its inputs. A Function saves them after it was executed."""
         last_group = self._last_groups.pop(thread, None)
         if last_group is not None:
             for item in last_group.items():
                 self._on_event(item)
         last = self._open.by_thread.get(thread)
-        if last and last[-1].end_ns <= start and saves_before(last[-1].name):
+        if last and last[-1].end_ns <= start and "::" in last[-1].name and last[-1].name not in SAVES_RESULTS:
             last.pop()
         self._open.at(thread, start)  # all others are closed: the next mark must not find them
 

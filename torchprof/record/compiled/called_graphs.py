@@ -71,17 +71,13 @@ class CalledGraphs:
         """Whether graphs that no ``Provenance`` knows were called with parameters."""
         return any(graph.taken for graph in self._kept.values())
 
-    @property
-    def knows_layers(self) -> bool:
-        """Whether layers of any graph that was called may be known."""
-        return self.knows_parameters or any(key in Provenance.known for key in self.by_key)
-
     def layers(self, plan: Plan, provenance: Provenance | None) -> CompiledGraphs | None:
         """The layers of all graphs, for the models of a profile; None if nothing is known and it was not requested.
 
         ``provenance``: the one that was on.
         """
-        if provenance is None and not self.knows_layers:
+        knows_layers = self.knows_parameters or any(key in Provenance.known for key in self.by_key)
+        if provenance is None and not knows_layers:
             return None
         why_unknown = LAYERS_NOT_RECORDED if provenance is None else COMPILED_BEFORE
         kernels, hiding = kernels_by_parameters(self._kept, why_unknown)
@@ -95,37 +91,28 @@ class CalledGraphs:
             why_unknown,
         )
 
-    @classmethod
-    def _number_of(cls, key: str, graph: Any, inputs: Sequence[Any]) -> int | None:
-        """The number of a call, for the range around it; None if the graph is known, or has no parameters."""
-        if key in Provenance.known:
+    def _note(self, key: str, graph: Any, inputs: Sequence[Any]) -> int | None:
+        """Note a call. Its number, for the range around it; None if the graph is known, or has no parameters."""
+        text = getattr(graph, "inductor_post_grad_graph_str", None)
+        if isinstance(text, str):
+            called = self.by_key.setdefault(key, CalledGraph(text, []))
+            if called.has_symbols and is_observed():
+                sizes = (tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs)
+                called.calls.append(tuple(sizes))
+        if key in Provenance.known or not is_observed():
             return None
-        number = None
-        for graphs in cls._all_on:
-            if key not in graphs._kept:
-                graphs._kept[key] = KeptGraph.of(graph, inputs)
-            number = graphs._kept[key].number_of(graph, inputs, graphs._calls)
-        return number
-
-    def _note(self, key: str, text: str, inputs: Sequence[Any]) -> None:
-        known = self.by_key.get(key)
-        if known is None:
-            known = self.by_key.setdefault(key, CalledGraph(text, []))
-        if known.has_symbols and is_observed():
-            known.calls.append(
-                tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs)
-            )
+        if key not in self._kept:
+            self._kept[key] = KeptGraph.of(graph, inputs)
+        return self._kept[key].number_of(graph, inputs, self._calls)
 
 
 def _noting(original: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> Any:
     """Call a graph, and have the call noted."""
-    if getattr(graph, "_fx_graph_cache_key", "") is None:  # no cache has it; the range around the call needs a key
-        graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
-    key, text = (getattr(graph, name, None) for name in ("_fx_graph_cache_key", "inductor_post_grad_graph_str"))
-    if isinstance(key, str) and isinstance(text, str):
-        for noting in CalledGraphs._all_on:
-            noting._note(key, text, inputs)
-    number = CalledGraphs._number_of(key, graph, inputs) if isinstance(key, str) and is_observed() else None
+    key = getattr(graph, "_fx_graph_cache_key", "")
+    if key is None:  # no cache has it; the range around the call needs a key
+        key = graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
+    numbers = [noting._note(key, graph, inputs) for noting in CalledGraphs._all_on if isinstance(key, str)]
+    number = numbers[-1] if numbers else None  # all have the same
     if number is None:
         return original(graph, inputs)
     with record(f"{COMPILED_INPUTS}{number}"):

@@ -100,6 +100,13 @@ class _Inductor:
         )
 
 
+class _State(local):
+    """What a thread compiles now: autograd's threads compile, too."""
+
+    graph: TracedGraph | None = None
+    is_in_function = False
+
+
 class Provenance:
     """From ``on`` to ``off``, records which operators and layers each kernel was made from that torch.compile compiles.
 
@@ -117,6 +124,8 @@ class Provenance:
         self._inductor = _Inductor()
         self.divides = divides
         self._undo = ExitStack()
+        self._forwards: dict[Any, TracedGraph] = {}  # by the ID that torch gives to a graph and its backward
+        self._state = _State()
 
     @classmethod
     def if_supported(cls, divides: bool, warnings: list[RunWarning]) -> Provenance | None:
@@ -128,58 +137,43 @@ class Provenance:
             return None
 
     def on(self) -> None:
-        inductor, ours = self._inductor, _StandIns(self._inductor)
+        inductor = self._inductor
         with ExitStack() as undo:
-            undo.callback(ours.forget_graphs)
-            replace(undo, inductor.enter, ours.compile_function)
-            replace(undo, inductor.cached, ours.compile_with_provenance)
-            replace(undo, inductor.compile, ours.compile_graph)
-            replace(undo, inductor.write, ours.write_kernel)
-            replace(undo, inductor.call, ours.call_library)
+            undo.callback(self._forwards.clear)
+            replace(undo, inductor.enter, self._compile_function)
+            replace(undo, inductor.cached, self._compile_with_provenance)
+            replace(undo, inductor.compile, self._compile_graph)
+            replace(undo, inductor.write, self._write_kernel)
+            replace(undo, inductor.call, self._call_library)
             self._undo = undo.pop_all()
 
     def off(self) -> None:
         self._undo.close()
 
+    # What runs in place of functions of Inductor. Each gets the original first, and calls it.
 
-class _StandIns:
-    """Functions that run in place of some of Inductor's while a ``Provenance`` is on. Each gets the original first, and
-    calls it. They share the graph that is being compiled, one for each thread: autograd's threads compile, too."""
-
-    def __init__(self, inductor: _Inductor) -> None:
-        self._inductor = inductor
-        self._forwards: dict[Any, TracedGraph] = {}  # by the ID that torch gives to a graph and its backward
-        self._state = local()
-
-    def forget_graphs(self) -> None:
-        self._forwards.clear()
-
-    @property
-    def _graph(self) -> TracedGraph | None:
-        return getattr(self._state, "graph", None)
-
-    def compile_function(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+    def _compile_function(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compile a function without the caches of whole models; its calls are noted if it takes tensors of modules."""
         state, taken = self._state, list[Taken]()
-        if not getattr(state, "is_inside", False) and not self._inductor.is_ahead_of_time:
+        if not state.is_in_function and not self._inductor.is_ahead_of_time:
             with suppress(Exception):  # a graph that cannot be read is no error of the user's program
                 taken = taken_by(module.graph)
-        is_inside, state.is_inside = getattr(state, "is_inside", False), True
+        around, state.is_in_function = state.is_in_function, True
         try:
             with self._inductor.uncached():
                 compiled = original(module, *args, **kwargs)
         finally:
-            state.is_inside = is_inside
+            state.is_in_function = around
         return _noting_calls(compiled, taken) if taken and callable(compiled) else compiled
 
-    def compile_with_provenance(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _compile_with_provenance(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compile a graph without the caches of graphs and with provenance tracking."""
         if self._inductor.is_ahead_of_time:
             return original(*args, **kwargs)
         with self._inductor.with_provenance():  # not once in ``on``: settings hold for one thread, backward has another
             return original(*args, **kwargs)
 
-    def compile_graph(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+    def _compile_graph(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         """Read a graph, compile it, and keep its kernels under a key that the range around it shows."""
         number, is_backward = kwargs.get("graph_id"), kwargs.get("is_backward", False)
         graph = TracedGraph(self._forwards.get(number) if is_backward else None, is_backward)
@@ -187,7 +181,7 @@ class _StandIns:
             graph.read(module.graph)
         if number is not None and not is_backward:
             self._forwards[number] = graph
-        around, self._state.graph = self._graph, graph
+        around, self._state.graph = self._state.graph, graph
         try:
             compiled = original(module, *args, **kwargs)
         finally:
@@ -201,9 +195,9 @@ class _StandIns:
             Provenance.known[key] = graph.why_unknown or kernels
         return compiled
 
-    def write_kernel(self, original: Callable[..., Any], wrapper: Any, kernel: str, handle: int | None = None) -> Any:
+    def _write_kernel(self, original: Callable[..., Any], wrapper: Any, kernel: str, handle: int | None = None) -> Any:
         """Note the nodes of a kernel for which Inductor writes the provenance."""
-        graph = self._graph
+        graph = self._state.graph
         if graph is not None:
             with graph.reading():
                 lowering = self._inductor.lowering
@@ -212,9 +206,9 @@ class _StandIns:
                 graph.add(_range_of(wrapper, kernel, lowering.cpp_wrapper), nodes, template[-1:], prologue)
         return original(wrapper, kernel, handle)
 
-    def call_library(self, original: Callable[..., Any], scheduler: Any, node: Any) -> Any:
+    def _call_library(self, original: Callable[..., Any], scheduler: Any, node: Any) -> Any:
         """Note a library op, for some of which Inductor writes no provenance."""
-        graph = self._graph
+        graph = self._state.graph
         before = 0 if graph is None else graph.written
         called = original(scheduler, node)
         if graph is not None and graph.written == before:
