@@ -128,7 +128,7 @@ def _arguments(schema: Any, signature: Signature) -> tuple[list[Any], dict[str, 
             value = torch.empty(shape, dtype=getattr(torch, _DTYPES[dtype]), device="meta")
         if is_tensor != (isinstance(value, torch.Tensor) or dtype == "TensorList") and value is not None:
             raise ValueError
-        if value is None and argument.has_default_value():
+        if value is None:
             value = argument.default_value  # strings are not recorded
         if isinstance(value, tuple):
             value = list(value)

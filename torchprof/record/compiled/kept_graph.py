@@ -153,9 +153,9 @@ def read_source(source: str) -> GraphSource:
 
 class _Reader:
     def __init__(self, module: ast.Module) -> None:
-        sources = dict(_sources(module))
+        sources, types = _assigned(module)
         self._events = {name for name, text in sources.items() if any(mark in text for mark in _HAVE_EVENTS)}
-        self._outputs = dict(_outputs(module, sources))
+        self._outputs = {name: _outputs(name, text, types.get(name)) for name, text in sources.items()}
         self._part_of: dict[str, str] = {}  # a part of a result → the result
         self._inputs: tuple[str, ...] = ()
         self._kernels: list[SourceKernel] = []
@@ -224,35 +224,27 @@ class _Reader:
         return self._part_of.get(name, name)
 
 
-def _sources(module: ast.Module) -> Iterator[tuple[str, str]]:
-    """The kernels that Inductor generated: name and source."""
-    for name, call in _assigned_calls(module):
-        if ast.unparse(call.func).startswith("async_compile."):
-            texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-            yield name, max(texts, key=len, default="")
-
-
-def _outputs(module: ast.Module, sources: Mapping[str, str]) -> Iterator[tuple[str, list[bool] | None]]:
-    """The kernels that Inductor generated: name, and for each argument whether it is written to; None if unknown."""
+def _assigned(module: ast.Module) -> tuple[dict[str, str], dict[str, Sequence[ast.expr]]]:
+    """Of the kernels that Inductor generated: the source of each, and the types of its arguments if that is C++."""
+    sources: dict[str, str] = {}
     types: dict[str, Sequence[ast.expr]] = {}
-    for name, call in _assigned_calls(module):
-        if call.args and isinstance(call.args[0], ast.List):
-            types[name] = call.args[0].elts
-    for name, text in sources.items():
-        if name in types:  # C++: the types of its arguments
-            yield name, ["const" not in ast.unparse(declared) for declared in types[name]]
-        elif match := re.search(rf"def {re.escape(name)}\(([^)]*)\)", text):  # Triton
-            yield name, ["out_ptr" in argument for argument in match[1].split(",")]
-        else:
-            yield name, None
-
-
-def _assigned_calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
     for statement in module.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
-            target = statement.targets[0]
-            if isinstance(target, ast.Name):
-                yield target.id, statement.value
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name), *_], value=ast.Call(func=function, args=arguments)):
+                if ast.unparse(function).startswith("async_compile."):
+                    values = [argument.value for argument in arguments if isinstance(argument, ast.Constant)]
+                    sources[name] = max((text for text in values if isinstance(text, str)), key=len, default="")
+                if arguments and isinstance(arguments[0], ast.List):
+                    types[name] = arguments[0].elts
+    return sources, types
+
+
+def _outputs(name: str, source: str, types: Sequence[ast.expr] | None) -> list[bool] | None:
+    """For each argument of a generated kernel whether it is written to; None if unknown."""
+    if types is not None:
+        return ["const" not in ast.unparse(declared) for declared in types]
+    match = re.search(rf"def {re.escape(name)}\(([^)]*)\)", source)  # Triton
+    return None if match is None else ["out_ptr" in argument for argument in match[1].split(",")]
 
 
 def _flat(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
