@@ -311,7 +311,7 @@ class Estimate:
             if entered.call is not None:
                 self._known.add(entered.place)
         elif stack and stack[-1].call is not None:
-            stack[-1].call.note(name, entered.parts or [(entered.place, item[4])])
+            stack[-1].call.ran.append((name, entered.parts or [(entered.place, item[4])]))
         if work is not None:
             self._known.update([place for place, _ in entered.parts] or [entered.place])
         stack.append(entered)
@@ -356,15 +356,13 @@ class Estimate:
         if stack:
             around = stack[-1]
             is_same = around.name == done.name
-            is_trial = done.is_in_mode if around.is_dispatched else is_same and self._are_alike(done, around)
+            is_alike = is_same and self._signatures[done.signature].shapes == self._signatures[around.signature].shapes
+            is_trial = done.is_in_mode if around.is_dispatched else is_alike
             around.inner.append(_Inner(is_same, is_trial, len(around.counts), len(around.counts) + len(counts)))
             around.counts.extend(counts)
             return
         for place, count in counts:
             self._add(place, count)
-
-    def _are_alike(self, first: _Open, other: _Open) -> bool:
-        return self._signatures[first.signature].shapes == self._signatures[other.signature].shapes
 
     def _is_on_a_part(self, done: _Open) -> bool:
         """Whether an op calls itself on a part of its inputs, as that of a ``DTensor`` does: then the op inside counts,
