@@ -313,10 +313,7 @@ def test_self_is_only_known_by_the_label_around() -> None:
     graphs = graphs_of(whole=[work("a", traced("head", "")), work("b", OWN)])
     assert layers_of(graphs, "whole", OUTSIDE) == [OTHER_MODULE, ["(outside)"]]
     # Nor in the range of a module that does not fit.
-    assert layers_of(graphs, "whole", FIRST) == [
-        OTHER_MODULE,
-        ["blocks.0"],
-    ]
+    assert layers_of(graphs, "whole", FIRST) == [OTHER_MODULE, ["blocks.0"]]
 
 
 def test_a_module_is_ambiguous_if_its_class_has_other_modules() -> None:
@@ -369,10 +366,7 @@ def test_the_tensors_that_a_function_took_identify_the_module() -> None:
         "tied": [taken("L['block']", "fc1", "blocks.0.fc1", "blocks.1.fc1")],
         "of another class": [taken("L['block']", "fc1", "head")],
         "gathered": [taken("L['block']", "fc1")._replace(holders=None)],
-        "one gathered": [
-            taken("L['block']", "fc1")._replace(holders=None),
-            taken("L['block']", "fc2", "blocks.1.fc2"),
-        ],
+        "one gathered": [taken("L['block']", "fc1")._replace(holders=None), taken("L['block']", "fc2", "blocks.1.fc2")],
         "one freed": [freed("L['block']", "fc1"), taken("L['block']", "fc2", "blocks.1.fc2")],
     }
     graphs = CompiledGraphs(function, MODULES, is_alone=lambda path: False, inputs=inputs)
@@ -551,8 +545,7 @@ def test_a_region_can_be_outside_all_layers() -> None:
 def test_each_compile_id_is_a_region() -> None:
     """Two versions of one function, and another function. A second call of the first is one more call."""
     walked = Ran(
-        label("@", 0, 100),
-        *(region(name, at, at + 10) for at, name in enumerate_in_tens("0/0", "0/1", "1/0", "0/0")),
+        label("@", 0, 100), *(region(name, at, at + 10) for at, name in enumerate_in_tens("0/0", "0/1", "1/0", "0/0"))
     )
     assert {name: walked.calls(f"Net / {name}") for name in ("0/0", "0/1", "1/0")} == {"0/0": 2, "0/1": 1, "1/0": 1}
     assert [frame.name for row in walked.run.rows for frame in row.frames] == ["0/0", "0/1", "1/0"]
@@ -1032,11 +1025,7 @@ def test_a_function_that_is_called_with_one_module_and_then_another() -> None:
             op("aten::addmm", at + 30, at + 50, thread=ENGINE),
         ]
     # No tensors are known here.
-    events += [
-        region("0/0", 400, 490),
-        call("function", 420, 460),
-        op("aten::addmm", 430, 450),
-    ]
+    events += [region("0/0", 400, 490), call("function", 420, 460), op("aten::addmm", 430, 450)]
     walked = Ran(*events, graphs=graphs)
     of = [walked.owner("aten::addmm", number) for number in range(5)]
     first, second = (layer(f"blocks.{number}.fc1") for number in range(2))
@@ -1206,11 +1195,7 @@ def sessions(draw: st.DrawFn) -> Forest:
 
 
 @examples(150)
-@given(
-    sessions(),
-    st.sampled_from([False, True, None]),
-    st.none() | st.sets(st.sampled_from(NAMES)),
-)
+@given(sessions(), st.sampled_from([False, True, None]), st.none() | st.sets(st.sampled_from(NAMES)))
 def test_the_rows_of_any_session_add_up_to_its_events(
     session: Forest, divides: bool | None, selected: set[str] | None
 ) -> None:

@@ -393,15 +393,7 @@ def test_checkpointing_counts_the_segment_again(use_reentrant: bool) -> None:
     assert again.children[1].total.macs == layer
 
 
-@pytest.mark.parametrize(
-    ("use_reentrant", "early_stop"),
-    [
-        (True, True),
-        (True, False),
-        (False, False),
-        (False, True),
-    ],
-)
+@pytest.mark.parametrize(("use_reentrant", "early_stop"), [(True, True), (True, False), (False, False), (False, True)])
 def test_recomputed_work_equals_torchs_counter(use_reentrant: bool, early_stop: bool) -> None:
     """Non-reentrant checkpoints stop as soon as backward has all it needs: before the last product of the segment."""
     segment, x = two_layers(), torch.rand(ROWS, 3, requires_grad=True)

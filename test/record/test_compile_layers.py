@@ -1374,10 +1374,7 @@ def test_a_kernel_of_several_layers_can_be_divided() -> None:
     rows = [row for row in found.run.rows if is_in_kernels(row)]
     assert all(row.frames[0].name == "divided by flops: act + spread" for row in rows)
     times = {row.layer.path: row.cost.cpu_ns for row in rows if row.layer and row.frames[0].kind == "kernels"}
-    assert times == {
-        ("Pair", "act"): ns // 5,
-        ("Pair", "spread"): ns - ns // 5,
-    }
+    assert times == {("Pair", "act"): ns // 5, ("Pair", "spread"): ns - ns // 5}
 
 
 def test_all_kernels_divided_are_all_time_of_kernels() -> None:
@@ -1471,10 +1468,7 @@ def test_a_node_that_tells_nothing_leaves_its_kernel_unknown_and_no_other() -> N
     with torch._inductor.config.patch(joint_custom_post_pass=forget):
         found = recorded(Small, infer)
     check(found, unknown=1)
-    assert kernels_of(found.run) == {
-        (FORWARD, "addmm", UNKNOWN): 1,
-        (FORWARD, "cpp_fused_gelu_0", ("Small.act",)): 1,
-    }
+    assert kernels_of(found.run) == {(FORWARD, "addmm", UNKNOWN): 1, (FORWARD, "cpp_fused_gelu_0", ("Small.act",)): 1}
 
 
 def test_an_error_of_the_compiler_is_the_users() -> None:
@@ -1514,10 +1508,7 @@ def test_inductor_is_as_before(error: type[BaseException] | None) -> None:
     start_anew()
     compiled: Any = torch.compile(Small())
     before = state_of_inductor()
-    with (
-        pytest.raises(error) if error else nullcontext(),
-        torchprof.Profile(compiled, compile_layers=True),
-    ):
+    with pytest.raises(error) if error else nullcontext(), torchprof.Profile(compiled, compile_layers=True):
         assert state_of_inductor()["compile"] is not before["compile"]
         infer(compiled)
         assert state_of_inductor()["inductor"] == before["inductor"]

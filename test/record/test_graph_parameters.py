@@ -165,14 +165,7 @@ def test_a_recording_leaves_the_method_of_graphs_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "known"),
-    [
-        ("tied words", 0.2),
-        ("Siamese", 1),
-        ("GPT", 1),
-        ("Perceiver", 0.8),
-        ("recommender", 0.2),
-    ],
+    ("name", "known"), [("tied words", 0.2), ("Siamese", 1), ("GPT", 1), ("Perceiver", 0.8), ("recommender", 0.2)]
 )
 def test_no_layer_has_products_of_another(name: str, known: float) -> None:
     """``known``: at least this share of them is at layers; the rest is at the model itself."""

@@ -33,10 +33,7 @@ _DENSE_SHAPE = aten("_indices _nnz _values indices values crow_indices ccol_indi
 """Only ops on sparse tensors call these. Their recorded shapes are dense ones, which do not determine the work."""
 _PADDING = FORWARD_ATTENTION | aten("matmul bmm _native_multi_head_attention _transformer_encoder_layer_fwd")
 """Ops that pad nested tensors, which have no shape. The shapes of the ops inside are larger than the data."""
-_AROUND_OTHER_CODE = (
-    *aten("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"),
-    "detach",
-)
+_AROUND_OTHER_CODE = (*aten("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"), "detach")
 """Prefixes of ops that prepare work of code without ops: memory for a kernel; conversion to NumPy and back."""
 _PYTHON_BACKWARD = "Backward"
 """Suffix of the backward node of a user's Function. The names of torch's own nodes end in a number."""
