@@ -19,8 +19,8 @@ from torchprof.measure.flops.group_counts import GroupCounts
 from torchprof.measure.flops.operation import Operation, Work
 from torchprof.measure.flops.torch_registry import (
     calls_only_ops,
+    has_users_formula,
     is_made_of_ops,
-    is_users,
     registered_formula,
     registered_work,
 )
@@ -136,7 +136,7 @@ class Estimate:
     @staticmethod
     def detail(name: str) -> Detail:
         """How much of an op's inputs to read."""
-        if _has_users_formula(name):
+        if has_users_formula(name):
             return Detail.SCALARS
         if does_no_arithmetic(name) or "::" not in name:
             return Detail.NOTHING
@@ -204,7 +204,7 @@ class Estimate:
                 idle = self._is_idle.get(name)
                 if idle is None:
                     idle = self._is_idle[name] = kind is Kind.COMPILING or (
-                        does_no_arithmetic(name) and not _has_users_formula(name)
+                        does_no_arithmetic(name) and not has_users_formula(name)
                     )
                 if idle:
                     self._idle_until[thread] = start + item.ns
@@ -320,7 +320,7 @@ class Estimate:
         if name in _PADDING and "" in self._signatures[signature].dtypes[:2]:
             self._opaque_calls.add((name, signature))
         inputs = self._signatures[signature]
-        if _has_users_formula(name):
+        if has_users_formula(name):
             work = registered_work(name, inputs)
             if work is None:  # the user's formula replaces ours, even if it gives no result
                 self._opaque_calls.add((name, signature))
@@ -432,8 +432,3 @@ def _around(place: Place) -> Iterator[Place]:
     while inner is not None:
         yield inner
         inner = inner.outer or inner.within
-
-
-def _has_users_formula(name: str) -> bool:
-    formula = registered_formula(name)
-    return formula is not None and is_users(formula)

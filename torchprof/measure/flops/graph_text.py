@@ -11,6 +11,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -179,15 +180,13 @@ def _annotated(annotation: ast.expr | None) -> GraphValue:
     if not isinstance(text, str):
         return None
     tensor, number = _TENSOR.match(text), _NUMBER.fullmatch(text)
-    try:
+    with suppress(SyntaxError):
         if number is not None:
             return ast.parse(number["value"], mode="eval").body
         if tensor is not None:
-            sizes = ast.parse(f"({tensor['sizes']},)" if tensor["sizes"] else "()", mode="eval").body
-            assert isinstance(sizes, ast.Tuple)
+            sizes = ast.parse(f"[{tensor['sizes']}]", mode="eval").body
+            assert isinstance(sizes, ast.List)
             return GraphTensor(_DTYPES.get(tensor["dtype"], tensor["dtype"]), tuple(sizes.elts))
-    except SyntaxError:
-        pass
     return None
 
 

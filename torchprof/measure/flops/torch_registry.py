@@ -37,9 +37,10 @@ def registered_formula(name: str) -> Callable[..., Any] | None:
     return formula
 
 
-def is_users(formula: Callable[..., Any]) -> bool:
-    """Whether a registered formula is a user's, and not torch's."""
-    return getattr(formula, "__module__", None) != _TORCHS_OWN
+def has_users_formula(name: str) -> bool:
+    """Whether the registered formula of an op is a user's, and not torch's."""
+    formula = registered_formula(name)
+    return formula is not None and getattr(formula, "__module__", None) != _TORCHS_OWN
 
 
 def registered_work(name: str, signature: Signature) -> Work | None:

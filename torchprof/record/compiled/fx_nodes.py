@@ -132,9 +132,9 @@ def flops_of(node: Any) -> int | None:
 
 def largest_numel_of(node: Any) -> int:
     """The number of elements of the largest tensor among a node's inputs and outputs."""
-    return max(
-        (numel for tensor in (node, *node.all_input_nodes) for numel in _numels(tensor.meta.get("val"))), default=0
-    )
+    values = [inner.meta.get("val") for inner in (node, *node.all_input_nodes)]
+    parts = (part for value in values for part in (value if isinstance(value, (tuple, list)) else [value]))
+    return max((prod(_shape(part)) for part in parts if _is_tensor(part)), default=0)
 
 
 def owner_of(node: Any) -> Owner | None:
@@ -150,13 +150,8 @@ def owner_of(node: Any) -> Owner | None:
     return of_results.pop() if len(of_results) == 1 else None
 
 
-def _numels(value: Any) -> list[int]:
-    """The number of elements of each tensor in the value of a node."""
-    return [
-        prod(_shape(item))
-        for item in (value if isinstance(value, (tuple, list)) else [value])
-        if hasattr(item, "dtype") and hasattr(item, "shape")
-    ]
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
@@ -178,6 +173,6 @@ def _in_numbers(value: Any) -> Any:
         return [_in_numbers(item) for item in value]
     if hasattr(value, "meta"):
         return _in_numbers(value.meta.get("val"))
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
+    if _is_tensor(value):
         return _shape(value)
     return _number(value) if hasattr(value, "node") else value

@@ -17,7 +17,6 @@ from uuid import uuid4
 
 from torchprof.attribute.compiled_graphs import CompiledKernel
 from torchprof.attribute.events import COMPILED_INPUTS
-from torchprof.errors import TorchprofError
 from torchprof.record.compiled.dynamo_sources import Taken, taken_by
 from torchprof.record.compiled.noted_calls import NotedCalls
 from torchprof.record.compiled.traced_graph import TracedGraph
@@ -31,47 +30,35 @@ _RANGE = re.compile(r'RAIIAtenRecordFunctionHandle \S+\("graph_\d+_(\S+)"')
 """The line in the source of a C++ kernel that opens its range in the profiler's events."""
 
 
-class CompilerUnknown(TorchprofError):
-    """This torch lacks a part of the compiler that is needed to find the layers of its kernels."""
-
-    def __init__(self, reason: str) -> None:
-        self.warning: RunWarning = RunWarning.of("compiler_unknown", reason=reason)
-        super().__init__(str(self.warning))
-
-
 class _Inductor:
-    """The private API of Inductor that is used here. Raises CompilerUnknown if this torch lacks any of it."""
-
-    NODES = "_inductor_triton_kernel_to_post_grad_node_info"
+    """The private API of Inductor that is used here. Raises ImportError or AttributeError if this torch lacks any."""
 
     def __init__(self) -> None:
-        try:
-            from torch._functorch import config as functorch_config
-            from torch._inductor import compile_fx, config, debug
-            from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-            from torch._inductor.scheduler import Scheduler
-            from torch._inductor.virtualized import V
+        from torch._functorch import config as functorch_config
+        from torch._inductor import compile_fx, config, debug
+        from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+        from torch._inductor.scheduler import Scheduler
+        from torch._inductor.virtualized import V
 
-            self.config: Any = config
-            self.functorch_config: Any = functorch_config
-            self._debug: Any = debug
-            self._handlers: Any = V
-            self.enter = compile_fx, "compile_fx"
-            self.cached = compile_fx, "_compile_fx_inner"
-            self.compile = compile_fx, "fx_codegen_and_compile"
-            self.write = PythonWrapperCodegen, "write_provenance_debug_handle"
-            self.call = Scheduler, "codegen_extern_call"
-            for owner, name in (self.enter, self.cached, self.compile, self.write, self.call):
-                getattr(owner, name)
-            self.nodes_of("", 0)
-            with self.uncached(), self.with_provenance():
-                pass
-        except (ImportError, AttributeError) as missing:
-            raise CompilerUnknown(str(missing)) from missing
+        self.config: Any = config
+        self.functorch_config: Any = functorch_config
+        self._debug: Any = debug
+        self._handlers: Any = V
+        self.enter = compile_fx, "compile_fx"
+        self.cached = compile_fx, "_compile_fx_inner"
+        self.compile = compile_fx, "fx_codegen_and_compile"
+        self.write = PythonWrapperCodegen, "write_provenance_debug_handle"
+        self.call = Scheduler, "codegen_extern_call"
+        for owner, name in (self.enter, self.cached, self.compile, self.write, self.call):
+            getattr(owner, name)
+        self.nodes_of("", 0)
+        with self.uncached(), self.with_provenance():
+            pass
 
     def nodes_of(self, kernel: str, handle: int | None) -> Sequence[str]:
         """The names of the nodes that a kernel was made from."""
-        return getattr(self._debug, self.NODES).get(f"{kernel}:{handle}", ())  # type: ignore[no-any-return]
+        nodes = self._debug._inductor_triton_kernel_to_post_grad_node_info
+        return nodes.get(f"{kernel}:{handle}", ())  # type: ignore[no-any-return]
 
     @property
     def lowering(self) -> Any:
@@ -112,7 +99,7 @@ class Provenance:
 
     Graphs are then compiled and not taken from caches, because a cached graph has no provenance. C++ kernels get ranges
     in the profiler's events, and keep them afterwards. An error while a graph is read leaves its layers unknown and the
-    compiled code unchanged. Raises TorchprofError if this torch lacks the private API that is needed.
+    compiled code unchanged. Raises ImportError or AttributeError if this torch lacks the private API that is needed.
     """
 
     known: ClassVar[dict[str, tuple[CompiledKernel, ...] | str]] = {}
@@ -132,8 +119,8 @@ class Provenance:
         """A new object; None if this torch lacks the private API, and then the reason is added to ``warnings``."""
         try:
             return cls(divides)
-        except CompilerUnknown as missing:
-            warnings.append(missing.warning)
+        except (ImportError, AttributeError) as missing:
+            warnings.append(RunWarning.of("compiler_unknown", reason=str(missing)))
             return None
 
     def on(self) -> None:
