@@ -157,13 +157,6 @@ def test_a_graph_without_parameters_tells_nothing() -> None:
     assert [warning.code for warning in run.warnings if warning.code in KINDS] == ["inside_compiled"]
 
 
-def test_a_recording_leaves_the_method_of_graphs_as_it_was() -> None:
-    model, x = MLP(16, 64), torch.rand(4, 16)
-    before = output_code.CompiledFxGraph.__call__
-    run, _ = both(model, lambda model: train(model, x))
-    assert output_code.CompiledFxGraph.__call__ is before and products(run, FORWARD)
-
-
 @pytest.mark.parametrize(
     ("name", "known"), [("tied words", 0.2), ("Siamese", 1), ("GPT", 1), ("Perceiver", 0.8), ("recommender", 0.2)]
 )

@@ -119,31 +119,30 @@ class _Work(NamedTuple):
 _NOTHING = _Work(-1, frozenset())
 
 
-class GraphSpans:
+class GraphSpans(GraphFlow):
     """The values of a graph, and for each the parameters of the layers that work before and after it.
 
     ``forward``: the spans of the graph whose backward this is.
     """
 
     def __init__(self, graph: KeptGraph, forward: GraphSpans | None = None) -> None:
+        super().__init__(graph, forward)
         self.source = graph.source
-        self.flow: GraphFlow = GraphFlow(graph, None if forward is None else forward.flow)
-        flow = self.flow
         # What a backward computes again of the forward does not tell where the gradients after it are computed.
         reads_of = {
-            name: node.reads & flow.of_gradients if name in flow.of_gradients else node.reads
-            for name, node in flow.text.nodes.items()
+            name: node.reads & self.of_gradients if name in self.of_gradients else node.reads
+            for name, node in self.text.nodes.items()
         }
         self._own = {
             name: _Work(number, parameters)
-            for number, (name, node) in enumerate(flow.text.nodes.items())
+            for number, (name, node) in enumerate(self.text.nodes.items())
             if (parameters := self._parameters_of(node))
         }
         self._before: dict[str, _Work] = {}
         for name, reads in reads_of.items():
             last = (self._own.get(read) or self._before.get(read, _NOTHING) for read in reads)
             self._before[name] = max(last, key=lambda work: (bool(work.parameters), work.number), default=_NOTHING)
-        self._node_of = self._written()
+        self._in_buffer = self._nodes_in_buffers()
         uses = Counter(name for own in self._own.values() for name in own.parameters)
         used_again = frozenset(name for name in uses if uses[name] > 1)
         self.repeated: frozenset[str] = used_again if forward is None else forward.repeated
@@ -156,26 +155,25 @@ class GraphSpans:
 
     def _parameters_of(self, node: GraphNode) -> frozenset[str]:
         """The parameters that a node works for or reads directly."""
-        made_of = self.flow.made_of
-        if node.name in made_of:
+        if node.name in self.made_of:
             return frozenset()
-        if node.name in self.flow.calls:
-            return self.flow.works_for(node)
-        return frozenset().union(*(made_of.get(read, ()) for read in node.reads))
+        if node.name in self.calls:
+            return self.works_for(node)
+        return frozenset().union(*(self.made_of.get(read, ()) for read in node.reads))
 
-    def _written(self) -> Mapping[str, str]:
+    def _nodes_in_buffers(self) -> Mapping[str, str]:
         """The nodes of buffers, as far as they are arguments or results of library calls, or outputs of the graph. Of
         an input that a kernel may write to, it is what is written."""
         names = {name: name for name in self.source.inputs}
-        for node in self.flow.text.nodes.values():
+        for node in self.text.nodes.values():
             if node.operator == "aten::copy_" and len(node.given) > 1:
                 names[node.given[0]] = node.given[1]
-        for index, node in self.flow.node_of.items():
+        for index, node in self.node_of.items():
             kernel = self.source.kernels[index]
             names.update(dict.fromkeys(kernel.writes, node.name) if kernel.number is not None else {})
             for name, given in zip(kernel.given, node.given) if len(kernel.given) == len(node.given) else ():
                 names.setdefault(name, given)
-        for name, (returned, _) in zip(self.source.returned, self.flow.text.outputs):
+        for name, (returned, _) in zip(self.source.returned, self.text.outputs):
             if name and returned:
                 names.setdefault(name, returned)
         return names
@@ -186,14 +184,14 @@ class GraphSpans:
         from it.
         """
         kernel = self.source.kernels[number]
-        node = self.flow.node_of.get(number)
+        node = self.node_of.get(number)
         nodes = {node.name} if node is not None else self._computed(number)
         if not kernel.name or not nodes:
             return frozenset()
-        return frozenset(self._span(node) for node in nodes if self.flow.made_of.get(node, {node}))
+        return frozenset(self._span(node) for node in nodes if self.made_of.get(node, {node}))
 
     def _span(self, node: str) -> Span:
-        own = self.flow.made_of.get(node) or self._own.get(node, _NOTHING).parameters
+        own = self.made_of.get(node) or self._own.get(node, _NOTHING).parameters
         if own:
             return Span(own, own, is_own=True)
         return Span(self._before[node].parameters, self._after.get(node, _NOTHING).parameters)
@@ -214,21 +212,21 @@ class GraphSpans:
                     return set()
         if not unknown <= read:
             return set()
-        reads = {self._node_of[name] for name in kernels[number].reads if name in self._node_of} - results
+        reads = {self._in_buffer[name] for name in kernels[number].reads if name in self._in_buffer} - results
         inside: set[str] = set()
         waiting = [*results]
         while waiting and len(inside) <= _MOST_NODES:
             node = waiting.pop()
-            is_inside = node not in reads and node in self.flow.text.nodes and node not in self.flow.calls
+            is_inside = node not in reads and node in self.text.nodes and node not in self.calls
             if is_inside and node not in inside:
                 inside.add(node)
-                waiting.extend(self.flow.text.nodes[node].reads)
+                waiting.extend(self.text.nodes[node].reads)
         return inside if len(inside) <= _MOST_NODES else set()
 
     def _nodes_written(self, writes: Set[str]) -> tuple[set[str], set[str]]:
         """The nodes of some buffers, and the buffers of which they are unknown."""
-        unknown = {name for name in writes if name not in self._node_of}
-        return {self._node_of[name] for name in writes - unknown}, unknown
+        unknown = {name for name in writes if name not in self._in_buffer}
+        return {self._in_buffer[name] for name in writes - unknown}, unknown
 
 
 def _nodes_of(source: GraphSource, text: GraphText) -> dict[int, GraphNode]:

@@ -76,18 +76,17 @@ def _may_be_equal(first: GraphValue, other: GraphValue) -> bool:
 def _kernels(spans: GraphSpans, roots: Mapping[str, str], why_unknown: str) -> Iterator[CompiledKernel]:
     """The kernels of a graph that have events. A call of a library has the parameters that it works for as owners; of
     any other kernel it is known which layers work before and after it. ``roots``: of the parameters."""
-    flow = spans.flow
     repeated = _roots(spans.repeated, roots)
     for index, kernel in enumerate(spans.source.kernels):
         if kernel.name and kernel.has_event:
-            op = flow.node_of.get(index)
-            names = frozenset() if op is None else flow.works_for(op)
+            op = spans.node_of.get(index)
+            names = frozenset() if op is None else spans.works_for(op)
             parts = [OwnedWork((TracedModule(roots[name], (), ""),), 0) for name in sorted(names)]
             between = frozenset() if names else spans.of_kernel(index)
             yield CompiledKernel(
                 plain_kernel_name(kernel.name),
                 tuple(parts) or (OwnedWork(None, 0),),
-                op is not None and flow.is_recomputed(op),
+                op is not None and spans.is_recomputed(op),
                 why_unknown=why_unknown,
                 repeated=repeated,
                 between=frozenset(
