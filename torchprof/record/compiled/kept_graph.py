@@ -7,6 +7,7 @@ The source has a function ``call`` with one statement for each kernel, such as
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -193,35 +194,24 @@ class _Reader:
         is_generated = generated in self._outputs
         if not is_generated and not _LIBRARY.fullmatch(name):
             return False
-        given = [self._names(arg) for arg in call.args]
-        out = {name for keyword in call.keywords if keyword.arg == "out" for name in self._names(keyword.value)}
-        reads = {name for names in given for name in names}
-        reads |= {name for keyword in call.keywords if keyword.arg != "out" for name in self._names(keyword.value)}
-        writes = out | ({result} if result is not None else set())
+        by_argument = [self._names(argument) for argument in call.args]
+        given = tuple(itertools.chain.from_iterable(by_argument))
+        by_keyword = {keyword.arg: self._names(keyword.value) for keyword in call.keywords}
+        results = [*by_keyword.pop("out", ()), *([] if result is None else [result])]
+        reads = frozenset(given).union(*by_keyword.values())
         if is_generated:
-            is_written = self._outputs[generated] or [True] * len(given)
-            writes = {name for names, writes in zip(given, is_written) if writes for name in names}
-        elif not writes:
-            writes = set(reads)  # in place
-        self._kernels.append(
-            SourceKernel(
-                generated if is_generated else name,
-                frozenset(reads),
-                frozenset(writes),
-                not is_generated,
-                has_event=not is_generated or generated in self._events,
-                given=tuple(name for names in given for name in names),
-            )
-        )
+            is_written = self._outputs[generated] or [True] * len(by_argument)
+            writes = frozenset().union(*itertools.compress(by_argument, is_written))
+            kernel = SourceKernel(generated, reads, writes, False, generated in self._events, given)
+        else:
+            kernel = SourceKernel(name, reads, frozenset(results) or reads, True, True, given)  # or else in place
+        self._kernels.append(kernel)
         return True
 
     def _names(self, expression: ast.expr) -> list[str]:
         """The inputs and buffers in an expression; for a part of a result, the result."""
         names = [node.id for node in ast.walk(expression) if isinstance(node, ast.Name)]
-        return [self._whole(name) for name in names if name in self._inputs or _BUFFER.fullmatch(name)]
-
-    def _whole(self, name: str) -> str:
-        return self._part_of.get(name, name)
+        return [self._part_of.get(name, name) for name in names if name in self._inputs or _BUFFER.fullmatch(name)]
 
 
 def _assigned(module: ast.Module) -> tuple[dict[str, str], dict[str, Sequence[ast.expr]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -193,28 +193,14 @@ class TracedGraph:
 
     def _of_all_inputs(self, name: str) -> Owner | None:
         """The innermost module that contains the origins of all inputs of a node; None if unknown."""
-        common: Owner | None = None
-        seen, waiting = {name}, [name]
-        while waiting:
-            for inner in self._nodes[waiting.pop()].inputs:
-                node = self._nodes[inner]
-                if inner in seen or node.is_given:
-                    continue
-                seen.add(inner)
-                if node.inherits_owner:
-                    waiting.append(inner)
-                elif node.owner is None:
-                    return None
-                else:
-                    common = node.owner if common is None else common_prefix((common, node.owner))
-        return common
+        origins = self._reached([name], lambda node: node.inputs if node.inherits_owner else ())
+        nodes = [self._nodes[origin] for origin in origins]
+        return _around([node.owner for node in nodes if not (node.inherits_owner or node.is_given)])
 
     def _of_all_uses(self, name: str) -> Owner | None:
         """The innermost module that contains all uses of the tensor whose gradients a node adds; None if unknown."""
         summed = self._summed_tensor(name)
-        owners = [] if summed is None or self._forward is None else self._forward._users(summed)
-        known = [owner for owner in owners if owner is not None]
-        return common_prefix(known) if known and len(known) == len(owners) else None
+        return None if summed is None or self._forward is None else _around(self._forward._users(summed))
 
     def _summed_tensor(self, name: str) -> str | None:
         """The tensor of the forward graph whose gradients a node adds; None if unknown.
@@ -248,14 +234,18 @@ class TracedGraph:
 
     def _same_gradient(self, names: Iterable[str]) -> set[str]:
         """Some tensors, and those whose gradient may be the unchanged gradient of one of them."""
-        same: set[str] = set()
+        return self._reached(names, lambda node: node.inputs if node.keeps_gradient else ())
+
+    def _reached(self, names: Iterable[str], next_of: Callable[[TracedNode], Iterable[str]]) -> set[str]:
+        """Some nodes, and all nodes that follow from them."""
+        reached: set[str] = set()
         waiting = [*names]
         while waiting:
             name = waiting.pop()
-            if name not in same:
-                same.add(name)
-                waiting.extend(self._nodes[name].inputs if self._nodes[name].keeps_gradient else ())
-        return same
+            if name not in reached:
+                reached.add(name)
+                waiting.extend(next_of(self._nodes[name]))
+        return reached
 
     def _users(self, name: str) -> list[Owner | None]:
         """The owners of the operators that use a tensor, with () if the tensor is an output of the graph."""
@@ -271,17 +261,9 @@ class TracedGraph:
             input_node.name if input_node.name in self._nodes else self._replaced_node(input_node)
             for input_node in node.all_input_nodes
         }
-        owners: set[str] = set()
-        waiting = [] if result is None else [result]
-        while waiting:
-            name = waiting.pop()
-            if name in inputs or name in owners:
-                continue
-            if self._nodes[name].is_given:
-                return None
-            owners.add(name)
-            waiting.extend(self._nodes[name].inputs)
-        return owners or None
+        last = [] if result is None or result in inputs else [result]
+        between = self._reached(last, lambda node: (name for name in node.inputs if name not in inputs))
+        return None if any(self._nodes[name].is_given for name in between) else between or None
 
     def _replaced_node(self, node: Any) -> str | None:
         """The node whose result a node that a pass added computes instead; None if torch does not record it."""
@@ -292,3 +274,9 @@ class TracedGraph:
                 return str(replaced[-1].name)
             sources = replaced[-1].from_node if replaced else ()
         return None
+
+
+def _around(owners: Sequence[Owner | None]) -> Owner | None:
+    """The innermost module that contains all owners; None if there is none, or if one of them is unknown."""
+    known = [owner for owner in owners if owner is not None]
+    return common_prefix(known) if known and len(known) == len(owners) else None
