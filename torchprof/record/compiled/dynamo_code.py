@@ -194,7 +194,7 @@ def _region(
 
 def _in_short(reason: str) -> str:
     """The first line and the explanations of torch's message about a graph break."""
-    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    lines = _lines(reason)
     explanations = [line.removeprefix("Explanation: ") for line in lines[1:] if line.startswith("Explanation: ")]
     return ": ".join([*lines[:1], *explanations[:1]]).rstrip(".")
 
@@ -202,8 +202,7 @@ def _in_short(reason: str) -> str:
 def _hint(reason: str) -> str:
     """The first hint of torch's message about a graph break; one to report it to torch's authors only if there is no
     other. "" if it has none."""
-    lines = (line.strip() for line in reason.splitlines())
-    hints = [line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: ")]
+    hints = [line.removeprefix("Hint: ") for line in _lines(reason) if line.startswith("Hint: ")]
     return next((hint for hint in hints if "file an issue" not in hint), next(iter(hints), ""))
 
 
@@ -246,7 +245,7 @@ def _read(metrics: Sequence[Any], step_starts: Sequence[int]) -> Iterator[Compil
             *functions.get(of, ("", "", 0)),
             None if step < 0 else step,
             _reason_in_short(str(getattr(metric, "recompile_reason", None) or "")),
-            _first_line(metric.fail_reason) if metric.fail_type is not None else "",
+            next(iter(_lines(str(metric.fail_reason))), "unknown") if metric.fail_type is not None else "",
             whole,
             whole - backend,
             backend - inductor,
@@ -273,5 +272,5 @@ def _reason_in_short(reason: str) -> str:
     return _ADDRESS.sub("", _VERSION.sub("", " ".join(reason.split()), count=1).partition(" # ")[0])
 
 
-def _first_line(text: Any) -> str:
-    return next((line.strip() for line in str(text).splitlines() if line.strip()), "unknown")
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
