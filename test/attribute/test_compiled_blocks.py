@@ -32,7 +32,8 @@ def block_of(*spans: Span, repeated: str = "", around: int = 0, unknown: str = "
     ]
     taken.append(ModuleTensor("tied", (), (("Net", "a", "q"), ("Net", "a", "k"))))
     graphs = CompiledGraphs({"graph": (kernel,)}, modules, inputs={"call": taken})
-    return graphs.block_of("graph", 0, around, "call")
+    layers = graphs.layers_of("graph", 0, around, "call")
+    return layers if isinstance(layers, Block) else None
 
 
 def roots(names: str) -> frozenset[str]:

@@ -37,6 +37,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchprof.attribute.compiled_graphs import (
+    Block,
     CompiledGraphs,
     ModuleTensor,
     Owner,
@@ -64,16 +65,12 @@ from torchprof.run.words import (
 
 # A model of two equal blocks, and graphs of it
 
-"""The classes of its modules, by their names; the number of each layer is where it stands here."""
 NET, FIRST, SECOND, HEAD = (NAMES.index(name) for name in ("", "blocks.0", "blocks.1", "head"))
 
 
 def in_function(name: str, below: str, root: str) -> Owner:
     """The owner of an operation in a module that a compiled function calls: this module is an owner, too."""
     return (TracedModule(root, (), KINDS[below]), *(traced(name, below, root) if name else ()))
-
-
-"""A block: fc1 with its activation in a kernel of both, fc2, and the sum that the block's own forward takes."""
 
 
 # Which kernel an op is
@@ -96,18 +93,6 @@ def in_function(name: str, below: str, root: str) -> Owner:
             [None, 0, None, 1, 2, 3, None],
         ),
         (["aten::addmm", "graph_3_cpp_fused_addmm_gelu_0", "mkldnn::addmm", "graph_12_cpp_fused_add_1"], [0, 1, 2, 3]),
-    ],
-    ids=["they alone", "among other ops", "by their long names"],
-)
-def test_ops_are_kernels_in_the_order_in_which_their_graph_calls_them(
-    ran: list[str], numbers: list[int | None]
-) -> None:
-    assert graphs_of().called("block", ran) == numbers
-
-
-@pytest.mark.parametrize(
-    ("ran", "numbers"),
-    [
         (["addmm", "cpp_fused_addmm_gelu_0", "addmm"], [0, 1, 2]),
         (["addmm", "cpp_fused_addmm_gelu_0", "cpp_fused_add_1"], [0, 1, 3]),
         (["run_and_save", "cpp_fused_addmm_gelu_0", "addmm", "cpp_fused_add_1"], [None, 1, 2, 3]),
@@ -119,6 +104,9 @@ def test_ops_are_kernels_in_the_order_in_which_their_graph_calls_them(
         ([], []),
     ],
     ids=[
+        "they alone",
+        "among other ops",
+        "by their long names",
         "the last is missing",
         "one is missing",
         "one has another name",
@@ -130,7 +118,9 @@ def test_ops_are_kernels_in_the_order_in_which_their_graph_calls_them(
         "nothing ran",
     ],
 )
-def test_only_ops_with_other_names_than_the_kernels_are_unknown(ran: list[str], numbers: list[int | None]) -> None:
+def test_ops_are_kernels_in_the_order_of_their_graph_and_others_are_unknown(
+    ran: list[str], numbers: list[int | None]
+) -> None:
     assert graphs_of().called("block", ran) == numbers
 
 
@@ -212,9 +202,10 @@ def layers_of(graphs: CompiledGraphs, graph: str, around: int, inputs: str = "")
     the reason."""
     kernels = graphs._graphs[graph]
     found = [graphs.layers_of(graph, number, around, inputs) for number in range(len(kernels))]
+    assert not any(isinstance(layers, Block) for layers in found)
     return [
-        one if isinstance(one, str) else [NAMES[number] if number >= 0 else "(outside)" for number, _ in one]
-        for one in found
+        layers if isinstance(layers, str) else [NAMES[layer[0]] if layer[0] >= 0 else "(outside)" for layer in layers]
+        for layers in found
     ]
 
 
@@ -322,10 +313,7 @@ def test_self_is_only_known_by_the_label_around() -> None:
     graphs = graphs_of(whole=[work("a", traced("head", "")), work("b", OWN)])
     assert layers_of(graphs, "whole", OUTSIDE) == [OTHER_MODULE, ["(outside)"]]
     # Nor in the range of a module that does not fit.
-    assert layers_of(graphs, "whole", FIRST) == [
-        OTHER_MODULE,
-        ["blocks.0"],
-    ]
+    assert layers_of(graphs, "whole", FIRST) == [OTHER_MODULE, ["blocks.0"]]
 
 
 def test_a_module_is_ambiguous_if_its_class_has_other_modules() -> None:
@@ -378,10 +366,7 @@ def test_the_tensors_that_a_function_took_identify_the_module() -> None:
         "tied": [taken("L['block']", "fc1", "blocks.0.fc1", "blocks.1.fc1")],
         "of another class": [taken("L['block']", "fc1", "head")],
         "gathered": [taken("L['block']", "fc1")._replace(holders=None)],
-        "one gathered": [
-            taken("L['block']", "fc1")._replace(holders=None),
-            taken("L['block']", "fc2", "blocks.1.fc2"),
-        ],
+        "one gathered": [taken("L['block']", "fc1")._replace(holders=None), taken("L['block']", "fc2", "blocks.1.fc2")],
         "one freed": [freed("L['block']", "fc1"), taken("L['block']", "fc2", "blocks.1.fc2")],
     }
     graphs = CompiledGraphs(function, MODULES, is_alone=lambda path: False, inputs=inputs)
@@ -560,8 +545,7 @@ def test_a_region_can_be_outside_all_layers() -> None:
 def test_each_compile_id_is_a_region() -> None:
     """Two versions of one function, and another function. A second call of the first is one more call."""
     walked = Ran(
-        label("@", 0, 100),
-        *(region(name, at, at + 10) for at, name in enumerate_in_tens("0/0", "0/1", "1/0", "0/0")),
+        label("@", 0, 100), *(region(name, at, at + 10) for at, name in enumerate_in_tens("0/0", "0/1", "1/0", "0/0"))
     )
     assert {name: walked.calls(f"Net / {name}") for name in ("0/0", "0/1", "1/0")} == {"0/0": 2, "0/1": 1, "1/0": 1}
     assert [frame.name for row in walked.run.rows for frame in row.frames] == ["0/0", "0/1", "1/0"]
@@ -1041,11 +1025,7 @@ def test_a_function_that_is_called_with_one_module_and_then_another() -> None:
             op("aten::addmm", at + 30, at + 50, thread=ENGINE),
         ]
     # No tensors are known here.
-    events += [
-        region("0/0", 400, 490),
-        call("function", 420, 460),
-        op("aten::addmm", 430, 450),
-    ]
+    events += [region("0/0", 400, 490), call("function", 420, 460), op("aten::addmm", 430, 450)]
     walked = Ran(*events, graphs=graphs)
     of = [walked.owner("aten::addmm", number) for number in range(5)]
     first, second = (layer(f"blocks.{number}.fc1") for number in range(2))
@@ -1215,11 +1195,7 @@ def sessions(draw: st.DrawFn) -> Forest:
 
 
 @examples(150)
-@given(
-    sessions(),
-    st.sampled_from([False, True, None]),
-    st.none() | st.sets(st.sampled_from(NAMES)),
-)
+@given(sessions(), st.sampled_from([False, True, None]), st.none() | st.sets(st.sampled_from(NAMES)))
 def test_the_rows_of_any_session_add_up_to_its_events(
     session: Forest, divides: bool | None, selected: set[str] | None
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -382,6 +381,7 @@ def test_detached_and_under_no_grad() -> None:
 def test_checkpointing_counts_the_segment_again(use_reentrant: bool) -> None:
     model, x = Checkpointed(use_reentrant), torch.rand(2, 4, requires_grad=True)
     run = profiled(lambda: back(model(x)), model)
+    assert not uncounted(run)
     layer = 2 * 4 * 4
     assert total(run) == 3 * layer
     assert total(run, "macs", "backward") == 6 * layer
@@ -393,15 +393,7 @@ def test_checkpointing_counts_the_segment_again(use_reentrant: bool) -> None:
     assert again.children[1].total.macs == layer
 
 
-@pytest.mark.parametrize(
-    ("use_reentrant", "early_stop"),
-    [
-        (True, True),
-        (True, False),
-        (False, False),
-        (False, True),
-    ],
-)
+@pytest.mark.parametrize(("use_reentrant", "early_stop"), [(True, True), (True, False), (False, False), (False, True)])
 def test_recomputed_work_equals_torchs_counter(use_reentrant: bool, early_stop: bool) -> None:
     """Non-reentrant checkpoints stop as soon as backward has all it needs: before the last product of the segment."""
     segment, x = two_layers(), torch.rand(ROWS, 3, requires_grad=True)
@@ -414,11 +406,6 @@ def test_recomputed_work_equals_torchs_counter(use_reentrant: bool, early_stop: 
     assert (total(run), total(run, "macs", "backward")) == (ROWS * (FIRST + LAST), 2 * ROWS * (FIRST + LAST))
     again = torchs(step).get_total_flops() // 2 - 3 * ROWS * (FIRST + LAST)
     assert total(run, "macs", "recompute") == again == run.tree("recompute").total.macs
-
-
-def test_checkpointing_gives_no_warning() -> None:
-    model = Checkpointed(use_reentrant=False)
-    assert not uncounted(profiled(lambda: back(model(torch.rand(2, 4))), model))
 
 
 def test_gradients_that_are_there_are_added_to() -> None:
@@ -770,14 +757,9 @@ def test_a_distributed_model_counts_as_the_wrapped_model() -> None:
     model = two_layers()
     wrapped = nn.parallel.DistributedDataParallel(model)
     run = profiled(lambda: back(wrapped(torch.rand(ROWS, 3))), wrapped)
+    assert not uncounted(run)
     assert total(run) == ROWS * (FIRST + LAST)
     assert total(run, "macs", "backward") == ROWS * (FIRST + 2 * LAST)
-
-
-@pytest.mark.usefixtures("one_process")
-def test_communication_of_gradients_gives_no_warning() -> None:
-    wrapped = nn.parallel.DistributedDataParallel(two_layers())
-    assert not uncounted(profiled(lambda: back(wrapped(torch.rand(ROWS, 3))), wrapped))
 
 
 # Work that cannot be counted is uncounted, and not 0
@@ -797,19 +779,20 @@ def test_a_dynamically_quantized_layer_is_not_counted() -> None:
         assert layer.total.uncounted and not layer.total.macs
 
 
-def sparse_kinds(dense: Tensor) -> Iterator[Tensor]:
-    yield dense.to_sparse()
-    yield dense.to_sparse_csr()
-    yield dense.to_sparse_csc()
-    yield dense.to_sparse_bsr((2, 2))
+SPARSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "coo": Tensor.to_sparse,
+    "csr": Tensor.to_sparse_csr,
+    "csc": Tensor.to_sparse_csc,
+    "bsr": lambda dense: dense.to_sparse_bsr((2, 2)),
+}
 
 
-@pytest.mark.parametrize("kind", range(4), ids=["coo", "csr", "csc", "bsr"])
+@pytest.mark.parametrize("kind", SPARSE)
 @pytest.mark.filterwarnings("ignore")
-def test_a_sparse_product_is_not_counted_and_never_as_dense(kind: int) -> None:
+def test_a_sparse_product_is_not_counted_and_never_as_dense(kind: str) -> None:
     dense = torch.zeros(8, 6)
     dense[2, 3] = 1
-    matrix = next(itertools.islice(sparse_kinds(dense), kind, None))
+    matrix = SPARSE[kind](dense)
     x, v = torch.rand(6, 4), torch.rand(6)
     for step in (
         lambda: matrix @ x,
@@ -867,16 +850,8 @@ def test_the_fused_encoder_on_padded_sequences_is_unknown() -> None:
     model, mask = encoder().eval(), torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
     with torch.no_grad():
         run = profiled(lambda: model(torch.rand(2, 7, 8), src_key_padding_mask=mask), model)
-    assert uncounted(run)
-    assert total(run) == 0
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_padding_mask_gives_no_own_warning() -> None:
-    model, mask = encoder().eval(), torch.tensor([[False] * 7, [False] * 4 + [True] * 3])
-    with torch.no_grad():
-        run = profiled(lambda: model(torch.rand(2, 7, 8), src_key_padding_mask=mask), model)
     assert [line.split()[2] for line in uncounted(run)] == ["aten::_transformer_encoder_layer_fwd"]
+    assert total(run) == 0
 
 
 # Functions, ops and formulas of the user
@@ -1027,7 +1002,7 @@ def test_a_call_whose_formula_raises_is_not_counted() -> None:
 
     with formula(torch.ops.aten.tanh, broken):
         run = profiled(lambda: torch.rand(6).tanh())
-    assert uncounted(run)
+    assert [line.split()[2] for line in uncounted(run)] == ["aten::tanh"]
     assert total(run, "flops") == 0
 
 
@@ -1165,21 +1140,10 @@ def test_a_function_that_launches_its_own_kernels_gives_a_warning() -> None:
     assert len(uncounted(run)) == 2
 
 
-def test_a_users_formula_that_raises_gives_a_warning() -> None:
-    def broken(*args: Any, **named: Any) -> int:
-        raise ValueError("not yet")
-
-    with formula(torch.ops.aten.relu, broken):
-        run = profiled(lambda: torch.rand(6).relu())
-    assert [line.split()[2] for line in uncounted(run)] == ["aten::relu"]
-    assert total(run, "flops") == 0
-
-
 @pytest.mark.parametrize("layouts", ["csc csr", "csr csr", "coo coo"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_product_of_two_sparse_tensors_is_not_counted(layouts: str) -> None:
-    kinds = {"coo": torch.Tensor.to_sparse, "csr": torch.Tensor.to_sparse_csr, "csc": torch.Tensor.to_sparse_csc}
-    first, second = (kinds[layout](torch.eye(6)) for layout in layouts.split())
+    first, second = (SPARSE[layout](torch.eye(6)) for layout in layouts.split())
     run = profiled(lambda: torch.sparse.mm(first, second))
     assert uncounted(run)
     assert total(run) == 0

@@ -170,10 +170,7 @@ MATRICES = {
     "matrix_power": Case(lambda: torch.matrix_power(x(3, 3), 3), 2 * 27),
     # y = x₁ᵀAx₂: the first product gives a matrix for each output, the second sums it up.
     "bilinear": Case(lambda: F.bilinear(x(2, 3), x(2, 4), x(5, 3, 4)), 5 * (2 * 3 * 4 + 2 * 4), 5 * 2),
-    "bilinear of nothing": Case(
-        lambda: F.bilinear(x(0, 3), x(0, 4), x(5, 3, 4)),
-        0,
-    ),
+    "bilinear of nothing": Case(lambda: F.bilinear(x(0, 3), x(0, 4), x(5, 3, 4)), 0),
     "complex mm": Case(lambda: complex64(2, 3) @ complex64(3, 4), 4 * 24),
     "complex bmm": Case(lambda: torch.bmm(complex64(5, 2, 3), complex64(5, 3, 4)), 4 * 5 * 24),
     "complex linear": Case(lambda: F.linear(complex64(5, 3), complex64(4, 3), complex64(4)), 4 * 5 * 12, 2 * 5 * 4),
@@ -277,9 +274,7 @@ ATTENTION = {
     "attention, five dimensions": Case(attention(*((2, *shape) for shape in _QKV)), 2 * _SCORES * 10, 12 * _SCORES),
     "attention, broadcasting": Case(attention((2, 3, 5, 4), (1, 1, 7, 4), (1, 1, 7, 4)), _SCORES * 8, 6 * _SCORES),
     "attention, one head of queries": Case(
-        attention((2, 1, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4)),
-        _SCORES * 8,
-        6 * _SCORES,
+        attention((2, 1, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4)), _SCORES * 8, 6 * _SCORES
     ),
     "attention, grouped queries": Case(
         attention((2, 4, 5, 4), (2, 2, 7, 4), (2, 2, 7, 4), enable_gqa=True), 2 * 4 * 35 * 8, 6 * 2 * 4 * 35, (2, 5)
@@ -290,9 +285,7 @@ ATTENTION = {
         6 * _SCORES,
     ),
     "_scaled_dot_product_attention_math": Case(
-        attention(*_QKV, function=lambda *qkv: aten._scaled_dot_product_attention_math(*qkv)),
-        _SCORES * 10,
-        6 * _SCORES,
+        attention(*_QKV, function=lambda *qkv: aten._scaled_dot_product_attention_math(*qkv)), _SCORES * 10, 6 * _SCORES
     ),
     "_scaled_dot_product_flash_attention_for_cpu": Case(
         attention(*[_QKV[0]] * 3, function=lambda *qkv: aten._scaled_dot_product_flash_attention_for_cpu(*qkv)),
@@ -328,9 +321,7 @@ RECURRENT = {
     "mkldnn_rnn_layer": Case(recurrent(nn.LSTM), 10 * 12 * (4 + 3), 10 * 3 * (13 + 8)),
     "LSTM without biases": Case(recurrent(nn.LSTM, bias=False), 10 * 12 * (4 + 3), 10 * 3 * 13),
     "LSTM, two layers and directions": Case(
-        recurrent(nn.LSTM, num_layers=2, bidirectional=True),
-        10 * 12 * 2 * ((4 + 3) + (6 + 3)),
-        10 * 3 * 4 * (13 + 8),
+        recurrent(nn.LSTM, num_layers=2, bidirectional=True), 10 * 12 * 2 * ((4 + 3) + (6 + 3)), 10 * 3 * 4 * (13 + 8)
     ),
     "LSTM, projected": Case(recurrent(nn.LSTM, proj_size=2), 10 * (12 * 4 + 12 * 2 + 3 * 2), 10 * 3 * (13 + 8)),
     "GRU": Case(recurrent(nn.GRU), 10 * 9 * (4 + 3), 10 * 3 * (10 + 6)),
@@ -378,22 +369,10 @@ REDUCTIONS = {
     "sort": Case(lambda: x(2, 8).sort(), 0, 16 * 3),
     "sort of another dimension": Case(lambda: x(8, 2).sort(0), 0, 16 * 3),
     "sort of one": Case(lambda: x(2, 1).sort(), 0, 0),
-    "stable sort of another dimension": Case(
-        lambda: torch.sort(x(8, 2), dim=0, stable=True),
-        0,
-        16 * 3,
-    ),
+    "stable sort of another dimension": Case(lambda: torch.sort(x(8, 2), dim=0, stable=True), 0, 16 * 3),
     "argsort": Case(lambda: x(2, 8).argsort(), 0, 16 * 3),
-    "argsort of another dimension": Case(
-        lambda: x(8, 2).argsort(0),
-        0,
-        16 * 3,
-    ),
-    "msort": Case(
-        lambda: torch.msort(x(8, 2)),
-        0,
-        16 * 3,
-    ),
+    "argsort of another dimension": Case(lambda: x(8, 2).argsort(0), 0, 16 * 3),
+    "msort": Case(lambda: torch.msort(x(8, 2)), 0, 16 * 3),
     "searchsorted": Case(lambda: torch.searchsorted(torch.arange(8.0), x(5)), 0, 5 * 3),
     "bucketize into two": Case(lambda: torch.bucketize(x(5), torch.ones(1)), 0, 5),
     "bucketize": Case(lambda: torch.bucketize(x(5), torch.arange(8.0)), 0, 5 * 3),
@@ -424,9 +403,7 @@ NORMS = {
         lambda: aten._native_batch_norm_legit(x(2, 3, 4, 4), x(3), x(3), True, 0.1, 1e-5), 0, _E * 7
     ),
     "_native_batch_norm_legit_no_training": Case(
-        lambda: aten._native_batch_norm_legit_no_training(x(2, 3, 4, 4), x(3), x(3), *_STATISTICS, 0.1, 1e-5),
-        0,
-        _E * 4,
+        lambda: aten._native_batch_norm_legit_no_training(x(2, 3, 4, 4), x(3), x(3), *_STATISTICS, 0.1, 1e-5), 0, _E * 4
     ),
     "_batch_norm_with_update": Case(
         lambda: aten._batch_norm_with_update(x(2, 3, 4, 4), x(3), x(3), *_STATISTICS, 0.1, 1e-5), 0, _E * 7
@@ -505,11 +482,7 @@ PLACES = {
     "_embedding_bag_forward_only": Case(lambda: F.embedding_bag(torch.tensor([[0, 2, 1]]), x(5, 4), mode="sum"), 0, 12),
     "index_add": Case(lambda: x(5, 4).index_add(0, CLASSES, x(2, 4)), 0, 8),
     "scatter_add": Case(lambda: x(5, 4).scatter_add(0, torch.zeros(2, 4, dtype=torch.long), x(2, 4)), 0, 8),
-    "scatter_add of a part": Case(
-        lambda: x(5, 4).scatter_add(0, torch.zeros(1, 4, dtype=torch.long), x(2, 4)),
-        0,
-        4,
-    ),
+    "scatter_add of a part": Case(lambda: x(5, 4).scatter_add(0, torch.zeros(1, 4, dtype=torch.long), x(2, 4)), 0, 4),
     "scatter_reduce": Case(
         lambda: x(5, 4).scatter_reduce(0, torch.zeros(2, 4, dtype=torch.long), x(2, 4), "sum"), 0, 8
     ),
@@ -558,11 +531,7 @@ TRANSFORMS = {
     "triangular_solve": Case(lambda: torch.triangular_solve(x(6, 2), torch.eye(6)), 0, 36 * 2),
     "linalg_cross": Case(lambda: torch.linalg.cross(x(2, 3), x(2, 3)), 0, 3 * 6),
     "cross": Case(lambda: torch.cross(x(2, 3), x(2, 3), dim=1), 0, 3 * 6),
-    "inverse": Case(
-        lambda: torch.linalg.inv(torch.eye(6)),
-        0,
-        432,
-    ),
+    "inverse": Case(lambda: torch.linalg.inv(torch.eye(6)), 0, 432),
 }
 
 
@@ -571,11 +540,7 @@ def fused(name: str, states: str, **options: Any) -> Callable[[], Any]:
     parameters and gradients: like these, empty, or of steps."""
 
     def step() -> None:
-        lists = {
-            "s": lambda: [x(2, 3), x(4)],
-            "-": list,
-            "n": lambda: [torch.ones(()), torch.ones(())],
-        }
+        lists = {"s": lambda: [x(2, 3), x(4)], "-": list, "n": lambda: [torch.ones(()), torch.ones(())]}
         getattr(torch, name)(*(lists[each]() for each in f"ss{states}"), **options)
 
     return step
@@ -592,12 +557,7 @@ OPTIMIZERS = {
     "SGD, dampened": Case(
         fused("_fused_sgd_", "s", weight_decay=0.0, **{**_SGD, "dampening": 0.5}), 0, 10 * (2 + 2 + 1), LISTS
     ),
-    "SGD, plain": Case(
-        fused("_fused_sgd_", "-", weight_decay=0.0, **{**_SGD, "momentum": 0.0}),
-        0,
-        10 * 2,
-        LISTS,
-    ),
+    "SGD, plain": Case(fused("_fused_sgd_", "-", weight_decay=0.0, **{**_SGD, "momentum": 0.0}), 0, 10 * 2, LISTS),
     "_fused_adam": Case(fused("_fused_adam_", "ss-n", **_ADAM), 0, 10 * 13, LISTS),
     "Adam, decay and AMSGrad": Case(
         fused("_fused_adam_", "sssn", **{**_ADAM, "weight_decay": 0.1, "amsgrad": True}), 0, 10 * (13 + 2 + 1), LISTS
@@ -1107,11 +1067,7 @@ def test_an_op_on_a_list_counts_each_of_its_tensors(name: str) -> None:
     raise AssertionError(f"no way to call {name} was found")
 
 
-@given(
-    st.lists(st.integers(1, 4), max_size=4),
-    st.lists(st.integers(0, 4), max_size=4),
-    st.data(),
-)
+@given(st.lists(st.integers(1, 4), max_size=4), st.lists(st.integers(0, 4), max_size=4), st.data())
 def test_elementwise_work_is_that_of_the_broadcast_shape(
     first: list[int], second: list[int], data: st.DataObject
 ) -> None:
@@ -1463,22 +1419,15 @@ def test_a_quantized_op_is_not_counted() -> None:
     "step",
     [
         pytest.param(lambda: F.interpolate(image(), size=3, mode="bilinear", antialias=True), id="antialiased"),
+        pytest.param(lambda: torch.sparse.softmax(torch.eye(9).to_sparse(), 1), id="sparse softmax"),
         pytest.param(
-            lambda: torch.sparse.softmax(torch.eye(9).to_sparse(), 1),
-            id="sparse softmax",
-        ),
-        pytest.param(
-            lambda: torch.linalg.lu_solve(*torch.linalg.lu_factor_ex(torch.eye(6))[:2], x(6, 2)),
-            id="lu_solve",
+            lambda: torch.linalg.lu_solve(*torch.linalg.lu_factor_ex(torch.eye(6))[:2], x(6, 2)), id="lu_solve"
         ),
         pytest.param(
             lambda: F.multilabel_margin_loss(x(2, 3), torch.tensor([[0, -1, 0], [1, -1, 0]])),
             id="multilabel margin loss",
         ),
-        pytest.param(
-            lambda: torch.sparse.sum(torch.eye(9).to_sparse(), 0),
-            id="sparse sum",
-        ),
+        pytest.param(lambda: torch.sparse.sum(torch.eye(9).to_sparse(), 0), id="sparse sum"),
         pytest.param(lambda: torch.linalg.qr(x(3, 3)), id="qr"),
         pytest.param(lambda: torch.linalg.svd(x(3, 3)), id="svd"),
         pytest.param(lambda: torch.linalg.eig(x(3, 3)), id="eig"),
@@ -1505,10 +1454,7 @@ def test_an_uncounted_call_is_one(step: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize(
     "step",
-    [
-        lambda: torch.linalg.matrix_exp(x(3, 3)),
-        lambda: F.embedding(CLASSES, x(5, 4), max_norm=0.1),
-    ],
+    [lambda: torch.linalg.matrix_exp(x(3, 3)), lambda: F.embedding(CLASSES, x(5, 4), max_norm=0.1)],
     ids=["matrix_exp", "embedding with a norm"],
 )
 def test_an_op_that_only_calls_counted_ops_is_not_uncounted(step: Callable[[], Any]) -> None:

@@ -32,7 +32,7 @@ RANGE = "## Call CompiledFxGraph key ##"
 def test_the_nodes_of_a_graph_are_counted_with_the_sizes_of_a_call() -> None:
     """s0 = 3: a product of 3×8 and 8×16, and one FLOP for each of 48 elements in relu and in the comparison."""
     graph = read_graph(TEXT)
-    assert [(op.node, op.name.removeprefix("aten::")) for op in graph.ops] == [
+    assert [(node.name, node.operator.removeprefix("aten::")) for node in graph.nodes.values() if node.is_call] == [
         ("permute", "permute"),
         ("mm", "mm"),
         ("view", "reshape"),
@@ -93,7 +93,7 @@ def called(layers: Any, *ran: tuple[str, list[tuple[int, Count]]]) -> Any:
     """The counts of a call at place 1, of the operators in it."""
     call = GraphCall("key", NODES, {"aten::sort"}, layers)
     for name, _ in ran:
-        call.note(name, [(0, 1)])
+        call.ran.append((name, [(0, 1)]))
     return call.counts(1, [counts for _, counts in ran])
 
 
@@ -132,7 +132,7 @@ def test_kernels_have_the_work_of_their_nodes() -> None:
         ("cpp_fused_relu_0", [(3, 5)]),
         ("cpp_fused_norm_relu_1", [(4, 1), (5, 2)]),
     ):
-        call.note(name, parts)
+        call.ran.append((name, parts))
     found, known = call.counts(1, [[(2, Count(100, 200, 0))], [(3, Count(0, 0, 1))], [(4, Count(0, 0, 1))]])
     assert found == [
         (2, Count(100, 200, 0)),
@@ -147,8 +147,8 @@ def test_kernels_have_the_work_of_their_nodes() -> None:
 def test_a_kernel_with_a_node_of_unknown_work_or_of_another_name_is_not_counted() -> None:
     layers = with_layers(CompiledKernel("cpp_fused_relu_sort_0", (), nodes=("relu", "sort")))
     call = GraphCall("key", NODES, {"aten::sort"}, layers)
-    call.note("cpp_fused_relu_sort_0", [(3, 5)])
-    call.note("cpp_fused_sin_7", [(4, 5)])
+    call.ran.append(("cpp_fused_relu_sort_0", [(3, 5)]))
+    call.ran.append(("cpp_fused_sin_7", [(4, 5)]))
     found, known = call.counts(1, [[], []])
     assert found == [(3, Count(0, 10, 1)), (4, Count(0, 0, 1)), (1, Count(100, 230, 0))]
     assert known == {3}

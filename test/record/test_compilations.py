@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torchprof import Profile
-from torchprof.record.compiled.compilations import compilations
+from torchprof.record.compiled.dynamo_code import compilations
 from torchprof.run.meta import Compilation
 from torchprof.run.words import BACKWARD, FORWARD
 

@@ -56,6 +56,11 @@ def train(model: Any, x: Tensor) -> None:
     (output[0] if isinstance(output, tuple) else output).sum().backward()
 
 
+def infer(model: Any, x: Tensor) -> None:
+    with torch.no_grad():
+        model(x)
+
+
 def recorded(model: Any, step: Callable[[], object], **options: Any) -> Run:
     with Profile(model, with_flops=True, **options) as prof:
         step()
@@ -74,6 +79,11 @@ def both(model: nn.Module, step: Callable[[Any], object], **options: Any) -> tup
     for _ in range(2):
         step(compiled)
     return recorded(compiled, lambda: step(compiled)), eager
+
+
+def have_same_products(run: Run, eager: Run) -> bool:
+    """Whether each layer has the products of its own forward and of its own backward."""
+    return all(products(run, phase) == products(eager, phase) for phase in (FORWARD, BACKWARD))
 
 
 def is_exact(run: Run, name: str) -> bool:
@@ -129,8 +139,7 @@ def test_code_that_is_compiled_in_the_block_without_compile_layers() -> None:
     eager = recorded(model, lambda: train(model, x))
     compiled = torch.compile(model)
     run = recorded(compiled, lambda: train(compiled, x))
-    for phase in (FORWARD, BACKWARD):
-        assert products(run, phase) == products(eager, phase)
+    assert have_same_products(run, eager)
 
 
 def test_a_graph_without_parameters_tells_nothing() -> None:
@@ -148,22 +157,8 @@ def test_a_graph_without_parameters_tells_nothing() -> None:
     assert [warning.code for warning in run.warnings if warning.code in KINDS] == ["inside_compiled"]
 
 
-def test_a_recording_leaves_the_method_of_graphs_as_it_was() -> None:
-    model, x = MLP(16, 64), torch.rand(4, 16)
-    before = output_code.CompiledFxGraph.__call__
-    run, _ = both(model, lambda model: train(model, x))
-    assert output_code.CompiledFxGraph.__call__ is before and products(run, FORWARD)
-
-
 @pytest.mark.parametrize(
-    ("name", "known"),
-    [
-        ("tied words", 0.2),
-        ("Siamese", 1),
-        ("GPT", 1),
-        ("Perceiver", 0.8),
-        ("recommender", 0.2),
-    ],
+    ("name", "known"), [("tied words", 0.2), ("Siamese", 1), ("GPT", 1), ("Perceiver", 0.8), ("recommender", 0.2)]
 )
 def test_no_layer_has_products_of_another(name: str, known: float) -> None:
     """``known``: at least this share of them is at layers; the rest is at the model itself."""
@@ -208,11 +203,7 @@ def test_what_is_between_two_calls_of_a_module_is_not_in_it() -> None:
 
     x = torch.rand(8, 8)
 
-    def step(model: Any) -> None:
-        with torch.no_grad():
-            model(x)
-
-    run, eager = both(Net(), step)
+    run, eager = both(Net(), lambda model: infer(model, x))
     assert products(run, FORWARD) == products(eager, FORWARD)
     assert products(run, FORWARD)["Net"] == 2 * 8**3
 
@@ -267,8 +258,7 @@ def test_blocks_that_were_compiled_one_by_one_share_a_graph_and_no_figures() -> 
         block.compile()
     train(model, x)
     run = recorded(model, lambda: train(model, x))
-    for phase in (FORWARD, BACKWARD):
-        assert products(run, phase) == products(eager, phase)
+    assert have_same_products(run, eager)
 
 
 def test_a_teacher_and_a_student_share_a_graph_and_no_figures() -> None:
@@ -292,11 +282,52 @@ def test_a_teacher_and_a_student_share_a_graph_and_no_figures() -> None:
         assert products(run, phase) == {"ModuleDict.student": 512, "ModuleDict.teacher": 1024}
 
 
-def test_two_forwards_before_a_backward() -> None:
-    model, x = MLP(16, 64), torch.rand(4, 16)
-    run, eager = both(model, lambda model: (model(x) + model(2 * x)).sum().backward())
-    for phase in (FORWARD, BACKWARD):
-        assert products(run, phase) == products(eager, phase)
+class WithPositions(nn.Module):
+    """The gradient of a parameter that is added is work of the layer after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.rand(4, 16))
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x) + self.positions)  # type: ignore[no-any-return]
+
+
+class TiedHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.words(tokens).tanh())  # type: ignore[no-any-return]
+
+
+def train_in_autocast(model: Any, x: Tensor) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(x).float().sum()
+    loss.backward()
+
+
+def train_with_two_forwards(model: Any, x: Tensor) -> None:
+    (model(x) + model(2 * x)).sum().backward()
+
+
+SAME_PRODUCTS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], None], Tensor]] = {
+    "two forwards before a backward": (lambda: MLP(16, 64), train_with_two_forwards, torch.rand(4, 16)),
+    "a parameter that is added": (WithPositions, train, torch.rand(4, 16)),
+    "casts of parameters and of gradients": (lambda: MLP(16, 64), train_in_autocast, torch.rand(4, 16)),
+    "a head that is tied to an embedding": (TiedHead, train, torch.randint(0, 50, (2, 8))),
+    "inference": (lambda: LeNet5().eval(), infer, torch.rand(2, 1, 32, 32)),
+}
+
+
+@pytest.mark.parametrize("name", SAME_PRODUCTS)
+def test_each_layer_has_its_own_products_alone(name: str) -> None:
+    make, step, x = SAME_PRODUCTS[name]
+    run, eager = both(make(), lambda model: step(model, x))
+    assert products(eager, FORWARD) and have_same_products(run, eager)
 
 
 def test_a_product_that_adds_another_branch_is_of_its_layer() -> None:
@@ -313,36 +344,7 @@ def test_a_product_that_adds_another_branch_is_of_its_layer() -> None:
     x = torch.rand(4, 16)
     run, eager = both(nn.Sequential(Block(), Block()), lambda model: train(model, x))
     assert any(row.frames and row.frames[-1].name == "aten::addmm" for row in run.rows)
-    for phase in (FORWARD, BACKWARD):
-        assert products(run, phase) == products(eager, phase)
-
-
-def test_the_gradient_of_a_parameter_that_is_added_is_work_of_the_layer_after_it() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.positions = nn.Parameter(torch.rand(4, 16))
-            self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.first(x) + self.positions)  # type: ignore[no-any-return]
-
-    x = torch.rand(4, 16)
-    run, eager = both(Net(), lambda model: train(model, x))
-    assert products(run, BACKWARD) == products(eager, BACKWARD)
-
-
-def test_in_autocast_casts_of_parameters_and_of_gradients_are_followed() -> None:
-    x = torch.rand(4, 16)
-
-    def step(model: Any) -> None:
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(x).float().sum()
-        loss.backward()
-
-    run, eager = both(MLP(16, 64), step)
-    for phase in (FORWARD, BACKWARD):
-        assert products(run, phase) == products(eager, phase)
+    assert have_same_products(run, eager)
 
 
 def test_a_checkpoint_around_compiled_blocks() -> None:
@@ -362,36 +364,15 @@ def test_a_checkpoint_around_compiled_blocks() -> None:
         block.compile()
     train(model, x)
     run = recorded(model, lambda: train(model, x))
-    for phase in (FORWARD, BACKWARD):
-        assert products(run, phase) == products(eager, phase)
+    assert have_same_products(run, eager)
     assert sum(products(run, RECOMPUTE).values()) == sum(products(eager, FORWARD).values())  # whole graphs run again
-
-
-def test_a_head_that_is_tied_to_an_embedding_has_its_products() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words, self.head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
-            self.head.weight = self.words.weight
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.head(self.words(tokens).tanh())  # type: ignore[no-any-return]
-
-    tokens = torch.randint(0, 50, (2, 8))
-    run, eager = both(Net(), lambda model: train(model, tokens))
-    for phase in (FORWARD, BACKWARD):
-        assert products(run, phase) == products(eager, phase)
 
 
 def test_frozen_weights_are_known_by_their_memory() -> None:
     x = torch.rand(2, 1, 32, 32)
 
-    def step(model: Any) -> None:
-        with torch.no_grad():
-            model(x)
-
     with inductor_config.patch(freezing=True):
-        run, eager = both(LeNet5().eval(), step)
+        run, eager = both(LeNet5().eval(), lambda model: infer(model, x))
     ours, wanted = products(run, FORWARD), products(eager, FORWARD)
     assert sum(ours.values()) == sum(wanted.values())
     assert all(macs <= wanted[layer] for layer, macs in ours.items() if layer != eager.layers[0].name)
@@ -461,21 +442,9 @@ def test_what_a_checkpoint_computes_again_is_recompute() -> None:
 
     x = torch.rand(4, 16)
     run, eager = both(Net(), lambda model: train(model, x))
-    assert products(run, FORWARD) == products(eager, FORWARD)
-    assert products(run, BACKWARD) == products(eager, BACKWARD)
+    assert have_same_products(run, eager)
     again = products(run, RECOMPUTE)
     assert {*again} <= {"Net.block.up", "Net.block.down"} and again["Net.block.up"] == 4 * 16 * 64
-
-
-def test_inference() -> None:
-    x = torch.rand(2, 1, 32, 32)
-
-    def step(model: Any) -> None:
-        with torch.no_grad():
-            model(x)
-
-    run, eager = both(LeNet5().eval(), step)
-    assert products(run, FORWARD) == products(eager, FORWARD)
 
 
 # Calls of libraries and the nodes of the text, by hand
@@ -511,7 +480,7 @@ def matches(text: str = "", source: str = "") -> list[tuple[set[str], bool] | No
     graph = KeptGraph(SOURCE.format(branch=source), TEXT.format(branch=text), TAKEN)
     flow = GraphFlow(graph)
     nodes = [flow.node_of.get(at) for at, one in enumerate(graph.source.kernels) if one.is_library]
-    return [node and (set(flow.reads(node)), node.node in flow.of_gradients) for node in nodes]
+    return [node and (set(flow.reads(node)), node.name in flow.of_gradients) for node in nodes]
 
 
 CHAIN = [({"primals_1"}, False), ({"primals_2"}, False), (set(), True)]
@@ -560,8 +529,7 @@ def test_backward_in_channels_last_is_no_recompute() -> None:
     x = torch.rand(4, 3, 16, 16).to(memory_format=torch.channels_last)
     run, eager = both(model, lambda model: train(model, x))
     assert products(run, RECOMPUTE) == {}
-    for phase in (FORWARD, BACKWARD):
-        assert products(run, phase) == products(eager, phase)
+    assert have_same_products(run, eager)
 
 
 def test_one_product_for_several_parameters_is_of_all_of_them() -> None:
@@ -594,11 +562,7 @@ def test_what_runs_inside_an_operator_without_a_formula_takes_nothing_from_other
 
     x = torch.rand(8, 64)
 
-    def step(model: Any) -> None:
-        with torch.no_grad():
-            model(x)
-
-    run, eager = both(Net(), step)
+    run, eager = both(Net(), lambda model: infer(model, x))
     ours, wanted = products(run, FORWARD), products(eager, FORWARD)
     assert all(ours[layer] == wanted[layer] for layer in ("Net.first", "Net.last"))
     assert sum(ours.values()) == sum(wanted.values())

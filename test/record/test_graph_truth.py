@@ -206,7 +206,7 @@ def _module(parameter: str) -> tuple[str, ...]:
 
 
 def _block(span: Span, names: dict[str, str]) -> tuple[str, ...]:
-    """The module that is around a span: by hand, as ``CompiledGraphs.block_of`` says it in words."""
+    """The module that is around a span: by hand, as ``CompiledGraphs._block`` says it in words."""
     before, after = ([_module(names[root]) for root in side if root in names] for side in span[:2])
     if span.is_own and before:
         return _shared(before)

@@ -134,6 +134,11 @@ class Block(NamedTuple):
     is_own: bool = False
 
 
+KernelLayers = tuple[tuple[int, int], ...] | Block | str
+"""The layers that a kernel works for, each with its weight; if not all are known, the block that it ran in; if that is
+unknown, too, the reason."""
+
+
 class CompiledGraphs:
     """The kernels of compiled graphs, and the modules of the profiled models.
 
@@ -172,8 +177,7 @@ class CompiledGraphs:
                 self._path_of[module.layer] = path
         self._called: dict[tuple[str, tuple[str, ...]], list[int | None]] = {}
         self._places: dict[tuple[str, int, str], RealPaths] = {}
-        self._layers: dict[tuple[str, int, int, str], tuple[tuple[int, int], ...] | str] = {}
-        self._blocks: dict[tuple[str, int, int, str], Block | None] = {}
+        self._layers: dict[tuple[str, int, int, str], KernelLayers] = {}
 
     def why_unknown(self, graph: str) -> str:
         """Why the kernels of a graph are unknown; "" if they are known."""
@@ -199,64 +203,53 @@ class CompiledGraphs:
         """Whether these are all kernels of a graph."""
         return len(self._graphs[graph]) == sum(kernel is not None for kernel in kernels)
 
-    def recomputes(self, graph: str, kernel: int) -> bool:
-        return self._graphs[graph][kernel].recomputes
+    def kernel(self, graph: str, number: int) -> CompiledKernel:
+        return self._graphs[graph][number]
 
-    def nodes_of(self, graph: str, kernel: int) -> tuple[str, ...]:
-        """The nodes of a graph that a kernel computes, by name."""
-        return self._graphs[graph][kernel].nodes
-
-    def layers_of(self, graph: str, kernel: int, around: int, inputs: str = "") -> tuple[tuple[int, int], ...] | str:
-        """The layers that a kernel works for, each with its weight. If not all are known: the reason.
-
-        ``around``: the layer in which the graph runs. It is negative for code outside all layers, also in the result.
-        ``inputs``: the name of the COMPILED_INPUTS range around the call, "" if there is none.
-        """
+    def layers_of(self, graph: str, kernel: int, around: int, inputs: str = "") -> KernelLayers:
+        """The layers that a kernel works for. ``around``: the layer in which the graph runs. It is negative for code
+        outside all layers, also in the result. ``inputs``: the name of the COMPILED_INPUTS range around the call, ""
+        if there is none."""
         key = (graph, kernel, around, inputs)
         if key not in self._layers:
-            self._layers[key] = self._found(graph, kernel, around, inputs)
+            of_graph = self.kernel(graph, kernel), self._places_in(graph, around, inputs), around
+            layers: KernelLayers = self._layers_of(*of_graph, inputs)
+            if isinstance(layers, str):
+                layers = self._block(*of_graph) or layers
+            self._layers[key] = layers
         return self._layers[key]
 
-    def _found(self, graph: str, kernel: int, around: int, inputs: str) -> tuple[tuple[int, int], ...] | str:
+    def _layers_of(
+        self, kernel: CompiledKernel, places: RealPaths, around: int, inputs: str
+    ) -> tuple[tuple[int, int], ...] | str:
         weights: dict[int, int] = {}
-        unknown = ""
-        places = self._places_in(graph, around, inputs)
-        for part in self._graphs[graph][kernel].parts:
-            if part.owner is None:
-                return self._graphs[graph][kernel].why_unknown
+        unknown = UNKNOWN_MODULE
+        for owner, flops in kernel.parts:
+            if owner is None:
+                return kernel.why_unknown
             layer = around
-            if part.owner:
-                place = places[part.owner[-1].root, _unwrapped(part.owner[-1].path)]
-                if not part.owner[-1].kind and self._graphs[graph][kernel].name in _PRODUCTS:
-                    place = self._that_multiplies(part.owner[-1].root, inputs, place)
-                if isinstance(place, str) and part.owner[-1].root.startswith(FROZEN):
+            if owner:
+                module = owner[-1]
+                place = places[module.root, _unwrapped(module.path)]
+                if not module.kind and kernel.name in _PRODUCTS:
+                    place = self._that_multiplies(module.root, inputs, place)
+                if isinstance(place, str) and not module.root.startswith(FROZEN):
+                    return place
+                if isinstance(place, str):
                     unknown = FROZEN_PARAMETER
                     continue
-                if isinstance(place, str):
-                    return place
-                if not part.owner[-1].kind:  # by a parameter
-                    place = self._that_calls(place)
-                layer = self._modules[place].layer
-            weights[layer] = weights.get(layer, 0) + (part.flops if self.divides else 0)
-        return tuple(sorted(weights.items())) or unknown or UNKNOWN_MODULE
+                layer = self._modules[place if module.kind else self._that_calls(place)].layer
+            weights[layer] = weights.get(layer, 0) + (flops if self.divides else 0)
+        return tuple(sorted(weights.items())) or unknown
 
-    def block_of(self, graph: str, kernel: int, around: int, inputs: str = "") -> Block | None:
-        """The module that a kernel of unknown layers ran in, or in a module inside it; None if nothing is known. The
-        arguments are those of ``layers_of``."""
-        key = (graph, kernel, around, inputs)
-        if key not in self._blocks:
-            self._blocks[key] = self._block(graph, self._graphs[graph][kernel], around, inputs)
-        return self._blocks[key]
-
-    def _block(self, graph: str, kernel: CompiledKernel, around: int, inputs: str) -> Block | None:
-        """See ``block_of``.
+    def _block(self, kernel: CompiledKernel, places: RealPaths, around: int) -> Block | None:
+        """The module that a kernel of unknown layers ran in, or in a module inside it; None if nothing is known.
 
         After one layer and before another one, the program is in the module around both. So a value is computed in the
         innermost of the modules around any layer before it and any after it. If both are one layer, the kernel may be
         between two calls of it: the module around it counts. The same holds for a module all of whose parameters are
         used several times. A list of modules is never called. The module that runs the graph is never left.
         """
-        places = self._places_in(graph, around, inputs)
         top = self._path_of.get(around)
         blocks: list[tuple[str, ...]] = []
         neighbors: set[int] = set()

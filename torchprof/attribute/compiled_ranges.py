@@ -10,7 +10,9 @@ from torchprof.attribute.compiled_graphs import (
     COMPILES_BACKWARD,
     OF_BACKWARD,
     REGION,
+    Block,
     CompiledGraphs,
+    KernelLayers,
     cut_in_proportion,
     graph_of,
     region_of,
@@ -102,12 +104,12 @@ class CompiledRanges:
         ``layer``: the layer in which the graph runs. ``kernel``: the kernel's number in the graph, None if it is
         unknown.
         """
-        layers: tuple[tuple[int, int], ...] | str = UNKNOWN_KERNEL
+        layers: KernelLayers = UNKNOWN_KERNEL
         phase = around.phase
         inputs = self._inputs_at(event.thread, event.start_ns)
         if kernel is not None:
             layers = self._graphs.layers_of(graph, kernel, layer, inputs)
-            phase = RECOMPUTE if phase == BACKWARD and self._graphs.recomputes(graph, kernel) else phase
+            phase = RECOMPUTE if phase == BACKWARD and self._graphs.kernel(graph, kernel).recomputes else phase
 
         def inner(outer: Place, described: str = "") -> Place:
             outer = self._places.inside(outer, FrameKind.KERNELS, described) if described else outer
@@ -116,17 +118,14 @@ class CompiledRanges:
         # Of such a graph, the call itself may be of layers: it is in a row with the kernels that are unknown for the
         # same reason. All others are beside that row.
         why_call = self._graphs.why_call_is_unknown(graph)
-        block = None
-        if kernel is not None and isinstance(layers, str):
-            block = self._graphs.block_of(graph, kernel, layer, inputs)
-        if why_call and (layers, phase) == (why_call, around.phase) and block is None:
+        if why_call and (layers, phase) == (why_call, around.phase):
             return [(inner(around), 1)]
         if why_call and around.outer is not None and around.outer.outer is not None:
             around = self._places.inside(around.outer.outer, FrameKind.OP, GRAPH)
-        if block is not None:
-            names = self._common_ancestor.names(block.neighbors, _MOST_NAMED, block.layer)
-            described = "" if block.is_own else f"{BETWEEN}{names}"
-            return [(inner(self._for_layers((block.layer,), phase, around), described), 1)]
+        if isinstance(layers, Block):
+            names = self._common_ancestor.names(layers.neighbors, _MOST_NAMED, layers.layer)
+            described = "" if layers.is_own else f"{BETWEEN}{names}"
+            return [(inner(self._for_layers((layers.layer,), phase, around), described), 1)]
         if isinstance(layers, str):
             outer = around if phase == around.phase else self._places.of_layer(around.layer, phase, around)
             return [(inner(outer, f"{NOT_ATTRIBUTABLE}: {layers}"), 1)]

@@ -57,10 +57,8 @@ class LookAhead:
         starts, ends = [], []
         index = first
         while index < after:
-            if columns.kinds[columns.number[index]].kind in (
-                Kind.COLLECTIVE,
-                Kind.COMPILED_INPUTS,
-            ):  # no work of the thread
+            kind = columns.kinds[columns.number[index]].kind
+            if kind in (Kind.COLLECTIVE, Kind.COMPILED_INPUTS):  # no work of the thread
                 index += 1
                 continue
             starts.append(columns.start[index])

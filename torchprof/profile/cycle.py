@@ -24,8 +24,7 @@ from torchprof.measure.open_step import CycleEnd
 from torchprof.measure.recording import CompiledForward, Observations, Options, Recording
 from torchprof.measure.warnings import about_clock
 from torchprof.record.compiled.called_graphs import CalledGraphs
-from torchprof.record.compiled.compilations import compilations
-from torchprof.record.compiled.dynamo_code import StackWarning, compiled_regions, forwards_under_compile
+from torchprof.record.compiled.dynamo_code import StackWarning, compilations, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.labels import Labels
 from torchprof.record.model_memory import held_now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import CALL
@@ -16,16 +17,15 @@ from torchprof.measure.flops.free_ops import does_no_arithmetic
 from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls, divided
 from torchprof.measure.flops.group_counts import GroupCounts
 from torchprof.measure.flops.operation import Operation, Work
-from torchprof.measure.flops.stopped_ops import saves_before
 from torchprof.measure.flops.torch_registry import (
     calls_only_ops,
+    has_users_formula,
     is_made_of_ops,
-    is_users,
     registered_formula,
     registered_work,
 )
 from torchprof.run.kernels import KernelWork, kind_of_work
-from torchprof.run.torch_names import FORWARD_ATTENTION, VIEWS, aten
+from torchprof.run.torch_names import FORWARD_ATTENTION, SAVES_RESULTS, VIEWS, aten
 from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, FrameKind, Signature
 from torchprof.run.words import is_generated as is_kernel_of_compile
 
@@ -33,10 +33,7 @@ _DENSE_SHAPE = aten("_indices _nnz _values indices values crow_indices ccol_indi
 """Only ops on sparse tensors call these. Their recorded shapes are dense ones, which do not determine the work."""
 _PADDING = FORWARD_ATTENTION | aten("matmul bmm _native_multi_head_attention _transformer_encoder_layer_fwd")
 """Ops that pad nested tensors, which have no shape. The shapes of the ops inside are larger than the data."""
-_AROUND_OTHER_CODE = (
-    *aten("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"),
-    "detach",
-)
+_AROUND_OTHER_CODE = (*aten("empty new_empty resize_ detach to resolve_conj resolve_neg lift_fresh"), "detach")
 """Prefixes of ops that prepare work of code without ops: memory for a kernel; conversion to NumPy and back."""
 _PYTHON_BACKWARD = "Backward"
 """Suffix of the backward node of a user's Function. The names of torch's own nodes end in a number."""
@@ -58,48 +55,28 @@ _MOST = 1 << 61
 are from a damaged trace; the op is not counted then."""
 
 
+@dataclass(slots=True)
 class _Open:
-    """An op that has not ended: its own ``work`` by formula (None: unknown), the counts ``found`` inside it; ``parts``:
+    """An op that has not ended: its own ``work`` by formula (None: unknown), the ``counts`` found inside it; ``parts``:
     (place, ns) of each part if it is divided among layers."""
 
-    __slots__ = (
-        "call",
-        "counts",
-        "end_ns",
-        "inner",
-        "is_batch",
-        "is_dispatched",
-        "is_in_mode",
-        "is_opaque",
-        "name",
-        "parts",
-        "place",
-        "prepares",
-        "repeats",
-        "signature",
-        "views",
-        "work",
-        "works",
-    )
-
-    def __init__(self, end_ns: int, name: str, signature: int, place: int, work: Work | None) -> None:
-        self.end_ns = end_ns
-        self.name = name
-        self.signature = signature
-        self.place = place
-        self.work = work
-        self.parts: Sequence[tuple[int, int]] = ()
-        self.counts: list[tuple[int, Count]] = []
-        self.repeats = False  # an op of its own name is inside it
-        self.inner: list[_Inner] = []
-        self.is_batch = False  # its inputs are one example, and those of the ops inside it a whole batch
-        self.is_dispatched = False  # only the ops inside it count, whatever its inputs are
-        self.is_in_mode = False  # a mode runs it
-        self.is_opaque = False  # neither its shapes nor the ops inside it give its work
-        self.views = False  # an op is inside it that returns a view
-        self.prepares = False  # an op is inside it that prepares work of other code
-        self.works = False  # an op is inside it that does something itself, if only to move data
-        self.call: GraphCall | None = None  # of a compiled graph whose work is known
+    end_ns: int
+    name: str
+    signature: int
+    place: int
+    work: Work | None
+    parts: Sequence[tuple[int, int]] = ()
+    counts: list[tuple[int, Count]] = field(default_factory=list)
+    inner: list[_Inner] = field(default_factory=list)
+    repeats: bool = False  # an op of its own name is inside it
+    is_batch: bool = False  # its inputs are one example, and those of the ops inside it a whole batch
+    is_dispatched: bool = False  # only the ops inside it count, whatever its inputs are
+    is_in_mode: bool = False  # a mode runs it
+    is_opaque: bool = False  # neither its shapes nor the ops inside it give its work
+    views: bool = False  # an op is inside it that returns a view
+    prepares: bool = False  # an op is inside it that prepares work of other code
+    works: bool = False  # an op is inside it that does something itself, if only to move data
+    call: GraphCall | None = None  # of a compiled graph whose work is known
 
 
 class _Inner(NamedTuple):
@@ -159,7 +136,7 @@ class Estimate:
     @staticmethod
     def detail(name: str) -> Detail:
         """How much of an op's inputs to read."""
-        if _has_users_formula(name):
+        if has_users_formula(name):
             return Detail.SCALARS
         if does_no_arithmetic(name) or "::" not in name:
             return Detail.NOTHING
@@ -227,7 +204,7 @@ class Estimate:
                 idle = self._is_idle.get(name)
                 if idle is None:
                     idle = self._is_idle[name] = kind is Kind.COMPILING or (
-                        does_no_arithmetic(name) and not _has_users_formula(name)
+                        does_no_arithmetic(name) and not has_users_formula(name)
                     )
                 if idle:
                     self._idle_until[thread] = start + item.ns
@@ -239,13 +216,14 @@ class Estimate:
             self._pieces_of.pop(thread, None)
 
     def _on_stop(self, thread: int, start: int) -> None:
-        """The op before this mark began, and was not executed."""
+        """Activation checkpointing stopped a recompute here: when the last tensor was saved for backward. The op before
+        the mark began, and was not executed if it saves its inputs. A Function saves them after it was executed."""
         last_group = self._last_groups.pop(thread, None)
         if last_group is not None:
             for item in last_group.items():
                 self._on_event(item)
         last = self._open.by_thread.get(thread)
-        if last and last[-1].end_ns <= start and saves_before(last[-1].name):
+        if last and last[-1].end_ns <= start and "::" in last[-1].name and last[-1].name not in SAVES_RESULTS:
             last.pop()
         self._open.at(thread, start)  # all others are closed: the next mark must not find them
 
@@ -330,7 +308,7 @@ class Estimate:
             if entered.call is not None:
                 self._known.add(entered.place)
         elif stack and stack[-1].call is not None:
-            stack[-1].call.note(name, entered.parts or [(entered.place, item[4])])
+            stack[-1].call.ran.append((name, entered.parts or [(entered.place, item[4])]))
         if work is not None:
             self._known.update([place for place, _ in entered.parts] or [entered.place])
         stack.append(entered)
@@ -342,7 +320,7 @@ class Estimate:
         if name in _PADDING and "" in self._signatures[signature].dtypes[:2]:
             self._opaque_calls.add((name, signature))
         inputs = self._signatures[signature]
-        if _has_users_formula(name):
+        if has_users_formula(name):
             work = registered_work(name, inputs)
             if work is None:  # the user's formula replaces ours, even if it gives no result
                 self._opaque_calls.add((name, signature))
@@ -375,15 +353,13 @@ class Estimate:
         if stack:
             around = stack[-1]
             is_same = around.name == done.name
-            is_trial = done.is_in_mode if around.is_dispatched else is_same and self._are_alike(done, around)
+            is_alike = is_same and self._signatures[done.signature].shapes == self._signatures[around.signature].shapes
+            is_trial = done.is_in_mode if around.is_dispatched else is_alike
             around.inner.append(_Inner(is_same, is_trial, len(around.counts), len(around.counts) + len(counts)))
             around.counts.extend(counts)
             return
         for place, count in counts:
             self._add(place, count)
-
-    def _are_alike(self, first: _Open, other: _Open) -> bool:
-        return self._signatures[first.signature].shapes == self._signatures[other.signature].shapes
 
     def _is_on_a_part(self, done: _Open) -> bool:
         """Whether an op calls itself on a part of its inputs, as that of a ``DTensor`` does: then the op inside counts,
@@ -456,8 +432,3 @@ def _around(place: Place) -> Iterator[Place]:
     while inner is not None:
         yield inner
         inner = inner.outer or inner.within
-
-
-def _has_users_formula(name: str) -> bool:
-    formula = registered_formula(name)
-    return formula is not None and is_users(formula)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs, cut_in_proportion, graph_of
@@ -28,68 +30,64 @@ PartsOfOp = Sequence[tuple[int, int]]
 _Counts = list[tuple[int, Count]]
 
 
+@dataclass
 class GraphCall:
-    """One call of a graph: the work of its nodes, and the ops that ran directly in it so far, in their order."""
+    """One call of a graph: the work of its nodes, and the ops that ``ran`` directly in it so far, in their order.
 
-    def __init__(
-        self, key: str, nodes: Mapping[str, Work | None], uncounted: Set[str], layers: CompiledGraphs | None
-    ) -> None:
-        """``uncounted``: the names of the operators of nodes whose work is unknown."""
-        self._key = key
-        self._nodes = nodes
-        self._uncounted = uncounted
-        self._layers = layers
-        self._ran: list[tuple[str, PartsOfOp]] = []
+    ``uncounted``: the names of the operators of nodes whose work is unknown. ``layers``: of the kernels, if known.
+    """
 
-    def note(self, name: str, parts: PartsOfOp) -> None:
-        """An op runs directly in the call."""
-        self._ran.append((name, parts))
+    key: str
+    nodes: Mapping[str, Work | None]
+    uncounted: Set[str]
+    layers: CompiledGraphs | None
+    ran: list[tuple[str, PartsOfOp]] = field(default_factory=list)
 
-    def counts(self, place: int, ran: Sequence[_Counts]) -> tuple[_Counts, set[int]]:
+    def counts(self, place: int, found: Sequence[_Counts]) -> tuple[_Counts, set[int]]:
         """The counts by place, and the places of kernels whose work is known.
 
-        ``place``: of the call. ``ran``: the counts of each op directly in it, in their order. Library ops keep theirs;
-        those of a node whose work is unknown are all that is known of it. A kernel whose layers are known has the work
-        of its nodes, a node of several kernels in the first of them; any other kernel in a layer is not counted. The
-        rest of the graph's work is at the call itself. If the ops have more than the whole graph, all of it is at the
-        call.
+        ``place``: of the call. ``found``: the counts of each op directly in it, in their order. Library ops keep
+        theirs; those of a node whose work is unknown are all that is known of it. A kernel whose layers are known has
+        the work of its nodes, a node of several kernels in the first of them; any other kernel in a layer is not
+        counted. The rest of the graph's work is at the call itself. If the ops have more than the whole graph, all of
+        it is at the call.
         """
         of_ops: _Counts = []
         of_unknown: _Counts = []
         explained = 0
-        for (name, _), counts in zip(self._ran, ran):
-            if name in self._uncounted:
+        for (name, _), counts in zip(self.ran, found):
+            if name in self.uncounted:
                 of_unknown += counts
                 explained += 1
             else:
                 of_ops += [(place, count._replace(uncounted=0)) for place, count in counts if count.macs or count.flops]
-        left = dict(self._nodes)
+        left = dict(self.nodes)
         known: set[int] = set()
-        if self._layers is not None:
+        if self.layers is not None:
             for works, parts in self._kernels(left):
                 if works is None:
                     of_ops += [(place, Count(0, 0, 1)) for place, _ in parts]
                     continue
                 of_ops += divided(_sum(works), parts)
                 known.update(place for place, _ in parts)
-        whole = _sum([*self._nodes.values()])
+        whole = _sum([*self.nodes.values()])
         macs, flops = (of_all - sum(count[field] for _, count in of_ops) for field, of_all in enumerate(whole[:2]))
         if macs >= 0 and flops >= 0:
             unknown = max(sum(work is None for work in left.values()) - explained, 0)
             return [*of_ops, *of_unknown, (place, Count(macs, flops, unknown))], known
         whole = whole._replace(uncounted=max(whole.uncounted - explained, 0))
-        if "" in self._uncounted:  # functions of Inductor's own, which may call any operator
+        if "" in self.uncounted:  # functions of Inductor's own, which may call any operator
             return [*of_ops, *of_unknown, (place, Count(0, 0, whole.uncounted))], known
         return [*(of_ops if known else [(place, whole)]), *of_unknown], known
 
     def _kernels(self, left: dict[str, Work | None]) -> Iterator[tuple[list[Work | None] | None, PartsOfOp]]:
         """For each generated kernel that ran: the work of its nodes, which are taken out of ``left``; None if it is
         unknown which kernel it is. And its parts."""
-        assert self._layers is not None
-        numbers = self._layers.called(self._key, [name for name, _ in self._ran])
-        for (name, parts), number in zip(self._ran, numbers):
+        assert self.layers is not None
+        numbers = self.layers.called(self.key, [name for name, _ in self.ran])
+        for (name, parts), number in zip(self.ran, numbers):
             if is_generated(name):
-                nodes = None if number is None else self._layers.nodes_of(self._key, number)
+                nodes = None if number is None else self.layers.kernel(self.key, number).nodes
                 yield None if nodes is None else [left.pop(node) for node in nodes if node in left], parts
 
 
@@ -108,15 +106,12 @@ class GraphCalls:
         """The next call, by the name of the range around it; None if the graph is not known."""
         key = graph_of(name)
         graph = self._graphs.get(key)
-        if graph is None:
-            return None
-        if key not in self._texts:
-            try:
+        if graph is not None and key not in self._texts:
+            self._texts[key] = None
+            with suppress(ValueError):
                 self._texts[key] = read_graph(graph.text)
-            except ValueError:
-                self._texts[key] = None
-        text = self._texts[key]
-        if text is None:
+        text = self._texts.get(key)
+        if graph is None or text is None:
             return None
         symbols: dict[str, int] = {}
         if graph.has_symbols:
@@ -128,7 +123,7 @@ class GraphCalls:
         of_call = key, tuple(symbols.items())
         if of_call not in self._work:
             works = work_of_nodes(text, symbols)
-            unknown = {op.name for op in text.ops if op.node in works and works[op.node] is None}
+            unknown = {text.nodes[name].operator for name, work in works.items() if work is None}
             self._work[of_call] = works, unknown
         has_layers = self._layers is not None and not self._layers.why_unknown(key)
         return GraphCall(key, *self._work[of_call], self._layers if has_layers else None)

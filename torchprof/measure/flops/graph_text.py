@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torchprof.measure.flops.formulas import formula_of, work_of
@@ -24,6 +24,8 @@ from torchprof.run.words import Signature
 
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[^\]]*)\]")
 _NUMBER = re.compile(r"Sym\((?P<value>.*)\)")
+_OPERATOR = re.compile(r"torch\.ops\.(?P<namespace>\w+)\.(?P<name>\w+)(\.(?P<overload>\w+))?")
+"""A function that is an operator. Some have no overloads, such as ``torch.ops.mkl._mkl_linear``."""
 _DTYPES = {dtype.short: dtype.recorded[0] for dtype in DTYPES if dtype.short}
 """The types in the text, as torch's profiler spells them."""
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
@@ -65,33 +67,38 @@ class GraphTensor(NamedTuple):
     sizes: tuple[ast.expr, ...]
 
 
-class GraphOp(NamedTuple):
-    """A node of a graph that calls an operator: the node's name, the operator's name as in a profile, and its inputs in
-    the order of its schema; no ``name`` and no inputs if it calls something else.
+GraphValue = GraphTensor | ast.expr | None
+"""What the text has of a value: a tensor, an expression of a number, or nothing."""
 
-    An input is a ``GraphTensor``, a list of inputs, an expression of a number, or a constant. ``given``: the names in
-    the arguments, in their order.
+
+class GraphNode(NamedTuple):
+    """A node of a graph, and the names of the nodes that it ``reads``.
+
+    ``is_call``: whether it calls something, with the nodes ``given`` in its arguments, in their order. ``operator``:
+    the name of the operator that it calls, as in a profile; "" for anything else. ``inputs``: of that operator, in the
+    order of its schema: a ``GraphTensor``, a list of inputs, an expression of a number, or a constant.
     """
 
-    node: str
     name: str
-    inputs: tuple[Any, ...]
+    reads: frozenset[str]
+    is_call: bool = False
+    operator: str = ""
+    inputs: tuple[Any, ...] = ()
     given: tuple[str, ...] = ()
 
-    def is_like(self, other: GraphOp) -> bool:
+    def is_like(self, other: GraphNode) -> bool:
         """Whether two nodes call the same operator with inputs of the same types, sizes and numbers."""
-        return self.name == other.name and list(map(_comparable, self.inputs)) == list(map(_comparable, other.inputs))
+        ours, theirs = (list(map(_comparable, node.inputs)) for node in (self, other))
+        return self.operator == other.operator and ours == theirs
 
 
 class GraphText(NamedTuple):
-    """``inputs``: by name the inputs of the graph, tensors or expressions of numbers; None for anything else. ``ops``:
-    the nodes that call something. ``outputs``: the name and value of what the graph returns; "" for a constant.
-    ``reads``: for each node the names of its inputs."""
+    """``inputs``: by name the inputs of the graph, tensors or expressions of numbers; None for anything else.
+    ``nodes``: by name, in their order. ``outputs``: the name and value of what the graph returns; "" for a constant."""
 
-    inputs: dict[str, GraphTensor | ast.expr | None]
-    ops: tuple[GraphOp, ...]
-    outputs: tuple[tuple[str, GraphTensor | ast.expr | None], ...] = ()
-    reads: Mapping[str, frozenset[str]] = MappingProxyType({})
+    inputs: dict[str, GraphValue]
+    nodes: dict[str, GraphNode]
+    outputs: tuple[tuple[str, GraphValue], ...] = ()
 
     def symbols(self, given: Sequence[Any]) -> dict[str, int]:
         """The values of the symbols in a call of the graph. ``given``: by input, the sizes of a tensor, or a number."""
@@ -119,9 +126,8 @@ def read_graph(text: str) -> GraphText:
     for argument in functions[0].args.args:
         values[argument.arg] = _annotated(argument.annotation)
     inputs = {argument.arg: values[argument.arg] for argument in functions[0].args.args[1:]}
-    outputs: tuple[tuple[str, GraphTensor | ast.expr | None], ...] = ()
-    ops: list[GraphOp] = []
-    reads: dict[str, frozenset[str]] = {}
+    outputs: tuple[tuple[str, GraphValue], ...] = ()
+    nodes: dict[str, GraphNode] = {}
     known = {*inputs}
     for line in functions[0].body:
         if isinstance(line, ast.Return) and isinstance(line.value, ast.Tuple):
@@ -133,31 +139,30 @@ def read_graph(text: str) -> GraphText:
         node = target.id if isinstance(target, ast.Name) else f"line {line.lineno}"
         if isinstance(line, ast.AnnAssign):
             values[node] = _annotated(line.annotation)
-        reads[node] = frozenset(_names_in([line.value], known))
+        nodes[node] = _node(node, line.value, values, known)
         known.add(node)
-        if isinstance(line.value, ast.Call):
-            ops.append(_op(node, line.value, values, known))
-    return GraphText(inputs, tuple(ops), outputs, reads)
+    return GraphText(inputs, nodes, outputs)
 
 
 def work_of_nodes(graph: GraphText, symbols: Mapping[str, int]) -> dict[str, Work | None]:
     """The work of the nodes of a graph in one call, by name; None if it is unknown. Without those that do none."""
     return {
-        op.node: _work_of(op, symbols)
-        for op in graph.ops
-        if not (op.name and (does_no_arithmetic(op.name) or op.name in _FREE))
+        node.name: _work_of(node, symbols)
+        for node in graph.nodes.values()
+        if node.is_call and not (node.operator and (does_no_arithmetic(node.operator) or node.operator in _FREE))
     }
 
 
-def _work_of(op: GraphOp, symbols: Mapping[str, int]) -> Work | None:
+def _work_of(node: GraphNode, symbols: Mapping[str, int]) -> Work | None:
     """The work of one operator; None if it is unknown."""
-    if not op.name:
+    if not node.operator:
         return None
     try:
-        signature = _signature(op, symbols)
+        recorded = [_recorded(value, symbols) for value in node.inputs]
     except (Unknown, ArithmeticError):
         return None
-    name = _SAME_AS.get(op.name, op.name)
+    signature = Signature(*zip(*recorded)) if recorded else Signature((), ())
+    name = _SAME_AS.get(node.operator, node.operator)
     if name == "prims::fma":
         product, total = (work_of(Operation(f"aten::{name}", signature)) for name in ("mul", "add"))
         return Work(0, product.flops + total.flops) if product is not None and total is not None else None
@@ -169,55 +174,45 @@ def _work_of(op: GraphOp, symbols: Mapping[str, int]) -> Work | None:
     return work
 
 
-def _annotated(annotation: ast.expr | None) -> GraphTensor | ast.expr | None:
+def _annotated(annotation: ast.expr | None) -> GraphValue:
     """The tensor or the number of an annotation; None for anything else."""
     text = annotation.value if isinstance(annotation, ast.Constant) else None
     if not isinstance(text, str):
         return None
     tensor, number = _TENSOR.match(text), _NUMBER.fullmatch(text)
-    try:
+    with suppress(SyntaxError):
         if number is not None:
             return ast.parse(number["value"], mode="eval").body
         if tensor is not None:
-            sizes = ast.parse(f"({tensor['sizes']},)" if tensor["sizes"] else "()", mode="eval").body
-            assert isinstance(sizes, ast.Tuple)
+            sizes = ast.parse(f"[{tensor['sizes']}]", mode="eval").body
+            assert isinstance(sizes, ast.List)
             return GraphTensor(_DTYPES.get(tensor["dtype"], tensor["dtype"]), tuple(sizes.elts))
-    except SyntaxError:
-        pass
     return None
 
 
-def _names_in(expressions: Sequence[ast.expr], known: Set[str]) -> Iterator[str]:
-    """The nodes that expressions name, in their order."""
-    for expression in expressions:
-        yield from (node.id for node in ast.walk(expression) if isinstance(node, ast.Name) and node.id in known)
+def _node(name: str, value: ast.expr, values: Mapping[str, Any], known: Set[str]) -> GraphNode:
+    """A node from the expression that is assigned to it. ``values``: those before it; ``known``: their names."""
 
+    def names_in(*expressions: ast.expr) -> tuple[str, ...]:
+        inner = (part for expression in expressions for part in ast.walk(expression))
+        return tuple(part.id for part in inner if isinstance(part, ast.Name) and part.id in known)
 
-def _op(node: str, call: ast.Call, values: Mapping[str, Any], known: Set[str]) -> GraphOp:
-    """A node that calls something."""
-    names: list[str] = []
-    function: ast.expr = call.func
-    while isinstance(function, ast.Attribute):
-        names.append(function.attr)
-        function = function.value
-    if len(names) == 3:
-        names.insert(0, "default")  # an operator without overloads, such as torch.ops.mkl._mkl_linear
-    used = tuple(_names_in([*call.args, *(keyword.value for keyword in call.keywords)], known))
-    if len(names) != 4 or names[3] != "ops":
-        return GraphOp(node, "", (), used)
-    overload, name, namespace, _ = names
-    schema = getattr(operator_of(f"{namespace}::{name}", overload), "_schema", None)
+    reads = frozenset(names_in(value))
+    if not isinstance(value, ast.Call):
+        return GraphNode(name, reads)
+    given = names_in(*value.args, *(keyword.value for keyword in value.keywords))
+    match = _OPERATOR.fullmatch(ast.unparse(value.func))
+    operator_name = f"{match['namespace']}::{match['name']}" if match else ""
+    schema = getattr(operator_of(operator_name, match["overload"] or "default"), "_schema", None) if match else None
     if schema is None:
-        return GraphOp(node, "", (), used)
-    given: dict[str, Any] = {argument.name: value for argument, value in zip(schema.arguments, call.args)}
-    given.update({keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None})
-    inputs = []
-    for argument in schema.arguments:
-        if argument.name in given:
-            inputs.append(_value(given[argument.name], values))
-        else:
-            inputs.append(argument.default_value if argument.has_default_value() else None)
-    return GraphOp(node, f"{namespace}::{name}", tuple(inputs), used)
+        return GraphNode(name, reads, is_call=True, given=given)
+    written: dict[str, Any] = {argument.name: part for argument, part in zip(schema.arguments, value.args)}
+    written.update({keyword.arg: keyword.value for keyword in value.keywords if keyword.arg is not None})
+    inputs = (
+        _value(written[argument.name], values) if argument.name in written else argument.default_value
+        for argument in schema.arguments
+    )
+    return GraphNode(name, reads, True, operator_name, tuple(inputs), given)
 
 
 def _comparable(value: Any) -> Any:
@@ -230,7 +225,7 @@ def _comparable(value: Any) -> Any:
 
 
 def _value(expression: ast.expr, values: Mapping[str, Any]) -> Any:
-    """The value of an argument: see ``GraphOp``."""
+    """The value of an argument: see ``GraphNode``."""
     if isinstance(expression, ast.Name):
         return values.get(expression.id, expression)
     if isinstance(expression, ast.Constant):
@@ -238,18 +233,6 @@ def _value(expression: ast.expr, values: Mapping[str, Any]) -> Any:
     if isinstance(expression, (ast.List, ast.Tuple)):
         return [_value(element, values) for element in expression.elts]
     return expression
-
-
-def _signature(op: GraphOp, symbols: Mapping[str, int]) -> Signature:
-    shapes: list[Any] = []
-    dtypes: list[str] = []
-    scalars: list[Any] = []
-    for value in op.inputs:
-        shape, dtype, scalar = _recorded(value, symbols)
-        shapes.append(shape)
-        dtypes.append(dtype)
-        scalars.append(scalar)
-    return Signature(tuple(shapes), tuple(dtypes), tuple(scalars))
 
 
 def _recorded(value: Any, symbols: Mapping[str, int]) -> tuple[Any, str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ class Operation:
 
     def has(self, index: int) -> bool:
         """Whether an input exists and is a tensor."""
-        return index < len(self) and _is_tensor(self._dtypes[index])
+        return index < len(self) and self._dtypes[index] not in _NO_TENSOR
 
     def is_missing(self, index: int) -> bool:
         """Whether an input is None, or a tensor without a shape (a nested tensor)."""
@@ -50,6 +50,9 @@ class Operation:
 
     def numel(self, index: int) -> int:
         return prod(self.shape(index))
+
+    def numel_of_list(self, index: int) -> int:
+        return sum(map(prod, self.shapes_of_list(index)))
 
     def shapes_of_list(self, index: int) -> tuple[Shape, ...]:
         """The shapes of a list of tensors. Raises ``Unknown`` if the input is not such a list."""
@@ -137,10 +140,6 @@ def bare(name: str) -> str:
     return op if op in _formulas else op.removesuffix("_")
 
 
-def _is_tensor(dtype: str) -> bool:
-    return dtype not in _NO_TENSOR
-
-
 def broadcast(shapes: Iterable[Shape]) -> Shape:
     """The shape of the result of broadcasting."""
     result: list[int] = []
@@ -166,6 +165,16 @@ def counts(*names: str, scalars: bool = False, ones: bool = False) -> Callable[[
         return formula
 
     return register
+
+
+def per_element(index: int, times: int = 1, optional: Sequence[int] = ()) -> Formula:
+    """The formula of ``times`` FLOPs for each element of an input, and of one more for each of these ``optional``
+    inputs that exists."""
+
+    def formula(op: Operation) -> tuple[int, int]:
+        return 0, op.numel(index) * (times + sum(map(op.has, optional)))
+
+    return formula
 
 
 def windows_along(length: int, kernel: int, stride: int, dilation: int = 1, round_up: bool = False) -> int:

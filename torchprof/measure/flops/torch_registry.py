@@ -37,9 +37,10 @@ def registered_formula(name: str) -> Callable[..., Any] | None:
     return formula
 
 
-def is_users(formula: Callable[..., Any]) -> bool:
-    """Whether a registered formula is a user's, and not torch's."""
-    return getattr(formula, "__module__", None) != _TORCHS_OWN
+def has_users_formula(name: str) -> bool:
+    """Whether the registered formula of an op is a user's, and not torch's."""
+    formula = registered_formula(name)
+    return formula is not None and getattr(formula, "__module__", None) != _TORCHS_OWN
 
 
 def registered_work(name: str, signature: Signature) -> Work | None:
@@ -128,7 +129,7 @@ def _arguments(schema: Any, signature: Signature) -> tuple[list[Any], dict[str, 
             value = torch.empty(shape, dtype=getattr(torch, _DTYPES[dtype]), device="meta")
         if is_tensor != (isinstance(value, torch.Tensor) or dtype == "TensorList") and value is not None:
             raise ValueError
-        if value is None and argument.has_default_value():
+        if value is None:
             value = argument.default_value  # strings are not recorded
         if isinstance(value, tuple):
             value = list(value)

@@ -5,36 +5,27 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from threading import Lock
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
-from torchprof.attribute.compiled_graphs import CompiledGraphs, ProfiledModule
+from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.recording import CalledGraph
 from torchprof.record.compiled.graph_parameters import kernels_by_parameters
-from torchprof.record.compiled.inductor import Provenance
+from torchprof.record.compiled.inductor import Provenance, replace
 from torchprof.record.compiled.kept_graph import KeptGraph
 from torchprof.record.compiled.noted_calls import NotedCalls
+from torchprof.record.plan import Plan
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import optional
 from torchprof.run.words import COMPILED_BEFORE, LAYERS_NOT_RECORDED
 
 _GRAPHS = "torch._inductor.output_code.CompiledFxGraph"
 _NUMBERS = itertools.count(1)
-
-
-class PlannedModules(Protocol):
-    """The modules of a profile. ``Plan`` implements it."""
-
-    @property
-    def modules(self) -> Mapping[tuple[str, ...], ProfiledModule]: ...
-
-    def is_alone(self, path: tuple[str, ...]) -> bool: ...
-
-    def holders_of(self, tensors: Sequence[Any]) -> list[tuple[tuple[str, ...], ...] | None]: ...
 
 
 class CalledGraphs:
@@ -47,7 +38,7 @@ class CalledGraphs:
 
     _lock: ClassVar[Lock] = Lock()
     _all_on: ClassVar[list[CalledGraphs]] = []
-    _undo: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
+    _undo: ClassVar[ExitStack] = ExitStack()
 
     def __init__(self) -> None:
         self.by_key: dict[str, CalledGraph] = {}
@@ -58,7 +49,10 @@ class CalledGraphs:
     def on(self) -> None:
         with CalledGraphs._lock:
             if not CalledGraphs._all_on:
-                CalledGraphs._undo = _noting_calls()
+                # A process without this module has compiled nothing: torch.compile imports it.
+                graphs: Any = optional(_GRAPHS) if _GRAPHS.rpartition(".")[0] in sys.modules else None
+                if graphs is not None and "__call__" in vars(graphs):
+                    replace(CalledGraphs._undo, (graphs, "__call__"), _noting)
             CalledGraphs._all_on.append(self)
             self._calls = NotedCalls.current() or self._calls  # the numbers of calls stand in the events of all
             self._calls.on()
@@ -70,24 +64,20 @@ class CalledGraphs:
                 CalledGraphs._all_on.remove(self)
                 self._calls.off()
                 if not CalledGraphs._all_on:
-                    CalledGraphs._undo()
+                    CalledGraphs._undo.close()
 
     @property
     def knows_parameters(self) -> bool:
         """Whether graphs that no ``Provenance`` knows were called with parameters."""
         return any(graph.taken for graph in self._kept.values())
 
-    @property
-    def knows_layers(self) -> bool:
-        """Whether layers of any graph that was called may be known."""
-        return self.knows_parameters or any(key in Provenance.known for key in self.by_key)
-
-    def layers(self, plan: PlannedModules, provenance: Provenance | None) -> CompiledGraphs | None:
+    def layers(self, plan: Plan, provenance: Provenance | None) -> CompiledGraphs | None:
         """The layers of all graphs, for the models of a profile; None if nothing is known and it was not requested.
 
         ``provenance``: the one that was on.
         """
-        if provenance is None and not self.knows_layers:
+        knows_layers = self.knows_parameters or any(key in Provenance.known for key in self.by_key)
+        if provenance is None and not knows_layers:
             return None
         why_unknown = LAYERS_NOT_RECORDED if provenance is None else COMPILED_BEFORE
         kernels, hiding = kernels_by_parameters(self._kept, why_unknown)
@@ -101,52 +91,29 @@ class CalledGraphs:
             why_unknown,
         )
 
-    @classmethod
-    def _number_of(cls, key: str, graph: Any, inputs: Sequence[Any]) -> int | None:
-        """The number of a call, for the range around it; None if the graph is known, or has no parameters."""
-        if key in Provenance.known:
+    def _note(self, key: str, graph: Any, inputs: Sequence[Any]) -> int | None:
+        """Note a call. Its number, for the range around it; None if the graph is known, or has no parameters."""
+        text = getattr(graph, "inductor_post_grad_graph_str", None)
+        if isinstance(text, str):
+            called = self.by_key.setdefault(key, CalledGraph(text, []))
+            if called.has_symbols and is_observed():
+                sizes = (tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs)
+                called.calls.append(tuple(sizes))
+        if key in Provenance.known or not is_observed():
             return None
-        number = None
-        for graphs in cls._all_on:
-            if key not in graphs._kept:
-                graphs._kept[key] = KeptGraph.of(graph, inputs)
-            number = graphs._kept[key].number_of(graph, inputs, graphs._calls)
-        return number
-
-    def _note(self, key: str, text: str, inputs: Sequence[Any]) -> None:
-        known = self.by_key.get(key)
-        if known is None:
-            known = self.by_key.setdefault(key, CalledGraph(text, []))
-        if known.has_symbols and is_observed():
-            known.calls.append(
-                tuple(tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs)
-            )
+        if key not in self._kept:
+            self._kept[key] = KeptGraph.of(graph, inputs)
+        return self._kept[key].number_of(graph, inputs, self._calls)
 
 
-def _noting_calls() -> Callable[[], None]:
-    """Have each call of a graph noted. Returns what restores torch."""
-    # A process without this module has compiled nothing: torch.compile imports it.
-    graphs: Any = optional(_GRAPHS) if _GRAPHS.rpartition(".")[0] in sys.modules else None
-    original = None if graphs is None else vars(graphs).get("__call__")
-    if original is None:
-        return lambda: None
-
-    def call(graph: Any, inputs: Sequence[Any]) -> Any:
-        if getattr(graph, "_fx_graph_cache_key", "") is None:  # no cache has it; the range around the call needs a key
-            graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
-        key, text = (getattr(graph, name, None) for name in ("_fx_graph_cache_key", "inductor_post_grad_graph_str"))
-        if isinstance(key, str) and isinstance(text, str):
-            for noting in CalledGraphs._all_on:
-                noting._note(key, text, inputs)
-        number = CalledGraphs._number_of(key, graph, inputs) if isinstance(key, str) and is_observed() else None
-        if number is None:
-            return original(graph, inputs)
-        with record(f"{COMPILED_INPUTS}{number}"):
-            return original(graph, inputs)
-
-    def undo() -> None:
-        if vars(graphs).get("__call__") is call:
-            graphs.__call__ = original
-
-    graphs.__call__ = call
-    return undo
+def _noting(original: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> Any:
+    """Call a graph, and have the call noted."""
+    key = getattr(graph, "_fx_graph_cache_key", "")
+    if key is None:  # no cache has it; the range around the call needs a key
+        key = graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
+    numbers = [noting._note(key, graph, inputs) for noting in CalledGraphs._all_on if isinstance(key, str)]
+    number = numbers[-1] if numbers else None  # all have the same
+    if number is None:
+        return original(graph, inputs)
+    with record(f"{COMPILED_INPUTS}{number}"):
+        return original(graph, inputs)

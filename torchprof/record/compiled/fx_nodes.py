@@ -1,13 +1,13 @@
-"""Properties of one node of an FX graph that torch.compile makes: its op, its work, its sizes, its owner.
+"""One node of an FX graph that torch.compile makes: its op, its work, its sizes, its owner.
 
-The functions take a ``torch.fx.Node`` and read its ``target``, its arguments and its ``meta``.
+All is read from the ``target``, the arguments and the ``meta`` of a ``torch.fx.Node``.
 """
 
 from __future__ import annotations
 
 import operator
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchprof.attribute.compiled_graphs import Owner
 from torchprof.record.compiled.dynamo_sources import step_of
@@ -16,6 +16,55 @@ _GRADIENT_SUM = "Gradient addition node"
 """The stack trace that torch gives a node that sums gradients (``torch/fx/traceback.py``)."""
 _SAME_GRADIENT = frozenset({"aten.add.Tensor", "aten.sub.Tensor", "aten.clone.default", "aten.alias.default"})
 """Ops, other than views, with the same gradient for input and output: their backward may need no node."""
+
+
+class TracedNode(NamedTuple):
+    """A node of a graph before Inductor's own passes.
+
+    ``inputs`` and ``users``: by name, without the graph's output. ``owner``: see ``owner_of``. ``is_given``: it is an
+    input of the graph. ``sums_gradients``: it adds the gradients of the several uses of one tensor.
+    ``only_copies``: the compiler added it to copy a value: into an input of the graph, such as a buffer that the
+    forward changes, or into another memory layout. ``restores_random_state``: it runs an op inside a checkpoint again
+    with the random numbers of the forward (``torch/_prims/rng_prims.py``). ``sequence``: the sequence number of
+    autograd, which an op and its backward share. ``gradient_of``: the output of the forward graph whose gradient it is.
+    ``keeps_gradient``: the gradient of an input may be the unchanged gradient of its output. ``is_product``: there is a
+    formula for its FLOPs.
+    """
+
+    inputs: tuple[str, ...]
+    users: tuple[str, ...]
+    owner: Owner | None
+    is_given: bool
+    sums_gradients: bool
+    only_copies: bool
+    restores_random_state: bool
+    sequence: int | None
+    gradient_of: Any
+    keeps_gradient: bool
+    is_product: bool
+
+    @classmethod
+    def of(cls, node: Any) -> TracedNode:
+        target = str(node.target)
+        copies_into = str(node.args[0].op) if target == "aten.copy_.default" else ""
+        return cls(
+            inputs=tuple(input_node.name for input_node in node.all_input_nodes),
+            users=tuple(user.name for user in node.users if user.op != "output"),
+            owner=owner_of(node),
+            is_given=node.op in ("placeholder", "get_attr"),
+            sums_gradients=_GRADIENT_SUM in str(node.meta.get("stack_trace", "")),
+            only_copies=copies_into == "placeholder" or target == "prims.inductor_force_stride_order.default",
+            restores_random_state="run_with_rng_state" in target,
+            sequence=node.meta.get("seq_nr"),
+            gradient_of=getattr(node.meta.get("desc"), "output", None),
+            keeps_gradient=is_view(node) or target in _SAME_GRADIENT,
+            is_product=flops_of(node) is not None,
+        )
+
+    @property
+    def inherits_owner(self) -> bool:
+        """Whether the compiler added the node, so that its owner follows from the nodes around it."""
+        return self.sums_gradients or self.only_copies
 
 
 def is_op_of_kernel(node: Any, kernel: str) -> bool:
@@ -52,24 +101,6 @@ def plain_kernel_name(kernel: str) -> str:
     return steps[1] if len(steps) > 2 or steps[0] == "aten" else steps[-1]
 
 
-def sums_gradients(node: Any) -> bool:
-    """Whether a node adds the gradients of the several uses of one tensor."""
-    return _GRADIENT_SUM in str(node.meta.get("stack_trace", ""))
-
-
-def only_copies(node: Any) -> bool:
-    """Whether a node was added by the compiler to copy a value: into an input of the graph, such as a buffer that the
-    forward changes, or into another memory layout."""
-    if str(node.target) == "aten.copy_.default":
-        return str(node.args[0].op) == "placeholder"
-    return str(node.target) == "prims.inductor_force_stride_order.default"
-
-
-def keeps_gradient(node: Any) -> bool:
-    """Whether the gradient of an input of a node may be the unchanged gradient of its output."""
-    return is_view(node) or str(node.target) in _SAME_GRADIENT
-
-
 def is_saved_for_backward(output: Any) -> bool:
     """Whether a graph has an output only for its backward. ``output``: its description by torch."""
     return type(output).__name__.startswith("SavedForBackwards")
@@ -101,9 +132,9 @@ def flops_of(node: Any) -> int | None:
 
 def largest_numel_of(node: Any) -> int:
     """The number of elements of the largest tensor among a node's inputs and outputs."""
-    return max(
-        (numel for tensor in (node, *node.all_input_nodes) for numel in _numels(tensor.meta.get("val"))), default=0
-    )
+    values = [inner.meta.get("val") for inner in (node, *node.all_input_nodes)]
+    parts = (part for value in values for part in (value if isinstance(value, (tuple, list)) else [value]))
+    return max((prod(_shape(part)) for part in parts if _is_tensor(part)), default=0)
 
 
 def owner_of(node: Any) -> Owner | None:
@@ -119,19 +150,8 @@ def owner_of(node: Any) -> Owner | None:
     return of_results.pop() if len(of_results) == 1 else None
 
 
-def restores_random_state(node: Any) -> bool:
-    """Whether a node runs an op inside a checkpoint again with the random numbers of the forward
-    (``torch/_prims/rng_prims.py``)."""
-    return "run_with_rng_state" in str(node.target)
-
-
-def _numels(value: Any) -> list[int]:
-    """The number of elements of each tensor in the value of a node."""
-    return [
-        prod(_shape(item))
-        for item in (value if isinstance(value, (tuple, list)) else [value])
-        if hasattr(item, "dtype") and hasattr(item, "shape")
-    ]
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
@@ -153,6 +173,6 @@ def _in_numbers(value: Any) -> Any:
         return [_in_numbers(item) for item in value]
     if hasattr(value, "meta"):
         return _in_numbers(value.meta.get("val"))
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
+    if _is_tensor(value):
         return _shape(value)
     return _number(value) if hasattr(value, "node") else value

@@ -1,17 +1,22 @@
 """What the values of a compiled graph are made of: of which parameters, of gradients, of the results of library calls.
 
 The graph is the text that Inductor keeps of its nodes; which of them are calls of libraries follows from its source.
+
+A kernel that works for no parameter alone lies between layers. What a graph computes between two layers ran in the
+module around both, or in a module inside that. Of all layers before a value, the last one in the text counts, and the
+first one of all after it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Set
+from typing import NamedTuple
 
-from torchprof.measure.flops.graph_text import GraphOp, GraphTensor, GraphText
+from torchprof.attribute.compiled_graphs import Span
+from torchprof.measure.flops.graph_text import GraphNode, GraphTensor, GraphText
 from torchprof.record.compiled.fx_nodes import plain_kernel_name
-from torchprof.record.compiled.graph_source import TANGENTS, GraphSource, SourceKernel
-from torchprof.record.compiled.kept_graph import KeptGraph
+from torchprof.record.compiled.kept_graph import TANGENTS, GraphSource, KeptGraph, SourceKernel
 from torchprof.run.torch_names import PRODUCTS_AND_SUMS, VIEWS, aten
 
 _KEEP_GRADIENTS = VIEWS | aten("_to_copy add clone copy mul neg")
@@ -19,6 +24,8 @@ _KEEP_GRADIENTS |= {"prims::convert_element_type", "prims::inductor_force_stride
 """Operators after which the gradient of a parameter is still one: in another type or layout, in a sum, scaled."""
 _SAME_KERNELS = {"bias_addmm": "addmm"}
 """Kernels of Inductor's with another name than their operator (``torch/_inductor/kernel/mm.py``)."""
+_MOST_NODES = 500
+"""Of more nodes in one kernel nothing is known: it is not between layers, and the search would take long."""
 
 
 class GraphFlow:
@@ -40,10 +47,10 @@ class GraphFlow:
                 self.made_of[name] = forward.made_of[name]
         self.of_gradients = {name for name in text.inputs if name.startswith(TANGENTS)}
         self._forward = forward
-        self.calls = {op.node: op for op in self.node_of.values()}
+        self.calls = {node.name: node for node in self.node_of.values()}
         self._results: dict[str, frozenset[str]] = {}  # a value that is the result of calls, or has it as a term
         self._follow()
-        self.operands = frozenset().union(*(self.reads(op) for op in self.node_of.values()))
+        self.operands = frozenset().union(*map(self.reads, self.calls.values()))
         """The parameters that calls of libraries read."""
         self.gradients: defaultdict[str, set[str]] = defaultdict(set)
         """The parameters whose gradient a call computes, by its node."""
@@ -53,57 +60,176 @@ class GraphFlow:
 
     def _follow(self) -> None:
         """Find for each node what it is made of."""
-        ops = {op.node: op for op in self.text.ops}
         base_of: dict[str, str] = {}  # a view → the tensor that it shows
         views: defaultdict[str, set[str]] = defaultdict(set)  # the other way round
-        for name, reads in self.text.reads.items():
-            op = ops.get(name)
-            first = op.given[0] if op is not None and op.given else ""
+        for name, node in self.text.nodes.items():
+            reads = node.reads
+            first = node.given[0] if node.given else ""
             first = base_of.get(first, first)
-            if op is not None and op.name in VIEWS:
+            if node.operator in VIEWS:
                 base_of[name] = first
                 views[first].add(name)
             if not reads.isdisjoint(self.of_gradients):
                 self.of_gradients.add(name)
-                if op is not None and op.name.endswith("_"):  # in place: all that shows this memory changes
+                if node.operator.endswith("_"):  # in place: all that shows this memory changes
                     self.of_gradients |= {first, *views[first]}
             if name in self.calls:  # a product may add its first argument: the sum of two gradients
-                added = first if op is not None and op.name in PRODUCTS_AND_SUMS else ""
+                added = first if node.operator in PRODUCTS_AND_SUMS else ""
                 self._results[name] = self._results.get(added, frozenset()) | {name}
                 continue
             if all(read in self.made_of for read in reads) and name not in self.made_of:
                 self.made_of[name] = frozenset().union(*(self.made_of[read] for read in reads))
             of_calls = [self._results[read] for read in reads if read in self._results]
             others = [read for read in reads if read not in self._results and read not in self.made_of]
-            is_sum = op is not None and op.name == "aten::add"  # a gradient in a sum of gradients is one, too
-            if of_calls and (op is None or op.name in _KEEP_GRADIENTS) and (is_sum or not others):
+            is_sum = node.operator == "aten::add"  # a gradient in a sum of gradients is one, too
+            if of_calls and (node.operator in _KEEP_GRADIENTS or not node.is_call) and (is_sum or not others):
                 self._results[name] = frozenset().union(*of_calls)
 
-    def reads(self, op: GraphOp) -> frozenset[str]:
+    def reads(self, node: GraphNode) -> frozenset[str]:
         """The parameters that a call reads, also in another type or layout."""
-        return frozenset().union(*(self.made_of.get(name, frozenset()) for name in op.given))
+        return frozenset().union(*(self.made_of.get(name, frozenset()) for name in node.given))
 
-    def works_for(self, op: GraphOp) -> frozenset[str]:
+    def works_for(self, node: GraphNode) -> frozenset[str]:
         """The parameters that a call works for: those that it reads, else those whose gradients it computes.
 
         The gradient of a parameter that is added to the input of a layer is computed by that layer. Only a call whose
         forward multiplies two parameters reads one and computes the gradient of the other.
         """
-        reads, gradients = self.reads(op), frozenset(self.gradients.get(op.node, ()))
+        reads, gradients = self.reads(node), frozenset(self.gradients.get(node.name, ()))
         if not reads or not gradients or self._forward is None:
             return reads or gradients
         both = reads | gradients
-        multiplied = (self._forward.reads(other) for other in self._forward.node_of.values())
+        multiplied = map(self._forward.reads, self._forward.calls.values())
         return both if any(both <= of_call for of_call in multiplied) else reads
 
-    def is_recomputed(self, op: GraphOp) -> bool:
+    def is_recomputed(self, node: GraphNode) -> bool:
         """Whether a call in a backward repeats one of its forward."""
-        if self._forward is None or op.node in self.of_gradients:
+        if self._forward is None or node.name in self.of_gradients:
             return False
-        return any(op.is_like(other) for other in self._forward.node_of.values())
+        return any(map(node.is_like, self._forward.calls.values()))
 
 
-def _nodes_of(source: GraphSource, text: GraphText) -> dict[int, GraphOp]:
+class _Work(NamedTuple):
+    """Work for parameters: the number of its node in the order of the text, and the parameters."""
+
+    number: int
+    parameters: frozenset[str]
+
+
+_NOTHING = _Work(-1, frozenset())
+
+
+class GraphSpans(GraphFlow):
+    """The values of a graph, and for each the parameters of the layers that work before and after it.
+
+    ``forward``: the spans of the graph whose backward this is.
+    """
+
+    def __init__(self, graph: KeptGraph, forward: GraphSpans | None = None) -> None:
+        super().__init__(graph, forward)
+        self.source = graph.source
+        # What a backward computes again of the forward does not tell where the gradients after it are computed.
+        reads_of = {
+            name: node.reads & self.of_gradients if name in self.of_gradients else node.reads
+            for name, node in self.text.nodes.items()
+        }
+        self._own = {
+            name: _Work(number, parameters)
+            for number, (name, node) in enumerate(self.text.nodes.items())
+            if (parameters := self._parameters_of(node))
+        }
+        self._before: dict[str, _Work] = {}
+        for name, reads in reads_of.items():
+            last = (self._own.get(read) or self._before.get(read, _NOTHING) for read in reads)
+            self._before[name] = max(last, key=lambda work: (bool(work.parameters), work.number), default=_NOTHING)
+        self._in_buffer = self._nodes_in_buffers()
+        uses = Counter(name for own in self._own.values() for name in own.parameters)
+        used_again = frozenset(name for name in uses if uses[name] > 1)
+        self.repeated: frozenset[str] = used_again if forward is None else forward.repeated
+        """The parameters that several nodes of the forward work for: their layers may be called several times."""
+        self._after: dict[str, _Work] = {}
+        for name, reads in reversed(reads_of.items()):
+            work = self._own.get(name) or self._after.get(name, _NOTHING)
+            for read in reads if work.parameters else ():
+                self._after[read] = min(work, self._after.get(read, work), key=lambda known: known.number)
+
+    def _parameters_of(self, node: GraphNode) -> frozenset[str]:
+        """The parameters that a node works for or reads directly."""
+        if node.name in self.made_of:
+            return frozenset()
+        if node.name in self.calls:
+            return self.works_for(node)
+        return frozenset().union(*(self.made_of.get(read, ()) for read in node.reads))
+
+    def _nodes_in_buffers(self) -> Mapping[str, str]:
+        """The nodes of buffers, as far as they are arguments or results of library calls, or outputs of the graph. Of
+        an input that a kernel may write to, it is what is written."""
+        names = {name: name for name in self.source.inputs}
+        for node in self.text.nodes.values():
+            if node.operator == "aten::copy_" and len(node.given) > 1:
+                names[node.given[0]] = node.given[1]
+        for index, node in self.node_of.items():
+            kernel = self.source.kernels[index]
+            names.update(dict.fromkeys(kernel.writes, node.name) if kernel.number is not None else {})
+            for name, given in zip(kernel.given, node.given) if len(kernel.given) == len(node.given) else ():
+                names.setdefault(name, given)
+        for name, (returned, _) in zip(self.source.returned, self.text.outputs):
+            if name and returned:
+                names.setdefault(name, returned)
+        return names
+
+    def of_kernel(self, number: int) -> frozenset[Span]:
+        """Of what a kernel computes, the parameters of the layers before and after; empty if that is unknown. Names of
+        parameters stand for their roots. If it is unknown which values are in a buffer, those count that are computed
+        from it.
+        """
+        kernel = self.source.kernels[number]
+        node = self.node_of.get(number)
+        nodes = {node.name} if node is not None else self._computed(number)
+        if not kernel.name or not nodes:
+            return frozenset()
+        return frozenset(self._span(node) for node in nodes if self.made_of.get(node, {node}))
+
+    def _span(self, node: str) -> Span:
+        own = self.made_of.get(node) or self._own.get(node, _NOTHING).parameters
+        if own:
+            return Span(own, own, is_own=True)
+        return Span(self._before[node].parameters, self._after.get(node, _NOTHING).parameters)
+
+    def _computed(self, number: int) -> Set[str]:
+        """The nodes that a generated kernel computes, perhaps with some of the generated kernels around it; none if it
+        is unknown what is in a buffer."""
+        kernels = self.source.kernels
+        results, unknown = self._nodes_written(kernels[number].writes)
+        read: set[str] = set()
+        for later in kernels[number + 1 :] if unknown else ():
+            if not unknown.isdisjoint(later.reads):
+                read |= later.reads
+                nodes, buffers = self._nodes_written(later.writes)
+                results |= nodes
+                unknown |= buffers
+                if later.is_library:
+                    return set()
+        if not unknown <= read:
+            return set()
+        reads = {self._in_buffer[name] for name in kernels[number].reads if name in self._in_buffer} - results
+        inside: set[str] = set()
+        waiting = [*results]
+        while waiting and len(inside) <= _MOST_NODES:
+            node = waiting.pop()
+            is_inside = node not in reads and node in self.text.nodes and node not in self.calls
+            if is_inside and node not in inside:
+                inside.add(node)
+                waiting.extend(self.text.nodes[node].reads)
+        return inside if len(inside) <= _MOST_NODES else set()
+
+    def _nodes_written(self, writes: Set[str]) -> tuple[set[str], set[str]]:
+        """The nodes of some buffers, and the buffers of which they are unknown."""
+        unknown = {name for name in writes if name not in self._in_buffer}
+        return {self._in_buffer[name] for name in writes - unknown}, unknown
+
+
+def _nodes_of(source: GraphSource, text: GraphText) -> dict[int, GraphNode]:
     """The node of each library call, by the number of the kernel.
 
     Of each operator, the calls in the order of their buffers are the nodes in the order of the text. Nodes that are
@@ -117,40 +243,36 @@ def _nodes_of(source: GraphSource, text: GraphText) -> dict[int, GraphOp]:
         if kernel.name and kernel.is_library:
             name = plain_kernel_name(kernel.name)
             calls[_SAME_KERNELS.get(name, name)].append((index, kernel))
-    ops: dict[int, GraphOp] = {}
+    called = [node for node in text.nodes.values() if node.is_call]
+    nodes: dict[int, GraphNode] = {}
     given = frozenset(source.inputs)
     for name, of_name in calls.items():
-        alike = of_operator = [op for op in text.ops if op.name.rpartition("::")[2] == name]
+        alike = of_operator = [node for node in called if node.operator.rpartition("::")[2] == name]
         if len(alike) < len(of_name):
-            alike = [op for op in text.ops if op.name.rpartition("::")[2] in (name, "")]
+            alike = [node for node in called if node.operator.rpartition("::")[2] in (name, "")]
         if len(alike) == 1 or all(kernel.number is not None for _, kernel in of_name):
             of_name = sorted(of_name, key=lambda call: call[1].number or 0)
         else:
             alike = []
-        pairs = [(index, kernel.reads & given, op) for (index, kernel), op in zip(of_name, alike)]
-        if len(alike) == len(of_name) and all(reads <= inputs[op.node] for _, reads, op in pairs):
-            ops.update({index: op for index, _, op in pairs})
+        pairs = [(index, kernel.reads & given, node) for (index, kernel), node in zip(of_name, alike)]
+        if len(alike) == len(of_name) and all(reads <= inputs[node.name] for _, reads, node in pairs):
+            nodes.update({index: node for index, _, node in pairs})
             continue
         for index, kernel in of_name:
             reads = kernel.reads & given
-            same = [op for op in of_operator if reads and reads <= inputs[op.node]]
+            same = [node for node in of_operator if reads and reads <= inputs[node.name]]
             others = [other for _, other in of_name if reads <= other.reads]
             if len(same) == len(others) == 1:
-                ops[index] = same[0]
-    return ops
+                nodes[index] = same[0]
+    return nodes
 
 
 def _inputs_of(text: GraphText) -> Mapping[str, Set[str]]:
     """The inputs of the graph that each node reads, also as views."""
-    ops = {op.node: op for op in text.ops}
     shown: dict[str, Set[str]] = {name: {name} for name in text.inputs}
-    made_of: dict[str, Set[str]] = {}
-    for name, reads in text.reads.items():
-        made_of[name] = _union(shown.get(read, frozenset()) for read in reads)
-        if name in ops and ops[name].name in VIEWS:
-            shown[name] = made_of[name]
-    return made_of
-
-
-def _union(sets: Iterable[Set[str]]) -> Set[str]:
-    return {name for each in sets for name in each}
+    inputs: dict[str, Set[str]] = {}
+    for name, node in text.nodes.items():
+        inputs[name] = {given for read in node.reads for given in shown.get(read, ())}
+        if node.operator in VIEWS:
+            shown[name] = inputs[name]
+    return inputs

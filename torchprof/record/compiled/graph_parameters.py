@@ -10,11 +10,10 @@ import ast
 from collections.abc import Iterator, Mapping, Set
 
 from torchprof.attribute.compiled_graphs import CompiledKernel, OwnedWork, Span, TracedModule
-from torchprof.measure.flops.graph_text import GraphTensor, GraphText
+from torchprof.measure.flops.graph_text import GraphTensor, GraphText, GraphValue
 from torchprof.record.compiled.fx_nodes import plain_kernel_name
-from torchprof.record.compiled.graph_source import TANGENTS
-from torchprof.record.compiled.graph_spans import GraphSpans
-from torchprof.record.compiled.kept_graph import KeptGraph
+from torchprof.record.compiled.graph_flow import GraphSpans
+from torchprof.record.compiled.kept_graph import TANGENTS, KeptGraph
 from torchprof.run.words import IN_CPP
 
 _IN_CPP = "aoti_torch_"
@@ -60,7 +59,7 @@ def _saves_for(forward: GraphText, backward: GraphText) -> bool:
     return all(_may_be_equal(first, other) for first, other in pairs)
 
 
-def _may_be_equal(first: GraphTensor | ast.expr | None, other: GraphTensor | ast.expr | None) -> bool:
+def _may_be_equal(first: GraphValue, other: GraphValue) -> bool:
     """Whether two values of graphs have the same type and sizes, as far as these are numbers."""
     if not isinstance(first, GraphTensor) or not isinstance(other, GraphTensor):
         return isinstance(first, GraphTensor) is isinstance(other, GraphTensor)
@@ -77,18 +76,17 @@ def _may_be_equal(first: GraphTensor | ast.expr | None, other: GraphTensor | ast
 def _kernels(spans: GraphSpans, roots: Mapping[str, str], why_unknown: str) -> Iterator[CompiledKernel]:
     """The kernels of a graph that have events. A call of a library has the parameters that it works for as owners; of
     any other kernel it is known which layers work before and after it. ``roots``: of the parameters."""
-    flow = spans.flow
     repeated = _roots(spans.repeated, roots)
     for index, kernel in enumerate(spans.source.kernels):
         if kernel.name and kernel.has_event:
-            op = flow.node_of.get(index)
-            names = frozenset() if op is None else flow.works_for(op)
+            op = spans.node_of.get(index)
+            names = frozenset() if op is None else spans.works_for(op)
             parts = [OwnedWork((TracedModule(roots[name], (), ""),), 0) for name in sorted(names)]
             between = frozenset() if names else spans.of_kernel(index)
             yield CompiledKernel(
                 plain_kernel_name(kernel.name),
                 tuple(parts) or (OwnedWork(None, 0),),
-                op is not None and flow.is_recomputed(op),
+                op is not None and spans.is_recomputed(op),
                 why_unknown=why_unknown,
                 repeated=repeated,
                 between=frozenset(

@@ -17,7 +17,6 @@ from uuid import uuid4
 
 from torchprof.attribute.compiled_graphs import CompiledKernel
 from torchprof.attribute.events import COMPILED_INPUTS
-from torchprof.errors import TorchprofError
 from torchprof.record.compiled.dynamo_sources import Taken, taken_by
 from torchprof.record.compiled.noted_calls import NotedCalls
 from torchprof.record.compiled.traced_graph import TracedGraph
@@ -31,47 +30,35 @@ _RANGE = re.compile(r'RAIIAtenRecordFunctionHandle \S+\("graph_\d+_(\S+)"')
 """The line in the source of a C++ kernel that opens its range in the profiler's events."""
 
 
-class CompilerUnknown(TorchprofError):
-    """This torch lacks a part of the compiler that is needed to find the layers of its kernels."""
-
-    def __init__(self, reason: str) -> None:
-        self.warning: RunWarning = RunWarning.of("compiler_unknown", reason=reason)
-        super().__init__(str(self.warning))
-
-
 class _Inductor:
-    """The private API of Inductor that is used here. Raises CompilerUnknown if this torch lacks any of it."""
-
-    NODES = "_inductor_triton_kernel_to_post_grad_node_info"
+    """The private API of Inductor that is used here. Raises ImportError or AttributeError if this torch lacks any."""
 
     def __init__(self) -> None:
-        try:
-            from torch._functorch import config as functorch_config
-            from torch._inductor import compile_fx, config, debug
-            from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-            from torch._inductor.scheduler import Scheduler
-            from torch._inductor.virtualized import V
+        from torch._functorch import config as functorch_config
+        from torch._inductor import compile_fx, config, debug
+        from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+        from torch._inductor.scheduler import Scheduler
+        from torch._inductor.virtualized import V
 
-            self.config: Any = config
-            self.functorch_config: Any = functorch_config
-            self._debug: Any = debug
-            self._handlers: Any = V
-            self.enter = compile_fx, "compile_fx"
-            self.cached = compile_fx, "_compile_fx_inner"
-            self.compile = compile_fx, "fx_codegen_and_compile"
-            self.write = PythonWrapperCodegen, "write_provenance_debug_handle"
-            self.call = Scheduler, "codegen_extern_call"
-            for owner, name in (self.enter, self.cached, self.compile, self.write, self.call):
-                getattr(owner, name)
-            self.nodes_of("", 0)
-            with self.uncached(), self.with_provenance():
-                pass
-        except (ImportError, AttributeError) as missing:
-            raise CompilerUnknown(str(missing)) from missing
+        self.config: Any = config
+        self.functorch_config: Any = functorch_config
+        self._debug: Any = debug
+        self._handlers: Any = V
+        self.enter = compile_fx, "compile_fx"
+        self.cached = compile_fx, "_compile_fx_inner"
+        self.compile = compile_fx, "fx_codegen_and_compile"
+        self.write = PythonWrapperCodegen, "write_provenance_debug_handle"
+        self.call = Scheduler, "codegen_extern_call"
+        for owner, name in (self.enter, self.cached, self.compile, self.write, self.call):
+            getattr(owner, name)
+        self.nodes_of("", 0)
+        with self.uncached(), self.with_provenance():
+            pass
 
     def nodes_of(self, kernel: str, handle: int | None) -> Sequence[str]:
         """The names of the nodes that a kernel was made from."""
-        return getattr(self._debug, self.NODES).get(f"{kernel}:{handle}", ())  # type: ignore[no-any-return]
+        nodes = self._debug._inductor_triton_kernel_to_post_grad_node_info
+        return nodes.get(f"{kernel}:{handle}", ())  # type: ignore[no-any-return]
 
     @property
     def lowering(self) -> Any:
@@ -100,12 +87,19 @@ class _Inductor:
         )
 
 
+class _State(local):
+    """What a thread compiles now: autograd's threads compile, too."""
+
+    graph: TracedGraph | None = None
+    is_in_function = False
+
+
 class Provenance:
     """From ``on`` to ``off``, records which operators and layers each kernel was made from that torch.compile compiles.
 
     Graphs are then compiled and not taken from caches, because a cached graph has no provenance. C++ kernels get ranges
     in the profiler's events, and keep them afterwards. An error while a graph is read leaves its layers unknown and the
-    compiled code unchanged. Raises TorchprofError if this torch lacks the private API that is needed.
+    compiled code unchanged. Raises ImportError or AttributeError if this torch lacks the private API that is needed.
     """
 
     known: ClassVar[dict[str, tuple[CompiledKernel, ...] | str]] = {}
@@ -117,69 +111,56 @@ class Provenance:
         self._inductor = _Inductor()
         self.divides = divides
         self._undo = ExitStack()
+        self._forwards: dict[Any, TracedGraph] = {}  # by the ID that torch gives to a graph and its backward
+        self._state = _State()
 
     @classmethod
     def if_supported(cls, divides: bool, warnings: list[RunWarning]) -> Provenance | None:
         """A new object; None if this torch lacks the private API, and then the reason is added to ``warnings``."""
         try:
             return cls(divides)
-        except CompilerUnknown as missing:
-            warnings.append(missing.warning)
+        except (ImportError, AttributeError) as missing:
+            warnings.append(RunWarning.of("compiler_unknown", reason=str(missing)))
             return None
 
     def on(self) -> None:
-        inductor, ours = self._inductor, _StandIns(self._inductor)
+        inductor = self._inductor
         with ExitStack() as undo:
-            undo.callback(ours.forget_graphs)
-            _replace(undo, inductor.enter, ours.compile_function)
-            _replace(undo, inductor.cached, ours.compile_with_provenance)
-            _replace(undo, inductor.compile, ours.compile_graph)
-            _replace(undo, inductor.write, ours.write_kernel)
-            _replace(undo, inductor.call, ours.call_library)
+            undo.callback(self._forwards.clear)
+            replace(undo, inductor.enter, self._compile_function)
+            replace(undo, inductor.cached, self._compile_with_provenance)
+            replace(undo, inductor.compile, self._compile_graph)
+            replace(undo, inductor.write, self._write_kernel)
+            replace(undo, inductor.call, self._call_library)
             self._undo = undo.pop_all()
 
     def off(self) -> None:
         self._undo.close()
 
+    # What runs in place of functions of Inductor. Each gets the original first, and calls it.
 
-class _StandIns:
-    """Functions that run in place of some of Inductor's while a ``Provenance`` is on. Each gets the original first, and
-    calls it. They share the graph that is being compiled, one for each thread: autograd's threads compile, too."""
-
-    def __init__(self, inductor: _Inductor) -> None:
-        self._inductor = inductor
-        self._forwards: dict[Any, TracedGraph] = {}  # by the ID that torch gives to a graph and its backward
-        self._state = local()
-
-    def forget_graphs(self) -> None:
-        self._forwards.clear()
-
-    @property
-    def _graph(self) -> TracedGraph | None:
-        return getattr(self._state, "graph", None)
-
-    def compile_function(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+    def _compile_function(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compile a function without the caches of whole models; its calls are noted if it takes tensors of modules."""
         state, taken = self._state, list[Taken]()
-        if not getattr(state, "is_inside", False) and not self._inductor.is_ahead_of_time:
+        if not state.is_in_function and not self._inductor.is_ahead_of_time:
             with suppress(Exception):  # a graph that cannot be read is no error of the user's program
                 taken = taken_by(module.graph)
-        is_inside, state.is_inside = getattr(state, "is_inside", False), True
+        around, state.is_in_function = state.is_in_function, True
         try:
             with self._inductor.uncached():
                 compiled = original(module, *args, **kwargs)
         finally:
-            state.is_inside = is_inside
+            state.is_in_function = around
         return _noting_calls(compiled, taken) if taken and callable(compiled) else compiled
 
-    def compile_with_provenance(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _compile_with_provenance(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compile a graph without the caches of graphs and with provenance tracking."""
         if self._inductor.is_ahead_of_time:
             return original(*args, **kwargs)
         with self._inductor.with_provenance():  # not once in ``on``: settings hold for one thread, backward has another
             return original(*args, **kwargs)
 
-    def compile_graph(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+    def _compile_graph(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         """Read a graph, compile it, and keep its kernels under a key that the range around it shows."""
         number, is_backward = kwargs.get("graph_id"), kwargs.get("is_backward", False)
         graph = TracedGraph(self._forwards.get(number) if is_backward else None, is_backward)
@@ -187,7 +168,7 @@ class _StandIns:
             graph.read(module.graph)
         if number is not None and not is_backward:
             self._forwards[number] = graph
-        around, self._state.graph = self._graph, graph
+        around, self._state.graph = self._state.graph, graph
         try:
             compiled = original(module, *args, **kwargs)
         finally:
@@ -201,9 +182,9 @@ class _StandIns:
             Provenance.known[key] = graph.why_unknown or kernels
         return compiled
 
-    def write_kernel(self, original: Callable[..., Any], wrapper: Any, kernel: str, handle: int | None = None) -> Any:
+    def _write_kernel(self, original: Callable[..., Any], wrapper: Any, kernel: str, handle: int | None = None) -> Any:
         """Note the nodes of a kernel for which Inductor writes the provenance."""
-        graph = self._graph
+        graph = self._state.graph
         if graph is not None:
             with graph.reading():
                 lowering = self._inductor.lowering
@@ -212,9 +193,9 @@ class _StandIns:
                 graph.add(_range_of(wrapper, kernel, lowering.cpp_wrapper), nodes, template[-1:], prologue)
         return original(wrapper, kernel, handle)
 
-    def call_library(self, original: Callable[..., Any], scheduler: Any, node: Any) -> Any:
+    def _call_library(self, original: Callable[..., Any], scheduler: Any, node: Any) -> Any:
         """Note a library op, for some of which Inductor writes no provenance."""
-        graph = self._graph
+        graph = self._state.graph
         before = 0 if graph is None else graph.written
         called = original(scheduler, node)
         if graph is not None and graph.written == before:
@@ -273,7 +254,7 @@ def _template(lowering: Any) -> tuple[set[str], set[str]]:
     return {node.name for node in template.node.origins}, {node.name for node in before}
 
 
-def _replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -> None:
+def replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -> None:
     """Replace a function by one of ours, which gets the original as its first argument, until ``undo`` is closed. If
     other code has replaced it meanwhile, its replacement stays and ours passes calls on to the original."""
     owner, name = place

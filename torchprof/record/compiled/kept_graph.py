@@ -1,23 +1,72 @@
-"""A compiled graph as Inductor keeps it: the Python source of its calls, and the text of its nodes."""
+"""A compiled graph as Inductor keeps it: the Python source of its calls, and the text of its nodes.
+
+The source has a function ``call`` with one statement for each kernel, such as
+``extern_kernels.addmm(primals_2, primals_3, reinterpret_tensor(primals_1, …), out=buf0)``. It is parsed and never run.
+"""
 
 from __future__ import annotations
 
+import ast
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from torchprof.attribute.compiled_graphs import FROZEN
 from torchprof.measure.flops.graph_text import GraphText, read_graph
 from torchprof.record.compiled.dynamo_sources import Taken
-from torchprof.record.compiled.graph_source import TANGENTS, GraphSource, read_source
 from torchprof.record.compiled.noted_calls import NotedCalls
 
 _FROZEN = re.compile(r"(\w+): \"[^\"]*\" = self\.(_frozen_param\d+)")
 """The line of a tensor that is a part of the graph, with ``torch._inductor.config.freezing``: its node, its name."""
+_LIBRARY = re.compile(r"(inductor_)?extern_kernels\.\w+|(torch\.ops\.)?aten\.\w+(\.\w+)?|torch\.ops\.\w+\.\w+\.\w+")
+"""The calls of libraries."""
+_BUFFER = re.compile(r"buf(\d+)")
+_HAVE_EVENTS = ("RAIIAtenRecordFunctionHandle", "@triton")
+"""What the source of a generated kernel with an event contains: C++ that opens a range, or Triton."""
+TANGENTS = "tangents_"
+"""The prefix of the inputs of a backward graph that are gradients of the outputs of the forward."""
+
+
+class SourceKernel(NamedTuple):
+    """A kernel that a graph calls: its ``name`` in the source, and the names of what it ``reads`` and ``writes``.
+
+    ``is_library``: whether it is a call of a library, else Inductor generated it. ``has_event``: whether a profile has
+    an event of it. ``given``: what it reads, in the order of its arguments. Without a name, it is not a kernel: the
+    memory of what it reads gets another name.
+    """
+
+    name: str
+    reads: frozenset[str]
+    writes: frozenset[str]
+    is_library: bool
+    has_event: bool
+    given: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> int | None:
+        """The number in the name of the buffer with the result of a call of a library; None if it writes into what
+        another one made. Inductor numbers buffers in the order of the nodes that they are for, and may then call the
+        kernels in another order."""
+        numbers = [int(match[1]) for name in self.writes if (match := _BUFFER.fullmatch(name))]
+        return numbers[0] if len(numbers) == 1 and self.writes.isdisjoint(self.reads) else None
+
+
+class GraphSource(NamedTuple):
+    """``inputs``: the names of a graph's inputs. ``kernels``: in the order of their calls. ``returned``: the name of
+    each output, as a kernel writes it; "" for one that none writes."""
+
+    inputs: tuple[str, ...]
+    kernels: tuple[SourceKernel, ...]
+    returned: tuple[str, ...]
+
+    @property
+    def is_backward(self) -> bool:
+        return any(name.startswith(TANGENTS) for name in self.inputs)
 
 
 @dataclass(frozen=True)
@@ -87,3 +136,111 @@ class KeptGraph:
         """By the name of an input that is a parameter: its root, see ``TracedModule``."""
         names = [*self.source.inputs, *self.frozen]
         return {names[taken.number]: taken.root for taken in self.taken}
+
+
+@lru_cache(maxsize=256)
+def read_source(source: str) -> GraphSource:
+    """Parse the source of a graph. Raises ValueError if it has another form."""
+    try:
+        module = ast.parse(source)
+    except SyntaxError as error:
+        raise ValueError(f"not the source of a graph: {error}") from error
+    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+    calls = [function for function in functions if function.name == "call"]
+    if len(calls) != 1 or any(function.name.startswith("partition_") for function in functions):
+        raise ValueError("not the source of one graph")
+    return _Reader(module).read(calls[0])
+
+
+class _Reader:
+    def __init__(self, module: ast.Module) -> None:
+        sources, types = _assigned(module)
+        self._events = {name for name, text in sources.items() if any(mark in text for mark in _HAVE_EVENTS)}
+        self._outputs = {name: _outputs(name, text, types.get(name)) for name, text in sources.items()}
+        self._part_of: dict[str, str] = {}  # a part of a result → the result
+        self._inputs: tuple[str, ...] = ()
+        self._kernels: list[SourceKernel] = []
+        self._returned: tuple[str, ...] = ()
+
+    def read(self, call: ast.FunctionDef) -> GraphSource:
+        for statement in _flat(call.body):
+            if isinstance(statement, ast.Assign):
+                self._assign(statement.targets[0], statement.value)
+            elif isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
+                self._returned = tuple(next(iter(self._names(element)), "") for element in statement.value.elts)
+            elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                called = statement.value
+                is_kernel = self._call(called, None)
+                if not is_kernel and self._names(called) and not ast.unparse(called.func).startswith("assert_"):
+                    raise ValueError(f"an unknown statement: {ast.unparse(statement)}")
+        return GraphSource(self._inputs, tuple(self._kernels), self._returned)
+
+    def _assign(self, target: ast.expr, value: ast.expr) -> None:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Name) and value.id == "args":
+            self._inputs = tuple(element.id for element in target.elts if isinstance(element, ast.Name))
+        elif isinstance(target, ast.Name):
+            if isinstance(value, ast.Call) and self._call(value, target.id):
+                return
+            names = self._names(value)
+            if isinstance(value, ast.Subscript) and names:
+                self._part_of[target.id] = names[0]
+            elif names:  # the name stands for what is written to this memory from here on
+                self._kernels.append(SourceKernel("", frozenset(names), frozenset([target.id]), False, False))
+
+    def _call(self, call: ast.Call, result: str | None) -> bool:
+        """Read a call of a kernel; False if it is not one."""
+        name = ast.unparse(call.func)
+        generated = name.removesuffix(".run")
+        is_generated = generated in self._outputs
+        if not is_generated and not _LIBRARY.fullmatch(name):
+            return False
+        by_argument = [self._names(argument) for argument in call.args]
+        given = tuple(itertools.chain.from_iterable(by_argument))
+        by_keyword = {keyword.arg: self._names(keyword.value) for keyword in call.keywords}
+        results = [*by_keyword.pop("out", ()), *([] if result is None else [result])]
+        reads = frozenset(given).union(*by_keyword.values())
+        if is_generated:
+            is_written = self._outputs[generated] or [True] * len(by_argument)
+            writes = frozenset().union(*itertools.compress(by_argument, is_written))
+            kernel = SourceKernel(generated, reads, writes, False, generated in self._events, given)
+        else:
+            kernel = SourceKernel(name, reads, frozenset(results) or reads, True, True, given)  # or else in place
+        self._kernels.append(kernel)
+        return True
+
+    def _names(self, expression: ast.expr) -> list[str]:
+        """The inputs and buffers in an expression; for a part of a result, the result."""
+        names = [node.id for node in ast.walk(expression) if isinstance(node, ast.Name)]
+        return [self._part_of.get(name, name) for name in names if name in self._inputs or _BUFFER.fullmatch(name)]
+
+
+def _assigned(module: ast.Module) -> tuple[dict[str, str], dict[str, Sequence[ast.expr]]]:
+    """Of the kernels that Inductor generated: the source of each, and the types of its arguments if that is C++."""
+    sources: dict[str, str] = {}
+    types: dict[str, Sequence[ast.expr]] = {}
+    for statement in module.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name), *_], value=ast.Call(func=function, args=arguments)):
+                if ast.unparse(function).startswith("async_compile."):
+                    values = [argument.value for argument in arguments if isinstance(argument, ast.Constant)]
+                    sources[name] = max((text for text in values if isinstance(text, str)), key=len, default="")
+                if arguments and isinstance(arguments[0], ast.List):
+                    types[name] = arguments[0].elts
+    return sources, types
+
+
+def _outputs(name: str, source: str, types: Sequence[ast.expr] | None) -> list[bool] | None:
+    """For each argument of a generated kernel whether it is written to; None if unknown."""
+    if types is not None:
+        return ["const" not in ast.unparse(declared) for declared in types]
+    match = re.search(rf"def {re.escape(name)}\(([^)]*)\)", source)  # Triton
+    return None if match is None else ["out_ptr" in argument for argument in match[1].split(",")]
+
+
+def _flat(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements, with those inside ``with``."""
+    for statement in statements:
+        if isinstance(statement, ast.With):
+            yield from _flat(statement.body)
+        else:
+            yield statement

@@ -3,56 +3,26 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torchprof.attribute.compiled_graphs import CompiledKernel, OwnedWork, Owner
 from torchprof.record.compiled.dynamo_sources import called_module, root_of
 from torchprof.record.compiled.fx_nodes import (
+    TracedNode,
     flops_of,
     is_op_of_kernel,
     is_saved_for_backward,
     is_view,
-    keeps_gradient,
     largest_numel_of,
-    only_copies,
     op_name,
     owner_of,
     plain_kernel_name,
-    restores_random_state,
-    sums_gradients,
 )
-from torchprof.record.compiled.graph_source import TANGENTS
+from torchprof.record.compiled.kept_graph import TANGENTS
 from torchprof.run.paths import common_prefix
 from torchprof.run.words import GRAPH_NOT_READ, NESTED_GRAPHS
-
-
-class _Node(NamedTuple):
-    """A node of a graph before Inductor's own passes.
-
-    ``users``: without the graph's output. ``is_given``: it is an input of the graph. ``sequence``: the sequence number
-    of autograd, which an op and its backward share. ``gradient_of``: the output of the forward graph whose gradient the
-    node is. ``sums_gradients``, ``only_copies``, ``restores_random_state`` and ``keeps_gradient``: see ``fx_nodes``.
-    ``is_product``: there is a formula for its FLOPs.
-    """
-
-    inputs: tuple[str, ...]
-    users: tuple[str, ...]
-    owner: Owner | None
-    sums_gradients: bool
-    only_copies: bool
-    is_given: bool
-    restores_random_state: bool
-    sequence: int | None
-    gradient_of: Any
-    keeps_gradient: bool
-    is_product: bool
-
-    @property
-    def inherits_owner(self) -> bool:
-        """Whether the compiler added the node, so that its owner follows from the nodes around it."""
-        return self.sums_gradients or self.only_copies
 
 
 class _Work(NamedTuple):
@@ -79,7 +49,7 @@ class TracedGraph:
         self._forward = forward if forward is not None and not forward.why_unknown else None
         self._kernels: list[tuple[str, set[str], list[_Work]]] = []  # name, nodes of library ops, work
         self._of_library: set[str] = set()  # the nodes of library ops and templates, of all kernels
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, TracedNode] = {}
         self._of_gradients: set[str] = set()  # what needs the gradients that a backward takes
         self._of_sequence: dict[int, list[str]] = {}
         self._outputs: dict[Any, str] = {}  # without tensors that are only saved for backward
@@ -99,30 +69,16 @@ class TracedGraph:
         """Read the nodes of a ``torch.fx.Graph``."""
         self._called = called_module() if self._forward is None else self._forward._called
         for node in graph.nodes:
-            description = node.meta.get("desc")
             if node.op == "output":
                 names = [getattr(output, "name", "") for output in node.args[0]]
-                self._outputs = {
-                    value: name for value, name in zip(description or (), names) if not is_saved_for_backward(value)
-                }
+                returned = zip(node.meta.get("desc") or (), names)
+                self._outputs = {value: name for value, name in returned if not is_saved_for_backward(value)}
                 continue
-            self._nodes[node.name] = _Node(
-                tuple(input_node.name for input_node in node.all_input_nodes),
-                tuple(user.name for user in node.users if user.op != "output"),
-                owner_of(node),
-                sums_gradients(node),
-                only_copies(node),
-                node.op in ("placeholder", "get_attr"),
-                restores_random_state(node),
-                node.meta.get("seq_nr"),
-                getattr(description, "output", None),
-                keeps_gradient(node),
-                flops_of(node) is not None,
-            )
-            if node.name.startswith(TANGENTS) or not self._of_gradients.isdisjoint(self._nodes[node.name].inputs):
+            traced = self._nodes[node.name] = TracedNode.of(node)
+            if node.name.startswith(TANGENTS) or not self._of_gradients.isdisjoint(traced.inputs):
                 self._of_gradients.add(node.name)
-            if node.meta.get("seq_nr") is not None:
-                self._of_sequence.setdefault(node.meta["seq_nr"], []).append(node.name)
+            if traced.sequence is not None:
+                self._of_sequence.setdefault(traced.sequence, []).append(node.name)
 
     def nodes_from(self, lowering: Any, names: Iterable[str]) -> list[Any]:
         """The nodes with these names in the graph that Inductor lowers, in the graph's order."""
@@ -153,13 +109,7 @@ class TracedGraph:
         made = called or self._made_in(nodes, prologue)
         working = [node for node in made if not is_view(node)] or made
         works = [
-            _Work(
-                node.name,
-                self._owners_of(node),
-                self._is_recomputed(node),
-                flops_of(node),
-                largest_numel_of(node),
-            )
+            _Work(node.name, self._owners_of(node), self._is_recomputed(node), flops_of(node), largest_numel_of(node))
             for node in [node for node in working if node.all_input_nodes] or working
         ]
         self._kernels.append((op_name(called[0]) if called else plain_kernel_name(name), made_for, works))
@@ -243,28 +193,14 @@ class TracedGraph:
 
     def _of_all_inputs(self, name: str) -> Owner | None:
         """The innermost module that contains the origins of all inputs of a node; None if unknown."""
-        common: Owner | None = None
-        seen, waiting = {name}, [name]
-        while waiting:
-            for inner in self._nodes[waiting.pop()].inputs:
-                node = self._nodes[inner]
-                if inner in seen or node.is_given:
-                    continue
-                seen.add(inner)
-                if node.inherits_owner:
-                    waiting.append(inner)
-                elif node.owner is None:
-                    return None
-                else:
-                    common = node.owner if common is None else common_prefix((common, node.owner))
-        return common
+        origins = self._reached([name], lambda node: node.inputs if node.inherits_owner else ())
+        nodes = [self._nodes[origin] for origin in origins]
+        return _around([node.owner for node in nodes if not (node.inherits_owner or node.is_given)])
 
     def _of_all_uses(self, name: str) -> Owner | None:
         """The innermost module that contains all uses of the tensor whose gradients a node adds; None if unknown."""
         summed = self._summed_tensor(name)
-        owners = [] if summed is None or self._forward is None else self._forward._users(summed)
-        known = [owner for owner in owners if owner is not None]
-        return common_prefix(known) if known and len(known) == len(owners) else None
+        return None if summed is None or self._forward is None else _around(self._forward._users(summed))
 
     def _summed_tensor(self, name: str) -> str | None:
         """The tensor of the forward graph whose gradients a node adds; None if unknown.
@@ -298,14 +234,18 @@ class TracedGraph:
 
     def _same_gradient(self, names: Iterable[str]) -> set[str]:
         """Some tensors, and those whose gradient may be the unchanged gradient of one of them."""
-        same: set[str] = set()
+        return self._reached(names, lambda node: node.inputs if node.keeps_gradient else ())
+
+    def _reached(self, names: Iterable[str], next_of: Callable[[TracedNode], Iterable[str]]) -> set[str]:
+        """Some nodes, and all nodes that follow from them."""
+        reached: set[str] = set()
         waiting = [*names]
         while waiting:
             name = waiting.pop()
-            if name not in same:
-                same.add(name)
-                waiting.extend(self._nodes[name].inputs if self._nodes[name].keeps_gradient else ())
-        return same
+            if name not in reached:
+                reached.add(name)
+                waiting.extend(next_of(self._nodes[name]))
+        return reached
 
     def _users(self, name: str) -> list[Owner | None]:
         """The owners of the operators that use a tensor, with () if the tensor is an output of the graph."""
@@ -321,17 +261,9 @@ class TracedGraph:
             input_node.name if input_node.name in self._nodes else self._replaced_node(input_node)
             for input_node in node.all_input_nodes
         }
-        owners: set[str] = set()
-        waiting = [] if result is None else [result]
-        while waiting:
-            name = waiting.pop()
-            if name in inputs or name in owners:
-                continue
-            if self._nodes[name].is_given:
-                return None
-            owners.add(name)
-            waiting.extend(self._nodes[name].inputs)
-        return owners or None
+        last = [] if result is None or result in inputs else [result]
+        between = self._reached(last, lambda node: (name for name in node.inputs if name not in inputs))
+        return None if any(self._nodes[name].is_given for name in between) else between or None
 
     def _replaced_node(self, node: Any) -> str | None:
         """The node whose result a node that a pass added computes instead; None if torch does not record it."""
@@ -342,3 +274,9 @@ class TracedGraph:
                 return str(replaced[-1].name)
             sources = replaced[-1].from_node if replaced else ()
         return None
+
+
+def _around(owners: Sequence[Owner | None]) -> Owner | None:
+    """The innermost module that contains all owners; None if there is none, or if one of them is unknown."""
+    known = [owner for owner in owners if owner is not None]
+    return common_prefix(known) if known and len(known) == len(owners) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, log2, prod
 
-from torchprof.measure.flops.operation import Formula, Operation, Unknown, bare, counts
+from torchprof.measure.flops.operation import Formula, Operation, Unknown, bare, counts, per_element
 
 SOFTMAX = 5  # for each element: maximum, difference, exponential, sum, quotient
 
@@ -56,12 +56,12 @@ def _add(op: Operation) -> tuple[int, int]:
 @counts("_foreach_add", "_foreach_sub", ones=True)
 def _foreach_add(op: Operation) -> tuple[int, int]:
     scaled = len(op) > 2 and op.scalar(2) not in (1, None)
-    return 0, (1 + scaled) * sum(map(prod, op.shapes_of_list(0)))
+    return 0, (1 + scaled) * op.numel_of_list(0)
 
 
 def _foreach(times: int) -> Formula:
     def formula(op: Operation) -> tuple[int, int]:
-        return 0, times * sum(map(prod, op.shapes_of_list(0)))
+        return 0, times * op.numel_of_list(0)
 
     return formula
 
@@ -75,12 +75,8 @@ counts("native_dropout_backward", "_prelu_kernel_backward")(_elementwise(2, time
 counts("addcdiv", "addcmul", "lerp")(_elementwise(3, times=3))
 counts("_foreach_addcdiv", "_foreach_addcmul", "_foreach_lerp")(_foreach(3))
 counts("_foreach_max")(_foreach(1))
+counts("native_dropout", "_fused_dropout")(per_element(0, 2))
 counts("_foreach_norm", "_amp_foreach_non_finite_check_and_unscale")(_foreach(2))
-
-
-@counts("native_dropout", "_fused_dropout")
-def _dropout(op: Operation) -> tuple[int, int]:
-    return 0, 2 * op.numel(0)
 
 
 @counts("glu", "glu_backward")

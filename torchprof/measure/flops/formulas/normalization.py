@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from torchprof.measure.flops.operation import Operation, counts
+from torchprof.measure.flops.operation import Operation, counts, per_element
 
 # Normalization, for each element: mean, difference, square, sum, product; one more for a weight, and one for a bias.
 
 NORM = 5
 
 
-@counts("native_layer_norm")
-def _layer_norm(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0) * (NORM + op.has(2) + op.has(3))
-
-
-@counts("native_group_norm")
-def _group_norm(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0) * (NORM + op.has(1) + op.has(2))
-
-
-@counts("_fused_rms_norm", "rms_norm")
-def _rms_norm(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0) * (3 + op.has(2))
+counts("native_layer_norm")(per_element(0, NORM, optional=(2, 3)))
+counts("native_group_norm")(per_element(0, NORM, optional=(1, 2)))
+counts("_fused_rms_norm", "rms_norm")(per_element(0, 3, optional=(2,)))
+counts("_batch_norm_with_update", "_batch_norm_with_update_functional")(per_element(0, NORM, optional=(1, 2)))
+counts("_native_batch_norm_legit_no_training", "_batch_norm_no_update")(per_element(0, 2, optional=(1, 2)))
+counts("batch_norm_stats", "batch_norm_backward_reduce")(per_element(0, 3))
+counts("batch_norm_elemt")(per_element(0, 2, optional=(1, 2)))
+counts("batch_norm_backward_elemt")(per_element(0, 7))
+counts("_weight_norm_interface", "_weight_norm")(per_element(0, 3))
+counts("_weight_norm_interface_backward")(per_element(1, 6))
 
 
 @counts("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "miopen_batch_norm", scalars=True)
@@ -29,16 +26,6 @@ def _batch_norm(op: Operation) -> tuple[int, int]:
     # The overload without running statistics has fewer inputs.
     training = op.scalar(5) if type(op.scalar(5)) is bool else op.scalar(3)
     return 0, op.numel(0) * ((NORM if training else 2) + op.has(1) + op.has(2))
-
-
-@counts("_batch_norm_with_update", "_batch_norm_with_update_functional")
-def _batch_norm_with_update(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0) * (NORM + op.has(1) + op.has(2))
-
-
-@counts("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
-def _batch_norm_without_update(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0) * (2 + op.has(1) + op.has(2))
 
 
 def _norm_backward(elements: int, mask: tuple[bool, bool, bool], whole: bool = True) -> tuple[int, int]:
@@ -58,13 +45,8 @@ def _group_norm_backward(op: Operation) -> tuple[int, int]:
     return _norm_backward(op.numel(0), op.scalar(9))
 
 
-@counts("native_batch_norm_backward", scalars=True)
+@counts("native_batch_norm_backward", "batch_norm_backward", scalars=True)
 def _batch_norm_backward(op: Operation) -> tuple[int, int]:
-    return _norm_backward(op.numel(0), op.scalar(9), op.scalar(7))
-
-
-@counts("batch_norm_backward", scalars=True)
-def _any_batch_norm_backward(op: Operation) -> tuple[int, int]:
     return _norm_backward(op.numel(0), op.scalar(9), op.scalar(7))
 
 
@@ -73,32 +55,7 @@ def _library_batch_norm_backward(op: Operation) -> tuple[int, int]:
     return _norm_backward(op.numel(0), (True, True, True))
 
 
-@counts("batch_norm_stats", "batch_norm_backward_reduce")
-def _batch_norm_stats(op: Operation) -> tuple[int, int]:
-    return 0, 3 * op.numel(0)
-
-
-@counts("batch_norm_elemt")
-def _batch_norm_elements(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0) * (2 + op.has(1) + op.has(2))
-
-
-@counts("batch_norm_backward_elemt")
-def _batch_norm_backward_elements(op: Operation) -> tuple[int, int]:
-    return 0, 7 * op.numel(0)
-
-
 @counts("_fused_rms_norm_backward", scalars=True)
 def _rms_norm_backward(op: Operation) -> tuple[int, int]:
     of_input, of_weight = op.scalar(5)
     return 0, op.numel(0) * (7 * of_input + 2 * of_weight)
-
-
-@counts("_weight_norm_interface", "_weight_norm")
-def _weight_norm(op: Operation) -> tuple[int, int]:
-    return 0, 3 * op.numel(0)
-
-
-@counts("_weight_norm_interface_backward")
-def _weight_norm_backward(op: Operation) -> tuple[int, int]:
-    return 0, 6 * op.numel(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from torchprof.measure.flops.operation import Formula, Operation, Shape, bare, counts, windows_along
+from torchprof.measure.flops.operation import Formula, Operation, Shape, bare, counts, per_element, windows_along
 
 # Pooling: one operation for each element of each window.
 
@@ -73,16 +73,9 @@ def _average_backward(op: Operation) -> tuple[int, int]:
     return 0, op.numel(0) * prod(op.sizes(2, _dims_of(op)))
 
 
-@counts(
-    "max_pool2d_with_indices_backward",
-    "max_pool3d_with_indices_backward",
-    "adaptive_max_pool2d_backward",
-    "adaptive_max_pool3d_backward",
-    "mkldnn_max_pool2d_backward",
-    "mkldnn_max_pool3d_backward",
-)
-def _max_backward(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0)
+for _dims in (2, 3):
+    counts(f"max_pool{_dims}d_with_indices_backward", f"adaptive_max_pool{_dims}d_backward")(per_element(0))
+    counts(f"mkldnn_max_pool{_dims}d_backward")(per_element(0))
 
 
 # Interpolation between 2, 4, 8 or 16 neighbors: a product with each, and the sum of the products.
@@ -105,10 +98,8 @@ def _upsample_backward(op: Operation) -> tuple[int, int]:
     return 0, op.numel(0) * 2 * _NEIGHBORS[bare(op.name).removesuffix("_backward")]
 
 
-@counts(*(f"upsample_nearest{dims}d_backward" for dims in (1, 2, 3)))
-@counts(*(f"_upsample_nearest_exact{dims}d_backward" for dims in (1, 2, 3)))
-def _nearest_backward(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0)
+for _dims in (1, 2, 3):
+    counts(f"upsample_nearest{_dims}d_backward", f"_upsample_nearest_exact{_dims}d_backward")(per_element(0))
 
 
 @counts("grid_sampler_2d", "grid_sampler_3d", scalars=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from torchprof.measure.flops.operation import Operation, counts
+from torchprof.measure.flops.operation import Operation, counts, per_element
 
 # Recurrent layers. For each token (a step of one sequence): weights · (input, state), then the gates.
 
@@ -60,16 +60,10 @@ def _lstm_cell(op: Operation) -> tuple[int, int]:
     return 0, op.numel(0) // 4 * (_LSTM_GATES + (8 if op.has(3) else 0))
 
 
-@counts("_thnn_fused_lstm_cell_backward_impl")
-def _lstm_cell_backward(op: Operation) -> tuple[int, int]:
-    return 0, 2 * op.numel(2) * _LSTM_GATES
-
-
 @counts("_thnn_fused_gru_cell")
 def _gru_cell(op: Operation) -> tuple[int, int]:
     return 0, op.numel(0) // 3 * (_GRU_GATES + (6 if op.has(3) else 0))
 
 
-@counts("_thnn_fused_gru_cell_backward")
-def _gru_cell_backward(op: Operation) -> tuple[int, int]:
-    return 0, 2 * op.numel(0) * _GRU_GATES
+counts("_thnn_fused_lstm_cell_backward_impl")(per_element(2, 2 * _LSTM_GATES))
+counts("_thnn_fused_gru_cell_backward")(per_element(0, 2 * _GRU_GATES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchprof.record.compiled.graph_source import SourceKernel, read_source
+from torchprof.record.compiled.kept_graph import SourceKernel, read_source
 
 CPU = """
 cpp_fused_relu_0 = async_compile.cpp_pybinding(['float*', 'const float*'], r'''
