@@ -255,8 +255,8 @@ def short_gain(advice: Advice, evidence: Evidence) -> str:
     """The largest possible gain: "Up to 31% (24.9ms a step)"."""
     parts = []
     if advice.gain_ns and evidence.recorded_ns:
-        steps = evidence.steps
-        ns = f"{short_time(advice.gain_ns / steps)} a step" if steps > 1 else short_time(advice.gain_ns)
+        per_step = evidence.per_step(advice.gain_ns)
+        ns = short_time(advice.gain_ns) if per_step is None else f"{short_time(per_step)} a step"
         parts.append(f"{_percent(advice.gain_ns / evidence.recorded_ns)} ({ns})")
     if advice.gain_bytes and evidence.peak_bytes:
         share = _percent(advice.gain_bytes / evidence.peak_bytes)
