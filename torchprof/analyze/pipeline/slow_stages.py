@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_low
 
@@ -50,16 +50,16 @@ def slow_stages(replicas: AlikePipelines, pipeline: OnePipeline) -> SlowStages |
     others_ns = _of_others(slow, busy)
     if others_ns is None or min(busy[place] for place in slow) < (1 + _SLOWER) * others_ns:
         return None
-    times = [microbatch for pipeline in replicas.judged for microbatch in _busy_by_microbatch(pipeline)]
+    complete = (pipeline for pipeline in replicas.judged if pipeline.is_complete and pipeline.step_ns)
+    in_replicas = [[*_busy_by_microbatch(pipeline)] for pipeline in complete]
+    times = [microbatch for of_replica in in_replicas for microbatch in of_replica]
     own = [min(ns[place] for place in slow) for ns in times]
     others = [round(_of_others(slow, ns) or 0) for ns in times]
     tested = stragglers([own, others], least=_SLOWER, of=len(busy))
     if tested is not None and tested.slow != (0,):
         return None
-    in_replicas = [
-        _are_slowest(slow, pipeline) for pipeline in replicas.judged if pipeline.is_complete and pipeline.step_ns
-    ]
-    slowest_in = [median_low(of_step) for of_step in zip(*in_replicas)]
+    are_slowest = (_are_slowest(slow, of_replica, pipeline.microbatches) for of_replica in in_replicas)
+    slowest_in = [median_low(of_step) for of_step in zip(*are_slowest)]
     return SlowStages(
         tuple(sorted(stage for place in slow for stage in place)),
         tuple(sorted(member.rank for member in replicas.members if stages_of(member) in slow)),
@@ -78,26 +78,17 @@ def _of_others(slow: Collection[_Place], busy: Mapping[_Place, float]) -> float 
     return median(others) if 2 * len(others) >= len(busy) else None
 
 
-def _are_slowest(slow: Collection[_Place], pipeline: OnePipeline) -> list[bool]:
-    """Whether all other ranks of a complete pipeline took less, in each step."""
+def _are_slowest(slow: Collection[_Place], busy: Sequence[Mapping[_Place, int]], microbatches: int) -> list[bool]:
+    """Whether all other ranks took less, in each step. ``busy``: by microbatch, one step after the other."""
+    steps = [busy[first : first + microbatches] for first in range(0, len(busy), microbatches)]
+    sums = ({place: sum(microbatch[place] for microbatch in step) for place in step[0]} for step in steps)
     return [
-        min(step[place] for place in slow) > max(ns for place, ns in step.items() if place not in slow)
-        for step in _busy_by_step(pipeline)
+        min(step[place] for place in slow) > max(ns for place, ns in step.items() if place not in slow) for step in sums
     ]
 
 
-def _busy_by_step(pipeline: OnePipeline) -> Iterator[dict[_Place, int]]:
-    """The time of each rank of a complete pipeline in each step, by its stages."""
-    microbatches = [*_busy_by_microbatch(pipeline)]
-    for first in range(0, len(microbatches), pipeline.microbatches):
-        step = microbatches[first : first + pipeline.microbatches]
-        yield {place: sum(microbatch[place] for microbatch in step) for place in step[0]}
-
-
 def _busy_by_microbatch(pipeline: OnePipeline) -> Iterator[dict[_Place, int]]:
-    """The same for each microbatch, one step after the other."""
-    if not (pipeline.is_complete and pipeline.step_ns):
-        return
+    """The time of each rank of a complete pipeline in each microbatch, by its stages, one step after the other."""
     numbers = sorted({action.microbatch for action in pipeline.members[0].actions})
     of_ranks = {}  # by the stages of the rank, in the order of steps and microbatches
     for member in pipeline.members:

@@ -7,18 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
-from weakref import finalize
 
 from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble, bubble_of, mean_bubble
 from torchprof.analyze.pipeline.simulation import Action, Order, simulated
 from torchprof.analyze.pipeline.slow_stages import SlowStages, slow_stages
-from torchprof.analyze.pipeline.values import (
-    AlikePipelines,
-    OnePipeline,
-    StageTimes,
-    mean_times,
-    pipelines_of,
-)
+from torchprof.analyze.pipeline.values import AlikePipelines, OnePipeline, StageTimes, mean_times, pipelines_of
+from torchprof.analyze.report import kept_with_run
 from torchprof.run.layers import Layers
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, PHASES, RECOMPUTE
@@ -77,20 +71,9 @@ class Judged:
         return mean_bubble(bubble for bubble in self.bubbles if isinstance(bubble, Bubble))
 
 
-_judged_of: dict[int, list[Judged]] = {}
-"""What is known of the pipelines of each run, by its ``id``."""
-
-
+@kept_with_run
 def judged_pipelines(run: Run) -> list[Judged]:
-    """The pipelines of a run with what is known of them. It is kept as long as the run: several reports ask for it, and
-    a job may have thousands of ranks."""
-    if id(run) not in _judged_of:
-        _judged_of[id(run)] = _judge(run)
-        finalize(run, _judged_of.pop, id(run))
-    return _judged_of[id(run)]
-
-
-def _judge(run: Run) -> list[Judged]:
+    """The pipelines of a run with what is known of them."""
     judged = []
     for replicas in pipelines_of(run):
         launches = replicas.device == "cpu" and _used_a_device(run, replicas)

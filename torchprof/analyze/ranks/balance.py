@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torchprof.analyze.ranks.slow import Late, Slow, compares_waiting, late_ranks, slow_among_peers
 from torchprof.analyze.ranks.values import INFERRED, Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
+from torchprof.analyze.report import kept_with_run
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.run import Run
 from torchprof.run.words import PHASES
@@ -40,6 +41,7 @@ class Balance:
         return sum(counts) if len(counts) == len(self.ranks) else None
 
 
+@kept_with_run
 def balance_of(run: Run) -> Balance:
     """Compare the ranks of a run: ranks ascending, layers and collectives in the order of the run.
 
