@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torchprof.analyze.compare.diff import Diff
 from torchprof.analyze.compare.table import changes_of_layers, diff_headline, view_of, whole_of
-from torchprof.analyze.layers.tree import tree
+from torchprof.analyze.layers.report import tree
 from torchprof.analyze.report import HOT, ReportTable, printable, report, tables_and_sentences
 from torchprof.run.cost import format_time
 from torchprof.run.run import Run
