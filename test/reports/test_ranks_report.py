@@ -15,9 +15,8 @@ import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.analyze.first_screen.verdict import ran
 from torchprof.analyze.ranks.balance import balance_of
-from torchprof.analyze.ranks.hangs import hanging_ranks
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
-from torchprof.analyze.ranks.sentences import _straggler
+from torchprof.analyze.ranks.sentences import _straggler, hanging_ranks
 from torchprof.analyze.ranks.slow import Slow
 from torchprof.run.cycles import add_cycle
 from torchprof.run.lockstep import GAP, STEP, Lockstep, LockstepKey

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from weakref import finalize
 
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import UNKNOWN, Cell, ReportCell
+from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import OTHER
 
@@ -215,6 +215,11 @@ def check_number(name: str, number: object, of: str) -> None:
 def phase_cell(phase: str) -> Cell:
     """A phase in a table: that of work outside all layers that is not backward is empty there, and "other" in files."""
     return ReportCell("", phase) if phase == OTHER else phase
+
+
+def time_cell(ns: float | None) -> Cell:
+    """A time in a table; – if it is unknown."""
+    return UNKNOWN if ns is None else format_time(ns)
 
 
 def printable(name: str) -> str:

@@ -14,8 +14,8 @@ from torchprof.analyze.first_screen.headline import headline
 from torchprof.analyze.operators.top import measures_of
 from torchprof.analyze.pipeline.sentences import pipelines_in_short
 from torchprof.analyze.pipeline.splits import judged_pipelines
-from torchprof.analyze.ranks.hangs import name_of_layer
 from torchprof.analyze.ranks.sentences import straggler
+from torchprof.analyze.records import name_of_layer
 from torchprof.analyze.report import Part, printable, stacked
 from torchprof.analyze.sentences import about_times, count_of_ranks
 from torchprof.analyze.time_parts import device_parts, percents, time_parts

@@ -8,7 +8,17 @@ from torchprof.analyze.pipeline.bubble import Bubble
 from torchprof.analyze.pipeline.sentences import about_pipelines, layers_of_stage
 from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
 from torchprof.analyze.pipeline.values import AlikePipelines, OnePipeline, StageTimes
-from torchprof.analyze.report import ReportTable, Section, check_number, printable, report, rows_hidden, spaced, stacked
+from torchprof.analyze.report import (
+    ReportTable,
+    Section,
+    check_number,
+    printable,
+    report,
+    rows_hidden,
+    spaced,
+    stacked,
+    time_cell,
+)
 from torchprof.analyze.sentences import warnings_below
 from torchprof.run.cost import UNKNOWN, Cell, format_number, format_share, format_time
 from torchprof.run.lockstep import ranks_in_words
@@ -65,11 +75,11 @@ def _table_of_stages(run: Run, number: int, replicas: AlikePipelines, tablefmt: 
             format_number(stage),
             ranks_in_words(times.ranks).partition(" ")[2],
             layers_of_stage(run, times.root) or UNKNOWN,
-            _time(times.by_what.get("F")),
-            _time(times.backward_ns),
-            *(_time(times.by_what.get(what)) for what in parts),
+            time_cell(times.by_what.get("F")),
+            time_cell(times.backward_ns),
+            *(time_cell(times.by_what.get(what)) for what in parts),
             *(slowest if has_replicas else []),
-            *map(_time, (times.step_ns, times.before_ns, times.after_ns, times.other_ns)),
+            *map(time_cell, (times.step_ns, times.before_ns, times.after_ns, times.other_ns)),
         ]
 
     stages = sorted({*range(replicas.stages), *replicas.times})
@@ -112,7 +122,7 @@ def _table_of_pipelines(number: int, judged: Judged, tablefmt: str | None) -> Se
             format_number(pipeline.stages) if pipeline.stages else UNKNOWN,
             format_number(pipeline.microbatches),
             format_number(steps.pop()) if len(steps) == 1 else UNKNOWN,
-            _time(median(pipeline.step_ns) if pipeline.is_complete and pipeline.step_ns else None),
+            time_cell(median(pipeline.step_ns) if pipeline.is_complete and pipeline.step_ns else None),
             *shares,
         ]
 
@@ -138,7 +148,7 @@ def _table_of_microbatches(number: int, replicas: AlikePipelines, limit: int, ta
 
     listed = sorted(sorted(microbatches, key=lambda microbatch: -size(microbatch))[:limit])
     rows = [
-        [format_number(microbatch), *(_time(times.of_microbatch.get(microbatch)) for times in shown)]
+        [format_number(microbatch), *(time_cell(times.of_microbatch.get(microbatch)) for times in shown)]
         for microbatch in listed
     ]
     sentences = ["Forward and backward of a microbatch in each stage: medians over steps and ranks."]
@@ -148,7 +158,3 @@ def _table_of_microbatches(number: int, replicas: AlikePipelines, limit: int, ta
         sentences.append(f"{len(stages) - len(shown)} stages are hidden: shown are the {len(shown)} largest.")
     headings = ["Microbatch", *(f"Stage {times.stage}" for times in shown)]
     return stacked([ReportTable.of_cells(headings, rows, tablefmt).of("microbatches", pipeline=number), *sentences])
-
-
-def _time(ns: float | None) -> Cell:
-    return UNKNOWN if ns is None else format_time(ns)

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble
-from torchprof.analyze.pipeline.slow_stages import SlowStages
-from torchprof.analyze.pipeline.splits import Judged, Move, numbered_layers
+from torchprof.analyze.pipeline.splits import Judged, Move, SlowStages, numbered_layers
 from torchprof.analyze.pipeline.values import AlikePipelines
 from torchprof.analyze.report import printable
 from torchprof.run.cost import format_time

@@ -8,11 +8,23 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from statistics import fmean, median, median_low
+from typing import NamedTuple
 
-from torchprof.analyze.pipeline.simulation import Action, Order
 from torchprof.run.pipeline import Pipeline, StageAction
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED
+
+
+class Action(NamedTuple):
+    """A microbatch in a stage; ``what`` is as in ``StageAction``: "F", "B", "I" or "W"."""
+
+    stage: int
+    what: str
+    microbatch: int
+
+
+Order = Sequence[Action]
+"""The actions of a rank in the order in which it runs them."""
 
 _OUTER = 3
 """Of the steps, in the order of their length, this part is left out at each end."""

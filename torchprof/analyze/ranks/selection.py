@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchprof.analyze.ranks.balance import Balance, balance_of
-from torchprof.analyze.ranks.hangs import about_hang, hanging_ranks
-from torchprof.analyze.ranks.sentences import about_stragglers
+from torchprof.analyze.ranks.sentences import about_hang, about_stragglers, hanging_ranks
 from torchprof.run.merge import merge
 from torchprof.run.run import Run
 from torchprof.run.sentences import RANKS_CHOSEN

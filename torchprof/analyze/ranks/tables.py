@@ -11,7 +11,7 @@ from torchprof.analyze.pipeline.values import stages_of
 from torchprof.analyze.ranks.balance import Balance
 from torchprof.analyze.ranks.sentences import name_of, often, unit_of
 from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
-from torchprof.analyze.report import ReportTable, Section, phase_cell, printable, stacked
+from torchprof.analyze.report import ReportTable, Section, phase_cell, printable, stacked, time_cell
 from torchprof.run.cost import (
     AT_LEAST,
     UNKNOWN,
@@ -112,9 +112,9 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     if stages:
         yield texts("Stage", lambda rank: ", ".join(map(str, stages.get(rank.rank, ()))) or UNKNOWN)
     yield texts("Steps", lambda rank: format_number(rank.steps))
-    yield figures(f"Own work{unit_of(run)}", lambda rank: rank.work_ns, _time)
+    yield figures(f"Own work{unit_of(run)}", lambda rank: rank.work_ns, time_cell)
     if has_steps:
-        yield figures("Median", lambda rank: rank.typical_ns, _time)
+        yield figures("Median", lambda rank: rank.typical_ns, time_cell)
     yield texts("Slowest", lambda rank: often(rank.slowest))
     if balance.collectives:
         yield _waiting_column(run, ranks)
@@ -135,10 +135,10 @@ def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
         # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
         is_min = statistic.name == "min"
         bounds = [rank.waits_longer for rank in ranks if not is_min or rank.waiting_ns == waits]
-        return _at_least(_time(waits), all(bounds) if is_min else any(bounds))
+        return _at_least(time_cell(waits), all(bounds) if is_min else any(bounds))
 
     return _RankColumn(
-        f"Waiting{unit_of(run)}", lambda rank: _at_least(_time(rank.waiting_ns), rank.waits_longer), over_all
+        f"Waiting{unit_of(run)}", lambda rank: _at_least(time_cell(rank.waiting_ns), rank.waits_longer), over_all
     )
 
 
@@ -325,17 +325,13 @@ def _some_ranks(ranks: Sequence[int]) -> str:
 
 
 def _waiting(waiting: OverRanks | None, is_bound: bool) -> Cell:
-    return _at_least(_time(None if waiting is None else waiting.sum), is_bound)
+    return _at_least(time_cell(None if waiting is None else waiting.sum), is_bound)
 
 
 def _waits_most(waiting: OverRanks | None) -> Cell:
     if waiting is None:
         return UNKNOWN
     return format_number(waiting.highest) if waiting.max else ""
-
-
-def _time(ns: float | None) -> Cell:
-    return UNKNOWN if ns is None else format_time(ns)
 
 
 def _bytes(nbytes: float | None) -> Cell:
