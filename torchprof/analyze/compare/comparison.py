@@ -22,7 +22,6 @@ from torchprof.analyze.compare.diff import (
     Change,
     Diff,
     Pair,
-    for_one,
 )
 from torchprof.analyze.compare.layers import match_layers
 from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of
@@ -34,7 +33,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run.cost import Bound, Figure, as_key
 from torchprof.run.run import Run
 from torchprof.run.saved import load
-from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
+from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
 
 
 def compare(before: Run | str | PathLike[str], after: Run | str | PathLike[str]) -> Diff:
@@ -71,6 +70,11 @@ class _Comparison:
         self.sides = Side(before), Side(after)
         self.waited = tuple(max(map(waited_share, run.metas), default=0.0) for run in self.runs)
         self.matches = match_layers(before.layers, after.layers)
+        self.models = [
+            (old, new)
+            for old, new, _ in self.matches
+            if old is not None and new is not None and len(after.layers[new].path) == 1
+        ]
         self.counted = self._counted()
         # Samples are always divided by the calls of the model. Totals only if the runs hold different numbers of calls.
         self.scale = self.counted.counts if self.counted.unit else (1, 1)
@@ -90,15 +94,13 @@ class _Comparison:
             self.counted.what,
             self.counted.counts,
             whole,
-            tuple(Notes(self.sides, self.matches, self.counted, self.device)),
+            tuple(Notes(self.sides, self.models, self.counted, self.device)),
             tuple(warnings_of_both(*self.runs)),
         )
 
     def _counted(self) -> Denominator:
         """What totals can be divided by."""
-        for before, after, _ in self.matches:
-            if before is None or after is None or len(self.runs[1].layers[after].path) > 1:
-                continue
+        for before, after in self.models:
             counts = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
             if all(counts) and not (self.runs[0].layers[before].recursive or self.runs[1].layers[after].recursive):
                 return Denominator("call", counts, self.runs[1].layers[after].name)
@@ -125,10 +127,10 @@ class _Comparison:
         figures, layers, scale = self.sides[side], self.runs[side].layers, self.scale[side]
         if quantity.what == "params":
             return [figure_of(layer.params if quantity.is_self else figures.params[layer.path]) for layer in layers]
-        if quantity.what == "calls":
-            return [for_one(quantity.figure(row), scale) for row in figures.figures[: len(layers)]]
-        if quantity.what == "cost":
-            return [for_one(quantity.figure(row), scale) for row in figures.figures]
+        if quantity.what in ("calls", "cost"):
+            per_one = [quantity.figure(row) for row in figures.figures]
+            per_one = [figure._replace(value=figure.value / scale) for figure in per_one] if scale != 1 else per_one
+            return per_one[: len(layers)] if quantity.what == "calls" else per_one
         # The peak of a layer that did nothing in this phase is 0, and known.
         nothing = [None if worked else 0 for worked in figures.worked[quantity.phase]]
         place = (quantity.phase, quantity.on_device)
@@ -169,10 +171,10 @@ class _Comparison:
                 continue
             noises = {}
             for number, (pair, before, after) in enumerate(pairs):
-                if before is not None and after is not None and pair.changes[quantity.key].difference is not None:
-                    noise = self._noise(before, after, quantity)
-                    if noise is not None:
-                        noises[number] = noise
+                if before is None or after is None or pair.changes[quantity.key].difference is None:
+                    continue
+                if (noise := self._noise(before, after, quantity)) is not None:
+                    noises[number] = noise
             testable = [number for number, noise in noises.items() if min(noise.counts) >= FEWEST]
             rates = dict(zip(testable, false_discovery_rates([noises[number].p for number in testable])))
             for number, (pair, _, _) in enumerate(pairs):
@@ -219,7 +221,7 @@ class _Comparison:
             # A removed layer goes below the pair of its old parent, wherever that parent is now.
             around = of_after.get(pair.path[:-1]) if pair.after else of_before.get(pair.path[:-1])
             (tops if around is None else around.children).append(pair)
-        for index, name in ((NOT_SELECTED, NOT_SELECTED_NAME), (OUTSIDE, OUTSIDE_NAME)):
+        for index, name in NO_LAYERS.items():
             if any(values[index] for side in self.sides for values in side.own.values()):
                 pair = Pair((name,), None, None, "same")
                 everything.append((pair, index, index))

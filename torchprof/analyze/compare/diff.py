@@ -209,8 +209,3 @@ class Diff:
         Raises TorchprofError for an unknown suffix or option, OSError as ``open`` does.
         """
         output("export")(path, self, options, of="diff")
-
-
-def for_one(figure: Figure, divided_by: int) -> Figure:
-    """A figure per call or step."""
-    return figure if divided_by == 1 else figure._replace(value=figure.value / divided_by)

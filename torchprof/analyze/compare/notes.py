@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from torchprof.analyze.compare.layers import Match
 from torchprof.analyze.compare.side import Side
 from torchprof.run.cost import MEASURES
 from torchprof.run.layers import Layer
@@ -31,10 +30,13 @@ class Denominator(NamedTuple):
 class Notes:
     """The notes on the comparison of two runs, as sentences, in the order in which reports show them."""
 
-    def __init__(self, sides: tuple[Side, Side], matches: Sequence[Match], counted: Denominator, device: str) -> None:
+    def __init__(
+        self, sides: tuple[Side, Side], models: Sequence[tuple[int, int]], counted: Denominator, device: str
+    ) -> None:
+        """``models``: the models that both runs have, by their indices before and after."""
         self.sides = sides
         self.runs = sides[0].run, sides[1].run
-        self.matches = matches
+        self.models = models
         self.counted = counted
         self.device = device
 
@@ -56,9 +58,7 @@ class Notes:
                 f"after. Times, FLOPs, calls and net memory are per {what.format('')}."
             )
         if self.counted.unit == "call":
-            for before, after, _ in self.matches:
-                if before is None or after is None or len(new.layers[after].path) > 1:
-                    continue
+            for before, after in self.models:
                 calls = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
                 if calls[0] * counts[1] != calls[1] * counts[0]:
                     yield (
@@ -68,14 +68,13 @@ class Notes:
 
     def _about_models(self) -> Iterator[str]:
         old, new = self.runs
-        for before, after, _ in self.matches:
-            if before is not None and after is not None and len(new.layers[after].path) == 1:
-                old_model, other = old.layers[before], new.layers[after]
-                if old_model.path[-1] != other.path[-1]:
-                    yield f"The models differ: {old_model.name} before, {other.name} after."
-                for what, was, now in differences_of(old_model, other, with_settings=False):
-                    if what in ("input shapes", "training"):
-                        yield _unlike(f"{what} of {other.name}", was, now)
+        for before, after in self.models:
+            old_model, other = old.layers[before], new.layers[after]
+            if old_model.path[-1] != other.path[-1]:
+                yield f"The models differ: {old_model.name} before, {other.name} after."
+            for what, was, now in differences_of(old_model, other, with_settings=False):
+                if what in ("input shapes", "training"):
+                    yield _unlike(f"{what} of {other.name}", was, now)
 
     def _about_selection(self) -> Iterator[str]:
         old, new = self.runs
@@ -107,12 +106,10 @@ class Notes:
 
     def _about_conditions(self) -> Iterator[str]:
         old, new = (run.meta for run in self.runs)
-        if old.environment and new.environment:
-            words = [dict(meta.environment) for meta in (old, new)]
-        else:
-            words = [dict(meta.versions) for meta in (old, new)]
-            for words_of in words:
-                words_of.pop("torchprof", None)
+        have_environments = bool(old.environment and new.environment)
+        words = [dict(meta.environment if have_environments else meta.versions) for meta in (old, new)]
+        if not have_environments:
+            words = [{name: word for name, word in each.items() if name != "torchprof"} for each in words]
         say_all = ["torch" in words_of for words_of in words]
         if say_all[0] != say_all[1]:
             which = "before" if say_all[1] else "after"
@@ -122,10 +119,8 @@ class Notes:
             yield f"The environment of the run {which} was not recorded."
         if not all(say_all):  # what only one run states is unknown for the other
             words = [{name: words[side][name] for name in words[side] if name in words[1 - side]} for side in (0, 1)]
-        for conditions in (
-            words,
-            [dict(meta.switches) for meta in (old, new)] if old.switches and new.switches else [],
-        ):
+        switches = [dict(meta.switches) for meta in (old, new)] if old.switches and new.switches else []
+        for conditions in (words, switches):
             for name in {name: None for side in conditions for name in side}:
                 was, now = (side.get(name, "not there") for side in conditions)
                 if was != now:
