@@ -33,7 +33,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run.cost import Bound, Figure, as_key
 from torchprof.run.run import Run
 from torchprof.run.saved import load
-from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
+from torchprof.run.words import NO_LAYERS, PHASES
 
 
 def compare(before: Run | str | PathLike[str], after: Run | str | PathLike[str]) -> Diff:
@@ -101,7 +101,7 @@ class _Comparison:
     def _counted(self) -> Denominator:
         """What totals can be divided by."""
         for before, after in self.models:
-            counts = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
+            counts = self.runs[0].rows.forward_calls(before), self.runs[1].rows.forward_calls(after)
             if all(counts) and not (self.runs[0].layers[before].recursive or self.runs[1].layers[after].recursive):
                 return Denominator("call", counts, self.runs[1].layers[after].name)
         counts = self.sides[0].steps, self.sides[1].steps
@@ -131,11 +131,14 @@ class _Comparison:
             per_one = [quantity.figure(row) for row in figures.figures]
             per_one = [figure._replace(value=figure.value / scale) for figure in per_one] if scale != 1 else per_one
             return per_one[: len(layers)] if quantity.what == "calls" else per_one
-        # The peak of a layer that did nothing in this phase is 0, and known.
-        nothing = [None if worked else 0 for worked in figures.worked[quantity.phase]]
         place = (quantity.phase, quantity.on_device)
-        peaks = (figures.peaks.get((index, *place), nothing[index]) for index in range(len(layers)))
-        return [figure_of(peak if known else None) for peak, known in zip(peaks, figures.known)]
+        peaks = [figures.peaks.get((index, *place)) for index in range(len(layers))]
+        for index, known in enumerate(figures.known[: len(layers)]):
+            if not known:
+                peaks[index] = None
+            elif peaks[index] is None and not figures.worked(index, quantity.phase):
+                peaks[index] = 0  # that of a layer that did nothing in this phase is known
+        return [*map(figure_of, peaks)]
 
     def _noise(self, before: int, after: int, quantity: Column) -> Noise | None:
         """The test of the times of both runs: of steps if both runs have enough of them, else of calls."""
@@ -222,7 +225,7 @@ class _Comparison:
             around = of_after.get(pair.path[:-1]) if pair.after else of_before.get(pair.path[:-1])
             (tops if around is None else around.children).append(pair)
         for index, name in NO_LAYERS.items():
-            if any(values[index] for side in self.sides for values in side.own.values()):
+            if any(cost for side in self.sides for cost in side.figures[index].own.values()):
                 pair = Pair((name,), None, None, "same")
                 everything.append((pair, index, index))
                 tops.append(pair)

@@ -9,7 +9,7 @@ from torchprof.analyze.compare.side import Side
 from torchprof.run.cost import MEASURES
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, PHASES
+from torchprof.run.words import PHASES
 
 
 class Denominator(NamedTuple):
@@ -59,7 +59,7 @@ class Notes:
             )
         if self.counted.unit == "call":
             for before, after in self.models:
-                calls = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
+                calls = self.runs[0].rows.forward_calls(before), self.runs[1].rows.forward_calls(after)
                 if calls[0] * counts[1] != calls[1] * counts[0]:
                     yield (
                         f"{new.layers[after].name} was called {calls[0]} times before and {calls[1]} times after. "
