@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 from torchprof.analyze.pipeline.values import Action, OnePipeline, Order
 
@@ -13,8 +14,7 @@ OVERLAP = 0.02
 """A step that is shorter by more than this share than its actions allow, one after the other, has some at once."""
 
 
-@dataclass(frozen=True)
-class Bubble:
+class Bubble(NamedTuple):
     """The shares of the time of all ranks in which they are idle, in a step. The last four add up to ``measured``.
 
     - ``measured``: 1 - the time of all actions / (ranks x the length of the step).
@@ -81,12 +81,6 @@ def _means(took: Mapping[Action, float], key: Callable[[Action], Hashable]) -> d
         times[key(action)].append(ns)
     means = {name: fmean(ns) for name, ns in times.items()}
     return {action: means[key(action)] for action in took}
-
-
-def mean_bubble(bubbles: Iterable[Bubble]) -> Bubble | None:
-    """The mean of each figure; None without any."""
-    figures = [(of.measured, of.schedule, of.stages, of.microbatches, of.rest) for of in bubbles]
-    return Bubble(*map(fmean, zip(*figures))) if figures else None
 
 
 # The simulation

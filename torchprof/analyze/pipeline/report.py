@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 from torchprof.analyze.pipeline.bubble import Bubble
-from torchprof.analyze.pipeline.sentences import about_pipelines, layers_of_stage
+from torchprof.analyze.pipeline.sentences import about_pipeline, layers_of_stage
 from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
 from torchprof.analyze.pipeline.values import AlikePipelines, OnePipeline, StageTimes
 from torchprof.analyze.report import (
@@ -50,7 +50,7 @@ def pipeline(run: Run, *, top: int | None = None, tablefmt: str | None = None) -
         return stacked([nothing, warnings_below(run)])
     sections: list[Section] = []
     for number, judged in enumerate(pipelines):
-        sections.append(Section([*about_pipelines(run, [judged])], " "))
+        sections.append(Section([*about_pipeline(run, judged)], " "))
         sections.append(_table_of_stages(run, number, judged.replicas, tablefmt))
         sections.append(_table_of_pipelines(number, judged, tablefmt))
         sections.append(_table_of_microbatches(number, judged.replicas, _ROWS if top is None else top, tablefmt))
@@ -111,10 +111,7 @@ def _table_of_pipelines(number: int, judged: Judged, tablefmt: str | None) -> Se
 
     def cells(pipeline: OnePipeline, bubble: object) -> list[Cell]:
         first = pipeline.members[0]
-        shares: list[Cell] = [UNKNOWN] * 5
-        if isinstance(bubble, Bubble):
-            of = bubble
-            shares = [*map(format_share, (of.measured, of.schedule, of.stages, of.microbatches, of.rest))]
+        shares: list[Cell] = [*map(format_share, bubble)] if isinstance(bubble, Bubble) else [UNKNOWN] * 5
         steps = {member.steps for member in pipeline.members}
         return [
             ranks_in_words(pipeline.ranks or [member.rank for member in pipeline.members]).partition(" ")[2],

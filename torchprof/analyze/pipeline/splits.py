@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median, median_low
 from typing import NamedTuple
 
-from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble, bubble_of, mean_bubble, simulated
+from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble, bubble_of, simulated
 from torchprof.analyze.pipeline.values import (
     Action,
     AlikePipelines,
@@ -99,7 +99,8 @@ class Judged:
     @property
     def bubble(self) -> Bubble | None:
         """The mean over the pipelines whose bubble is known; None if it is of none."""
-        return mean_bubble(bubble for bubble in self.bubbles if isinstance(bubble, Bubble))
+        known = [bubble for bubble in self.bubbles if isinstance(bubble, Bubble)]
+        return Bubble(*map(fmean, zip(*known))) if known else None
 
 
 @kept_with_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import ceil
 
-from torchprof.analyze.pipeline.sentences import about_pipelines, name_of_stages
+from torchprof.analyze.pipeline.sentences import about_pipeline, name_of_stages
 from torchprof.analyze.pipeline.splits import judged_pipelines
 from torchprof.analyze.ranks.balance import Balance, balance_of
 from torchprof.analyze.ranks.significance import CLEARLY_SLOWER
@@ -51,7 +51,8 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
         yield from _about_late(run, balance.late, balance.slow is not None, unit)
     if run.choice is None:
         yield from _about_none(run, balance)
-    yield from about_pipelines(run, judged_pipelines(run))
+    for judged in judged_pipelines(run):
+        yield from about_pipeline(run, judged)
     if balance.inferred:
         yield (
             f"The group of {balance.inferred} calls of collectives is not in the traces. All {len(run.metas)} ranks of "
