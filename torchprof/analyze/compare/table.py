@@ -6,17 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from torchprof.analyze.columns import Column
-from torchprof.analyze.compare.diff import (
-    BUSY,
-    FASTER,
-    SAME,
-    SLOWER,
-    UNDECIDED,
-    WITHIN_NOISE,
-    Change,
-    Diff,
-    Pair,
-)
+from torchprof.analyze.compare.diff import BUSY, FASTER, SAME, SLOWER, UNDECIDED, WITHIN_NOISE, Change, Diff, Pair
 from torchprof.analyze.compare.layers import ADDED, MOVED, REMOVED, RENAMED
 from torchprof.analyze.report import ReportTable, Section, check_number, printable, report, spaced, stacked
 from torchprof.errors import TorchprofError, suggest
@@ -32,12 +22,7 @@ _HOW = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
 
 @report("table", "the layers that changed most", answers="changed", suffix=".txt", of="diff")
 def diff_table(
-    diff: Diff,
-    *,
-    depth: int | None = None,
-    sort_by: str | None = None,
-    top: int = 20,
-    tablefmt: str | None = None,
+    diff: Diff, *, depth: int | None = None, sort_by: str | None = None, top: int = 20, tablefmt: str | None = None
 ) -> Section:
     """The headline and changes of the whole run; a table of the models and of the layers that changed most; then layers
     that were added, removed, moved, renamed or changed, and the notes and warnings of the comparison.

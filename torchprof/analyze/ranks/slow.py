@@ -307,11 +307,7 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
 
 
 def _difference(
-    compared: Compared,
-    device: str,
-    work: Mapping[tuple[int, str], OverRanks],
-    slow: Sequence[int],
-    least: float,
+    compared: Compared, device: str, work: Mapping[tuple[int, str], OverRanks], slow: Sequence[int], least: float
 ) -> Difference | None:
     """The innermost layer, and its phase, in which the first of the slow ranks takes at least ``least`` longer in a
     step than the median of the others; outside all layers, the part of the step. A rank without a layer takes 0
