@@ -100,17 +100,8 @@ def _history(run: Run, tablefmt: str | None) -> Iterator[Part]:
     if not every:
         return
     has_ranks, knows_kernels = len(run.metas) > 1, any(compilation.kernels_ns is not None for _, compilation in every)
-    headings = [
-        "Compiled",
-        *(["Rank"] if has_ranks else []),
-        "Phase",
-        "When",
-        "Time",
-        "Tracing",
-        "Autograd",
-        "Lowering",
-    ]
-    headings += [*(["Kernels"] if knows_kernels else []), "Why"]
+    headings = ["Compiled", *(["Rank"] if has_ranks else []), "Phase", "When", "Time", "Tracing", "Autograd"]
+    headings += ["Lowering", *(["Kernels"] if knows_kernels else []), "Why"]
     table = []
     for meta, compilation in every:
         times = [compilation.ns, compilation.tracing_ns, compilation.autograd_ns, compilation.lowering_ns]
