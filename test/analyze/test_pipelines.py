@@ -305,10 +305,7 @@ def test_a_move_saves_what_the_moved_model_takes_less(blocks: list[int], after: 
 
 @pytest.mark.parametrize(
     "blocks, after, names",
-    [
-        ([3, 8, 6], [5, 6, 6], "layers.3 and layers.4 to stage 0"),
-        ([5, 6, 3], [5, 5, 4], "layers.10 to stage 2"),
-    ],
+    [([3, 8, 6], [5, 6, 6], "layers.3 and layers.4 to stage 0"), ([5, 6, 3], [5, 5, 4], "layers.10 to stage 2")],
 )
 def test_layers_are_moved_from_the_border_of_a_stage(blocks: list[int], after: list[int], names: str) -> None:
     """To the stage before the first ones, to the stage after the last ones."""
@@ -348,11 +345,7 @@ def test_steps_are_counted_once_however_many_pipelines_do_the_same() -> None:
     orders, slow = one_f_one_b(2, 4), unequal({1: 1.5})
     replicas = [
         pipelines_of(orders, steps, ranks=ranks)
-        for steps, ranks in (
-            ([slow] * 5, [0, 1]),
-            ([*[slow] * 4, equal()], [2, 3]),
-            ([*[slow] * 4, equal()], [4, 5]),
-        )
+        for steps, ranks in (([slow] * 5, [0, 1]), ([*[slow] * 4, equal()], [2, 3]), ([*[slow] * 4, equal()], [4, 5]))
     ]
     split = judged(run_of_pipelines(*replicas)).split
     assert split is not None and split.slow is not None
