@@ -68,6 +68,24 @@ def test_steps_of_several_ranks(counts: tuple[int, int], said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "busy_ms, said", [(180, "50ms (50–50ms) on the CPU, which runs ahead of CUDA: 60ms"), (150, "50ms (50–50ms)")]
+)
+def test_steps_are_shorter_on_a_cpu_that_runs_ahead_of_its_device(busy_ms: int, said: str) -> None:
+    """Each of 3 steps launches kernels of 80 ms; kernels at once count once. As much ran before the steps."""
+    cuda: dict[str, Any] = {"device": "cuda", "requested": ("cpu_ns", "device_ns"), "measured": ("cpu_ns", "device_ns")}
+    kernels = row(0, op("a"), kernel("k"), device="cuda:0", device_ns=(240 + 240) * MS)
+    busy = (("cpu", 150 * MS), ("cuda:0", 2 * busy_ms * MS))
+    run = run_of([row(0, cpu_ns=150 * MS), kernels], wall_ns=900 * MS, steps=3, busy_ns=busy, **cuda)
+    key = SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")
+    of_device = [SampleKey(layer, FORWARD, 0, "cuda:0", "step_device_ns") for layer in (OUTSIDE, 0, 1)]
+    # Of the 80 ms, 50 are in no layer, and 30 in the model; 20 of these are in the layer below it.
+    samples = {key: 50, **dict(zip(of_device, (50, 30, 20)))}
+    run = replace(run, samples={key: Spread.of([(n, ms * MS) for n in range(3)]) for key, ms in samples.items()})
+    assert what_ran(run) == f"3 steps: median {said}"
+    assert ("In a long loop, a step takes no less." in run.report("steps")) == (busy_ms == 180)
+
+
+@pytest.mark.parametrize(
     "of_layer, said",
     [
         ({"input_shapes": ((8, 4),), "same_shapes": True}, "200 samples/s"),  # 8 × 3 in 120 ms

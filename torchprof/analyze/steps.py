@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
@@ -38,6 +39,7 @@ _WHERE = {
     StepEnd.BACKWARD: "where backward has ended",
     StepEnd.CALL: "with the call of the model",
 }
+_AHEAD = 1.05  # so many times a step on the CPU, and the device is behind
 _MATTERS = 0.01  # the share of the recorded time outside of steps from which on a note says so
 
 
@@ -75,7 +77,36 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
             texts.append(replace(table, look=tablefmt, ids={"rank": meta.rank}))
         sentences += _ends_of_steps(loop)
         sentences += _outside_of_steps(loop)
+        if behind := ns_behind_the_cpu(run, meta):
+            sentences.append(
+                f"The CPU runs ahead of the device: on {meta.device_heading}, the work of a step takes "
+                f"{format_time(behind)}. In a long loop, a step takes no less."
+            )
     return spaced([*texts, stacked([*sentences, warnings_below(run)])])
+
+
+def ns_behind_the_cpu(run: Run, meta: Meta) -> float:
+    """How long the busiest device works on what a step launches, if that is longer than a step lasts on the CPU of this
+    rank: work waits in the device's queue then, and the loop is as slow as the device. 0 if it is not, or unknown.
+
+    The durations of kernels that overlap on several streams count once, in the ratio of the whole recording.
+    """
+    steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, meta.rank, "cpu", "step_ns"))
+    if steps is None or "device_ns" not in meta.measured:
+        return 0
+    wholes = {OUTSIDE, NOT_SELECTED, *(number for number, layer in enumerate(run.layers) if len(layer.path) == 1)}
+    launched: Counter[str] = Counter()
+    for key, spread in run.samples.items():
+        if key.measure == "step_device_ns" and key.rank == meta.rank and key.layer in wholes:
+            launched[key.device] += spread.sum
+    columns, devices = run.rows.columns, run.rows.devices
+    all_work: Counter[str] = Counter()
+    for device, rank, ns in zip(columns["device"], columns["rank"], columns["device_ns"]):
+        if ns and rank == meta.rank:
+            all_work[devices[device]] += ns
+    of_device = (launched[name] * min(1, ns / all_work[name]) for name, ns in meta.busy_ns if all_work[name])
+    behind = max(of_device, default=0) / steps.count
+    return behind if behind > _AHEAD * steps.sum / steps.count else 0
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torchprof.attribute.nesting import OpenRanges
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
 from torchprof.run.layers import Layer, Layers
+from torchprof.run.lockstep import range_in_words
 from torchprof.run.timeline import Lane, Spans, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, PHASES
 
@@ -100,7 +101,9 @@ class OpenSpans:
             elif kind is kernel:
                 self._on_kernel(item)
             elif kind is interruption:  # does not end a stretch of backward
-                lane, name = self._lane_of(event.thread), self._number_of(f"({place.frame and place.frame.name})")
+                assert place.frame is not None
+                name = self._number_of(range_in_words(place.frame.kind, place.frame.name))
+                lane = self._lane_of(event.thread)
                 self._add(event.start_ns, event.start_ns + item.ns, lane, place.layer, place.phase, name)
             elif kind is step:
                 if self._start_ns is None:

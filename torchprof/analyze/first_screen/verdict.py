@@ -18,6 +18,7 @@ from torchprof.analyze.ranks.sentences import straggler
 from torchprof.analyze.records import name_of_layer
 from torchprof.analyze.report import Part, printable, stacked
 from torchprof.analyze.sentences import about_times, count_of_ranks
+from torchprof.analyze.steps import ns_behind_the_cpu
 from torchprof.analyze.time_parts import device_parts, percents, time_parts
 from torchprof.run.cost import format_count, format_memory, short_time
 from torchprof.run.layers import Layer
@@ -71,7 +72,9 @@ def _times(run: Run) -> str:
     steps = [spread for meta in run.metas if (spread := _of_steps(run, meta.rank)) is not None]
     ranks = f"{count_of_ranks(run)} ranks, " if len(run.metas) > 1 else ""
     if steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases()):
-        return f"{ranks}{_spread(steps, 'step')}"
+        behind = max(ns_behind_the_cpu(run, meta) for meta in run.metas)
+        ahead = f" on the CPU, which runs ahead of {run.meta.device_heading}: {short_time(behind)}" if behind else ""
+        return f"{ranks}{_spread(steps, 'step')}{ahead}"
     roots = [root for root in run.layers.roots if run.rows.forward_calls(root)]
     if not roots:
         return ranks.removesuffix(", ")
