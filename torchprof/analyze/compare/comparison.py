@@ -63,8 +63,6 @@ def as_run(run: object, name: str, function: str) -> Run:
 
 
 class _Comparison:
-    """Builds the ``Diff`` of two runs."""
-
     def __init__(self, before: Run, after: Run) -> None:
         self.runs = before, after
         self.sides = Side(before), Side(after)

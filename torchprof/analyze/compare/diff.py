@@ -61,10 +61,10 @@ class Pair:
     """One layer in both runs, or in one of them, or the work of no layer (``before`` and ``after`` are None).
 
     ``path``: the path after, or before for a removed layer; ``name`` is its last part. ``children``: the pairs of the
-    layers below. ``how``: "same", "moved",
-    "renamed", "added" or "removed". In a subtree that was moved or renamed only the top layer is marked so; in one that
-    was added or removed every layer is. ``changes``: every quantity of the diff by key; the work of no layer has only
-    the measures of costs. ``differs``: what changed in the layer itself, as (what, before, after).
+    layers below. ``how``: "same", "moved", "renamed", "added" or "removed". In a subtree that was moved or renamed only
+    the top layer is marked so; in one that was added or removed every layer is. ``changes``: every quantity of the diff
+    by key; the work of no layer has only the measures of costs. ``differs``: what changed in the layer itself, as
+    (what, before, after).
     """
 
     path: tuple[str, ...]
@@ -191,11 +191,9 @@ class Diff:
         return sorted((part for part in changes if part[1].verdict in (SLOWER, FASTER)), key=self._by_weight)
 
     def _by_weight(self, part: tuple[Pair, Change]) -> float:
-        """The sort key of parts: the largest first."""
         return -abs(self.weight(part[1]))
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows: the report "table"."""
         return self.report("table")._repr_html_()
 
     def report(self, name: str = "table", **options: Any) -> ReportText:

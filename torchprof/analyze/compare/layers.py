@@ -52,7 +52,7 @@ class _LayerTree:
 
     def __init__(self, layers: Layers) -> None:
         self.layers = layers
-        self.above = [None if above < 0 else above for above in layers.parent]
+        self.above = layers.parent
         self.below = layers.children
         self.size = layers.roll_up([1] * len(layers))
         self.has_params = layers.roll_up([bool(layer.params) for layer in layers], or_)
@@ -166,8 +166,9 @@ class _Matching:
             old = [index for index in group[0] if index not in self.matched]
             new = [index for index in group[1] if index not in self.partner]
             for layer, other in self._unambiguous(old, new):
-                below = self._have_matched_parents(layer, other)
-                self._match(layer, other, RENAMED if below else MOVED)
+                above = self.before.above[layer]
+                is_below_the_same = above >= 0 and self.matched.get(above) == self.after.above[other]
+                self._match(layer, other, RENAMED if is_below_the_same else MOVED)
                 waiting = [(layer, other)]
                 while waiting:  # equal content: the children have the same names in the same order
                     layer, other = waiting.pop()
@@ -188,18 +189,14 @@ class _Matching:
                 name, above = tree.name(index), tree.above[index]
                 if tree.has_params[index] or not name.isdecimal():
                     names.setdefault(name, ([], []))[side].append(index)
-                parent = above if side or above is None else self.matched.get(above)
-                if parent is not None:
+                parent = above if side or above < 0 else self.matched.get(above)
+                if parent is not None and above >= 0:
                     parents.setdefault(parent, ([], []))[side].append(index)
         done: set[int] = set()
         for ones, others in (*names.values(), *parents.values()):
             if len(ones) == len(others) == 1 and others[0] not in done and ones[0] not in self.matched:
                 done.add(others[0])
                 yield ones[0], others[0]
-
-    def _have_matched_parents(self, old: int, new: int) -> bool:
-        above = self.before.above[old], self.after.above[new]
-        return above[0] is not None and self.matched.get(above[0]) == above[1]
 
     def result(self) -> list[Match]:
         matches = [Match(self.partner.get(new), new, self.how.get(new, ADDED)) for new in range(len(self.after.layers))]

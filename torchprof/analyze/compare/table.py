@@ -152,7 +152,6 @@ def _notes(same: int, unknown: int, hidden: int, quantities: Sequence[Column], s
 
 
 def _main_cells(pair: Pair, main: Column) -> list[Cell]:
-    """The five cells of the main quantity."""
     change = pair.changes.get(main.key)
     if change is None:
         return [""] * 5

@@ -15,7 +15,7 @@ from torchprof.analyze.report import Part, ReportTable, Section, check_number, r
 from torchprof.analyze.sentences import summed_over, warnings_below
 from torchprof.analyze.varying import varying_calls
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import Cost, Figure, Measure, Unit, format_memory, format_time
+from torchprof.run.cost import Cost, Measure, Unit, format_memory, format_time
 from torchprof.run.memory import KINDS, Memory
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -233,7 +233,11 @@ def entries_of_device(
             returned = node.layer.output_bytes if main_device == device else None
             kept_by = calls.get(index) if called else None
             figures.more = {
-                **dict(_peaks(figures, peaks[index])),
+                ("peak", phase, False): figure_of(peaks[index].get(phase))
+                for phase, total in figures.total.items()
+                if phase in peaks[index] or figures.unknown or total  # unknown if it worked, and has no peak
+            }
+            figures.more |= {
                 ("activations", FORWARD, False): figure_of(returned, "first" if varying[path] is not False else ""),
                 ("saved", FORWARD, False): figure_of(kept[index] / kept_by if kept_by else None),
                 ("saved", FORWARD, True): figure_of(own_kept.get(index, 0) / kept_by if kept_by else None),
@@ -245,13 +249,6 @@ def entries_of_device(
         if any(costs.values()):
             models.append(Entry(name, Figures(costs, costs), is_layer=False))
     return models
-
-
-def _peaks(figures: Figures, peaks: Mapping[str, int]) -> Iterator[tuple[tuple[str, str, bool], Figure]]:
-    """The peaks of a layer by phase; unknown if it worked in a phase and has none there."""
-    for phase, total in figures.total.items():
-        if phase in peaks or figures.unknown or total:
-            yield ("peak", phase, False), figure_of(peaks.get(phase))
 
 
 # Memory over time

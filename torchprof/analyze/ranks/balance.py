@@ -66,14 +66,13 @@ def balance_of(run: Run) -> Balance:
 
 
 def _collectives(compared: Compared) -> Iterator[OneCollective]:
-    of_job = max(len(compared.ranks), *(meta.world_size for meta in compared.metas))
     for key, lockstep in compared.run.lockstep.items():
         if not key.is_collective:
             continue
         group, is_paired = key.group, lockstep.is_paired
         if group == NOT_RECORDED:
             group, is_paired = compared.all_ranks, compared.all_ranks is not None
-        size = of_job if group is None or group.size is None else group.size
+        size = compared.of_job if group is None or group.size is None else group.size
         is_complete = len(lockstep.ranks) >= size
         once = all(count <= max(compared.steps[rank], 1) for rank, count in zip(lockstep.ranks, lockstep.counts))
         waiting = last = None

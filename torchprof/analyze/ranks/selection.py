@@ -40,7 +40,6 @@ def chosen_ranks(comparison: Run) -> tuple[int, ...]:
 
 
 def _stragglers(balance: Balance) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The slow and the late ranks."""
     return balance.slow.ranks if balance.slow else (), balance.late.ranks if balance.late else ()
 
 

@@ -282,7 +282,6 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
     whole = compared.whole
     if not (compared.are_paired and whole.values):
         return
-    of_job = max(len(compared.ranks), *(meta.world_size for meta in compared.metas))
     waits = {rank: [0] * len(whole.last_ns) for rank in compared.ranks}
     connected: list[set[int]] = []
     kind_of = {rank: kind for kind, peers in enumerate(compared.peers) for rank in peers}
@@ -290,7 +289,7 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
         group = compared.all_ranks if key.group == NOT_RECORDED else key.group
         if key.what != EXCHANGES or group is None or not lockstep.is_paired or lockstep.times != whole.times:
             continue
-        size = of_job if group.size is None else group.size
+        size = compared.of_job if group.size is None else group.size
         if len(lockstep.ranks) < max(size, 2) or lockstep.counts[0] != whole.counts[0]:
             continue  # a rank that is missing here may have come even later
         if len({kind_of[rank] for rank in lockstep.ranks}) > 1:

@@ -82,7 +82,6 @@ def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | 
 
 
 def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
-    """The columns of the table of ranks."""
     ranks = balance.ranks
     positions = {meta.rank: {dim.name: str(dim.position) for dim in meta.mesh} for meta in run.metas}
     has_steps = any(meta.steps > 1 for meta in run.metas)

@@ -152,12 +152,14 @@ class OneCollective:
 
 
 class Compared:
-    """A run whose ranks are compared: the time that counts ("cpu" or "device"), the steps of each rank, and sums."""
+    """A run whose ranks are compared, ``of_job`` many with those that are missing: the time that counts ("cpu" or
+    "device"), the steps of each rank, and sums."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.metas = sorted(run.metas, key=attrgetter("rank"))
         self.ranks = tuple(meta.rank for meta in self.metas)
+        self.of_job = max(len(self.ranks), *(meta.world_size for meta in self.metas))
         self.time: str | None = None
         self.whole = Lockstep((), (), (), (), (), ())
         for device, name in (("cpu", "cpu_ns"), ("device", "device_ns")):
