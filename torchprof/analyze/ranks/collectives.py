@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from torchprof.analyze.operators.kernels import short_kernel_name
 from torchprof.analyze.report import Part, ReportTable, phase_cell, printable, report, spaced, stacked
@@ -27,7 +27,6 @@ from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME, Frame, FrameKind, is_host_collective
 
-_Key = TypeVar("_Key")
 _UNNAMED = ("", "undefined")  # the description in torch of a group without one
 _WHAT = ("Collective", "Group", "Ranks", "Type")
 _OF_ANY_SIZE = "all_to_all"
@@ -150,19 +149,16 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
     def summed(
         key: Callable[[_Use], tuple[Cell, ...]], apart: Callable[[_Use], tuple[str, ...]] = lambda use: ()
     ) -> Iterator[tuple[list[Cell], _Sum, list[Cell]]]:
-        """For each row the cells of its key, its sum, and the cells of calls and time. Equal texts are one row, unless
-        ``apart`` keeps them apart."""
-        cells: dict[tuple[bool, tuple[str, ...], tuple[str, ...]], tuple[Cell, ...]] = {}
-
-        def texts_of(use: _Use) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-            of_use = key(use)
-            texts = use.on_host, tuple(map(str, of_use)), apart(use)
-            cells.setdefault(texts, of_use)
-            return texts
-
-        for texts, total in _largest_first(uses, texts_of):
-            on_host = texts[0]
-            yield [*cells[texts], *([names[on_host]] if on else [])], total, total.texts(wholes[on_host])
+        """For each row the cells of its key, its sum, and the cells of calls and time; largest first. Equal texts are
+        one row, unless ``apart`` keeps them apart."""
+        sums: dict[tuple[bool, tuple[str, ...], tuple[str, ...]], tuple[tuple[Cell, ...], _Sum]] = {}
+        for use in uses:
+            cells = key(use)
+            texts = use.on_host, tuple(map(str, cells)), apart(use)
+            sums.setdefault(texts, (cells, _Sum()))[1].add(use)
+        largest_first = sorted(sums.items(), key=lambda item: (item[1][1].ns, item[1][1].nbytes), reverse=True)
+        for (on_host, *_), (cells, total) in largest_first:
+            yield [*cells, *([names[on_host]] if on else [])], total, total.texts(wholes[on_host])
 
     what = ReportTable.of_cells(
         [*_WHAT, "In", "Out", *on, "Calls", time, "Avg", "Share", "Bandwidth"],
@@ -249,11 +245,3 @@ def _where(use: _Use) -> tuple[Cell, ...]:
     name = use.row.layer.name if use.row.layer else no_layer
     served = len(use.row.shared_by)
     return (f"{name} ({served} layers below)" if served else name, phase_cell(use.row.phase))
-
-
-def _largest_first(uses: Iterable[_Use], key: Callable[[_Use], _Key]) -> list[tuple[_Key, _Sum]]:
-    """Sums by key, sorted by time, then by bytes, largest first."""
-    sums: dict[_Key, _Sum] = {}
-    for use in uses:
-        sums.setdefault(key(use), _Sum()).add(use)
-    return sorted(sums.items(), key=lambda item: (item[1].ns, item[1].nbytes), reverse=True)
