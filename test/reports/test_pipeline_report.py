@@ -21,7 +21,7 @@ from torchprof.analyze.pipeline.sentences import layers_of_stage
 from torchprof.analyze.pipeline.splits import numbered_layers
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
-from torchprof.analyze.ranks.sentences import about_stragglers
+from torchprof.analyze.ranks.sentences import verdict_on_ranks
 from torchprof.analyze.ranks.slow import Slow
 from torchprof.analyze.ranks.values import Compared
 from torchprof.analyze.time_parts import time_parts
@@ -404,7 +404,7 @@ def test_a_comparison_of_a_job_knows_the_stages() -> None:
     assert {8, 9} <= {*chosen} and sum(rank % 2 for rank in chosen) == len(chosen) - 1 == 3
     some = with_comparison(torchprof.merge(run.of_ranks(chosen)), comparison)
     assert "Rank 9 is the straggler: its own work takes" in some.report("ranks")
-    assert about_stragglers(comparison).startswith("Rank 9 is the straggler: its own work takes")
+    assert verdict_on_ranks(comparison)[1].startswith("Rank 9 is the straggler: its own work takes")
     assert comparison.report("pipeline").startswith("A comparison of ranks has no times of pipelines")
     slow = balance_of(comparison).slow
     assert slow is not None and slow.ranks == (9,)

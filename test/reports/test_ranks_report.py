@@ -16,7 +16,7 @@ from torchprof import Run, TorchprofError
 from torchprof.analyze.first_screen.verdict import ran
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
-from torchprof.analyze.ranks.sentences import _straggler, hanging_ranks
+from torchprof.analyze.ranks.sentences import hanging_ranks, straggler
 from torchprof.analyze.ranks.slow import Slow
 from torchprof.run.cycles import add_cycle
 from torchprof.run.lockstep import GAP, STEP, Lockstep, LockstepKey
@@ -273,7 +273,7 @@ def test_a_certain_late_rank_is_named_before_one_that_may_be_slow_by_chance() ->
     balance = balance_of(run)
     slow = Slow((1,), (20 * MS,), 10.0 * MS, may_be_chance=True)
     assert balance.late is not None and not balance.late.may_be_chance
-    assert _straggler(run, replace(balance, slow=slow)).startswith("Rank 2 is the straggler")
+    assert straggler(run, replace(balance, slow=slow)).startswith("Rank 2 is the straggler")
 
 
 def test_without_a_hang_there_is_no_sentence_on_places() -> None:

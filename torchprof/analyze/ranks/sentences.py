@@ -62,16 +62,12 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
         yield "Some layers are only on some ranks: their work differs by design."
 
 
-def about_stragglers(run: Run) -> str:
-    """The stragglers of a job in words, or that there are none, or that they are unknown."""
-    return verdict_on_ranks(run)[1]
-
-
 def verdict_on_ranks(run: Run) -> tuple[bool, str]:
-    """Whether a job has stragglers that are more than chance, and what ``about_stragglers`` says."""
+    """Whether a job has stragglers that are more than chance; and in words the stragglers, or that there are none, or
+    that they are unknown."""
     balance = balance_of(run)
     named = [part for part in (balance.slow, balance.late) if part is not None]
-    sentence = _straggler(run, balance) or " ".join(_about_none(run, balance))
+    sentence = straggler(run, balance) or " ".join(_about_none(run, balance))
     return any(not part.may_be_chance for part in named), sentence
 
 
@@ -97,20 +93,16 @@ def _about_none(run: Run, balance: Balance) -> Iterator[str]:
             yield "Whether others wait for a rank is unknown: ranks are missing, or groups or steps are unknown."
 
 
-def straggler(run: Run) -> str:
+def straggler(run: Run, balance: Balance) -> str:
     """The sentence that names the stragglers of a job; "" if none was found."""
-    return _straggler(run, balance_of(run))
-
-
-def _straggler(run: Run, balance: Balance) -> str:
     late, slow = balance.late, balance.slow
     if late is not None and (slow is None or late.exceeds_slow or (slow.may_be_chance and not late.may_be_chance)):
-        return _certain(late, next(_about_late(run, late, False, unit_of(run))))
-    return "" if slow is None else _certain(slow, next(_about_slow(run, slow, False, unit_of(run))))
-
-
-def _certain(stragglers: Slow | Late, sentence: str) -> str:
-    return f"{sentence} {_MAY_BE_CHANCE}" if stragglers.may_be_chance else sentence
+        may_be_chance, sentence = late.may_be_chance, next(_about_late(run, late, False, unit_of(run)))
+    elif slow is not None:
+        may_be_chance, sentence = slow.may_be_chance, next(_about_slow(run, slow, False, unit_of(run)))
+    else:
+        return ""
+    return f"{sentence} {_MAY_BE_CHANCE}" if may_be_chance else sentence
 
 
 def _about_detection(detectable: float | None) -> str:
