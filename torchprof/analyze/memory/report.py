@@ -85,8 +85,7 @@ def memory(
         parts += [table.of("layers", device=device_memory.device, rank=device_memory.rank), *hidden]
     if not run.memory:
         parts.append(_why_no_peaks(run))
-    sentences = [*(_about_columns(run) if any(use.by_layers for use in used) else ()), *_sentences(run)]
-    return spaced([*parts, stacked(sentences)])
+    return spaced([*parts, stacked(_below_tables(run, used))])
 
 
 def _phases(run: Run, phase: str | None) -> list[str]:
@@ -107,28 +106,20 @@ def _why_no_peaks(run: Run) -> str:
     return "No allocation was recorded."
 
 
-def _about_columns(run: Run) -> Iterator[str]:
-    """Which columns are sums, means and maxima, if the run has more than one call."""
-    over = summed_over(run)
-    if over:
+def _below_tables(run: Run, used: Sequence[MemoryUse]) -> Iterator[Part]:
+    """The sentences below the tables, the run's warnings last."""
+    if any(use.by_layers for use in used) and (over := summed_over(run)):
         yield (
             f"Allocated, Freed and Net are sums over {over}. Of one call are Peak (the largest of all calls), "
             "Activations (the first call) and Saved for backward (the mean of the calls)."
         )
-
-
-def _sentences(run: Run) -> list[Part]:
-    """The sentences below the tables, the run's warnings last."""
-    sentences: list[Part] = [warnings_below(run)]
-    if any(memory.before is None for memory in run.memory):
-        sentences.insert(
-            0, "Memory from before the recording is unknown, and its frees: peaks may be lower than shown."
-        )
-    if run.timeline is not None and len(run.metas) > 1:
-        sentences.insert(0, f"Memory over time is that of rank {run.timeline.rank}: a run has one timeline.")
     if run.memory and run.timeline is None:
-        sentences.insert(0, "To see memory over time, record with_timeline=True (Profile, from_trace).")
-    return sentences
+        yield "To see memory over time, record with_timeline=True (Profile, from_trace)."
+    if run.timeline is not None and len(run.metas) > 1:
+        yield f"Memory over time is that of rank {run.timeline.rank}: a run has one timeline."
+    if any(memory.before is None for memory in run.memory):
+        yield "Memory from before the recording is unknown, and its frees: peaks may be lower than shown."
+    yield warnings_below(run)
 
 
 # The table by layer
