@@ -151,10 +151,9 @@ class _Comparison:
         per_call = []
         for side, index in enumerate((before, after)):
             figures = self.sides[side]
-            of = figures.self_of_steps if quantity.is_self else figures.of_steps
-            values = of(index, quantity.phase, name)
+            values = figures.of_steps(index, quantity.phase, name, quantity.is_self)
             # Per call of the model: a step may hold several calls.
-            per_call.append([value * figures.steps / self.counted.counts[side] for value in values or ()])
+            per_call.append([value * figures.steps / self.counted.counts[side] for value in values])
         are_few = any(len(values) < FEWEST for values in per_call)
         if are_few and name == "cpu_ns" and (leaves or not quantity.is_self):
             calls = [

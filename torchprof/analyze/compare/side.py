@@ -81,10 +81,8 @@ class Side:
                 steps[key.rank] = spread.hashes
         return steps
 
-    def of_steps(self, index: int, phase: str, field: str) -> list[float] | None:
-        """The total time of a layer in each step, in the order of ``_sampled_steps``; None without steps."""
-        if not self._steps_of:
-            return None
+    def of_steps(self, index: int, phase: str, field: str, is_self: bool = False) -> list[float]:
+        """The total or self time of a layer in each step, in the order of ``_sampled_steps``; empty without steps."""
         values: list[float] = []
         for rank, steps in self._steps_of.items():
             if field == "cpu_ns":
@@ -98,15 +96,8 @@ class Side:
                     by_step = dict(zip(spread.hashes, spread.sample))
                     taken = list(map(add, taken, map(by_step.get, steps, repeat(0))))
             values += taken
-        return values
-
-    def self_of_steps(self, index: int, phase: str, field: str) -> list[float] | None:
-        """The self time of a layer in each step, as ``of_steps``."""
-        values = self.of_steps(index, phase, field)
-        for child in self.below[index]:
-            below = self.of_steps(child, phase, field)
-            if values is not None and below is not None:
-                values = list(map(sub, values, below))
+        for child in self.below[index] if is_self else ():
+            values = list(map(sub, values, self.of_steps(child, phase, field)))
         return values
 
     def of_calls(self, index: int, phase: str) -> list[float]:
