@@ -52,7 +52,7 @@ def balance_of(run: Run) -> Balance:
     collectives = tuple(_collectives(compared))
     ranks = tuple(_ranks(compared, collectives))
     layers = tuple(_layers(compared, collectives))
-    slow, detectable = slow_among_peers(compared, ranks, layers, collectives)
+    slow, detectable = slow_among_peers(compared, ranks, collectives)
     late = late_ranks(compared, ranks, slow)
     inferred = sum(
         collective.calls
@@ -152,16 +152,14 @@ def _by_rank(run: Run, name: str) -> Counter[int]:
 
 
 def _layers(compared: Compared, collectives: Iterable[OneCollective]) -> Iterator[OneLayer]:
-    run = compared.run
     work = compared.work(compared.time)
     has_flops = compared.have_measured("flops")
     flops, uncounted = (compared.rolled_up(name) if has_flops else {} for name in ("flops", "uncounted"))
     peaks = _peaks(compared)
     waits = _waits(compared, collectives)
-    selected = None if run.meta.paths is None else set(run.meta.paths)
     keys = {*work, *flops, *uncounted, *peaks, *waits}
     for layer, phase in sorted(keys, key=lambda key: (key[0] < 0, abs(key[0]), PHASES.index(key[1]))):
-        if layer >= 0 and selected is not None and run.layers[layer].path not in selected:
+        if not compared.is_selected(layer):
             continue  # its own work belongs to no layer
         key = layer, phase
         took = typical = slowest = None

@@ -169,6 +169,10 @@ class Compared:
         self.steps = {meta.rank: meta.steps or meta.cycles for meta in self.metas}
         self.steps |= dict(zip(self.whole.ranks, self.whole.counts))
         self.are_paired = self.whole.is_paired and self.whole.ranks == self.ranks
+        self._selected = None if run.meta.paths is None else set(run.meta.paths)
+
+    def is_selected(self, layer: int) -> bool:
+        return layer < 0 or self._selected is None or self.run.layers[layer].path in self._selected
 
     @cached_property
     def stages(self) -> dict[int, tuple[int, ...]]:
@@ -204,7 +208,7 @@ class Compared:
         work = {
             (key.layer, key.phase): lockstep
             for key, lockstep in self.run.lockstep.items()
-            if key.what == WORK and key.device == device
+            if key.what == WORK and key.device == device and self.is_selected(key.layer)
         }
         gap = self.run.lockstep.get(LockstepKey(OUTSIDE, FORWARD, device or "", GAP))
         return work if gap is None else {**work, (IN_NO_OP, FORWARD): gap}
