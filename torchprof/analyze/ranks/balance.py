@@ -162,13 +162,11 @@ def _layers(compared: Compared, collectives: Iterable[OneCollective]) -> Iterato
         if not compared.is_selected(layer):
             continue  # its own work belongs to no layer
         key = layer, phase
-        took = typical = slowest = None
+        took = slowest = None
         if key in work:
             times = work[key]
-            typical = compared.over_those_with(layer, compared.typical(times))
-            took = compared.over_those_with(
-                layer, dict(zip(times.ranks, map(compared.per_step, times.ranks, times.ns)))
-            )
+            means = dict(zip(times.ranks, map(compared.per_step, times.ranks, times.ns)))
+            took = compared.over_those_with(layer, means)
             if times.is_paired and times.last_rank and len(took.ranks) > 1:
                 slowest = Times(times.last_rank.count(took.highest), len(times.last_rank))
         waits_here = waits.get(key, _Waits())
@@ -176,7 +174,6 @@ def _layers(compared: Compared, collectives: Iterable[OneCollective]) -> Iterato
             layer,
             phase,
             took,
-            typical,
             slowest,
             compared.over_those_with(layer, flops[key]) if key in flops else None,
             key in uncounted,

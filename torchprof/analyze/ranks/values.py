@@ -104,16 +104,15 @@ IN_NO_OP = -3
 class OneLayer:
     """A layer (by its index, negative for none) with all layers below it in one phase, over the ranks that have it.
 
-    All figures are per step. ``work``: own work in ns, the mean over the steps; ``typical``: the median. ``slowest``:
-    how often the rank with the most work was the slowest. ``flops``: a lower bound if ``more_flops`` were not counted.
-    ``peak``: peak bytes above the start of a call. ``waiting``: ns in the ``collectives`` of the layer and of those
-    below, for the ranks that took part; None if unknown or without collectives; a lower bound if ``wait_longer``.
+    All figures are per step. ``work``: own work in ns, the mean over the steps. ``slowest``: how often the rank with
+    the most work was the slowest. ``flops``: a lower bound if ``more_flops`` were not counted. ``peak``: peak bytes
+    above the start of a call. ``waiting``: ns in the ``collectives`` of the layer and of those below, for the ranks
+    that took part; None if unknown or without collectives; a lower bound if ``wait_longer``.
     """
 
     layer: int
     phase: str
     work: OverRanks | None = None
-    typical: OverRanks | None = None
     slowest: Times | None = None
     flops: OverRanks | None = None
     more_flops: bool = False
