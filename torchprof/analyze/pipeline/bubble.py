@@ -51,27 +51,22 @@ def bubble_of(pipeline: OnePipeline) -> Bubble | UnknownBubble:
     bubbles = []
     for step in pipeline.typical_steps:
         took = pipeline.took(step)
-        levels = [
-            _simulated_bubble(pipeline, durations)
+        simulations = [
+            simulated(pipeline.orders, durations, pipeline.stages)
             for durations in (
                 _means(took, lambda action: action.what),
                 _means(took, lambda action: (action.stage, action.what)),
                 took,
             )
         ]
-        if None in levels:
+        if None in simulations:
             return UnknownBubble("its actions do not fit together in the recorded order")
         measured = 1 - sum(took.values()) / (len(pipeline.members) * max(pipeline.step_ns[step], 1))
-        bubbles.append((*(level for level in levels if level is not None), measured))
+        bubbles.append((*(of_step.bubble for of_step in simulations if of_step is not None), measured))
     equal, own, varying, measured = map(fmean, zip(*bubbles))
     if measured < 1 - (1 - varying) / (1 - OVERLAP):
         return UnknownBubble("a step is shorter than its actions one after the other: some run at the same time")
     return Bubble(measured, equal, own - equal, varying - own, measured - varying)
-
-
-def _simulated_bubble(pipeline: OnePipeline, took: Mapping[Action, float]) -> float | None:
-    step = simulated(pipeline.orders, took, pipeline.stages)
-    return None if step is None else step.bubble
 
 
 def _means(took: Mapping[Action, float], key: Callable[[Action], Hashable]) -> dict[Action, float]:

@@ -16,6 +16,7 @@ from torchprof.run.cost import (
     AT_LEAST,
     UNKNOWN,
     Cell,
+    Figure,
     ReportCell,
     as_lower_bound,
     format_count,
@@ -327,9 +328,7 @@ def _ratio(value: float) -> ReportCell:
 
 
 def _counted(count: float | None, has_more: bool) -> Cell:
-    if count is None or (has_more and not count):
-        return UNKNOWN
-    return _at_least(format_count(count), has_more)
+    return UNKNOWN if count is None else Figure.of_sum(count, not has_more).text(format_count)
 
 
 def _at_least(text: Cell, is_bound: bool) -> Cell:
