@@ -57,7 +57,7 @@ class _Sum:
 
     ``ns`` is the duration of the ``timed`` calls. ``nbytes`` sums the larger of input and output size; ``sized`` calls
     have at least one of the two sizes, ``counted`` calls have both. With ``counted < calls``, ``nbytes`` is a lower
-    bound. ``sizes_in``, ``sizes_out``: the different sizes of a call that are known."""
+    bound. ``sizes``: the different sizes of the input and of the output of a call, as far as they are known."""
 
     calls: int = 0
     timed: int = 0
@@ -65,8 +65,7 @@ class _Sum:
     counted: int = 0
     ns: int = 0
     nbytes: int = 0
-    sizes_in: set[int] = field(default_factory=set)
-    sizes_out: set[int] = field(default_factory=set)
+    sizes: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
 
     def add(self, use: _Use) -> None:
         calls = use.row.calls
@@ -75,18 +74,13 @@ class _Sum:
             self.timed += calls
             self.ns += use.ns
         sizes = use.collective.bytes_in, use.collective.bytes_out
-        for size, different in zip(sizes, (self.sizes_in, self.sizes_out)):
+        for size, different in zip(sizes, self.sizes):
             different.update(() if size is None else (size,))
         known = [size for size in sizes if size is not None]
         if known:
             self.sized += calls
             self.counted += calls * (len(known) == 2)
             self.nbytes += calls * max(known)
-
-    @property
-    def size_texts(self) -> list[Cell]:
-        """The cells of the input and the output of a call."""
-        return [*map(_size_text, (self.sizes_in, self.sizes_out))]
 
     @property
     def bytes_text(self) -> Cell:
@@ -163,7 +157,7 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
     what = ReportTable.of_cells(
         [*_WHAT, "In", "Out", *on, "Calls", time, "Avg", "Share", "Bandwidth"],
         [
-            [*of[: len(_WHAT)], *total.size_texts, *of[len(_WHAT) :], *took, total.bandwidth_text]
+            [*of[: len(_WHAT)], *map(_size_text, total.sizes), *of[len(_WHAT) :], *took, total.bandwidth_text]
             for of, total, took in summed(_what, _sizes)
         ],
         tablefmt,
