@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from operator import or_
 from typing import NamedTuple
 
@@ -81,9 +81,8 @@ class _Matching:
 
     def __init__(self, before: Layers, after: Layers) -> None:
         self.before, self.after = _LayerTree(before), _LayerTree(after)
-        self.partner: dict[int, int] = {}  # after → before
+        self.partner: dict[int, Match] = {}  # of a layer after
         self.matched: dict[int, int] = {}  # before → after
-        self.how: dict[int, str] = {}  # of a layer after
         roots = self._roots()
         numbers: dict[Hashable, int] = {}
         with_settings = all(any(layer.settings for layer in layers) for layers in (before, after))
@@ -94,12 +93,18 @@ class _Matching:
             self._match(old, new, UNCHANGED)
 
     def _match(self, old: int, new: int, how: str) -> None:
-        self.partner[new], self.matched[old], self.how[new] = old, new, how
+        self.partner[new], self.matched[old] = Match(old, new, how), new
 
     def _roots(self) -> list[tuple[int, int]]:
-        pairs, old, new = _same_names(self.before, self.before.roots, self.after, self.after.roots)
+        pairs = self._same_names(self.before.roots, self.after.roots)
+        old = [index for index in self.before.roots if index not in {named for named, _ in pairs}]
+        new = [index for index in self.after.roots if index not in {named for _, named in pairs}]
         left = [*(self.before.layers[index] for index in old), *(self.after.layers[index] for index in new)]
         return pairs + list(zip(old, new)) if len(old) == len(new) and all(layer.kind for layer in left) else pairs
+
+    def _same_names(self, old: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
+        named = {self.after.name(index): index for index in new}
+        return [(index, named[name]) for index in old if (name := self.before.name(index)) in named]
 
     def by_path(self) -> None:
         """Match the children of matched layers, by name or by their place in a list."""
@@ -115,7 +120,7 @@ class _Matching:
             if numbered and old and new and len(old) != len(new):
                 pairs = self._aligned(old, new)
             else:
-                pairs = _same_names(self.before, old, self.after, new)[0]
+                pairs = self._same_names(old, new)
             for child, other in pairs:
                 self._match(child, other, UNCHANGED if self.before.name(child) == self.after.name(other) else RENAMED)
             waiting += pairs
@@ -199,7 +204,7 @@ class _Matching:
                 yield ones[0], others[0]
 
     def result(self) -> list[Match]:
-        matches = [Match(self.partner.get(new), new, self.how.get(new, ADDED)) for new in range(len(self.after.layers))]
+        matches = [self.partner.get(new, Match(None, new, ADDED)) for new in range(len(self.after.layers))]
         return matches + [
             Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.matched
         ]
@@ -230,14 +235,3 @@ def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int
         chain.append(common[step])
         step = previous[step]
     return chain[::-1]
-
-
-def _same_names(
-    before: _LayerTree, old: Sequence[int], after: _LayerTree, new: Sequence[int]
-) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-    """The pairs with equal names, and the layers that remain on each side."""
-    named: Mapping[str, int] = {after.name(index): index for index in new}
-    pairs = [(index, named[before.name(index)]) for index in old if before.name(index) in named]
-    taken = {other for _, other in pairs}
-    paired = {index for index, _ in pairs}
-    return pairs, [index for index in old if index not in paired], [index for index in new if index not in taken]
