@@ -97,8 +97,9 @@ class _Matching:
 
     def _roots(self) -> list[tuple[int, int]]:
         pairs = self._same_names(self.before.roots, self.after.roots)
-        old = [index for index in self.before.roots if index not in {named for named, _ in pairs}]
-        new = [index for index in self.after.roots if index not in {named for _, named in pairs}]
+        named_before, named_after = {old for old, _ in pairs}, {new for _, new in pairs}
+        old = [index for index in self.before.roots if index not in named_before]
+        new = [index for index in self.after.roots if index not in named_after]
         left = [*(self.before.layers[index] for index in old), *(self.after.layers[index] for index in new)]
         return pairs + list(zip(old, new)) if len(old) == len(new) and all(layer.kind for layer in left) else pairs
 
