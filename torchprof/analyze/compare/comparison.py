@@ -25,7 +25,7 @@ from torchprof.analyze.compare.diff import (
 )
 from torchprof.analyze.compare.layers import match_layers
 from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of
-from torchprof.analyze.compare.notes import Denominator, Notes, differences_of, warnings_of_both
+from torchprof.analyze.compare.notes import Denominator, differences_of, notes_on, warnings_of_both
 from torchprof.analyze.compare.side import Side
 from torchprof.analyze.figures import figure_of
 from torchprof.analyze.warnings import waited_share
@@ -92,7 +92,7 @@ class _Comparison:
             self.counted.what,
             self.counted.counts,
             whole,
-            tuple(Notes(self.sides, self.models, self.counted, self.device)),
+            tuple(notes_on(self.runs, self.models, self.counted, self.device)),
             tuple(warnings_of_both(*self.runs)),
         )
 
