@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
 
-from torchprof.analyze.pipeline.simulation import Action, Simulated, simulated
+from torchprof.analyze.pipeline.bubble import Simulated, simulated
+from torchprof.analyze.pipeline.values import Action
 
 
 def simulate(orders: Sequence[Sequence[Key]], took: Mapping[Key, float], stages: int) -> Simulated | None:

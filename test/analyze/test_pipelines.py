@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from weakref import ref
 
 import pytest
 from build.hand_made import cells
@@ -25,7 +26,8 @@ from build.pipelines import (
 from pytest import approx
 
 from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble
-from torchprof.analyze.pipeline.splits import Judged, _judged_of, judged_pipelines
+from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
+from torchprof.analyze.ranks.balance import balance_of
 from torchprof.run.run import Run
 
 
@@ -246,16 +248,16 @@ def test_two_different_pipelines_are_judged_alone() -> None:
     assert [of.replicas.first.ranks for of in judged_pipelines(run_of_pipelines(small, large))] == [(0, 1), (2, 3)]
 
 
-def test_pipelines_are_judged_once_for_each_run() -> None:
+def test_pipelines_and_ranks_are_judged_once_for_each_run() -> None:
     run = run_of_pipelines(pipelines_of(one_f_one_b(2, 4), [equal()] * 3))
-    found = judged_pipelines(run)
-    assert judged_pipelines(run) is found
-    assert judged_pipelines(replace(run, pipelines=())) == []
-    key = id(run)
-    assert key in _judged_of
-    del run, found
+    [known], balance = judged_pipelines(run), balance_of(run)
+    assert judged_pipelines(run)[0] is known and balance_of(run) is balance
+    without = replace(run, pipelines=())
+    assert judged_pipelines(without) == [] and balance_of(without) is not balance
+    kept = [ref(known), ref(balance)]
+    del run, known, balance
     gc.collect()
-    assert key not in _judged_of
+    assert [of() for of in kept] == [None, None]
 
 
 def test_device_times_count_if_all_ranks_have_them() -> None:
@@ -303,10 +305,7 @@ def test_a_move_saves_what_the_moved_model_takes_less(blocks: list[int], after: 
 
 @pytest.mark.parametrize(
     "blocks, after, names",
-    [
-        ([3, 8, 6], [5, 6, 6], "layers.3 and layers.4 to stage 0"),
-        ([5, 6, 3], [5, 5, 4], "layers.10 to stage 2"),
-    ],
+    [([3, 8, 6], [5, 6, 6], "layers.3 and layers.4 to stage 0"), ([5, 6, 3], [5, 5, 4], "layers.10 to stage 2")],
 )
 def test_layers_are_moved_from_the_border_of_a_stage(blocks: list[int], after: list[int], names: str) -> None:
     """To the stage before the first ones, to the stage after the last ones."""
@@ -346,11 +345,7 @@ def test_steps_are_counted_once_however_many_pipelines_do_the_same() -> None:
     orders, slow = one_f_one_b(2, 4), unequal({1: 1.5})
     replicas = [
         pipelines_of(orders, steps, ranks=ranks)
-        for steps, ranks in (
-            ([slow] * 5, [0, 1]),
-            ([*[slow] * 4, equal()], [2, 3]),
-            ([*[slow] * 4, equal()], [4, 5]),
-        )
+        for steps, ranks in (([slow] * 5, [0, 1]), ([*[slow] * 4, equal()], [2, 3]), ([*[slow] * 4, equal()], [4, 5]))
     ]
     split = judged(run_of_pipelines(*replicas)).split
     assert split is not None and split.slow is not None

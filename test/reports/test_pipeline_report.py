@@ -15,19 +15,21 @@ from build.pipelines import MS, Orders, equal, interleaved, one_f_one_b, pipelin
 import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.analyze.advice import Advice, advise
-from torchprof.analyze.first_screen.verdict import ran
+from torchprof.analyze.advice.evidence import Evidence
+from torchprof.analyze.first_screen.verdict import ran, short_gain
 from torchprof.analyze.pipeline.sentences import layers_of_stage
 from torchprof.analyze.pipeline.splits import numbered_layers
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
-from torchprof.analyze.ranks.sentences import about_stragglers
+from torchprof.analyze.ranks.sentences import verdict_on_ranks
 from torchprof.analyze.ranks.slow import Slow
 from torchprof.analyze.ranks.values import Compared
 from torchprof.analyze.time_parts import time_parts
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, LockstepKey
 from torchprof.run.pipeline import Pipeline
-from torchprof.run.words import FORWARD, OUTSIDE
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
 
 FOUR = [4, 4, 6, 4]
 """Blocks of four stages: the third is the slow one."""
@@ -150,11 +152,7 @@ def test_a_pipeline_of_one_stage_is_compared_as_ranks_are() -> None:
 @pytest.mark.parametrize(
     "paths, layers, movable",
     [
-        (
-            ["embed", "layers", "layers.0", "layers.1", "layers.1.0", "norm"],
-            "embed, layers.0–layers.1, norm",
-            2,
-        ),
+        (["embed", "layers", "layers.0", "layers.1", "layers.1.0", "norm"], "embed, layers.0–layers.1, norm", 2),
         (["0", "1", "2"], "0–2", 3),
         (["model", "model.layers", "model.layers.10", "model.layers.9"], "model.layers.9–model.layers.10", 2),
         (["layers", "layers.3"], "layers.3", 1),
@@ -406,7 +404,7 @@ def test_a_comparison_of_a_job_knows_the_stages() -> None:
     assert {8, 9} <= {*chosen} and sum(rank % 2 for rank in chosen) == len(chosen) - 1 == 3
     some = with_comparison(torchprof.merge(run.of_ranks(chosen)), comparison)
     assert "Rank 9 is the straggler: its own work takes" in some.report("ranks")
-    assert about_stragglers(comparison).startswith("Rank 9 is the straggler: its own work takes")
+    assert verdict_on_ranks(comparison)[1].startswith("Rank 9 is the straggler: its own work takes")
     assert comparison.report("pipeline").startswith("A comparison of ranks has no times of pipelines")
     slow = balance_of(comparison).slow
     assert slow is not None and slow.ranks == (9,)
@@ -437,6 +435,20 @@ def test_unequal_stages_are_a_finding() -> None:
         "ranks (median)."
     )
     assert advice.remedy == ("Move layers.8 to stage 1: in a simulation of the schedule, a step is then 10% shorter.")
+
+
+@pytest.mark.parametrize("after_ns", [0, 1_000 * MS], ids=["nothing after the loop", "work after the loop"])
+def test_the_gain_of_a_step_is_of_all_passes_of_a_loop_that_marks_none(after_ns: int) -> None:
+    """The schedule runs five times, and 4.5 ms of each are saved; the first pass of the loop is in no step."""
+    run = run_of_pipelines(four_stages(), blocks=FOUR)
+    samples = {
+        SampleKey(OUTSIDE, FORWARD, pipeline.rank, "cpu", "step_ns"): Spread.of([*enumerate(pipeline.step_ns[1:])])
+        for pipeline in run.pipelines
+    }
+    metas = [replace(meta, steps=4, step_end=StepEnd.OPTIMIZER, wall_ns=meta.wall_ns + after_ns) for meta in run.metas]
+    [advice] = of(run := replace(run, samples=samples, metas=tuple(metas)), "unequal_stages")
+    share = 5 * 4 * 4_500_000 / sum(meta.wall_ns for meta in run.metas)
+    assert short_gain(advice, Evidence(run)) == f"Up to {share:.0%} (4.5ms a step)"
 
 
 def silent() -> Sequence[Run]:

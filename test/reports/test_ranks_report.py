@@ -15,9 +15,8 @@ import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.analyze.first_screen.verdict import ran
 from torchprof.analyze.ranks.balance import balance_of
-from torchprof.analyze.ranks.hangs import hanging_ranks
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
-from torchprof.analyze.ranks.sentences import _straggler
+from torchprof.analyze.ranks.sentences import hanging_ranks, straggler
 from torchprof.analyze.ranks.slow import Slow
 from torchprof.run.cycles import add_cycle
 from torchprof.run.lockstep import GAP, STEP, Lockstep, LockstepKey
@@ -274,7 +273,7 @@ def test_a_certain_late_rank_is_named_before_one_that_may_be_slow_by_chance() ->
     balance = balance_of(run)
     slow = Slow((1,), (20 * MS,), 10.0 * MS, may_be_chance=True)
     assert balance.late is not None and not balance.late.may_be_chance
-    assert _straggler(run, replace(balance, slow=slow)).startswith("Rank 2 is the straggler")
+    assert straggler(run, replace(balance, slow=slow)).startswith("Rank 2 is the straggler")
 
 
 def test_without_a_hang_there_is_no_sentence_on_places() -> None:
@@ -488,11 +487,7 @@ def test_waiting_that_is_unknown_or_a_lower_bound() -> None:
     assert (barrier["Module"], barrier["Group"], barrier["Ranks"]) == ("(outside)", "–", "–")
     for row in (barrier, line(rows, Collective="all_gather")):
         assert [row[name] for name in ("Waiting a step", "Waits most", "Last to arrive", "How often")] == ["–"] * 4
-    assert [note.partition(":")[0] for note in notes(run, COLLECTIVES)[1:]] == [
-        "– under Waiting",
-        "– under Group",
-        "≥",
-    ]
+    assert [note.partition(":")[0] for note in notes(run, COLLECTIVES)[1:]] == ["– under Waiting", "– under Group", "≥"]
     assert [row["Waiting a step"] for row in table(run, RANKS)[:2]] == ["≥ 2.000us", "≥ 0.000us"]
     assert line(table(run, LAYERS), Module="Net.b")["Waiting"] == "–"
     assert notes(run, COLLECTIVES, top=1)[1] == ("2 rows are hidden: shown are the 1 in which ranks wait longest.")

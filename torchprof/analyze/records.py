@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import measures_of_records
 from torchprof.analyze.figures import Figures, figures_of_layers
+from torchprof.analyze.report import printable
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import Bound, Measure
 from torchprof.run.operators import Op, operators_of_layers
@@ -290,6 +291,11 @@ def _flat(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
 def layer_name(run: Run, index: int) -> str:
     """The dotted path of a layer by its index; ``(outside)`` or ``(not selected)`` for a negative one."""
     return ".".join(run.layers.path_of(index))
+
+
+def name_of_layer(run: Run, index: int) -> str:
+    """The same, printable."""
+    return printable(layer_name(run, index))
 
 
 def _surroundings(run: Run, within: Sequence[Around]) -> str | None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import NamedTuple, TypeAlias, TypeVar
+from weakref import finalize
 
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import UNKNOWN, Cell, ReportCell
+from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_time
+from torchprof.run.run import Run
 from torchprof.run.words import OTHER
 
 _Branch = TypeVar("_Branch")
+_Result = TypeVar("_Result")
 
 
 HOT = "◄"
@@ -187,6 +191,21 @@ def report(
 # What several reports need
 
 
+def kept_with_run(function: Callable[[Run], _Result]) -> Callable[[Run], _Result]:
+    """Keep what a function makes of a run as long as the run: several reports ask for it, and a job may have thousands
+    of ranks. It must not hold the run."""
+    kept: dict[int, _Result] = {}  # by the id of the run
+
+    @wraps(function)
+    def of(run: Run) -> _Result:
+        if id(run) not in kept:
+            kept[id(run)] = function(run)
+            finalize(run, kept.pop, id(run))
+        return kept[id(run)]
+
+    return of
+
+
 def check_number(name: str, number: object, of: str) -> None:
     """Raise TorchprofError if an option is neither None nor an integer of at least 0."""
     if number is not None and (not isinstance(number, int) or number < 0):
@@ -196,6 +215,11 @@ def check_number(name: str, number: object, of: str) -> None:
 def phase_cell(phase: str) -> Cell:
     """A phase in a table: that of work outside all layers that is not backward is empty there, and "other" in files."""
     return ReportCell("", phase) if phase == OTHER else phase
+
+
+def time_cell(ns: float | None) -> Cell:
+    """A time in a table; – if it is unknown."""
+    return UNKNOWN if ns is None else format_time(ns)
 
 
 def printable(name: str) -> str:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from torchprof.analyze.compare.diff import Diff
-from torchprof.analyze.compare.table import changes_of_layers, diff_headline, view_of, whole_of
-from torchprof.analyze.layers.tree import tree
+from torchprof.analyze.compare.table import changes_of_layers, diff_headline, table_of, whole_of
+from torchprof.analyze.layers.report import tree
 from torchprof.analyze.report import HOT, ReportTable, printable, report, tables_and_sentences
 from torchprof.run.cost import format_time
 from torchprof.run.run import Run
@@ -100,12 +100,12 @@ def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None =
 
     Names are code spans, so that Markdown finds no links, mentions or tags in them. Raises TorchprofError as "table".
     """
-    view = view_of(diff, depth, sort_by, top)
+    table, notes = table_of(diff, depth, sort_by, top)
     lines = [plain(diff_headline(diff, sort_by=sort_by)), ""]
     whole = [f"- {plain(sentence)}" for sentence in whole_of(diff)]
     lines += [*whole, ""] if whole else []
-    lines += lines_of(view.table())
-    for what, texts in (*changes_of_layers(diff), ("", (*view.notes, *diff.notes, *diff.warnings))):
+    lines += lines_of(table)
+    for what, texts in (*changes_of_layers(diff), ("", (*notes, *diff.notes, *diff.warnings))):
         lines.append("")
         lines += [f"- {what}: {code(text)}" if what else f"- {plain(text)}" for text in texts]
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from html import escape
 from importlib import import_module
 
 from torchprof.analyze.layers.entries import fitting_depth
-from torchprof.analyze.layers.tree import tree
+from torchprof.analyze.layers.report import tree
 from torchprof.analyze.report import Part, ReportTable, TableRow, printable, report, stacked, tables_and_sentences
 from torchprof.errors import TorchprofError
 from torchprof.run.run import Run

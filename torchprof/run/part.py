@@ -49,7 +49,11 @@ class PerRank(RunPart[tuple[Any, ...]]):
         self._kind = kind
 
     def of_ranks(self, value: tuple[Any, ...], ranks: Collection[int]) -> dict[int, tuple[Any, ...]]:
-        return {rank: tuple(item for item in value if item.rank == rank) for rank in ranks}
+        items: dict[int, list[Any]] = {rank: [] for rank in ranks}
+        for item in value:
+            if item.rank in items:
+                items[item.rank].append(item)
+        return {rank: tuple(of_rank) for rank, of_rank in items.items()}
 
     def renumbered(self, value: tuple[Any, ...], to: Sequence[int]) -> tuple[Any, ...]:
         return tuple(item.renumbered(to) for item in value)

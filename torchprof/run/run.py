@@ -140,10 +140,11 @@ class Run:
             yield self
             return
         parts = {name: part.of_ranks(getattr(self, name), ranks) for name, part in RUN_PARTS.items()}
+        metas = {meta.rank: meta for meta in self.metas}
+        ranks_of = [frozenset(layer.ranks) for layer in self.layers]  # () for layers on all ranks
         for rank, rows in zip(ranks, self.rows.of_ranks(ranks)):
-            metas = tuple(meta for meta in self.metas if meta.rank == rank)
-            run = Run(metas, self.layers, rows, **{name: of_rank[rank] for name, of_rank in parts.items()})
-            its_layers = (layer for layer in self.layers if not layer.ranks or rank in layer.ranks)
+            run = Run((metas[rank],), self.layers, rows, **{name: of_rank[rank] for name, of_rank in parts.items()})
+            its_layers = (layer for layer, on in zip(self.layers, ranks_of) if not on or rank in on)
             yield run.on_layers(replace(layer, ranks=()) if layer.ranks else layer for layer in its_layers)
 
     def to_compare(self, *, layers: bool = False) -> Run:

@@ -68,6 +68,21 @@ class Evidence:
             return marked
         return sum(spread.count for _, spread in self.samples("step_ns"))
 
+    def per_step(self, ns: int) -> float | None:
+        """A part of the recorded time per step, as the same share of a step; None with fewer than two steps.
+
+        In a loop that marks no steps, the pass in which the recording begins is in no step. It counts by its length, as
+        one step at most: what is longer is work before or after the loop.
+        """
+        if self.steps < 2:
+            return None
+        passes: float = self.steps
+        unmarked = {meta.rank: meta.wall_ns for meta in self.run.metas if not meta.marked_steps}
+        for key, spread in self.samples("step_ns"):
+            if key.rank in unmarked and spread.sum:
+                passes += min(max(unmarked[key.rank] / spread.sum - 1, 0) * spread.count, 1)
+        return ns / passes
+
     @cached_property
     def pipelines(self) -> list[Judged]:
         """The pipelines of the run, with what is known of their stages."""

@@ -322,8 +322,8 @@ def hooks(evidence: Evidence) -> Iterator[Advice]:
 
 
 def _finding(evidence: Evidence, line: str, ns: int, says: str, remedy: str) -> Advice:
-    steps = evidence.steps
-    each = f" ({format_time(ns / steps)} per step)" if steps > 1 else ""
+    per_step = evidence.per_step(ns)
+    each = "" if per_step is None else f" ({format_time(per_step)} per step)"
     where = f"{line} takes" if line else "No operator and no layer runs for"
     text = f"{where} {format_time(ns)}{each}: {says}."
     return Advice(evidence.name_of(OUTSIDE), text, remedy, evidence.while_idle(ns))

@@ -280,18 +280,17 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
     sums = diff.counted if subject.is_sum and (limit.share is None or diff.unit) else None
     per = {"call": ", per forward call of the model", "step": ", per step"}.get(sums or "", "")
     sentence = f"{subject.name}: {limit.measure} {above}{per}."
+    exceeded = f"Limit exceeded: {sentence}{subject.parts()}"
     if subject.unit is not Unit.TIME:
-        return True, f"Limit exceeded: {sentence}{subject.parts()}"
+        return True, exceeded
     noise = change.noise
     if figure.bound is Bound.AT_LEAST:
-        reservation = " It was not compared with noise: a part of the time is unknown."
-        return True, f"Limit exceeded: {sentence}{subject.parts()}{reservation}"
+        return True, f"{exceeded} It was not compared with noise: a part of the time is unknown."
     waited = max(map(waited_share, diff.after.metas), default=0.0) if subject.is_elapsed else 0.0
     if waited and after * Fraction(1 - waited) <= most:
         return False, _unclear(sentence, waited)
     if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNDECIDED):
-        reservation = " It was not compared with noise: the runs have too few calls or steps."
-        return True, f"Limit exceeded: {sentence}{subject.parts()}{reservation}"
+        return True, f"{exceeded} It was not compared with noise: the runs have too few calls or steps."
     median = noise.medians[1]
     if limit.share is None:
         beyond = median - noise.spreads[1] > most
@@ -300,7 +299,7 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
         beyond = change.verdict == SLOWER and Fraction(median) > Fraction(noise.medians[0]) * (1 + limit.share)
         typical = f"the median went from {show(noise.medians[0])} to {show(median)}: {change.verdict}"
     if beyond:
-        return True, f"Limit exceeded: {sentence}{subject.parts()}"
+        return True, exceeded
     if change.verdict == BUSY:
         return False, _unclear(sentence, max(waited, *(waited_share(meta) for meta in diff.before.metas)))
     return False, f"Exceeded within noise, so it passes: {sentence[:-1]}; {typical}."
@@ -330,15 +329,11 @@ def _parts(diff: Diff, limit: Limit, pair: Pair, quantity: Column) -> str:
         layers = [layer for layer in pair.walk() if layer.after is not None and (own.is_self or not layer.children)]
         figures = [(layer, layer.changes[own.key].figure(1)) for layer in layers]
         lead = "The largest parts"
-        figures = sorted((each for each in figures if each[1].is_known and each[1].value > 0), key=_by_value)
+        figures = [(layer, figure) for layer, figure in figures if figure.is_known and figure.value > 0]
+        figures.sort(key=lambda part: -part[1].value)
         texts = [(layer, figure._replace(value=figure.value / calls).text(quantity.write)) for layer, figure in figures]
     names = [f"{'.'.join(layer.path)} ({text})" for layer, text in texts[:_NAMED]]
     return f" {lead}: {', '.join(names)}." if names else ""
-
-
-def _by_value(part: tuple[Pair, Figure]) -> float:
-    """The sort key of parts: the largest first."""
-    return -part[1].value
 
 
 def _unknown(limit: Limit, subject: _Subject, side: int, figure: Figure) -> TorchprofError:

@@ -22,11 +22,10 @@ from torchprof.analyze.compare.diff import (
     Change,
     Diff,
     Pair,
-    for_one,
 )
 from torchprof.analyze.compare.layers import match_layers
 from torchprof.analyze.compare.noise import ALPHA, FEWEST, Noise, false_discovery_rates, noise_of
-from torchprof.analyze.compare.notes import Denominator, Notes, differences_of, warnings_of_both
+from torchprof.analyze.compare.notes import Denominator, differences_of, notes_on, warnings_of_both
 from torchprof.analyze.compare.side import Side
 from torchprof.analyze.figures import figure_of
 from torchprof.analyze.warnings import waited_share
@@ -34,7 +33,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run.cost import Bound, Figure, as_key
 from torchprof.run.run import Run
 from torchprof.run.saved import load
-from torchprof.run.words import FORWARD, NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
+from torchprof.run.words import NO_LAYERS, PHASES
 
 
 def compare(before: Run | str | PathLike[str], after: Run | str | PathLike[str]) -> Diff:
@@ -64,13 +63,16 @@ def as_run(run: object, name: str, function: str) -> Run:
 
 
 class _Comparison:
-    """Builds the ``Diff`` of two runs."""
-
     def __init__(self, before: Run, after: Run) -> None:
         self.runs = before, after
         self.sides = Side(before), Side(after)
         self.waited = tuple(max(map(waited_share, run.metas), default=0.0) for run in self.runs)
         self.matches = match_layers(before.layers, after.layers)
+        self.models = [
+            (old, new)
+            for old, new, _ in self.matches
+            if old is not None and new is not None and len(after.layers[new].path) == 1
+        ]
         self.counted = self._counted()
         # Samples are always divided by the calls of the model. Totals only if the runs hold different numbers of calls.
         self.scale = self.counted.counts if self.counted.unit else (1, 1)
@@ -90,16 +92,14 @@ class _Comparison:
             self.counted.what,
             self.counted.counts,
             whole,
-            tuple(Notes(self.sides, self.matches, self.counted, self.device)),
+            tuple(notes_on(self.runs, self.models, self.counted, self.device)),
             tuple(warnings_of_both(*self.runs)),
         )
 
     def _counted(self) -> Denominator:
         """What totals can be divided by."""
-        for before, after, _ in self.matches:
-            if before is None or after is None or len(self.runs[1].layers[after].path) > 1:
-                continue
-            counts = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
+        for before, after in self.models:
+            counts = self.runs[0].rows.forward_calls(before), self.runs[1].rows.forward_calls(after)
             if all(counts) and not (self.runs[0].layers[before].recursive or self.runs[1].layers[after].recursive):
                 return Denominator("call", counts, self.runs[1].layers[after].name)
         counts = self.sides[0].steps, self.sides[1].steps
@@ -125,15 +125,18 @@ class _Comparison:
         figures, layers, scale = self.sides[side], self.runs[side].layers, self.scale[side]
         if quantity.what == "params":
             return [figure_of(layer.params if quantity.is_self else figures.params[layer.path]) for layer in layers]
-        if quantity.what == "calls":
-            return [for_one(quantity.figure(row), scale) for row in figures.figures[: len(layers)]]
-        if quantity.what == "cost":
-            return [for_one(quantity.figure(row), scale) for row in figures.figures]
-        # The peak of a layer that did nothing in this phase is 0, and known.
-        nothing = [None if worked else 0 for worked in figures.worked[quantity.phase]]
+        if quantity.what in ("calls", "cost"):
+            per_one = [quantity.figure(row) for row in figures.figures]
+            per_one = [figure._replace(value=figure.value / scale) for figure in per_one] if scale != 1 else per_one
+            return per_one[: len(layers)] if quantity.what == "calls" else per_one
         place = (quantity.phase, quantity.on_device)
-        peaks = (figures.peaks.get((index, *place), nothing[index]) for index in range(len(layers)))
-        return [figure_of(peak if known else None) for peak, known in zip(peaks, figures.known)]
+        peaks = [figures.peaks.get((index, *place)) for index in range(len(layers))]
+        for index, known in enumerate(figures.known[: len(layers)]):
+            if not known:
+                peaks[index] = None
+            elif peaks[index] is None and not figures.worked(index, quantity.phase):
+                peaks[index] = 0  # that of a layer that did nothing in this phase is known
+        return [*map(figure_of, peaks)]
 
     def _noise(self, before: int, after: int, quantity: Column) -> Noise | None:
         """The test of the times of both runs: of steps if both runs have enough of them, else of calls."""
@@ -148,10 +151,9 @@ class _Comparison:
         per_call = []
         for side, index in enumerate((before, after)):
             figures = self.sides[side]
-            of = figures.self_of_steps if quantity.is_self else figures.of_steps
-            values = of(index, quantity.phase, name)
+            values = figures.of_steps(index, quantity.phase, name, quantity.is_self)
             # Per call of the model: a step may hold several calls.
-            per_call.append([value * figures.steps / self.counted.counts[side] for value in values or ()])
+            per_call.append([value * figures.steps / self.counted.counts[side] for value in values])
         are_few = any(len(values) < FEWEST for values in per_call)
         if are_few and name == "cpu_ns" and (leaves or not quantity.is_self):
             calls = [
@@ -169,10 +171,10 @@ class _Comparison:
                 continue
             noises = {}
             for number, (pair, before, after) in enumerate(pairs):
-                if before is not None and after is not None and pair.changes[quantity.key].difference is not None:
-                    noise = self._noise(before, after, quantity)
-                    if noise is not None:
-                        noises[number] = noise
+                if before is None or after is None or pair.changes[quantity.key].difference is None:
+                    continue
+                if (noise := self._noise(before, after, quantity)) is not None:
+                    noises[number] = noise
             testable = [number for number, noise in noises.items() if min(noise.counts) >= FEWEST]
             rates = dict(zip(testable, false_discovery_rates([noises[number].p for number in testable])))
             for number, (pair, _, _) in enumerate(pairs):
@@ -219,8 +221,8 @@ class _Comparison:
             # A removed layer goes below the pair of its old parent, wherever that parent is now.
             around = of_after.get(pair.path[:-1]) if pair.after else of_before.get(pair.path[:-1])
             (tops if around is None else around.children).append(pair)
-        for index, name in ((NOT_SELECTED, NOT_SELECTED_NAME), (OUTSIDE, OUTSIDE_NAME)):
-            if any(values[index] for side in self.sides for values in side.own.values()):
+        for index, name in NO_LAYERS.items():
+            if any(cost for side in self.sides for cost in side.figures[index].own.values()):
                 pair = Pair((name,), None, None, "same")
                 everything.append((pair, index, index))
                 tops.append(pair)

@@ -61,10 +61,10 @@ class Pair:
     """One layer in both runs, or in one of them, or the work of no layer (``before`` and ``after`` are None).
 
     ``path``: the path after, or before for a removed layer; ``name`` is its last part. ``children``: the pairs of the
-    layers below. ``how``: "same", "moved",
-    "renamed", "added" or "removed". In a subtree that was moved or renamed only the top layer is marked so; in one that
-    was added or removed every layer is. ``changes``: every quantity of the diff by key; the work of no layer has only
-    the measures of costs. ``differs``: what changed in the layer itself, as (what, before, after).
+    layers below. ``how``: "same", "moved", "renamed", "added" or "removed". In a subtree that was moved or renamed only
+    the top layer is marked so; in one that was added or removed every layer is. ``changes``: every quantity of the diff
+    by key; the work of no layer has only the measures of costs. ``differs``: what changed in the layer itself, as
+    (what, before, after).
     """
 
     path: tuple[str, ...]
@@ -150,31 +150,37 @@ class Diff:
             return change.difference or 0
         return change.noise.shift * (self.counts[1] if self.unit is None else 1)
 
-    def contributions(self, pair: Pair, quantity: Column) -> list[tuple[Pair, Change]]:
-        """The layers at or below a pair whose self changed with the sign of the whole difference, the largest
-        ``weight`` first. Changes within noise, and unclear ones, are left out.
-
-        A quantity without a self, such as a peak, is taken from the layers without children. For a self quantity the
-        only candidate is the layer itself.
-        """
-        changes = [each for each in self._with_its_sign(pair, quantity) if each[1].verdict not in (WITHIN_NOISE, BUSY)]
-        return sorted(changes, key=lambda each: -abs(self.weight(each[1])))
-
     def largest_parts(self, pair: Pair, quantity: Column) -> tuple[list[tuple[Pair, Change]], bool, str]:
-        """The first three ``contributions``; whether they hold most of the difference; " beyond noise" or "".
+        """The first three layers at or below a pair whose self changed with the sign of the whole difference, the
+        largest ``weight`` first, without changes within noise and unclear ones; whether they hold most of the
+        difference; " beyond noise" or "".
 
-        There are none for a layer without children, and for a self quantity. They hold most if they are more than half
-        of the difference, and more than half of all self changes with its sign, those within noise included. If not,
-        the text is " beyond noise" if a self change that is within noise is larger than one of these.
+        There are none for a layer without children, and for a self quantity. A quantity without a self, such as a peak,
+        is taken from the layers without children. They hold most if they are more than half of the difference, and more
+        than half of all self changes with its sign, those within noise included. If not, the text is " beyond noise" if
+        a self change that is within noise is larger than one of these.
         """
-        layers = self.contributions(pair, quantity)[:_NAMED] if pair.children and not quantity.is_self else []
+        own = self.self_of(quantity)
+        difference = pair.changes[quantity.key].difference or 0
+        with_its_sign = [
+            (layer, layer.changes[own.key])
+            for layer in ([pair] if quantity.is_self else pair.walk())
+            if own.key in layer.changes and (own.is_self or not layer.children)
+        ]
+        with_its_sign = [
+            (layer, change)
+            for layer, change in with_its_sign
+            if change.difference and (change.difference > 0) == (difference > 0)
+        ]
+        clear = [part for part in with_its_sign if part[1].verdict not in (WITHIN_NOISE, BUSY)]
+        layers: list[tuple[Pair, Change]] = []
+        if pair.children and not quantity.is_self:
+            layers = sorted(clear, key=self._by_weight)[:_NAMED]
         named = [abs(change.difference or 0) for _, change in layers]
-        all_with_its_sign = self._with_its_sign(pair, quantity)
-        everything = sum(abs(change.difference or 0) for _, change in all_with_its_sign)
-        whole = max(everything, abs(pair.changes[quantity.key].difference or 0))
-        noisy = [abs(change.difference or 0) for _, change in all_with_its_sign if change.verdict == WITHIN_NOISE]
+        whole = max(sum(abs(change.difference or 0) for _, change in with_its_sign), abs(difference))
+        noisy = [abs(change.difference or 0) for _, change in with_its_sign if change.verdict == WITHIN_NOISE]
         # Quantities without a self, such as peaks, do not add up to the whole.
-        hold_most = self.self_of(quantity).is_self and 2 * sum(named) > whole
+        hold_most = own.is_self and 2 * sum(named) > whole
         beyond_noise = " beyond noise" if max(noisy, default=0) > min(named, default=0) else ""
         return layers, hold_most, "" if hold_most else beyond_noise
 
@@ -182,26 +188,12 @@ class Diff:
         """The layers at or below a pair whose own time changed beyond noise, in any direction, the largest first."""
         own = self.self_of(quantity)
         changes = [(layer, layer.changes[own.key]) for layer in pair.walk() if own.key in layer.changes]
-        return sorted(
-            (each for each in changes if each[1].verdict in (SLOWER, FASTER)),
-            key=lambda each: -abs(self.weight(each[1])),
-        )
+        return sorted((part for part in changes if part[1].verdict in (SLOWER, FASTER)), key=self._by_weight)
 
-    def _with_its_sign(self, pair: Pair, quantity: Column) -> list[tuple[Pair, Change]]:
-        """The layers at or below a pair whose self changed with the sign of the whole difference."""
-        own = self.self_of(quantity)
-        whole = pair.changes[quantity.key].difference or 0
-        changes = []
-        for layer in [pair] if quantity.is_self else pair.walk():
-            change = layer.changes.get(own.key)
-            if change is None or not change.difference or (layer.children and not own.is_self):
-                continue
-            if (change.difference > 0) == (whole > 0):
-                changes.append((layer, change))
-        return changes
+    def _by_weight(self, part: tuple[Pair, Change]) -> float:
+        return -abs(self.weight(part[1]))
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows: the report "table"."""
         return self.report("table")._repr_html_()
 
     def report(self, name: str = "table", **options: Any) -> ReportText:
@@ -215,8 +207,3 @@ class Diff:
         Raises TorchprofError for an unknown suffix or option, OSError as ``open`` does.
         """
         output("export")(path, self, options, of="diff")
-
-
-def for_one(figure: Figure, divided_by: int) -> Figure:
-    """A figure per call or step."""
-    return figure if divided_by == 1 else figure._replace(value=figure.value / divided_by)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from operator import or_
 from typing import NamedTuple
 
@@ -52,7 +52,7 @@ class _LayerTree:
 
     def __init__(self, layers: Layers) -> None:
         self.layers = layers
-        self.above = [None if above < 0 else above for above in layers.parent]
+        self.above = layers.parent
         self.below = layers.children
         self.size = layers.roll_up([1] * len(layers))
         self.has_params = layers.roll_up([bool(layer.params) for layer in layers], or_)
@@ -81,9 +81,8 @@ class _Matching:
 
     def __init__(self, before: Layers, after: Layers) -> None:
         self.before, self.after = _LayerTree(before), _LayerTree(after)
-        self.partner: dict[int, int] = {}  # after → before
+        self.partner: dict[int, Match] = {}  # of a layer after
         self.matched: dict[int, int] = {}  # before → after
-        self.how: dict[int, str] = {}  # of a layer after
         roots = self._roots()
         numbers: dict[Hashable, int] = {}
         with_settings = all(any(layer.settings for layer in layers) for layers in (before, after))
@@ -94,12 +93,19 @@ class _Matching:
             self._match(old, new, UNCHANGED)
 
     def _match(self, old: int, new: int, how: str) -> None:
-        self.partner[new], self.matched[old], self.how[new] = old, new, how
+        self.partner[new], self.matched[old] = Match(old, new, how), new
 
     def _roots(self) -> list[tuple[int, int]]:
-        pairs, old, new = _same_names(self.before, self.before.roots, self.after, self.after.roots)
+        pairs = self._same_names(self.before.roots, self.after.roots)
+        named_before, named_after = {old for old, _ in pairs}, {new for _, new in pairs}
+        old = [index for index in self.before.roots if index not in named_before]
+        new = [index for index in self.after.roots if index not in named_after]
         left = [*(self.before.layers[index] for index in old), *(self.after.layers[index] for index in new)]
         return pairs + list(zip(old, new)) if len(old) == len(new) and all(layer.kind for layer in left) else pairs
+
+    def _same_names(self, old: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
+        named = {self.after.name(index): index for index in new}
+        return [(index, named[name]) for index in old if (name := self.before.name(index)) in named]
 
     def by_path(self) -> None:
         """Match the children of matched layers, by name or by their place in a list."""
@@ -115,7 +121,7 @@ class _Matching:
             if numbered and old and new and len(old) != len(new):
                 pairs = self._aligned(old, new)
             else:
-                pairs = _same_names(self.before, old, self.after, new)[0]
+                pairs = self._same_names(old, new)
             for child, other in pairs:
                 self._match(child, other, UNCHANGED if self.before.name(child) == self.after.name(other) else RENAMED)
             waiting += pairs
@@ -166,8 +172,9 @@ class _Matching:
             old = [index for index in group[0] if index not in self.matched]
             new = [index for index in group[1] if index not in self.partner]
             for layer, other in self._unambiguous(old, new):
-                below = self._have_matched_parents(layer, other)
-                self._match(layer, other, RENAMED if below else MOVED)
+                above = self.before.above[layer]
+                is_below_the_same = above >= 0 and self.matched.get(above) == self.after.above[other]
+                self._match(layer, other, RENAMED if is_below_the_same else MOVED)
                 waiting = [(layer, other)]
                 while waiting:  # equal content: the children have the same names in the same order
                     layer, other = waiting.pop()
@@ -188,8 +195,8 @@ class _Matching:
                 name, above = tree.name(index), tree.above[index]
                 if tree.has_params[index] or not name.isdecimal():
                     names.setdefault(name, ([], []))[side].append(index)
-                parent = above if side or above is None else self.matched.get(above)
-                if parent is not None:
+                parent = above if side or above < 0 else self.matched.get(above)
+                if parent is not None and above >= 0:
                     parents.setdefault(parent, ([], []))[side].append(index)
         done: set[int] = set()
         for ones, others in (*names.values(), *parents.values()):
@@ -197,12 +204,8 @@ class _Matching:
                 done.add(others[0])
                 yield ones[0], others[0]
 
-    def _have_matched_parents(self, old: int, new: int) -> bool:
-        above = self.before.above[old], self.after.above[new]
-        return above[0] is not None and self.matched.get(above[0]) == above[1]
-
     def result(self) -> list[Match]:
-        matches = [Match(self.partner.get(new), new, self.how.get(new, ADDED)) for new in range(len(self.after.layers))]
+        matches = [self.partner.get(new, Match(None, new, ADDED)) for new in range(len(self.after.layers))]
         return matches + [
             Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.matched
         ]
@@ -233,14 +236,3 @@ def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int
         chain.append(common[step])
         step = previous[step]
     return chain[::-1]
-
-
-def _same_names(
-    before: _LayerTree, old: Sequence[int], after: _LayerTree, new: Sequence[int]
-) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-    """The pairs with equal names, and the layers that remain on each side."""
-    named: Mapping[str, int] = {after.name(index): index for index in new}
-    pairs = [(index, named[before.name(index)]) for index in old if before.name(index) in named]
-    taken = {other for _, other in pairs}
-    paired = {index for index, _ in pairs}
-    return pairs, [index for index in old if index not in paired], [index for index in new if index not in taken]

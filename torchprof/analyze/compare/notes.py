@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from torchprof.analyze.compare.layers import Match
-from torchprof.analyze.compare.side import Side
+from torchprof.analyze.figures import measured_by_all
 from torchprof.run.cost import MEASURES
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, PHASES
+from torchprof.run.words import PHASES
 
 
 class Denominator(NamedTuple):
@@ -28,112 +27,105 @@ class Denominator(NamedTuple):
         return self.what if self.counts[0] != self.counts[1] else None
 
 
-class Notes:
+_Runs = tuple[Run, Run]  # before and after
+_Models = Sequence[tuple[int, int]]  # those that both runs have, by their indices before and after
+
+
+def notes_on(runs: _Runs, models: _Models, counted: Denominator, device: str) -> Iterator[str]:
     """The notes on the comparison of two runs, as sentences, in the order in which reports show them."""
+    yield from _about_counts(runs, models, counted)
+    yield from _about_measures(runs, device)
+    yield from _about_models(runs, models)
+    yield from _about_selection(runs)
+    yield from _about_conditions(runs)
 
-    def __init__(self, sides: tuple[Side, Side], matches: Sequence[Match], counted: Denominator, device: str) -> None:
-        self.sides = sides
-        self.runs = sides[0].run, sides[1].run
-        self.matches = matches
-        self.counted = counted
-        self.device = device
 
-    def __iter__(self) -> Iterator[str]:
-        yield from self._about_counts()
-        yield from self._about_measures()
-        yield from self._about_models()
-        yield from self._about_selection()
-        yield from self._about_conditions()
+def _about_counts(runs: _Runs, models: _Models, counted: Denominator) -> Iterator[str]:
+    new, counts = runs[1], counted.counts
+    if counted.what is None and new.layers:
+        yield ("Figures are totals of the runs: the number of calls of a model, or of steps, is unknown.")
+    if counted.unit is not None:
+        what = f"forward call{{}} of {counted.model}" if counted.unit == "call" else "step{}"
+        yield (
+            f"The runs recorded different numbers of {what.format('s')}: {counts[0]} before, {counts[1]} "
+            f"after. Times, FLOPs, calls and net memory are per {what.format('')}."
+        )
+    if counted.unit == "call":
+        for before, after in models:
+            calls = runs[0].rows.forward_calls(before), runs[1].rows.forward_calls(after)
+            if calls[0] * counts[1] != calls[1] * counts[0]:
+                yield (
+                    f"{new.layers[after].name} was called {calls[0]} times before and {calls[1]} times after. "
+                    f"Its number of calls per call of {counted.model} differs."
+                )
 
-    def _about_counts(self) -> Iterator[str]:
-        new, counts = self.runs[1], self.counted.counts
-        if self.counted.what is None and new.layers:
-            yield ("Figures are totals of the runs: the number of calls of a model, or of steps, is unknown.")
-        if self.counted.unit is not None:
-            what = f"forward call{{}} of {self.counted.model}" if self.counted.unit == "call" else "step{}"
-            yield (
-                f"The runs recorded different numbers of {what.format('s')}: {counts[0]} before, {counts[1]} "
-                f"after. Times, FLOPs, calls and net memory are per {what.format('')}."
-            )
-        if self.counted.unit == "call":
-            for before, after, _ in self.matches:
-                if before is None or after is None or len(new.layers[after].path) > 1:
-                    continue
-                calls = self.sides[0].calls[FORWARD][before], self.sides[1].calls[FORWARD][after]
-                if calls[0] * counts[1] != calls[1] * counts[0]:
-                    yield (
-                        f"{new.layers[after].name} was called {calls[0]} times before and {calls[1]} times after. "
-                        f"Its number of calls per call of {self.counted.model} differs."
-                    )
 
-    def _about_models(self) -> Iterator[str]:
-        old, new = self.runs
-        for before, after, _ in self.matches:
-            if before is not None and after is not None and len(new.layers[after].path) == 1:
-                old_model, other = old.layers[before], new.layers[after]
-                if old_model.path[-1] != other.path[-1]:
-                    yield f"The models differ: {old_model.name} before, {other.name} after."
-                for what, was, now in differences_of(old_model, other, with_settings=False):
-                    if what in ("input shapes", "training"):
-                        yield _unlike(f"{what} of {other.name}", was, now)
+def _about_models(runs: _Runs, models: _Models) -> Iterator[str]:
+    old, new = runs
+    for before, after in models:
+        old_model, other = old.layers[before], new.layers[after]
+        if old_model.path[-1] != other.path[-1]:
+            yield f"The models differ: {old_model.name} before, {other.name} after."
+        for what, was, now in differences_of(old_model, other, with_settings=False):
+            if what in ("input shapes", "training"):
+                yield _unlike(f"{what} of {other.name}", was, now)
 
-    def _about_selection(self) -> Iterator[str]:
-        old, new = self.runs
-        types = [_types(run) for run in self.runs]
-        if types[0] and types[1] and types[0] != types[1]:
-            yield _unlike("types of the parameters", *types)
-        if len(old.metas) != len(new.metas):
-            yield _unlike("ranks", str(len(old.metas)), str(len(new.metas)))
-        if old.meta.paths != new.meta.paths:
-            yield _unlike("selected layers (paths=)", *(_selected(run) for run in self.runs))
-        phases = [set(run.phases()) for run in self.runs]
-        for phase in PHASES:
-            if (phase in phases[0]) != (phase in phases[1]):
-                yield f"Only the run {'before' if phase in phases[0] else 'after'} has {phase} work."
 
-    def _about_measures(self) -> Iterator[str]:
-        old, new = self.sides
-        for measure in MEASURES:
-            names = {name for name, _ in measure.fields}
-            measured = [names <= side.measured for side in (old, new)]
-            if measured[0] != measured[1]:
-                heading = measure.heading.format(device=self.device)
-                yield f"{heading} is not compared: it was measured only {'before' if measured[0] else 'after'}."
-        flags = [dict(run.meta.flags) for run in self.runs]
-        for flag in flags[0]:
-            if flag in flags[1] and flags[0][flag] != flags[1][flag]:
-                where = "before" if flags[0][flag] else "after"
-                yield f"{flag} was on only {where}. It adds profiler overhead to the times."
+def _about_selection(runs: _Runs) -> Iterator[str]:
+    old, new = runs
+    types = [_types(run) for run in runs]
+    if types[0] and types[1] and types[0] != types[1]:
+        yield _unlike("types of the parameters", *types)
+    if len(old.metas) != len(new.metas):
+        yield _unlike("ranks", str(len(old.metas)), str(len(new.metas)))
+    if old.meta.paths != new.meta.paths:
+        yield _unlike("selected layers (paths=)", *(_selected(run) for run in runs))
+    phases = [set(run.phases()) for run in runs]
+    for phase in PHASES:
+        if (phase in phases[0]) != (phase in phases[1]):
+            yield f"Only the run {'before' if phase in phases[0] else 'after'} has {phase} work."
 
-    def _about_conditions(self) -> Iterator[str]:
-        old, new = (run.meta for run in self.runs)
-        if old.environment and new.environment:
-            words = [dict(meta.environment) for meta in (old, new)]
-        else:
-            words = [dict(meta.versions) for meta in (old, new)]
-            for words_of in words:
-                words_of.pop("torchprof", None)
-        say_all = ["torch" in words_of for words_of in words]
-        if say_all[0] != say_all[1]:
-            which = "before" if say_all[1] else "after"
-            yield f"The environment of the run {which} is incomplete: it was read from a trace."
-        elif bool(old.environment) != bool(new.environment):
-            which = "before" if new.environment else "after"
-            yield f"The environment of the run {which} was not recorded."
-        if not all(say_all):  # what only one run states is unknown for the other
-            words = [{name: words[side][name] for name in words[side] if name in words[1 - side]} for side in (0, 1)]
-        for conditions in (
-            words,
-            [dict(meta.switches) for meta in (old, new)] if old.switches and new.switches else [],
-        ):
-            for name in {name: None for side in conditions for name in side}:
-                was, now = (side.get(name, "not there") for side in conditions)
-                if was != now:
-                    yield _unlike(name, was, now)
-        if old.device != new.device:
-            yield _unlike("device", old.device or "cpu", new.device or "cpu")
-        if old.machine and new.machine and old.machine != new.machine:
-            yield _unlike("machine", old.machine, new.machine)
+
+def _about_measures(runs: _Runs, device: str) -> Iterator[str]:
+    all_measured = [*map(measured_by_all, runs)]
+    for measure in MEASURES:
+        names = {name for name, _ in measure.fields}
+        measured = [names <= of_run for of_run in all_measured]
+        if measured[0] != measured[1]:
+            heading = measure.heading.format(device=device)
+            yield f"{heading} is not compared: it was measured only {'before' if measured[0] else 'after'}."
+    flags = [dict(run.meta.flags) for run in runs]
+    for flag in flags[0]:
+        if flag in flags[1] and flags[0][flag] != flags[1][flag]:
+            where = "before" if flags[0][flag] else "after"
+            yield f"{flag} was on only {where}. It adds profiler overhead to the times."
+
+
+def _about_conditions(runs: _Runs) -> Iterator[str]:
+    old, new = (run.meta for run in runs)
+    have_environments = bool(old.environment and new.environment)
+    words = [dict(meta.environment if have_environments else meta.versions) for meta in (old, new)]
+    if not have_environments:
+        words = [{name: word for name, word in each.items() if name != "torchprof"} for each in words]
+    say_all = ["torch" in words_of for words_of in words]
+    if say_all[0] != say_all[1]:
+        which = "before" if say_all[1] else "after"
+        yield f"The environment of the run {which} is incomplete: it was read from a trace."
+    elif bool(old.environment) != bool(new.environment):
+        which = "before" if new.environment else "after"
+        yield f"The environment of the run {which} was not recorded."
+    if not all(say_all):  # what only one run states is unknown for the other
+        words = [{name: words[side][name] for name in words[side] if name in words[1 - side]} for side in (0, 1)]
+    switches = [dict(meta.switches) for meta in (old, new)] if old.switches and new.switches else []
+    for conditions in (words, switches):
+        for name in {name: None for side in conditions for name in side}:
+            was, now = (side.get(name, "not there") for side in conditions)
+            if was != now:
+                yield _unlike(name, was, now)
+    if old.device != new.device:
+        yield _unlike("device", old.device or "cpu", new.device or "cpu")
+    if old.machine and new.machine and old.machine != new.machine:
+        yield _unlike("machine", old.machine, new.machine)
 
 
 def warnings_of_both(before: Run, after: Run) -> Iterator[str]:

@@ -7,7 +7,6 @@ from itertools import repeat
 from operator import add, sub
 
 from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all
-from torchprof.run.cost import FIELDS
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import FORWARD, PHASES
@@ -24,19 +23,7 @@ class Side:
     def __init__(self, run: Run) -> None:
         self.run = run
         layers = run.layers
-        size = len(layers) + 2
         self.below: list[list[int]] = [*layers.children, [], []]
-        self.own = {(phase, name): [0] * size for phase in PHASES for name in FIELDS}
-        self.calls = {phase: [0] * size for phase in PHASES}
-        for (index, number), (cost, calls) in run.rows.by_layer.items():
-            self.calls[PHASES[number]][index] = calls
-            for name in FIELDS:
-                self.own[PHASES[number], name][index] = getattr(cost, name)
-        self.total = {key: layers.roll_up(values) if any(values) else values for key, values in self.own.items()}
-        self.worked = {
-            phase: [any(seen) for seen in zip(self.calls[phase], *(self.total[phase, name] for name in FIELDS))]
-            for phase in PHASES
-        }
         of_layers = figures_of_layers(run, PHASES)
         self.figures = [of_layers[layer.path] for layer in layers]
         for selected_only in (False, True):
@@ -57,6 +44,11 @@ class Side:
             elif key.measure == "cpu_ns":
                 self._call_spreads[key.layer, key.phase].append(spread)
 
+    def worked(self, index: int, phase: str) -> bool:
+        """Whether a layer that was selected, or one below it, did anything in a phase."""
+        _, calls = self.run.rows.by_layer.get((index, PHASES.index(phase)), (None, 0))
+        return bool(calls or self.figures[index].cost(phase))
+
     def _peaks(self) -> dict[tuple[int, str, bool], int]:
         """Peaks of memory above the start of a call, in bytes, by layer, phase and whether it is that of a device: the
         largest of all calls, devices and ranks."""
@@ -76,8 +68,8 @@ class Side:
         for key, spread in self.run.samples.items():
             if key.measure == "step_cpu_ns" and key.phase == FORWARD:
                 in_steps[key.layer] += spread.sum
-        totals = self.total[FORWARD, "cpu_ns"]
-        return all(in_steps[root] >= _NEARLY_ALL * totals[root] for root in self.run.layers.roots)
+        totals = [self.run.tree(FORWARD, number).total.cpu_ns for number in range(len(self.run.roots))]
+        return all(in_steps[root] >= _NEARLY_ALL * total for root, total in zip(self.run.layers.roots, totals))
 
     def _sampled_steps(self) -> dict[int, tuple[int, ...]]:
         """The steps in the samples, by rank: each is identified by the hash of its start time."""
@@ -89,10 +81,8 @@ class Side:
                 steps[key.rank] = spread.hashes
         return steps
 
-    def of_steps(self, index: int, phase: str, field: str) -> list[float] | None:
-        """The total time of a layer in each step, in the order of ``_sampled_steps``; None without steps."""
-        if not self._steps_of:
-            return None
+    def of_steps(self, index: int, phase: str, field: str, is_self: bool = False) -> list[float]:
+        """The total or self time of a layer in each step, in the order of ``_sampled_steps``; empty without steps."""
         values: list[float] = []
         for rank, steps in self._steps_of.items():
             if field == "cpu_ns":
@@ -106,15 +96,8 @@ class Side:
                     by_step = dict(zip(spread.hashes, spread.sample))
                     taken = list(map(add, taken, map(by_step.get, steps, repeat(0))))
             values += taken
-        return values
-
-    def self_of_steps(self, index: int, phase: str, field: str) -> list[float] | None:
-        """The self time of a layer in each step, as ``of_steps``."""
-        values = self.of_steps(index, phase, field)
-        for child in self.below[index]:
-            below = self.of_steps(child, phase, field)
-            if values is not None and below is not None:
-                values = list(map(sub, values, below))
+        for child in self.below[index] if is_self else ():
+            values = list(map(sub, values, self.of_steps(child, phase, field)))
         return values
 
     def of_calls(self, index: int, phase: str) -> list[float]:

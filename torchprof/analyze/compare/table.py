@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from torchprof.analyze.columns import Column
-from torchprof.analyze.compare.diff import (
-    BUSY,
-    FASTER,
-    SAME,
-    SLOWER,
-    UNDECIDED,
-    WITHIN_NOISE,
-    Change,
-    Diff,
-    Pair,
-)
+from torchprof.analyze.compare.diff import BUSY, FASTER, SAME, SLOWER, UNDECIDED, WITHIN_NOISE, Change, Diff, Pair
 from torchprof.analyze.compare.layers import ADDED, MOVED, REMOVED, RENAMED
 from torchprof.analyze.report import ReportTable, Section, check_number, printable, report, spaced, stacked
 from torchprof.errors import TorchprofError, suggest
@@ -33,12 +22,7 @@ _HOW = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
 
 @report("table", "the layers that changed most", answers="changed", suffix=".txt", of="diff")
 def diff_table(
-    diff: Diff,
-    *,
-    depth: int | None = None,
-    sort_by: str | None = None,
-    top: int = 20,
-    tablefmt: str | None = None,
+    diff: Diff, *, depth: int | None = None, sort_by: str | None = None, top: int = 20, tablefmt: str | None = None
 ) -> Section:
     """The headline and changes of the whole run; a table of the models and of the layers that changed most; then layers
     that were added, removed, moved, renamed or changed, and the notes and warnings of the comparison.
@@ -55,51 +39,18 @@ def diff_table(
 
     Raises TorchprofError for a quantity that is not compared, an unknown format and a negative number.
     """
-    view = view_of(diff, depth, sort_by, top)
-    text = view.table(tablefmt)
+    table, notes = table_of(diff, depth, sort_by, top, tablefmt)
     changes = [f"{what}: {line}" if what else line for what, lines in changes_of_layers(diff) for line in lines]
     lead = [diff_headline(diff, sort_by=sort_by), *whole_of(diff)]
     below = [printable(note) for note in (*diff.notes, *diff.warnings)]
-    return spaced([stacked(lead), text, *map(stacked, (view.notes, changes, below))])
+    return spaced([stacked(lead), table, *map(stacked, (notes, changes, below))])
 
 
-@dataclass(frozen=True)
-class View:
-    """The content of the table: ``main`` before and after, ``others`` as differences, and the ``pairs`` in order."""
-
-    main: Column
-    others: tuple[Column, ...]
-    pairs: tuple[Pair, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def headings(self) -> list[str]:
-        name = self.main.heading
-        main = [f"{name} before", f"{name} after", "Difference", "Ratio", "Verdict"]
-        return ["Layer", *main, *(f"Δ {quantity.heading}" for quantity in self.others)]
-
-    def table(self, look: str | None = None) -> ReportTable:
-        """The table. ``look``: see ``ReportTable``."""
-        return ReportTable.of_cells(self.headings, [[named(pair), *self.cells(pair)] for pair in self.pairs], look)
-
-    def cells(self, pair: Pair) -> list[Cell]:
-        """The cells of a row after its name."""
-        change = pair.changes.get(self.main.key)
-        if change is None:
-            main: list[Cell] = [""] * 5
-        else:
-            absent = (pair.how == ADDED, pair.how == REMOVED)
-            main = ["" if absent[side] else value_text(self.main, change, side) for side in (0, 1)]
-            main += [
-                UNKNOWN if change.difference is None else signed(self.main, change.difference),
-                ratio_text(change),
-                "" if pair.how in (ADDED, REMOVED) else verdict_text(change),
-            ]
-        return [*main, *(_difference(pair, quantity) for quantity in self.others)]
-
-
-def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> View:
-    """Choose and sort what is shown. The arguments are those of the report "table"."""
+def table_of(
+    diff: Diff, depth: int | None, sort_by: str | None, top: int, tablefmt: str | None = None
+) -> tuple[ReportTable, list[str]]:
+    """The main quantity of layers before and after, the differences of others that changed; and notes on the table. The
+    arguments are those of the report "table"."""
     check_number("depth", depth, "levels")
     check_number("top", top, "layers")
     main = main_of(diff, sort_by)
@@ -110,22 +61,39 @@ def view_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> Vie
             for quantity in diff.quantities
             if quantity.is_time and not quantity.is_self and quantity.measure == main.measure
         ]
+    own = by if sort_by is not None else [*map(diff.self_of, by)]
+
+    def order(pair: Pair) -> tuple[bool, float]:
+        is_cut = depth is not None and len(pair.path) == depth + 1
+        totals = _changes(pair, by)
+        quiet = all(change.verdict in (SAME, WITHIN_NOISE) for change in totals)
+        return quiet, -sum(abs(diff.weight(change)) for change in (totals if is_cut else _changes(pair, own)))
+
     models = [pair for pair in diff.pairs if len(pair.path) == 1 and pair.is_layer]
     layers = [
         pair
         for pair in diff.walk()
         if (depth is None or len(pair.path) <= depth + 1) and not (len(pair.path) == 1 and pair.is_layer)
     ]
-    order = _order(diff, by, depth, takes_self=sort_by is None)
-    changed = sorted((pair for pair in layers if _changed(pair)), key=order)
+    changed = sorted((pair for pair in layers if _has_changed(pair)), key=order)
     shown = [*models, *changed[:top]]
-    others = tuple(
-        quantity for quantity in _others(diff, main) if any(_matters(pair.changes.get(quantity.key)) for pair in shown)
+    others = [
+        quantity
+        for quantity in _others(diff, main)
+        if any(change.difference for pair in shown for change in _changes(pair, [quantity]))
+    ]
+    unknown = sum(
+        not _has_changed(pair) and any(change.verdict == UNDECIDED for change in pair.changes.values())
+        for pair in layers
     )
-    unknown = sum(not _changed(pair) and _is_unknown(pair) for pair in layers)
     same = len(layers) - len(changed) - unknown
-    notes = tuple(_notes(same, unknown, len(changed) - top, [main, *others], shown))
-    return View(main, others, tuple(shown), notes)
+    headings = ["Layer", f"{main.heading} before", f"{main.heading} after", "Difference", "Ratio", "Verdict"]
+    table = ReportTable.of_cells(
+        [*headings, *(f"Δ {quantity.heading}" for quantity in others)],
+        [[named(pair), *_main_cells(pair, main), *(_difference(pair, other) for other in others)] for pair in shown],
+        tablefmt,
+    )
+    return table, [*_notes(same, unknown, len(changed) - top, [main, *others], shown)]
 
 
 def _others(diff: Diff, main: Column) -> Iterator[Column]:
@@ -144,52 +112,25 @@ def main_of(diff: Diff, sort_by: str | None = None) -> Column:
     Raises TorchprofError for a quantity that is not compared.
     """
     if sort_by is not None:
-        return _called(diff, sort_by)
+        for quantity in diff.quantities:
+            if sort_by in (quantity.key, quantity.heading):
+                return quantity
+        keys = [quantity.key for quantity in diff.quantities]
+        raise TorchprofError(f"Not measured in both runs: {sort_by!r}. {suggest(str(sort_by), keys)}")
     totals = [quantity for quantity in diff.quantities if quantity.phase == FORWARD and not quantity.is_self]
     times = [quantity for quantity in totals if quantity.is_time]
     counts = [quantity for quantity in totals if quantity.key == "flops"]
     return [*times[::-1], *counts, *totals][0]
 
 
-def _called(diff: Diff, name: str) -> Column:
-    for quantity in diff.quantities:
-        if name in (quantity.key, quantity.heading):
-            return quantity
-    keys = [quantity.key for quantity in diff.quantities]
-    raise TorchprofError(f"Not measured in both runs: {name!r}. {suggest(str(name), keys)}")
+def _changes(pair: Pair, quantities: Sequence[Column]) -> list[Change]:
+    return [pair.changes[quantity.key] for quantity in quantities if quantity.key in pair.changes]
 
 
-def _order(
-    diff: Diff, by: Sequence[Column], depth: int | None, *, takes_self: bool
-) -> Callable[[Pair], tuple[bool, float]]:
-    own = [diff.self_of(quantity) for quantity in by]
-
-    def order(pair: Pair) -> tuple[bool, float]:
-        is_cut = depth is not None and len(pair.path) == depth + 1
-        changes = [
-            pair.changes[quantity.key]
-            for quantity in (own if takes_self and not is_cut else by)
-            if quantity.key in pair.changes
-        ]
-        totals = [pair.changes[quantity.key] for quantity in by if quantity.key in pair.changes]
-        quiet = all(change.verdict in (SAME, WITHIN_NOISE) for change in totals)
-        return quiet, -sum(abs(diff.weight(change)) for change in changes)
-
-    return order
-
-
-def _changed(pair: Pair) -> bool:
+def _has_changed(pair: Pair) -> bool:
     return any(
         change.difference or (change.before is None) != (change.after is None) for change in pair.changes.values()
     )
-
-
-def _is_unknown(pair: Pair) -> bool:
-    return any(change.verdict == UNDECIDED for change in pair.changes.values())
-
-
-def _matters(change: Change | None) -> bool:
-    return change is not None and change.difference not in (0, None)
 
 
 def _notes(same: int, unknown: int, hidden: int, quantities: Sequence[Column], shown: Sequence[Pair]) -> Iterator[str]:
@@ -199,21 +140,28 @@ def _notes(same: int, unknown: int, hidden: int, quantities: Sequence[Column], s
         yield f"Not shown: {unknown} row{'s' if unknown > 1 else ''} with unknown changes."
     if hidden > 0:
         yield f"{hidden} more row{'s are' if hidden > 1 else ' is'} hidden: shown are the largest changes."
-    verdicts = {
-        pair.changes[quantity.key].verdict
-        for pair in shown
-        for quantity in quantities
-        if quantity.is_time
-        and quantity.key in pair.changes
-        and pair.changes[quantity.key].difference is not None
-        and pair.how not in (ADDED, REMOVED)
-    }
+    times = [quantity for quantity in quantities if quantity.is_time]
+    in_both = [pair for pair in shown if pair.how not in (ADDED, REMOVED)]
+    verdicts = {change.verdict for pair in in_both for change in _changes(pair, times) if change.difference is not None}
     if WITHIN_NOISE in verdicts:
         yield "~ and within noise: no more than the spread over calls or steps in each run."
     if BUSY in verdicts:
         yield "? and unclear: the difference may be the time for which the main thread waited for a processor."
     if UNDECIDED in verdicts:
         yield "? and noise unknown: too few calls or steps for a test. See docs/compare.md."
+
+
+def _main_cells(pair: Pair, main: Column) -> list[Cell]:
+    change = pair.changes.get(main.key)
+    if change is None:
+        return [""] * 5
+    return [
+        "" if pair.how == ADDED else value_text(main, change, 0),
+        "" if pair.how == REMOVED else value_text(main, change, 1),
+        UNKNOWN if change.difference is None else signed(main, change.difference),
+        "" if change.ratio is None else ReportCell(f"{change.ratio:.2f}×", change.ratio, "ratio"),
+        "" if pair.how in (ADDED, REMOVED) else verdict_text(change),
+    ]
 
 
 def value_text(quantity: Column, change: Change, side: int) -> Cell:
@@ -225,11 +173,6 @@ def signed(quantity: Column, difference: float) -> ReportCell:
     """A difference with its sign."""
     text = quantity.write(difference)
     return text.written(f"+{text}") if difference > 0 else text
-
-
-def ratio_text(change: Change) -> Cell:
-    """The ratio after/before: "1.25×"; empty if it is unknown."""
-    return "" if change.ratio is None else ReportCell(f"{change.ratio:.2f}×", change.ratio, "ratio")
 
 
 def verdict_text(change: Change) -> str:

@@ -185,9 +185,7 @@ def _known_regions(run: Run) -> dict[str, CompiledRegion]:
     return {name: first[name] for name, several in regions.items() if len(several) == 1}
 
 
-def _sums_in_regions(
-    run: Run,
-) -> Iterator[tuple[tuple[int, str, bool], list[tuple[int, Frame]], int, Cost]]:
+def _sums_in_regions(run: Run) -> Iterator[tuple[tuple[int, str, bool], list[tuple[int, Frame]], int, Cost]]:
     """The sums of the rows inside regions: (layer, phase, whether shared), the frames around, each with its layer, the
     calls and the cost."""
     columns = run.rows.columns

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from torchprof.analyze.compiled.regions import Compiled, PhaseOfRegion, compiled_in, python_name
-from torchprof.analyze.records import layer_name
-from torchprof.analyze.report import Part, ReportTable, printable, report, spaced, stacked
+from torchprof.analyze.records import layer_name, name_of_layer
+from torchprof.analyze.report import Part, ReportTable, printable, report, spaced, stacked, time_cell
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.analyze.time_parts import FIRST_CALL, LATER_CALLS, NO_GRAD, time_parts
 from torchprof.errors import some
@@ -52,7 +52,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
         guards = sum((part.guards for part in use.phases.values()), Cost())
         cells: list[Cell] = [
             printable(use.name),
-            printable(layer_name(run, use.layer)),
+            name_of_layer(run, use.layer),
             UNKNOWN if use.known is None else printable(python_name(use.known)),
             format_number(use.calls),
         ]
@@ -100,17 +100,8 @@ def _history(run: Run, tablefmt: str | None) -> Iterator[Part]:
     if not every:
         return
     has_ranks, knows_kernels = len(run.metas) > 1, any(compilation.kernels_ns is not None for _, compilation in every)
-    headings = [
-        "Compiled",
-        *(["Rank"] if has_ranks else []),
-        "Phase",
-        "When",
-        "Time",
-        "Tracing",
-        "Autograd",
-        "Lowering",
-    ]
-    headings += [*(["Kernels"] if knows_kernels else []), "Why"]
+    headings = ["Compiled", *(["Rank"] if has_ranks else []), "Phase", "When", "Time", "Tracing", "Autograd"]
+    headings += ["Lowering", *(["Kernels"] if knows_kernels else []), "Why"]
     table = []
     for meta, compilation in every:
         times = [compilation.ns, compilation.tracing_ns, compilation.autograd_ns, compilation.lowering_ns]
@@ -118,7 +109,7 @@ def _history(run: Run, tablefmt: str | None) -> Iterator[Part]:
         cells.append(_when(compilation, meta.marked_steps))
         cells += map(format_time, times)
         if knows_kernels:
-            cells.append(UNKNOWN if compilation.kernels_ns is None else format_time(compilation.kernels_ns))
+            cells.append(time_cell(compilation.kernels_ns))
         table.append([*cells, printable(_why(compilation))])
     yield ""
     yield ReportTable.of_cells(headings, table, tablefmt)

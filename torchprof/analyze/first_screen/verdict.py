@@ -15,8 +15,9 @@ from torchprof.analyze.first_screen.headline import headline
 from torchprof.analyze.operators.top import measures_of
 from torchprof.analyze.pipeline.sentences import pipelines_in_short
 from torchprof.analyze.pipeline.splits import judged_pipelines
-from torchprof.analyze.ranks.hangs import name_of_layer
+from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.sentences import straggler
+from torchprof.analyze.records import name_of_layer
 from torchprof.analyze.report import Part, printable, stacked
 from torchprof.analyze.sentences import about_times, count_of_ranks
 from torchprof.analyze.steps import ns_behind_the_cpu
@@ -58,7 +59,7 @@ def ran(run: Run) -> list[str]:
     """What ran, and the parts of its time: a line each."""
     lines = [what_ran(run), *parts_of_time(run), compiled_in_short(run)]
     if len(run.metas) > 1:
-        lines += [straggler(run), *pipelines_in_short(judged_pipelines(run))]
+        lines += [straggler(run, balance_of(run)), *pipelines_in_short(judged_pipelines(run))]
     return [*filter(None, lines)]
 
 
@@ -259,8 +260,8 @@ def short_gain(advice: Advice, evidence: Evidence) -> str:
     """The largest possible gain: "Up to 31% (24.9ms a step)"."""
     parts = []
     if advice.gain_ns and evidence.recorded_ns:
-        steps = evidence.steps
-        ns = f"{short_time(advice.gain_ns / steps)} a step" if steps > 1 else short_time(advice.gain_ns)
+        per_step = evidence.per_step(advice.gain_ns)
+        ns = short_time(advice.gain_ns) if per_step is None else f"{short_time(per_step)} a step"
         parts.append(f"{_percent(advice.gain_ns / evidence.recorded_ns)} ({ns})")
     if advice.gain_bytes and evidence.peak_bytes:
         share = _percent(advice.gain_bytes / evidence.peak_bytes)

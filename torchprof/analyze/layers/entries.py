@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures, figures_of_layers
-from torchprof.analyze.report import printable, rows_hidden
+from torchprof.analyze.report import TableRow, branches, printable, rows_hidden
 from torchprof.run.cost import Cell, Cost, ReportCell
 from torchprof.run.lockstep import range_in_words
 from torchprof.run.operators import Op, operators_of_layers, rows_in_ranges
@@ -17,10 +18,8 @@ from torchprof.run.words import (
     BETWEEN_OPS,
     FORWARD,
     LAUNCHED_BEFORE,
-    NOT_SELECTED,
-    NOT_SELECTED_NAME,
+    NO_LAYERS,
     OUTSIDE,
-    OUTSIDE_NAME,
     RANGES,
     FrameKind,
     is_overhead,
@@ -93,7 +92,7 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
         if figures.total and index[path] in has_ops:
             line.ops = _op_lines({phase: ops[phase].get(index[path], []) for phase in ops}, ".".join(path), show_events)
         (lines if len(path) == 1 else lines_of[path[:-1]].children).append(line)
-    for name, key in ((NOT_SELECTED_NAME, NOT_SELECTED), (OUTSIDE_NAME, OUTSIDE)):
+    for key, name in NO_LAYERS.items():
         costs = {phase: run.no_layer(phase, selected=key == OUTSIDE) for phase in phases}
         if any(costs.values()):
             line = Entry(name, Figures(costs, costs), is_layer=False)
@@ -170,14 +169,15 @@ def _layers(lines: Sequence[Entry]) -> Iterator[tuple[Entry, Entry | None, int]]
         waiting.extend((child, line, depth + 1) for child in line.children)
 
 
-def keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | None) -> None:
-    """Show only the layers with the largest self of a column, and the layers above them.
+def keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | None) -> str:
+    """Show only the layers with the largest self of a column, and the layers above them. Returns a sentence that says
+    so.
 
     Layers below ``depth`` are hidden; a layer at ``depth`` is ranked by its total, because it stands for all below it.
     """
     by_self, by_total = column.ranking.of, column.with_below.of
-    seen = []
-    for line, above, level in _layers(lines):
+    layers, seen = [*_layers(lines)], []
+    for line, above, level in layers:
         line.shown = False
         if depth is None or level <= depth:
             size = by_total if level == depth and line.children else by_self
@@ -188,15 +188,31 @@ def keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | None
         line.shown = id(line) in kept
         if line.shown and above is not None:
             kept.add(id(above))
-
-
-def what_is_hidden(lines: Sequence[Entry], column: Column, top: int, depth: int | None) -> str:
-    """A sentence: how many rows ``top`` and ``depth`` hide, and which rows are shown."""
-    hidden = sum(not line.shown for line, _, _ in _layers(lines))
+    hidden = sum(not line.shown for line, _, _ in layers)
     by = column.heading if column.ranking == column else f"self of {column.heading}"
-    if any(level == depth and line.children for line, _, level in _layers(lines)):
+    if any(level == depth and line.children for line, _, level in layers):
         by += f", at depth {depth} with all below"
     return f"{rows_hidden(hidden, top, 'largest')} by {by}, with the layers above."
+
+
+def rows_of_table(
+    lines: Sequence[Entry], columns: Sequence[Column], depth: int | None, wholes: Sequence[float | None] = ()
+) -> list[TableRow]:
+    """The rows of a table: those that are shown, down to a depth. ``wholes``: see ``Column.text``; () for none."""
+
+    def below(line: Entry, level: int) -> list[Entry]:
+        deeper = depth is None or level < depth
+        return [*line.ops, *(child for child in line.children if deeper and child.shown)]
+
+    return [
+        TableRow(
+            [line.cell(), *(column.text(line.figures, whole) for column, whole in zip_longest(columns, wholes))],
+            lead,
+            line.hot,
+            is_part=not line.figures.left_over,
+        )
+        for lead, line in branches([line for line in lines if line.shown], below)
+    ]
 
 
 def all_entries(lines: Sequence[Entry]) -> Iterator[Entry]:

@@ -167,7 +167,8 @@ def _figures(
     yield from _of_time(run, root, figures, varies)
     returned = _activations(run, root)
     yield "Activations", UNKNOWN if returned is None else format_memory(returned)
-    peaks = ", ".join(f"{format_memory(size)} on {device}" for device, size in _peaks(run))
+    devices = (memory for memory in run.memory if memory.peak_bytes)
+    peaks = ", ".join(f"{format_memory(memory.peak_bytes)} on {memory.device}" for memory in devices)
     yield "Peak memory above start", peaks or UNKNOWN
 
 
@@ -265,8 +266,3 @@ def _share_of_peak(achieved: float, peak: Peak) -> ReportCell:
     share = format_share(achieved / peak.flops_per_s)
     of = f"{format_count(peak.flops_per_s)} FLOP/s ({peak.dtype} product on {peak.device}{threads})"
     return share.written(f"{share} of {of}")
-
-
-def _peaks(run: Run) -> list[tuple[str, int]]:
-    """The peak of each device that used memory."""
-    return [(memory.device, memory.peak_bytes) for memory in run.memory if memory.peak_bytes]

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import add
 
-from torchprof.analyze.columns import column_called
-from torchprof.analyze.layers.entries import keep_top, sort_entries, what_is_hidden
-from torchprof.analyze.memory.layers import MemoryUse, columns_of_phases, draw_entries, entries_of_device
+from torchprof.analyze.columns import Column, column_called
+from torchprof.analyze.figures import Figures, figure_of
+from torchprof.analyze.layers.entries import Entry, keep_top, rows_of_table, sort_entries
 from torchprof.analyze.memory.peak import about_peak, name_of_device, samples_by_device
-from torchprof.analyze.report import Part, Section, check_number, report, spaced, stacked
+from torchprof.analyze.report import Part, ReportTable, Section, check_number, report, spaced, stacked
 from torchprof.analyze.sentences import summed_over, warnings_below
 from torchprof.analyze.varying import varying_calls
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import format_memory, format_time
+from torchprof.run.cost import Cost, Measure, Unit, format_memory, format_time
 from torchprof.run.memory import KINDS, Memory
 from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
-from torchprof.run.words import PHASES
+from torchprof.run.words import FORWARD, NO_LAYERS, OUTSIDE, PHASES
 
 _LIVE_SHOWN = 10
+_ALLOCATED = Measure("Allocated", Unit.BYTES, (("cpu_allocated", 1), ("device_allocated", 1)))
+_FREED = Measure("Freed", Unit.BYTES, (("cpu_freed", 1), ("device_freed", 1)))
+_NET = Measure("Net", Unit.BYTES, (*_ALLOCATED.fields, *((name, -1) for name, _ in _FREED.fields)))
+_FIELDS = [name for name, _ in _NET.fields]
 
 
 @report("memory", "live memory at the peak by layer and kind, peaks of layers, saved activations", answers="fit")
@@ -70,17 +78,14 @@ def memory(
         lines = entries_of_device(run, device, phases, used, of_device, varying)
         if sorting is not None:
             sort_entries(lines, sorting)
-        hidden = []
-        if top is not None:
-            keep_top(lines, sorting or columns[0], top, depth)
-            hidden = [what_is_hidden(lines, sorting or columns[0], top, depth)]
+        hidden = [] if top is None else [keep_top(lines, sorting or columns[0], top, depth)]
         heading = "Module" if len(run.memory) == 1 else f"Module, on {name_of_device(run, device_memory)}"
-        drawn = draw_entries(heading, lines, columns, depth, tablefmt)
-        parts += [drawn.of("layers", device=device_memory.device, rank=device_memory.rank), *hidden]
+        headings = [heading, *(column.heading for column in columns)]
+        table = ReportTable(headings, rows_of_table(lines, columns, depth), tablefmt)
+        parts += [table.of("layers", device=device_memory.device, rank=device_memory.rank), *hidden]
     if not run.memory:
         parts.append(_why_no_peaks(run))
-    sentences = [*(_about_columns(run) if any(use.by_layers for use in used) else ()), *_sentences(run)]
-    return spaced([*parts, stacked(sentences)])
+    return spaced([*parts, stacked(_below_tables(run, used))])
 
 
 def _phases(run: Run, phase: str | None) -> list[str]:
@@ -101,29 +106,143 @@ def _why_no_peaks(run: Run) -> str:
     return "No allocation was recorded."
 
 
-def _about_columns(run: Run) -> Iterator[str]:
-    """Which columns are sums, means and maxima, if the run has more than one call."""
-    over = summed_over(run)
-    if over:
+def _below_tables(run: Run, used: Sequence[MemoryUse]) -> Iterator[Part]:
+    """The sentences below the tables, the run's warnings last."""
+    if any(use.by_layers for use in used) and (over := summed_over(run)):
         yield (
             f"Allocated, Freed and Net are sums over {over}. Of one call are Peak (the largest of all calls), "
             "Activations (the first call) and Saved for backward (the mean of the calls)."
         )
-
-
-def _sentences(run: Run) -> list[Part]:
-    """The sentences below the tables, the run's warnings last."""
-    sentences: list[Part] = [warnings_below(run)]
-    if any(memory.before is None for memory in run.memory):
-        sentences.insert(
-            0, "Memory from before the recording is unknown, and its frees: peaks may be lower than shown."
-        )
-    if run.timeline is not None and len(run.metas) > 1:
-        sentences.insert(0, f"Memory over time is that of rank {run.timeline.rank}: a run has one timeline.")
     if run.memory and run.timeline is None:
-        sentences.insert(0, "To see memory over time, record with_timeline=True (Profile, from_trace).")
-    return sentences
+        yield "To see memory over time, record with_timeline=True (Profile, from_trace)."
+    if run.timeline is not None and len(run.metas) > 1:
+        yield f"Memory over time is that of rank {run.timeline.rank}: a run has one timeline."
+    if any(memory.before is None for memory in run.memory):
+        yield "Memory from before the recording is unknown, and its frees: peaks may be lower than shown."
+    yield warnings_below(run)
 
+
+# The table by layer
+
+
+def columns_of_phases(phases: Sequence[str]) -> Iterator[Column]:
+    """The columns of the table for these phases."""
+    for phase in phases:
+        lead = "" if phase == FORWARD else f"{phase.capitalize()} "
+        for measure in (_ALLOCATED, _FREED, _NET):
+            heading = f"{lead}{measure.heading.lower()}" if lead else measure.heading
+            yield Column(heading, "cost", phase, measure)
+        yield Column(f"{lead}peak" if lead else "Peak", "peak", phase)
+        if phase == FORWARD:
+            yield Column("Activations", "activations")
+            yield Column("Saved for backward", "saved")
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes allocated and freed on one device, by layer and phase: self, and total with all layers below."""
+
+    own: Mapping[tuple[int, str], Cost]
+    total: Mapping[tuple[int, str], Cost]
+
+    @classmethod
+    def of(cls, run: Run) -> list[MemoryUse]:
+        """The memory use of each device in ``run.memory``, in one pass over the rows."""
+        names, columns = run.rows.devices, run.rows.columns
+        sums: dict[tuple[str, int], defaultdict[tuple[int, str], list[int]]] = {
+            (memory.device, memory.rank): defaultdict(lambda: [0] * len(_FIELDS)) for memory in run.memory
+        }
+        figures = zip(*(columns[name] for name in _FIELDS))
+        places = zip(*(columns[name] for name in ("device", "rank", "layer", "phase")))
+        for (device, rank, layer, phase), values in zip(places, figures):
+            of_device = sums.get((names[device], rank))
+            if of_device is not None:
+                entry = of_device[layer, PHASES[phase]]
+                entry[:] = map(add, entry, values)
+        own = ({key: Cost(**dict(zip(_FIELDS, entry))) for key, entry in each.items()} for each in sums.values())
+        return [cls(each, run.layers.roll_up_by_phase(each)) for each in own]
+
+    @property
+    def by_layers(self) -> bool:
+        """Whether any of it was in a layer."""
+        return any(cost and layer != OUTSIDE for (layer, _), cost in self.own.items())
+
+    def forward_bytes(self, layer: int) -> int:
+        """The bytes allocated in the forward of a layer and all layers below it."""
+        return _ALLOCATED.of(self.total.get((layer, FORWARD), Cost()))
+
+
+def entries_of_device(
+    run: Run,
+    device: int,
+    phases: Sequence[str],
+    used: Sequence[MemoryUse],
+    samples: Iterable[tuple[SampleKey, Spread]],
+    varying: Mapping[tuple[str, ...], bool | None],
+) -> list[Entry]:
+    """The rows of the models with all layers below them, then the rows of work of no layer.
+
+    ``used``: the memory use of each device of the run; ``device``: the index of the device to show, which has these
+    ``samples``. ``varying``: what ``varying_calls`` returns.
+    """
+    memory, here = run.memory[device], used[device]
+    peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    calls: dict[int, int] = {}
+    own_kept: dict[int, int] = {}
+    for key, spread in samples:
+        if key.measure == "peak_bytes":
+            peaks[key.layer][key.phase] = spread.max
+        elif key.measure == "kept_bytes":
+            own_kept[key.layer], calls[key.layer] = spread.sum, spread.count
+    of_rank = [other for other in range(len(used)) if run.memory[other].rank == memory.rank]
+    kept = run.layers.roll_up([own_kept.get(index, 0) for index in range(len(run.layers))])
+    selected = None if run.meta.paths is None else set(run.meta.paths)
+    number = run.layers.index_of
+    lines: dict[tuple[str, ...], Entry] = {}
+    for root in range(len(run.roots)):
+        for node in run.tree(None, root).walk():
+            path, index = node.layer.path, number[node.layer.path]
+            lines[path] = Entry(path[-1], Figures(), ".".join(path))
+            if len(path) > 1:
+                lines[path[:-1]].children.append(lines[path])
+                if index not in calls and path[:-1] in number:
+                    # A layer that is never called itself is used in the calls of its parent.
+                    calls[index] = calls.get(number[path[:-1]], 0)
+            if selected is not None and path not in selected:
+                continue
+            if index in own_kept:  # a layer that was called before the first allocation has no sample
+                peaks[index].setdefault(FORWARD, 0)
+            main_device = max(
+                of_rank, key=lambda other: (used[other].forward_bytes(index), run.memory[other].peak_bytes)
+            )
+            called = bool(node.calls or node.total)
+            figures = Figures(
+                {phase: here.own.get((index, phase), Cost()) for phase in phases},
+                {phase: here.total.get((index, phase), Cost()) for phase in phases},
+                unknown=not called,
+            )
+            returned = node.layer.output_bytes if main_device == device else None
+            kept_by = calls.get(index) if called else None
+            figures.more = {
+                ("peak", phase, False): figure_of(peaks[index].get(phase))
+                for phase, total in figures.total.items()
+                if phase in peaks[index] or figures.unknown or total  # unknown if it worked, and has no peak
+            }
+            figures.more |= {
+                ("activations", FORWARD, False): figure_of(returned, "first" if varying[path] is not False else ""),
+                ("saved", FORWARD, False): figure_of(kept[index] / kept_by if kept_by else None),
+                ("saved", FORWARD, True): figure_of(own_kept.get(index, 0) / kept_by if kept_by else None),
+            }
+            lines[path].figures = figures
+    models = [line for path, line in lines.items() if len(path) == 1]
+    for layer, name in NO_LAYERS.items():
+        costs = {phase: here.own.get((layer, phase), Cost()) for phase in phases}
+        if any(costs.values()):
+            models.append(Entry(name, Figures(costs, costs), is_layer=False))
+    return models
+
+
+# Memory over time
 
 _WIDTH, _HEIGHT = 80, 10
 _FILLS = dict(zip(KINDS, "PG█O▒░"))

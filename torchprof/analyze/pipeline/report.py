@@ -5,10 +5,20 @@ from __future__ import annotations
 from statistics import median
 
 from torchprof.analyze.pipeline.bubble import Bubble
-from torchprof.analyze.pipeline.sentences import about_pipelines, layers_of_stage
+from torchprof.analyze.pipeline.sentences import about_pipeline, layers_of_stage
 from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
 from torchprof.analyze.pipeline.values import AlikePipelines, OnePipeline, StageTimes
-from torchprof.analyze.report import ReportTable, Section, check_number, printable, report, rows_hidden, spaced, stacked
+from torchprof.analyze.report import (
+    ReportTable,
+    Section,
+    check_number,
+    printable,
+    report,
+    rows_hidden,
+    spaced,
+    stacked,
+    time_cell,
+)
 from torchprof.analyze.sentences import warnings_below
 from torchprof.run.cost import UNKNOWN, Cell, format_number, format_share, format_time
 from torchprof.run.lockstep import ranks_in_words
@@ -40,7 +50,7 @@ def pipeline(run: Run, *, top: int | None = None, tablefmt: str | None = None) -
         return stacked([nothing, warnings_below(run)])
     sections: list[Section] = []
     for number, judged in enumerate(pipelines):
-        sections.append(Section([*about_pipelines(run, [judged])], " "))
+        sections.append(Section([*about_pipeline(run, judged)], " "))
         sections.append(_table_of_stages(run, number, judged.replicas, tablefmt))
         sections.append(_table_of_pipelines(number, judged, tablefmt))
         sections.append(_table_of_microbatches(number, judged.replicas, _ROWS if top is None else top, tablefmt))
@@ -65,11 +75,11 @@ def _table_of_stages(run: Run, number: int, replicas: AlikePipelines, tablefmt: 
             format_number(stage),
             ranks_in_words(times.ranks).partition(" ")[2],
             layers_of_stage(run, times.root) or UNKNOWN,
-            _time(times.by_what.get("F")),
-            _time(times.backward_ns),
-            *(_time(times.by_what.get(what)) for what in parts),
+            time_cell(times.by_what.get("F")),
+            time_cell(times.backward_ns),
+            *(time_cell(times.by_what.get(what)) for what in parts),
             *(slowest if has_replicas else []),
-            *map(_time, (times.step_ns, times.before_ns, times.after_ns, times.other_ns)),
+            *map(time_cell, (times.step_ns, times.before_ns, times.after_ns, times.other_ns)),
         ]
 
     stages = sorted({*range(replicas.stages), *replicas.times})
@@ -101,10 +111,7 @@ def _table_of_pipelines(number: int, judged: Judged, tablefmt: str | None) -> Se
 
     def cells(pipeline: OnePipeline, bubble: object) -> list[Cell]:
         first = pipeline.members[0]
-        shares: list[Cell] = [UNKNOWN] * 5
-        if isinstance(bubble, Bubble):
-            of = bubble
-            shares = [*map(format_share, (of.measured, of.schedule, of.stages, of.microbatches, of.rest))]
+        shares: list[Cell] = [*map(format_share, bubble)] if isinstance(bubble, Bubble) else [UNKNOWN] * 5
         steps = {member.steps for member in pipeline.members}
         return [
             ranks_in_words(pipeline.ranks or [member.rank for member in pipeline.members]).partition(" ")[2],
@@ -112,7 +119,7 @@ def _table_of_pipelines(number: int, judged: Judged, tablefmt: str | None) -> Se
             format_number(pipeline.stages) if pipeline.stages else UNKNOWN,
             format_number(pipeline.microbatches),
             format_number(steps.pop()) if len(steps) == 1 else UNKNOWN,
-            _time(median(pipeline.step_ns) if pipeline.is_complete and pipeline.step_ns else None),
+            time_cell(median(pipeline.step_ns) if pipeline.is_complete and pipeline.step_ns else None),
             *shares,
         ]
 
@@ -138,7 +145,7 @@ def _table_of_microbatches(number: int, replicas: AlikePipelines, limit: int, ta
 
     listed = sorted(sorted(microbatches, key=lambda microbatch: -size(microbatch))[:limit])
     rows = [
-        [format_number(microbatch), *(_time(times.of_microbatch.get(microbatch)) for times in shown)]
+        [format_number(microbatch), *(time_cell(times.of_microbatch.get(microbatch)) for times in shown)]
         for microbatch in listed
     ]
     sentences = ["Forward and backward of a microbatch in each stage: medians over steps and ranks."]
@@ -148,7 +155,3 @@ def _table_of_microbatches(number: int, replicas: AlikePipelines, limit: int, ta
         sentences.append(f"{len(stages) - len(shown)} stages are hidden: shown are the {len(shown)} largest.")
     headings = ["Microbatch", *(f"Stage {times.stage}" for times in shown)]
     return stacked([ReportTable.of_cells(headings, rows, tablefmt).of("microbatches", pipeline=number), *sentences])
-
-
-def _time(ns: float | None) -> Cell:
-    return UNKNOWN if ns is None else format_time(ns)

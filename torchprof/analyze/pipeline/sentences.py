@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble
-from torchprof.analyze.pipeline.slow_stages import SlowStages
-from torchprof.analyze.pipeline.splits import Judged, Move, numbered_layers
+from torchprof.analyze.pipeline.splits import Judged, Move, SlowStages, numbered_layers
 from torchprof.analyze.pipeline.values import AlikePipelines
 from torchprof.analyze.report import printable
 from torchprof.run.cost import format_time
@@ -23,10 +22,24 @@ _MOST_NAMED = 3  # microbatches, and pipelines
 _MAY_BE_CHANCE = "; that may be chance"
 
 
-def about_pipelines(run: Run, pipelines: Sequence[Judged]) -> Iterator[str]:
-    """What is known of the pipelines of a run: what they are, why their ranks are idle, and what would help."""
-    for judged in pipelines:
-        yield from _about_one(run, judged)
+def about_pipeline(run: Run, judged: Judged) -> Iterator[str]:
+    """What is known of pipelines that do the same: what they are, why their ranks are idle, and what would help."""
+    yield what_it_is(judged.replicas)
+    yield from _about_missing(judged.replicas)
+    yield about_bubble(judged)
+    split = judged.split
+    if split is not None and split.slow is not None:
+        yield about_slow_stages(split.slow)
+    if split is not None and split.move is not None:
+        move, saving = split.move
+        names = moved_layers(run, judged.replicas, move)
+        yield f"Moving {names} to stage {move.target} would make a step about {saving.share:.0%} shorter."
+    if split is not None and split.doubled is not None:
+        yield (
+            f"With {2 * split.microbatches} microbatches of half the size, a step would be at most "
+            f"{split.doubled.share:.0%} shorter: the pipeline fills and drains faster."
+        )
+    yield from about_outliers(judged.replicas)
 
 
 def pipelines_in_short(pipelines: Sequence[Judged]) -> Iterator[str]:
@@ -36,24 +49,6 @@ def pipelines_in_short(pipelines: Sequence[Judged]) -> Iterator[str]:
             slow = judged.split.slow if judged.split is not None else None
             sentences = [about_bubble(judged, of_schedule=True), "" if slow is None else about_slow_stages(slow)]
             yield " ".join(filter(None, sentences))
-
-
-def _about_one(run: Run, judged: Judged) -> Iterator[str]:
-    yield what_it_is(judged.replicas)
-    yield from _about_missing(judged.replicas)
-    yield about_bubble(judged)
-    if judged.split is not None and judged.split.slow is not None:
-        yield about_slow_stages(judged.split.slow)
-    if judged.split is not None and judged.split.move is not None:
-        move, saving = judged.split.move
-        names = moved_layers(run, judged.replicas, move)
-        yield f"Moving {names} to stage {move.target} would make a step about {saving.share:.0%} shorter."
-    if judged.split is not None and judged.split.doubled is not None:
-        yield (
-            f"With {2 * judged.split.microbatches} microbatches of half the size, a step would be at most "
-            f"{judged.split.doubled.share:.0%} shorter: the pipeline fills and drains faster."
-        )
-    yield from about_outliers(judged.replicas)
 
 
 def what_it_is(replicas: AlikePipelines) -> str:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from statistics import fmean, median, median_low
+from typing import NamedTuple
 
-from torchprof.analyze.pipeline.simulation import Action, Order
 from torchprof.run.pipeline import Pipeline, StageAction
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED
+
+
+class Action(NamedTuple):
+    """A microbatch in a stage; ``what`` is as in ``StageAction``: "F", "B", "I" or "W"."""
+
+    stage: int
+    what: str
+    microbatch: int
+
+
+Order = Sequence[Action]
+"""The actions of a rank in the order in which it runs them."""
 
 _OUTER = 3
 """Of the steps, in the order of their length, this part is left out at each end."""
@@ -248,8 +260,9 @@ def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
             [action.waited_ns for action in actions if waited(rank, action) == why] for rank, actions in own.items()
         )
 
-    of_microbatch = _by_microbatch(all_actions)
-    backward = _by_microbatch(action for action in all_actions if action.what != "F")
+    medians = _medians(all_actions)
+    of_microbatch = _by_microbatch(medians)
+    backward = _by_microbatch({key: ns for key, ns in medians.items() if key[1] != "F"})
     return StageTimes(
         stage,
         tuple(sorted(own)),
@@ -257,7 +270,7 @@ def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
         _by_what(all_actions),
         median(of_microbatch.values()),
         median(backward.values()) if backward else None,
-        {rank: median(_by_microbatch(actions).values()) for rank, actions in sorted(own.items())},
+        {rank: median(_by_microbatch(_medians(actions)).values()) for rank, actions in sorted(own.items())},
         of_microbatch,
         _per_step([action.took_ns for action in actions] for actions in own.values()),
         waiting("before"),
@@ -274,14 +287,19 @@ def _by_what(actions: Iterable[StageAction]) -> dict[str, float]:
     return {what: median(ns) for what, ns in times.items()}
 
 
-def _by_microbatch(actions: Iterable[StageAction]) -> dict[int, float]:
-    """The time of each microbatch in some actions: the sum of the medians of each, over steps and ranks."""
+def _medians(actions: Iterable[StageAction]) -> dict[tuple[int, str], float]:
+    """The median time over steps and ranks of what is done with each microbatch."""
     times: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
     for action in actions:
         times[action.microbatch, action.what] += action.took_ns
+    return {key: median(ns) for key, ns in sorted(times.items())}
+
+
+def _by_microbatch(medians: Mapping[tuple[int, str], float]) -> dict[int, float]:
+    """The time of each microbatch: the sum of all that is done with it."""
     sums: defaultdict[int, float] = defaultdict(float)
-    for (microbatch, _), ns in sorted(times.items()):
-        sums[microbatch] += median(ns)
+    for (microbatch, _), ns in medians.items():
+        sums[microbatch] += ns
     return dict(sums)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torchprof.analyze.ranks.slow import Late, Slow, compares_waiting, late_ranks, slow_among_peers
 from torchprof.analyze.ranks.values import INFERRED, Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
+from torchprof.analyze.report import kept_with_run
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.run import Run
 from torchprof.run.words import PHASES
@@ -40,6 +41,7 @@ class Balance:
         return sum(counts) if len(counts) == len(self.ranks) else None
 
 
+@kept_with_run
 def balance_of(run: Run) -> Balance:
     """Compare the ranks of a run: ranks ascending, layers and collectives in the order of the run.
 
@@ -50,7 +52,7 @@ def balance_of(run: Run) -> Balance:
     collectives = tuple(_collectives(compared))
     ranks = tuple(_ranks(compared, collectives))
     layers = tuple(_layers(compared, collectives))
-    slow, detectable = slow_among_peers(compared, ranks, layers, collectives)
+    slow, detectable = slow_among_peers(compared, ranks, collectives)
     late = late_ranks(compared, ranks, slow)
     inferred = sum(
         collective.calls
@@ -64,14 +66,13 @@ def balance_of(run: Run) -> Balance:
 
 
 def _collectives(compared: Compared) -> Iterator[OneCollective]:
-    of_job = max(len(compared.ranks), *(meta.world_size for meta in compared.metas))
     for key, lockstep in compared.run.lockstep.items():
         if not key.is_collective:
             continue
         group, is_paired = key.group, lockstep.is_paired
         if group == NOT_RECORDED:
             group, is_paired = compared.all_ranks, compared.all_ranks is not None
-        size = of_job if group is None or group.size is None else group.size
+        size = compared.of_job if group is None or group.size is None else group.size
         is_complete = len(lockstep.ranks) >= size
         once = all(count <= max(compared.steps[rank], 1) for rank, count in zip(lockstep.ranks, lockstep.counts))
         waiting = last = None
@@ -151,25 +152,21 @@ def _by_rank(run: Run, name: str) -> Counter[int]:
 
 
 def _layers(compared: Compared, collectives: Iterable[OneCollective]) -> Iterator[OneLayer]:
-    run = compared.run
     work = compared.work(compared.time)
     has_flops = compared.have_measured("flops")
     flops, uncounted = (compared.rolled_up(name) if has_flops else {} for name in ("flops", "uncounted"))
     peaks = _peaks(compared)
     waits = _waits(compared, collectives)
-    selected = None if run.meta.paths is None else set(run.meta.paths)
     keys = {*work, *flops, *uncounted, *peaks, *waits}
     for layer, phase in sorted(keys, key=lambda key: (key[0] < 0, abs(key[0]), PHASES.index(key[1]))):
-        if layer >= 0 and selected is not None and run.layers[layer].path not in selected:
+        if not compared.is_selected(layer):
             continue  # its own work belongs to no layer
         key = layer, phase
-        took = typical = slowest = None
+        took = slowest = None
         if key in work:
             times = work[key]
-            typical = compared.over_those_with(layer, compared.typical(times))
-            took = compared.over_those_with(
-                layer, dict(zip(times.ranks, map(compared.per_step, times.ranks, times.ns)))
-            )
+            means = dict(zip(times.ranks, map(compared.per_step, times.ranks, times.ns)))
+            took = compared.over_those_with(layer, means)
             if times.is_paired and times.last_rank and len(took.ranks) > 1:
                 slowest = Times(times.last_rank.count(took.highest), len(times.last_rank))
         waits_here = waits.get(key, _Waits())
@@ -177,7 +174,6 @@ def _layers(compared: Compared, collectives: Iterable[OneCollective]) -> Iterato
             layer,
             phase,
             took,
-            typical,
             slowest,
             compared.over_those_with(layer, flops[key]) if key in flops else None,
             key in uncounted,

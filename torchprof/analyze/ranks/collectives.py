@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from torchprof.analyze.operators.kernels import short_kernel_name
 from torchprof.analyze.report import Part, ReportTable, phase_cell, printable, report, spaced, stacked
@@ -27,7 +27,6 @@ from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME, Frame, FrameKind, is_host_collective
 
-_Key = TypeVar("_Key")
 _UNNAMED = ("", "undefined")  # the description in torch of a group without one
 _WHAT = ("Collective", "Group", "Ranks", "Type")
 _OF_ANY_SIZE = "all_to_all"
@@ -58,7 +57,7 @@ class _Sum:
 
     ``ns`` is the duration of the ``timed`` calls. ``nbytes`` sums the larger of input and output size; ``sized`` calls
     have at least one of the two sizes, ``counted`` calls have both. With ``counted < calls``, ``nbytes`` is a lower
-    bound. ``sizes_in``, ``sizes_out``: the different sizes of a call that are known."""
+    bound. ``sizes``: the different sizes of the input and of the output of a call, as far as they are known."""
 
     calls: int = 0
     timed: int = 0
@@ -66,8 +65,7 @@ class _Sum:
     counted: int = 0
     ns: int = 0
     nbytes: int = 0
-    sizes_in: set[int] = field(default_factory=set)
-    sizes_out: set[int] = field(default_factory=set)
+    sizes: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
 
     def add(self, use: _Use) -> None:
         calls = use.row.calls
@@ -76,18 +74,13 @@ class _Sum:
             self.timed += calls
             self.ns += use.ns
         sizes = use.collective.bytes_in, use.collective.bytes_out
-        for size, different in zip(sizes, (self.sizes_in, self.sizes_out)):
+        for size, different in zip(sizes, self.sizes):
             different.update(() if size is None else (size,))
         known = [size for size in sizes if size is not None]
         if known:
             self.sized += calls
             self.counted += calls * (len(known) == 2)
             self.nbytes += calls * max(known)
-
-    @property
-    def size_texts(self) -> list[Cell]:
-        """The cells of the input and the output of a call."""
-        return [*map(_size_text, (self.sizes_in, self.sizes_out))]
 
     @property
     def bytes_text(self) -> Cell:
@@ -150,24 +143,21 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
     def summed(
         key: Callable[[_Use], tuple[Cell, ...]], apart: Callable[[_Use], tuple[str, ...]] = lambda use: ()
     ) -> Iterator[tuple[list[Cell], _Sum, list[Cell]]]:
-        """For each row the cells of its key, its sum, and the cells of calls and time. Equal texts are one row, unless
-        ``apart`` keeps them apart."""
-        cells: dict[tuple[bool, tuple[str, ...], tuple[str, ...]], tuple[Cell, ...]] = {}
-
-        def texts_of(use: _Use) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
-            of_use = key(use)
-            texts = use.on_host, tuple(map(str, of_use)), apart(use)
-            cells.setdefault(texts, of_use)
-            return texts
-
-        for texts, total in _largest_first(uses, texts_of):
-            on_host = texts[0]
-            yield [*cells[texts], *([names[on_host]] if on else [])], total, total.texts(wholes[on_host])
+        """For each row the cells of its key, its sum, and the cells of calls and time; largest first. Equal texts are
+        one row, unless ``apart`` keeps them apart."""
+        sums: dict[tuple[bool, tuple[str, ...], tuple[str, ...]], tuple[tuple[Cell, ...], _Sum]] = {}
+        for use in uses:
+            cells = key(use)
+            texts = use.on_host, tuple(map(str, cells)), apart(use)
+            sums.setdefault(texts, (cells, _Sum()))[1].add(use)
+        largest_first = sorted(sums.items(), key=lambda item: (item[1][1].ns, item[1][1].nbytes), reverse=True)
+        for (on_host, *_), (cells, total) in largest_first:
+            yield [*cells, *([names[on_host]] if on else [])], total, total.texts(wholes[on_host])
 
     what = ReportTable.of_cells(
         [*_WHAT, "In", "Out", *on, "Calls", time, "Avg", "Share", "Bandwidth"],
         [
-            [*of[: len(_WHAT)], *total.size_texts, *of[len(_WHAT) :], *took, total.bandwidth_text]
+            [*of[: len(_WHAT)], *map(_size_text, total.sizes), *of[len(_WHAT) :], *took, total.bandwidth_text]
             for of, total, took in summed(_what, _sizes)
         ],
         tablefmt,
@@ -249,11 +239,3 @@ def _where(use: _Use) -> tuple[Cell, ...]:
     name = use.row.layer.name if use.row.layer else no_layer
     served = len(use.row.shared_by)
     return (f"{name} ({served} layers below)" if served else name, phase_cell(use.row.phase))
-
-
-def _largest_first(uses: Iterable[_Use], key: Callable[[_Use], _Key]) -> list[tuple[_Key, _Sum]]:
-    """Sums by key, sorted by time, then by bytes, largest first."""
-    sums: dict[_Key, _Sum] = {}
-    for use in uses:
-        sums.setdefault(key(use), _Sum()).add(use)
-    return sorted(sums.items(), key=lambda item: (item[1].ns, item[1].nbytes), reverse=True)

@@ -42,10 +42,7 @@ def ranks(
         return stacked([_of_one_rank(run)])
     balance = balance_of(run)
     limit = _LINES if top is None else top
-    sections = [
-        Section([*sentences(run, balance)], " "),
-        table_of_ranks(run, balance, top, tablefmt),
-    ]
+    sections = [Section([*sentences(run, balance)], " "), table_of_ranks(run, balance, top, tablefmt)]
     if balance.layers or run.layers:  # not in a comparison, which has no layers
         sections.append(table_of_layers(run, balance, sort_by, depth, limit, tablefmt))
     if balance.collectives:

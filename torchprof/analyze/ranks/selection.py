@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchprof.analyze.ranks.balance import Balance, balance_of
-from torchprof.analyze.ranks.hangs import about_hang, hanging_ranks
-from torchprof.analyze.ranks.sentences import about_stragglers
+from torchprof.analyze.ranks.sentences import about_hang, hanging_ranks, verdict_on_ranks
 from torchprof.run.merge import merge
 from torchprof.run.run import Run
 from torchprof.run.sentences import RANKS_CHOSEN
@@ -41,7 +40,6 @@ def chosen_ranks(comparison: Run) -> tuple[int, ...]:
 
 
 def _stragglers(balance: Balance) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The slow and the late ranks."""
     return balance.slow.ranks if balance.slow else (), balance.late.ranks if balance.late else ()
 
 
@@ -64,7 +62,7 @@ def with_comparison(run: Run, comparison: Run) -> Run:
     warning = RunWarning.of(
         RANKS_CHOSEN,
         count=len(comparison.metas),
-        verdict=" ".join([*about_hang(comparison), about_stragglers(comparison)]),
+        verdict=" ".join([*about_hang(comparison), verdict_on_ranks(comparison)[1]]),
         ranks=tuple(meta.rank for meta in run.metas),
         missing=comparison.missing_ranks,
         slow=slow,

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import ceil
 
-from torchprof.analyze.pipeline.sentences import about_pipelines, name_of_stages
+from torchprof.analyze.pipeline.sentences import about_pipeline, name_of_stages
 from torchprof.analyze.pipeline.splits import judged_pipelines
 from torchprof.analyze.ranks.balance import Balance, balance_of
-from torchprof.analyze.ranks.hangs import about_hang, name_of_layer
 from torchprof.analyze.ranks.significance import CLEARLY_SLOWER
 from torchprof.analyze.ranks.slow import Difference, Late, Slow
 from torchprof.analyze.ranks.values import IN_NO_OP, Times
+from torchprof.analyze.records import name_of_layer
 from torchprof.analyze.report import printable
 from torchprof.analyze.sentences import about_missing_ranks
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
-from torchprof.run.words import OUTSIDE
+from torchprof.run.samples import SampleKey
+from torchprof.run.unfinished import Entered, Unfinished
+from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
 
 _ALIKE = 0.01  # FLOPs that differ by a smaller share are the same work
 _WORTH_SAYING = 0.005  # of a step
 _MANY_TIMES = 10
+_HANGS = 2  # a step that took this many times the longest other step is a hang
 _PARTS = {
     "step_data_ns": "loading data",
     "step_optimizer_ns": "the optimizer",
@@ -48,7 +51,8 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
         yield from _about_late(run, balance.late, balance.slow is not None, unit)
     if run.choice is None:
         yield from _about_none(run, balance)
-    yield from about_pipelines(run, judged_pipelines(run))
+    for judged in judged_pipelines(run):
+        yield from about_pipeline(run, judged)
     if balance.inferred:
         yield (
             f"The group of {balance.inferred} calls of collectives is not in the traces. All {len(run.metas)} ranks of "
@@ -58,16 +62,12 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
         yield "Some layers are only on some ranks: their work differs by design."
 
 
-def about_stragglers(run: Run) -> str:
-    """The stragglers of a job in words, or that there are none, or that they are unknown."""
-    return verdict_on_ranks(run)[1]
-
-
 def verdict_on_ranks(run: Run) -> tuple[bool, str]:
-    """Whether a job has stragglers that are more than chance, and what ``about_stragglers`` says."""
+    """Whether a job has stragglers that are more than chance; and in words the stragglers, or that there are none, or
+    that they are unknown."""
     balance = balance_of(run)
     named = [part for part in (balance.slow, balance.late) if part is not None]
-    sentence = _straggler(run, balance) or " ".join(_about_none(run, balance))
+    sentence = straggler(run, balance) or " ".join(_about_none(run, balance))
     return any(not part.may_be_chance for part in named), sentence
 
 
@@ -93,20 +93,16 @@ def _about_none(run: Run, balance: Balance) -> Iterator[str]:
             yield "Whether others wait for a rank is unknown: ranks are missing, or groups or steps are unknown."
 
 
-def straggler(run: Run) -> str:
+def straggler(run: Run, balance: Balance) -> str:
     """The sentence that names the stragglers of a job; "" if none was found."""
-    return _straggler(run, balance_of(run))
-
-
-def _straggler(run: Run, balance: Balance) -> str:
     late, slow = balance.late, balance.slow
     if late is not None and (slow is None or late.exceeds_slow or (slow.may_be_chance and not late.may_be_chance)):
-        return _certain(late, next(_about_late(run, late, False, unit_of(run))))
-    return "" if slow is None else _certain(slow, next(_about_slow(run, slow, False, unit_of(run))))
-
-
-def _certain(stragglers: Slow | Late, sentence: str) -> str:
-    return f"{sentence} {_MAY_BE_CHANCE}" if stragglers.may_be_chance else sentence
+        may_be_chance, sentence = late.may_be_chance, next(_about_late(run, late, False, unit_of(run)))
+    elif slow is not None:
+        may_be_chance, sentence = slow.may_be_chance, next(_about_slow(run, slow, False, unit_of(run)))
+    else:
+        return ""
+    return f"{sentence} {_MAY_BE_CHANCE}" if may_be_chance else sentence
 
 
 def _about_detection(detectable: float | None) -> str:
@@ -209,3 +205,84 @@ def often(times: Times | None) -> str:
 def name_of(run: Run, layer: int) -> str:
     """The printable name of a layer by its index, of work of no layer, or of time in no operator."""
     return "(in no operator)" if layer == IN_NO_OP else name_of_layer(run, layer)
+
+
+# Hangs
+
+
+def about_hang(run: Run) -> Iterator[str]:
+    """Where each rank was when the recording ended, if the job hangs: the last step has taken far longer than any
+    other, or ranks wait in a collective that other ranks never called."""
+    missed = {step.rank: _first_missed(run, step) for step in run.unfinished if _stays(step)}
+    if not any(_hangs(run, step) or (step.waits and missed.get(step.rank)) for step in run.unfinished):
+        return
+    places: dict[str, list[int]] = {}
+    for step in run.unfinished:
+        places.setdefault(_where(run, step), []).append(step.rank)
+    lasted = format_time(max(step.ns for step in run.unfinished))
+    where_each_is = "; ".join(
+        f"{ranks_in_words(which)} {'was' if len(which) == 1 else 'were'} {where}" for where, which in places.items()
+    )
+    yield f"A step was still running at the end of the recording, after {lasted}: {where_each_is}."
+    for called, absent in dict(filter(None, missed.values())).items():
+        yield f"{ranks_in_words(absent).capitalize()} had not called {called}, which others had."
+
+
+def hanging_ranks(run: Run) -> list[int]:
+    """The ranks that others wait for, if the job hangs: those that had not called a collective, or that stay in a place
+    where they wait for none."""
+    if not [*about_hang(run)]:
+        return []
+    missed = filter(None, (_first_missed(run, step) for step in run.unfinished if _stays(step)))
+    absent = {rank for _, ranks in missed for rank in ranks}
+    return sorted(absent or {step.rank for step in run.unfinished if _stays(step) and not step.waits})
+
+
+def _stays(step: Unfinished) -> bool:
+    """Whether the rank was in the same place for most of the step."""
+    return 2 * step.since_ns > step.ns
+
+
+def _hangs(run: Run, step: Unfinished) -> bool:
+    """Whether the step took far longer than any other, in one layer, operator or collective.
+
+    In a loop that marks no steps, work of no layer may be what follows the loop, such as saving the model.
+    """
+    steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, step.rank, "cpu", "step_ns"))
+    are_marked = any(meta.rank == step.rank and meta.step_end == StepEnd.MARK for meta in run.metas)
+    is_of_step = step.layer >= 0 or (step.name != "" and are_marked)
+    return steps is not None and step.ns > _HANGS * steps.max and _stays(step) and is_of_step
+
+
+def _first_missed(run: Run, step: Unfinished) -> tuple[str, list[int]] | None:
+    """The first collective of a rank's last step that other ranks have not called as often, and these ranks. Ranks that
+    have not called it in any step are not expected to."""
+
+    def times(other: Unfinished, called: Entered) -> int:
+        return sum(each.times for each in other.entered if each[:3] == called[:3])
+
+    for called in step.entered:
+        peers = {
+            rank
+            for key, lockstep in run.lockstep.items()
+            if (key.layer, key.phase, key.what) == called[:3]
+            for rank in lockstep.ranks
+        }
+        absent = [other.rank for other in run.unfinished if other.rank in peers and times(other, called) < called.times]
+        if absent:
+            return _collective(run, called.layer, called.phase, called.name), absent
+    return None
+
+
+def _collective(run: Run, layer: int, phase: str, name: str) -> str:
+    return f"{printable(name)} of {name_of_layer(run, layer)} in {phase}"
+
+
+def _where(run: Run, step: Unfinished) -> str:
+    lasted = format_time(step.since_ns)
+    if step.waits:
+        return f"in {_collective(run, step.layer, step.phase, step.name)} for {lasted}"
+    if step.layer < 0 and not step.name:
+        return f"in no operator and in no layer for {lasted}"
+    inside = f"{printable(step.name)} of " if step.name else ""
+    return f"in {inside}{name_of_layer(run, step.layer)} in {step.phase} for {lasted}"

@@ -28,6 +28,8 @@ _ROUNDING = 1e-9  # what a logarithm may be off
 _MOST_EXCESS = 10.0  # the largest logarithm that is shown: more than any straggler has
 _LARGE = 2000  # degrees of freedom from which the t-distribution is taken as normal
 
+_Times = Sequence[Sequence[int]]  # of each rank, those of its steps
+
 
 @dataclass(frozen=True)
 class Stragglers:
@@ -43,7 +45,7 @@ class Stragglers:
 
 
 def stragglers(
-    times: Sequence[Sequence[int]], whole: float | None = None, least: float = WORTH_NAMING, of: int | None = None
+    times: _Times, whole: float | None = None, least: float = WORTH_NAMING, of: int | None = None
 ) -> Stragglers | None:
     """The stragglers among ranks. ``times``: for each rank, the time of each step, equally many for all ranks. None if
     there are fewer than two ranks or three steps. ``of``: the number of ranks, if others of the job are in other tests.
@@ -70,12 +72,13 @@ def stragglers(
     if ranks < 2 or steps < _LEAST_STEPS:
         return None
     tests = of or ranks
+    others = _medians_of_others(times)
     if whole is not None:
-        scales = [_Scale(_differences(times, whole), float, float, tests)]
+        scales = [_Scale(_differences(times, others, whole), float, float, tests)]
     else:
         typical = max(median_low(median(of_rank) for of_rank in times), 1)
-        by_ratio = _Scale(_ratios(times), log1p, expm1, 2 * tests)
-        scales = [by_ratio, _Scale(_differences(times, typical), float, float, 2 * tests)]
+        by_ratio = _Scale(_ratios(times, others), log1p, expm1, 2 * tests)
+        scales = [by_ratio, _Scale(_differences(times, others, typical), float, float, 2 * tests)]
     certain = {rank for scale in scales for rank in scale.slow(least, CHANCE)}
     named = certain or {rank for scale in scales for rank in scale.slow(max(least, CLEARLY_SLOWER), MAY_BE_CHANCE)}
     if 2 * len(named) > ranks:
@@ -105,8 +108,9 @@ class _Scale:
         kept = steps - 2 * trimmed
         in_order = [sorted(values) for values in excess]
         self._typical = [min(fmean(ordered[trimmed : steps - trimmed]), median(ordered)) for ordered in in_order]
-        wider = _widening([_without_outliers(values, trimmed) for values in excess])
-        self._errors = [wider * _standard_error(ordered, trimmed) for ordered in in_order]
+        without_outliers = [_without_outliers(*each, trimmed) for each in zip(excess, in_order)]
+        wider = _widening(without_outliers)
+        self._errors = [wider * _standard_error(values, kept) for values in without_outliers]
         self._usual_error = median(self._errors) / (1 - 2 / (9 * (kept - 1))) ** 1.5
         self._tests = tests
         self._kept = kept
@@ -135,24 +139,24 @@ class _Scale:
         return self._to_share(min(needed + margin, self._to_excess(expm1(_MOST_EXCESS))))
 
 
-def _ratios(times: Sequence[Sequence[int]]) -> list[list[float]]:
-    """For each rank the logarithm of its time over the median of the others, in each step. In logarithms, half as long
-    is as far from equal as twice as long."""
-    return _excess(times, lambda ns, others: log(max(ns, 1) / max(others, 1)))
-
-
-def _differences(times: Sequence[Sequence[int]], whole: float) -> list[list[float]]:
-    """For each rank its time minus the median of the others, in each step, as a share of ``whole``."""
-    return _excess(times, lambda ns, others: (ns - others) / whole)
-
-
-def _excess(times: Sequence[Sequence[int]], compared: Callable[[int, float], float]) -> list[list[float]]:
-    excess: list[list[float]] = [[] for _ in times]
+def _medians_of_others(times: _Times) -> list[Sequence[float]]:
+    """For each rank the median of the other ranks, in each step."""
+    steps = []
     for step in zip(*times):
         ordered = sorted(step)
-        for values, ns in zip(excess, step):
-            values.append(compared(ns, _median_without(ordered, ns)))
-    return excess
+        steps.append([_median_without(ordered, ns) for ns in step])
+    return [*zip(*steps)]
+
+
+def _ratios(times: _Times, others: Sequence[Sequence[float]]) -> list[list[float]]:
+    """For each rank the logarithm of its time over the median of the others, in each step. In logarithms, half as long
+    is as far from equal as twice as long."""
+    return [[log(max(ns, 1) / max(median, 1)) for ns, median in zip(*of_rank)] for of_rank in zip(times, others)]
+
+
+def _differences(times: _Times, others: Sequence[Sequence[float]], whole: float) -> list[list[float]]:
+    """For each rank its time minus the median of the others, in each step, as a share of ``whole``."""
+    return [[(ns - median) / whole for ns, median in zip(*of_rank)] for of_rank in zip(times, others)]
 
 
 def _median_without(ordered: Sequence[int], ns: int) -> float:
@@ -161,21 +165,17 @@ def _median_without(ordered: Sequence[int], ns: int) -> float:
     return (ordered[low + (ns <= ordered[low])] + ordered[high + (ns <= ordered[high])]) / 2
 
 
-def _standard_error(ordered: Sequence[float], trimmed: int) -> float:
-    """The standard error of a trimmed mean: from the variance of the values in which each of those that are left out is
-    replaced by the nearest one that is not (Winsorized)."""
-    steps = len(ordered)
-    values = _without_outliers(ordered, trimmed)
-    mean = fmean(values)
-    variance = sum((value - mean) ** 2 for value in values) / (steps - 1)
-    return sqrt(variance * steps) / (steps - 2 * trimmed)
-
-
-def _without_outliers(values: Sequence[float], trimmed: int) -> list[float]:
-    """The values, of which so many at each end are replaced by the nearest one that is not."""
-    ordered = sorted(values)
+def _without_outliers(values: Sequence[float], ordered: Sequence[float], trimmed: int) -> list[float]:
+    """The values, of which so many at each end are replaced by the nearest one that is not (Winsorized)."""
     low, high = ordered[trimmed], ordered[len(ordered) - 1 - trimmed]
     return [min(max(value, low), high) for value in values]
+
+
+def _standard_error(without_outliers: Sequence[float], kept: int) -> float:
+    """The standard error of the mean of the ``kept`` values that are not outliers."""
+    steps, mean = len(without_outliers), fmean(without_outliers)
+    variance = sum((value - mean) ** 2 for value in without_outliers) / (steps - 1)
+    return sqrt(variance * steps) / kept
 
 
 def _widening(excess: Sequence[Sequence[float]]) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median, median_low
 
 from torchprof.analyze.ranks.significance import CLEARLY_SLOWER, WORTH_NAMING, Stragglers, stragglers
-from torchprof.analyze.ranks.values import Compared, OneCollective, OneLayer, OneRank, OverRanks, Times
+from torchprof.analyze.ranks.values import Compared, OneCollective, OneRank, Times
 from torchprof.run.lockstep import EXCHANGES, NO_LAST_RANK, NOT_RECORDED
 from torchprof.run.words import OUTSIDE
 
@@ -99,7 +99,7 @@ def tested_work(compared: Compared, of: int) -> Stragglers | None:
 
 
 def slow_among_peers(
-    compared: Compared, ranks: Sequence[OneRank], layers: Sequence[OneLayer], collectives: Sequence[OneCollective]
+    compared: Compared, ranks: Sequence[OneRank], collectives: Sequence[OneCollective]
 ) -> tuple[Slow | None, float | None]:
     """The ranks whose own work takes longer than that of the others that do the same work by design, and from which
     share on a slow rank would have been found; None if there was no test.
@@ -113,7 +113,7 @@ def slow_among_peers(
             some = compared.among(peers)
             tested = tested_work(some, len(compared.ranks))
             members = set(peers)
-            slow_here = slow_ranks(some, tested, [rank for rank in ranks if rank.rank in members], layers, collectives)
+            slow_here = slow_ranks(some, tested, [rank for rank in ranks if rank.rank in members], collectives)
             if slow_here is not None and len(compared.peers) > 1:
                 slow_here = replace(slow_here, costs=None, stages=compared.stages.get(peers[0], ()))
             slow += [slow_here] if slow_here is not None else []
@@ -127,7 +127,6 @@ def slow_ranks(
     compared: Compared,
     tested: Stragglers | None,
     ranks: Sequence[OneRank],
-    layers: Iterable[OneLayer],
     collectives: Iterable[OneCollective],
 ) -> Slow | None:
     """The ranks whose own work takes longer than that of the others, by ``tested``, the result of ``tested_work``.
@@ -162,8 +161,6 @@ def slow_ranks(
         if collective.last is not None and not set(slow).isdisjoint(collective.ranks)
     ]
     came_last = sum(times for over, _ in lasts for rank, times in zip(over.ranks, over.values) if rank in slow)
-    device = compared.time or "cpu"
-    excess = {(layer.layer, layer.phase): layer.typical for layer in layers if layer.typical is not None}
     return Slow(
         tuple(slow),
         tuple(work[rank] for rank in slow),
@@ -174,7 +171,7 @@ def slow_ranks(
         any(rank.waits_longer for rank in others),
         tested is None or tested.may_be_chance,
         _cost(compared, slow),
-        _difference(compared, device, excess, slow, (work[slow[0]] - of_others) / 2),
+        _difference(compared, compared.time or "cpu", slow, (work[slow[0]] - of_others) / 2),
         _times_the_flops(compared, ranks, slow),
     )
 
@@ -240,11 +237,7 @@ def late_ranks(compared: Compared, ranks: Sequence[OneRank], slow: Slow | None) 
     difference = None
     peers = compared.among(next(ranks for ranks in compared.peers if slowest[0] in ranks))
     for device in dict.fromkeys((compared.time or "cpu", "cpu")):
-        work = {
-            key: compared.over_those_with(key[0], compared.typical(times))
-            for key, times in compared.work(device).items()
-        }
-        difference = difference or _difference(peers, device, work, slowest, most / 2)
+        difference = difference or _difference(peers, device, slowest, most / 2)
     late_ns = tuple(map(late.__getitem__, slowest))
     return Late(slowest, late_ns, most / compared.step_ns, may_be_chance, difference, exceeds_slow)
 
@@ -282,7 +275,6 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
     whole = compared.whole
     if not (compared.are_paired and whole.values):
         return
-    of_job = max(len(compared.ranks), *(meta.world_size for meta in compared.metas))
     waits = {rank: [0] * len(whole.last_ns) for rank in compared.ranks}
     connected: list[set[int]] = []
     kind_of = {rank: kind for kind, peers in enumerate(compared.peers) for rank in peers}
@@ -290,7 +282,7 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
         group = compared.all_ranks if key.group == NOT_RECORDED else key.group
         if key.what != EXCHANGES or group is None or not lockstep.is_paired or lockstep.times != whole.times:
             continue
-        size = of_job if group.size is None else group.size
+        size = compared.of_job if group.size is None else group.size
         if len(lockstep.ranks) < max(size, 2) or lockstep.counts[0] != whole.counts[0]:
             continue  # a rank that is missing here may have come even later
         if len({kind_of[rank] for rank in lockstep.ranks}) > 1:
@@ -306,21 +298,15 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
         yield {rank: waits[rank] for rank in sorted(ranks)}
 
 
-def _difference(
-    compared: Compared,
-    device: str,
-    work: Mapping[tuple[int, str], OverRanks],
-    slow: Sequence[int],
-    least: float,
-) -> Difference | None:
+def _difference(compared: Compared, device: str, slow: Sequence[int], least: float) -> Difference | None:
     """The innermost layer, and its phase, in which the first of the slow ranks takes at least ``least`` longer in a
     step than the median of the others; outside all layers, the part of the step. A rank without a layer takes 0
     there."""
     others = [rank for rank in compared.ranks if rank not in slow]
     by_rank: defaultdict[int, Counter[int]] = defaultdict(Counter)
     by_phase: defaultdict[int, dict[str, float]] = defaultdict(dict)
-    for (layer, phase), over in work.items():
-        took = dict(zip(over.ranks, over.values))
+    for (layer, phase), times in compared.work(device).items():
+        took = compared.typical(times)
         by_rank[layer].update(took)
         by_phase[layer][phase] = _excess(took, slow[0], others)
     excess = {layer: _excess(took, slow[0], others) for layer, took in by_rank.items()}

@@ -11,11 +11,12 @@ from torchprof.analyze.pipeline.values import stages_of
 from torchprof.analyze.ranks.balance import Balance
 from torchprof.analyze.ranks.sentences import name_of, often, unit_of
 from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
-from torchprof.analyze.report import ReportTable, Section, phase_cell, printable, stacked
+from torchprof.analyze.report import ReportTable, Section, phase_cell, printable, stacked, time_cell
 from torchprof.run.cost import (
     AT_LEAST,
     UNKNOWN,
     Cell,
+    Figure,
     ReportCell,
     as_lower_bound,
     format_count,
@@ -53,11 +54,11 @@ class _Statistic(NamedTuple):
 
 
 class _RankColumn(NamedTuple):
-    """A column of the table of ranks: its cell in the row of a rank, and in the row of a statistic."""
+    """A column of the table of ranks: its cell in the row of a rank, and in that of a statistic, by default empty."""
 
     heading: str
     text: Callable[[OneRank], Cell]
-    over_all: Callable[[_Statistic], Cell]
+    over_all: Callable[[_Statistic], Cell] = lambda statistic: ""
 
 
 def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | None) -> Section:
@@ -82,14 +83,10 @@ def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | 
 
 
 def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
-    """The columns of the table of ranks."""
     ranks = balance.ranks
     positions = {meta.rank: {dim.name: str(dim.position) for dim in meta.mesh} for meta in run.metas}
     has_steps = any(meta.steps > 1 for meta in run.metas)
     stages = {pipeline.rank: stages_of(pipeline) for pipeline in run.pipelines}
-
-    def texts(heading: str, text: Callable[[OneRank], Cell]) -> _RankColumn:
-        return _RankColumn(heading, text, lambda statistic: "")
 
     def figures(
         heading: str, value: Callable[[OneRank], int | None], text: Callable[[float | None], Cell]
@@ -98,10 +95,15 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
         return _RankColumn(heading, lambda rank: text(value(rank)), lambda statistic: text(statistic.over(values)))
 
     def peaks(kind: str) -> _RankColumn:
-        return figures(f"{printable(kind).upper()} peak", lambda rank: dict(rank.peaks).get(kind), _bytes)
+        heading = f"{printable(kind).upper()} peak"
+        return figures(
+            heading,
+            lambda rank: dict(rank.peaks).get(kind),
+            lambda nbytes: UNKNOWN if nbytes is None else format_memory(round(nbytes)),
+        )
 
     def positions_in(dim: str) -> _RankColumn:
-        return texts(printable(dim), lambda rank: positions[rank.rank].get(dim, UNKNOWN))
+        return _RankColumn(printable(dim), lambda rank: positions[rank.rank].get(dim, UNKNOWN))
 
     yield _RankColumn(
         "Rank",
@@ -110,15 +112,15 @@ def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
     )
     yield from map(positions_in, dict.fromkeys(dim.name for meta in run.metas for dim in meta.mesh))
     if stages:
-        yield texts("Stage", lambda rank: ", ".join(map(str, stages.get(rank.rank, ()))) or UNKNOWN)
-    yield texts("Steps", lambda rank: format_number(rank.steps))
-    yield figures(f"Own work{unit_of(run)}", lambda rank: rank.work_ns, _time)
+        yield _RankColumn("Stage", lambda rank: ", ".join(map(str, stages.get(rank.rank, ()))) or UNKNOWN)
+    yield _RankColumn("Steps", lambda rank: format_number(rank.steps))
+    yield figures(f"Own work{unit_of(run)}", lambda rank: rank.work_ns, time_cell)
     if has_steps:
-        yield figures("Median", lambda rank: rank.typical_ns, _time)
-    yield texts("Slowest", lambda rank: often(rank.slowest))
+        yield figures("Median", lambda rank: rank.typical_ns, time_cell)
+    yield _RankColumn("Slowest", lambda rank: often(rank.slowest))
     if balance.collectives:
         yield _waiting_column(run, ranks)
-        yield texts("Last to arrive", lambda rank: often(rank.last))
+        yield _RankColumn("Last to arrive", lambda rank: often(rank.last))
     yield from map(peaks, dict.fromkeys(kind for rank in ranks for kind, _ in rank.peaks))
     if any("flops" in meta.requested for meta in run.metas):
         flops, has_more = [rank.flops for rank in ranks], any(rank.has_more_flops for rank in ranks)
@@ -135,10 +137,10 @@ def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
         # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
         is_min = statistic.name == "min"
         bounds = [rank.waits_longer for rank in ranks if not is_min or rank.waiting_ns == waits]
-        return _at_least(_time(waits), all(bounds) if is_min else any(bounds))
+        return _at_least(time_cell(waits), all(bounds) if is_min else any(bounds))
 
     return _RankColumn(
-        f"Waiting{unit_of(run)}", lambda rank: _at_least(_time(rank.waiting_ns), rank.waits_longer), over_all
+        f"Waiting{unit_of(run)}", lambda rank: _at_least(time_cell(rank.waiting_ns), rank.waits_longer), over_all
     )
 
 
@@ -169,49 +171,45 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
         return _LayerColumn(Column(heading), text)
 
     def column(
-        heading: str, value: Callable[[OneLayer], float | None], text: Callable[[float], Cell], measured: bool = True
+        heading: str, over_ranks: str, name: str, text: Callable[[float], Cell], is_measured: bool = True
     ) -> _LayerColumn:
+        """A figure of an ``OverRanks``, by their names."""
+
+        def value(row: OneLayer) -> float | None:
+            over: OverRanks | None = getattr(row, over_ranks)
+            return None if over is None else getattr(over, name)
+
         def cell(row: OneLayer) -> Cell:
             known = value(row)
             return UNKNOWN if known is None else text(known)
 
-        return _LayerColumn(Column(heading, measured=measured), cell, value)
-
-    def of_work(
-        heading: str, value: Callable[[OverRanks], float | None], text: Callable[[float], Cell]
-    ) -> _LayerColumn:
-        return column(
-            heading, lambda row: None if row.work is None else value(row.work), text, balance.time is not None
-        )
-
-    def imbalance(heading: str, of: Callable[[OneLayer], OverRanks | None], fields: set[str]) -> list[_LayerColumn]:
-        def value(row: OneLayer) -> float | None:
-            over = of(row)
-            return None if over is None else over.imbalance
-
-        is_asked_for = any(fields & set(meta.requested) for meta in run.metas)
-        is_measured = all(fields & set(meta.measured) for meta in run.metas)
-        return [column(heading, value, _ratio, is_measured)] if is_asked_for else []
+        return _LayerColumn(Column(heading, measured=is_measured), cell, value)
 
     def of_slowest(row: OneLayer, text: Callable[[OverRanks], Cell]) -> Cell:
         if row.work is None or row.work.imbalance is None:
             return UNKNOWN
         return text(row.work) if row.work.max > row.work.min else ""  # blank if all ranks are equal
 
+    has_work = balance.time is not None
     columns = [
         text_column("Module", lambda row: name_of(run, row.layer)),
         text_column("Phase", lambda row: "" if row.layer == IN_NO_OP else phase_cell(phase_of(row.layer, row.phase))),
-        of_work("Min", lambda work: work.min, format_time),
-        of_work("Median", lambda work: work.median, format_time),
-        of_work("Max", lambda work: work.max, format_time),
-        of_work("Max/mean", lambda work: work.imbalance, _ratio),
+        column("Min", "work", "min", format_time, has_work),
+        column("Median", "work", "median", format_time, has_work),
+        column("Max", "work", "max", format_time, has_work),
+        column("Max/mean", "work", "imbalance", _ratio, has_work),
         text_column("Slowest rank", lambda row: of_slowest(row, lambda work: format_number(work.highest))),
         text_column("How often", lambda row: of_slowest(row, lambda _: often(row.slowest))),
-        *imbalance(_OF_FLOPS, lambda row: row.flops, {"flops"}),
-        *imbalance("Peak max/mean", lambda row: row.peak, {"cpu_allocated", "device_allocated"}),
     ]
+    for heading, over_ranks, fields in (
+        (_OF_FLOPS, "flops", {"flops"}),
+        ("Peak max/mean", "peak", {"cpu_allocated", "device_allocated"}),
+    ):
+        if any(fields & set(meta.requested) for meta in run.metas):
+            is_measured = all(fields & set(meta.measured) for meta in run.metas)
+            columns.append(column(heading, over_ranks, "imbalance", _ratio, is_measured))
     if balance.collectives:
-        waiting = column("Waiting", lambda row: None if row.waiting is None else row.waiting.sum, format_time)
+        waiting = column("Waiting", "waiting", "sum", format_time)
         columns.append(
             waiting._replace(text=lambda row: _waiting(row.waiting, row.wait_longer) if row.collectives else "")
         )
@@ -278,17 +276,8 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
         ]
 
     listed = sorted(balance.collectives, key=size, reverse=True)
-    headings = [
-        "Module",
-        "Phase",
-        "Collective",
-        "Group",
-        "Ranks",
-        "Calls of all",
-        f"Waiting{unit_of(run)}",
-        "Waits most",
-    ]
-    headings += ["Last to arrive", "How often"]
+    headings = ["Module", "Phase", "Collective", "Group", "Ranks", "Calls of all"]
+    headings += [f"Waiting{unit_of(run)}", "Waits most", "Last to arrive", "How often"]
     sentences = [
         "A collective waits for the last rank to arrive. A rank may compute, or wait in another one, meanwhile."
     ]
@@ -325,7 +314,7 @@ def _some_ranks(ranks: Sequence[int]) -> str:
 
 
 def _waiting(waiting: OverRanks | None, is_bound: bool) -> Cell:
-    return _at_least(_time(None if waiting is None else waiting.sum), is_bound)
+    return _at_least(time_cell(None if waiting is None else waiting.sum), is_bound)
 
 
 def _waits_most(waiting: OverRanks | None) -> Cell:
@@ -334,22 +323,12 @@ def _waits_most(waiting: OverRanks | None) -> Cell:
     return format_number(waiting.highest) if waiting.max else ""
 
 
-def _time(ns: float | None) -> Cell:
-    return UNKNOWN if ns is None else format_time(ns)
-
-
-def _bytes(nbytes: float | None) -> Cell:
-    return UNKNOWN if nbytes is None else format_memory(round(nbytes))
-
-
 def _ratio(value: float) -> ReportCell:
     return ReportCell(f"{value:.2f}", value, "ratio")
 
 
 def _counted(count: float | None, has_more: bool) -> Cell:
-    if count is None or (has_more and not count):
-        return UNKNOWN
-    return _at_least(format_count(count), has_more)
+    return UNKNOWN if count is None else Figure.of_sum(count, not has_more).text(format_count)
 
 
 def _at_least(text: Cell, is_bound: bool) -> Cell:

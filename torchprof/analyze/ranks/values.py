@@ -104,16 +104,15 @@ IN_NO_OP = -3
 class OneLayer:
     """A layer (by its index, negative for none) with all layers below it in one phase, over the ranks that have it.
 
-    All figures are per step. ``work``: own work in ns, the mean over the steps; ``typical``: the median. ``slowest``:
-    how often the rank with the most work was the slowest. ``flops``: a lower bound if ``more_flops`` were not counted.
-    ``peak``: peak bytes above the start of a call. ``waiting``: ns in the ``collectives`` of the layer and of those
-    below, for the ranks that took part; None if unknown or without collectives; a lower bound if ``wait_longer``.
+    All figures are per step. ``work``: own work in ns, the mean over the steps. ``slowest``: how often the rank with
+    the most work was the slowest. ``flops``: a lower bound if ``more_flops`` were not counted. ``peak``: peak bytes
+    above the start of a call. ``waiting``: ns in the ``collectives`` of the layer and of those below, for the ranks
+    that took part; None if unknown or without collectives; a lower bound if ``wait_longer``.
     """
 
     layer: int
     phase: str
     work: OverRanks | None = None
-    typical: OverRanks | None = None
     slowest: Times | None = None
     flops: OverRanks | None = None
     more_flops: bool = False
@@ -152,12 +151,14 @@ class OneCollective:
 
 
 class Compared:
-    """A run whose ranks are compared: the time that counts ("cpu" or "device"), the steps of each rank, and sums."""
+    """A run whose ranks are compared, ``of_job`` many with those that are missing: the time that counts ("cpu" or
+    "device"), the steps of each rank, and sums."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.metas = sorted(run.metas, key=attrgetter("rank"))
         self.ranks = tuple(meta.rank for meta in self.metas)
+        self.of_job = max(len(self.ranks), *(meta.world_size for meta in self.metas))
         self.time: str | None = None
         self.whole = Lockstep((), (), (), (), (), ())
         for device, name in (("cpu", "cpu_ns"), ("device", "device_ns")):
@@ -167,6 +168,10 @@ class Compared:
         self.steps = {meta.rank: meta.steps or meta.cycles for meta in self.metas}
         self.steps |= dict(zip(self.whole.ranks, self.whole.counts))
         self.are_paired = self.whole.is_paired and self.whole.ranks == self.ranks
+        self._selected = None if run.meta.paths is None else set(run.meta.paths)
+
+    def is_selected(self, layer: int) -> bool:
+        return layer < 0 or self._selected is None or self.run.layers[layer].path in self._selected
 
     @cached_property
     def stages(self) -> dict[int, tuple[int, ...]]:
@@ -202,7 +207,7 @@ class Compared:
         work = {
             (key.layer, key.phase): lockstep
             for key, lockstep in self.run.lockstep.items()
-            if key.what == WORK and key.device == device
+            if key.what == WORK and key.device == device and self.is_selected(key.layer)
         }
         gap = self.run.lockstep.get(LockstepKey(OUTSIDE, FORWARD, device or "", GAP))
         return work if gap is None else {**work, (IN_NO_OP, FORWARD): gap}
