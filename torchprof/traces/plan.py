@@ -13,6 +13,7 @@ from torchprof.attribute.events import Event, Kind, Site
 from torchprof.errors import TorchprofError, some
 from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer
+from torchprof.run.paths import kind_of_root, stage_of_root
 from torchprof.run.sentences import MODULES_OF_CALL_STACKS
 from torchprof.run.torch_names import OF_LAYERS
 from torchprof.run.warnings import RunWarning
@@ -53,7 +54,6 @@ class ModelPlan:
     """
 
     plan: TracePlan
-    names: Sequence[str]
     layers: tuple[Layer, ...]
     modules: Sequence[ModelModule]
     references: Callable[[], References]
@@ -73,7 +73,56 @@ class ModelPlan:
             plan.selected_paths,
         )
         described = tuple(map(_with_unknown_mode, plan.layers()))
-        return cls(layers, plan.names, described, model_modules(plan), references)
+        return cls(layers, described, model_modules(plan), references)
+
+    def of_stages(self, labels: Iterable[str]) -> ModelPlan:
+        """The plan with the names that the models have in a trace of a pipeline: "Net (stage 1)" for "Net".
+
+        If the labels name as many stages of a class as models of it were given, these are the stages, in their order.
+        """
+        label_of = {path_of(label)[0]: label for label in (label.partition(".")[0] for label in labels)}
+        stages = sorted((root for root in label_of if stage_of_root(root) is not None), key=_stage)
+        models = [module for module in self.modules if len(module.path) == 1]
+        named, shown = {}, {}  # real name of a model, and the name that users see → that in the trace
+        for kind in {*map(kind_of_root, stages)}:
+            of_class = [model for model in models if kind_of_root(model.path[0]) == kind]
+            in_trace = [root for root in stages if kind_of_root(root) == kind]
+            for model, root in zip(of_class, in_trace if len(of_class) == len(in_trace) else ()):
+                named[model.path[0]] = root
+                layer = self.layers[model.layer]  # of a wrapped model, this one has another class
+                shown[layer.path[0]] = root.replace(kind, kind_of_root(layer.path[0]), 1)
+        if not named:
+            return self
+
+        def renamed(names: Mapping[str, str], path: tuple[str, ...]) -> tuple[str, ...]:
+            return (names.get(path[0], path[0]), *path[1:])
+
+        def in_trace_of(label: str) -> str:
+            root, *below = label.split(".")
+            return ".".join([label_of.get(named.get(path_of(root)[0], ""), root), *below])
+
+        plan = self.plan
+        return replace(
+            self,
+            plan=replace(
+                plan,
+                sites={
+                    in_trace_of(label): Site(site.layers, site.wrapper and in_trace_of(site.wrapper))
+                    for label, site in plan.sites.items()
+                },
+                layer_paths=[renamed(shown, path) for path in plan.layer_paths],
+                selected_paths=plan.selected_paths and tuple(renamed(shown, path) for path in plan.selected_paths),
+            ),
+            layers=tuple(
+                replace(
+                    layer,
+                    path=renamed(shown, layer.path),
+                    shared_with=tuple(renamed(shown, path) for path in layer.shared_with),
+                )
+                for layer in self.layers
+            ),
+            modules=[module._replace(path=renamed(named, module.path)) for module in self.modules],
+        )
 
     def complete(self) -> ModelPlan:
         """The same plan with its references found, so that it can be sent to other processes."""
@@ -100,10 +149,15 @@ def plan_trace(
     """
     labels = events.labels
     if model is not None and labels:
+        model = model.of_stages(labels)
         if set(labels).isdisjoint(model.plan.sites):
+            given = ", ".join(path[0] for path in model.plan.layer_paths if len(path) == 1)
+            roots = sorted(dict.fromkeys(path_of(label)[0] for label in labels), key=_stage)
+            are_stages = stage_of_root(roots[-1]) is not None
+            what = "a list with the model of each stage, in this order," if are_stages else "the model"
             raise TorchprofError(
-                f"{path} is of other modules than those of {', '.join(model.names)}: {some(_models(labels))}. Give "
-                "from_trace the model and the paths of the recording; or no model: then the labels are the layers."
+                f"{path} is of other modules than those of {given}: {some(roots)}. Give from_trace {what} and the "
+                "paths of the recording; or no model: then the labels are the layers."
             )
         if not events.has_compiled:
             refuse_another_model(model.modules, {*map(path_of, labels)}, model.plan.selected)
@@ -193,9 +247,10 @@ def _how_to_record_modules(events: TraceEvents) -> str:
     return "Record it inside `torchprof.annotate(model)`, or with `torch.profiler.profile(with_stack=True)`"
 
 
-def _models(labels: Iterable[str]) -> list[str]:
-    """The models of some labels."""
-    return list(dict.fromkeys(path_of(label)[0] for label in labels))
+def _stage(root: str) -> int:
+    """The stage of a pipeline that calls a model, by its name; -1 for none."""
+    stage = stage_of_root(root)
+    return -1 if stage is None else stage
 
 
 def _with_unknown_mode(layer: Layer) -> Layer:
