@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchprof.attribute.events import Event
 from torchprof.run.words import FORWARD, Frame, FrameKind
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Place:
     """Where work belongs: a layer, a phase, and the frames from the layer's range inward to the work itself.
 
@@ -18,43 +20,18 @@ class Place:
     ``shared``: the layers of work for several layers at once; ``layer`` is then their nearest common ancestor.
     """
 
-    __slots__ = (
-        "_inner",
-        "frame",
-        "index",
-        "is_closed",
-        "is_engine",
-        "is_node",
-        "layer",
-        "outer",
-        "phase",
-        "shared",
-        "signature",
-        "within",
-    )
-
-    def __init__(
-        self,
-        index: int,
-        layer: int,
-        phase: str,
-        within: Place | None,
-        shared: tuple[int, ...],
-        outer: Place | None,
-        frame: Frame | None,
-        signature: int,
-    ) -> None:
-        self.index = index
-        self.layer = layer
-        self.phase = phase
-        self.within = within
-        self.outer = outer
-        self.frame = frame
-        self.signature = signature
-        self.shared = shared
-        self.is_engine = self.is_node = False
-        self.is_closed = False
-        self._inner: dict[Any, Place] | None = None  # most places contain no others and need no dict
+    index: int
+    layer: int
+    phase: str
+    within: Place | None
+    shared: tuple[int, ...]
+    outer: Place | None = None
+    frame: Frame | None = None
+    signature: int = 0
+    is_engine: bool = False
+    is_node: bool = False
+    is_closed: bool = False
+    _inner: dict[Any, Place] | None = None  # most places contain no others and need no dict
 
     @property
     def is_in_node(self) -> bool:
@@ -116,7 +93,8 @@ class Places:
         key = (layer, phase, within, shared)
         place = self._layers.get(key)
         if place is None:
-            place = self._layers[key] = self._new(layer, phase, within, shared, None, None, 0)
+            place = self._layers[key] = Place(len(self.all), layer, phase, within, shared)
+            self.all.append(place)
         return place
 
     def inside(self, outer: Place, kind: FrameKind, name: str, signature: int = 0) -> Place:
@@ -131,9 +109,10 @@ class Places:
             frame = self._frames.get(step)
             if frame is None:
                 frame = self._frames[step] = Frame(kind, name)
-            place = inner[key] = self._new(
-                outer.layer, outer.phase, outer.within, outer.shared, outer, frame, signature
+            place = inner[key] = Place(
+                len(self.all), outer.layer, outer.phase, outer.within, outer.shared, outer, frame, signature
             )
+            self.all.append(place)
         return place
 
     def of_lines(self, place: Place) -> Place | None:
@@ -155,17 +134,3 @@ class Places:
         self.of_trees.clear()
         for place in self.all:
             place._inner = None
-
-    def _new(
-        self,
-        layer: int,
-        phase: str,
-        within: Place | None,
-        shared: tuple[int, ...],
-        outer: Place | None,
-        frame: Frame | None,
-        signature: int,
-    ) -> Place:
-        place = Place(len(self.all), layer, phase, within, shared, outer, frame, signature)
-        self.all.append(place)
-        return place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchprof.attribute.events import Kind
@@ -31,18 +32,16 @@ class _Wanted(NamedTuple):
     name: str
 
 
+@dataclass(slots=True, eq=False)
 class _InBackward:
     """A range inside an autograd node. ``name``: the number of its name. ``records``: whether an operator inside it
     records an autograd graph."""
 
-    __slots__ = ("name", "outer", "records", "start", "thread")
-
-    def __init__(self, start: int, thread: int, name: int, outer: _InBackward | None) -> None:
-        self.start = start
-        self.thread = thread
-        self.name = name
-        self.outer = outer
-        self.records = False
+    start: int
+    thread: int
+    name: int
+    outer: _InBackward | None
+    records: bool = False
 
 
 def nested(
