@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from torchprof.attribute.events import Event
@@ -20,11 +21,8 @@ from torchprof.run.words import Signature
 from torchprof.traces.aligned_calls import AlignedCalls, AlignedForward, ReferenceOp
 from torchprof.traces.traced_ops import ComputedAgain, RangeAround, TracedOp, TracedOps, traced_ops
 
-
-class Reference(NamedTuple):
-    """The operators of one forward of a model, in their order."""
-
-    ops: tuple[ReferenceOp, ...]
+Reference = tuple[ReferenceOp, ...]
+"""The operators of one forward of a model, in their order."""
 
 
 class Alignment(NamedTuple):
@@ -43,14 +41,8 @@ _CLASSES = {name: kind for table in (OF_LAYERS, INSIDE_LAYERS) for kind, names i
 """The operators that make a model what it is, by their names without the ``_`` of in-place ones. Those
 of one class may replace each other in another version of torch."""
 
-_PARAMETERS = {
-    "convolution": (1,),
-    "batch norm": (1,),
-    "layer norm": (2,),
-    "embedding": (0,),
-}
+_PARAMETERS = {"convolution": (1,), "batch norm": (1,), "layer norm": (2,), "embedding": (0,)}
 """The inputs that are parameters, whose shapes do not depend on the batch. ``linear`` is looked at by its name."""
-
 
 _OF_ATTENTION = frozenset(
     {name for name, kind in _CLASSES.items() if kind in ("attention", "softmax")} | aten("matmul bmm baddbmm einsum")
@@ -113,7 +105,7 @@ class _Search:
         replaced: Collection[str] = frozenset(),
     ) -> None:
         """``replaced``: the names of operators that are not compared."""
-        self._ops = reference.ops
+        self._ops = reference
         self._signatures = signatures
         self._replaced = replaced
         self._places = self._compared(self._ops)
@@ -147,10 +139,9 @@ class _Search:
         classes = [_class_of(ops[place].name) for place in places]
         size = len(self._classes)
         ends = self._ends(classes, [ops[place].name for place in places])
-        fitting = [end - size + 1 for end in ends]
         fitting = [
             first
-            for first in fitting
+            for first in (end - size + 1 for end in ends)
             if self._has_same_parameters([ops[place] for place in places[first : first + size]])
         ]
         starts = self._apart(fitting, [(ops[place].nodes, ops[place].ranges[:1]) for place in places])
@@ -203,10 +194,7 @@ class _Search:
             group = [starts[start]]
             while start + len(group) < len(starts) and starts[start + len(group)] < group[-1] + size:
                 group.append(starts[start + len(group)])
-            if len(group) == 1:
-                kept += group
-            else:
-                kept += self._filling(group, spans)
+            kept += group if len(group) == 1 else self._filling(group, spans)
             start += len(group)
         return kept
 
@@ -220,13 +208,8 @@ class _Search:
     def _filling(self, group: list[int], spans: Sequence[tuple[int, tuple[RangeAround, ...]]]) -> list[int]:
         size, known = len(self._classes), set(group)
         starts: list[int] = []
-        segments: list[list[int]] = []
-        for place in range(group[0], group[-1] + size):
-            if segments and spans[segments[-1][-1]] == spans[place]:
-                segments[-1].append(place)
-            else:
-                segments.append([place])
-        for segment in segments:
+        for _, alike in groupby(range(group[0], group[-1] + size), spans.__getitem__):
+            segment = [*alike]
             first, last = segment[0], segment[-1]
             begins = first == 0 or spans[first - 1] != spans[first]
             ends = last + 1 == len(spans) or spans[last + 1] != spans[last]

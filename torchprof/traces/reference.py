@@ -57,7 +57,7 @@ def references_of(
         path, wrapped = (*path, step), getattr(wrapped, step)
     twin = without_data(model)
     inputs = [tuple(args)] if args is not None else [*_likely_inputs(twin)]
-    references: dict[tuple[tuple[str, tuple[LayerCall, ...]], ...], Reference] = {}
+    references: dict[tuple[tuple[str, tuple[LayerCall, ...]], ...], Reference] = {}  # by what tells them apart
     failure: BaseException | None = None
 
     def run(model: nn.Module, device: str) -> None:
@@ -69,7 +69,7 @@ def references_of(
                 if isinstance(reference, Exception):
                     failure = failure or reference
                     continue
-                references.setdefault(tuple((op.name, op.calls) for op in reference.ops), reference)
+                references.setdefault(tuple((op.name, op.calls) for op in reference), reference)
                 break
 
     run(twin, "meta")
@@ -144,7 +144,7 @@ def _recorded(
     finally:
         labels.detach()
     label_at = {label_of(spot.path): label_of((*root, *spot.path[1:])) for spot, _ in plan.spots}
-    return Reference(tuple(_ops(session.columns(lambda name: Detail.SHAPES).events(), session, label_at)))
+    return tuple(_ops(session.columns(lambda name: Detail.SHAPES).events(), session, label_at))
 
 
 def _ops(events: Iterator[Event], session: Session, label_at: Mapping[str, str]) -> Iterator[ReferenceOp]:
