@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote
 
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import PIPELINE, Kind
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.run.collectives import C10D_OPS, POINT_TO_POINT, name_of_collective
 from torchprof.run.pipeline import ACTIONS
 from torchprof.run.words import PIPELINE_RANGE, is_host_collective
@@ -76,6 +77,11 @@ class _Range(NamedTuple):
     thread: int
 
 
+class _OpenAction(NamedTuple):
+    end_ns: int
+    number: int
+
+
 def steps_in(columns: EventColumns) -> list[PipelineStep]:
     """The steps of schedules, in the order of their start: from our ranges, without any from those of torch."""
     ours = [*_ranges(columns, Kind.PIPELINE)]
@@ -108,19 +114,17 @@ def _steps_of(ranges: Sequence[_Range]) -> list[PipelineStep]:
 def _actions(ranges: Sequence[_Range]) -> list[ActionRange]:
     """The actions among some ranges. What runs in an action inside another one counts for the inner one alone."""
     actions: list[ActionRange] = []
-    open_actions: dict[int, list[int]] = {}  # by thread: the indices of those that are open, outer to inner
+    open_actions: OpenRanges[_OpenAction] = OpenRanges()
     for span in ranges:
         match = _ACTION.fullmatch(span.name.rpartition(":")[2])
         if match is None:
             continue
-        around = open_actions.setdefault(span.thread, [])
-        while around and actions[around[-1]].end_ns <= span.start_ns:
-            around.pop()
+        around = open_actions.at(span.thread, span.start_ns)
         ns = span.end_ns - span.start_ns
         if around:
-            outer = actions[around[-1]]
-            actions[around[-1]] = outer._replace(ns=outer.ns - ns)
-        around.append(len(actions))
+            outer = actions[around[-1].number]
+            actions[around[-1].number] = outer._replace(ns=outer.ns - ns)
+        around.append(_OpenAction(span.end_ns, len(actions)))
         actions.append(ActionRange(int(match[1]), match[2], int(match[3]), span.start_ns, span.end_ns, ns))
     return actions
 

@@ -26,8 +26,6 @@ class Columns:
     ``stretches``: the first event of each stretch in which no event starts before the previous one.
     """
 
-    __slots__ = ("lane", "name", "ns", "number", "sequence", "signature", "start", "stretches")
-
     def __init__(self) -> None:
         self.start = array("q")
         self.ns = array("q")  # the duration; of a memory event, the bytes
@@ -56,6 +54,9 @@ class Columns:
         self.number.append(number)
         self.signature.append(signature)
 
+    def _columns(self) -> tuple[array[int], ...]:
+        return self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature
+
     def in_order(self, groups: Sequence[str]) -> Iterator[tuple[int, int, int, int, int, int, int]]:
         """The events in the order of their start: start, ns, name, lane, sequence, number, signature.
 
@@ -64,9 +65,8 @@ class Columns:
         A trace consists of sorted stretches, of one thread or one kind of event. They are merged a window at a time,
         which takes little memory; a sorted list of all events would take as much as the columns.
         """
-        columns = (self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature)
         for window in self.windows(groups):
-            yield from zip(*(map(column.__getitem__, window) for column in columns))
+            yield from zip(*(map(column.__getitem__, window) for column in self._columns()))
 
     def drop_doubles(self, groups: Sequence[str]) -> int:
         """Drop events that repeat an earlier one, and return how many were dropped. All fields of a double are equal.
@@ -84,9 +84,8 @@ class Columns:
                     doubles.update(self._doubles(start, several, groups))
         if doubles:
             kept = [index for index in range(len(self.start)) if index not in doubles]
-            columns = {name: getattr(self, name) for name in self.__slots__ if name != "stretches"}
-            for name, column in columns.items():
-                setattr(self, name, array(column.typecode, map(column.__getitem__, kept)))
+            for column in self._columns():
+                column[:] = array(column.typecode, map(column.__getitem__, kept))
             self.stretches = [0, *(index for index in range(1, len(kept)) if self.start[index] < self.start[index - 1])]
         return len(doubles)
 

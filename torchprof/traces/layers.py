@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from torchprof.attribute.event_names import is_torchs_step
+from torchprof.attribute.event_names import is_of_a_call, is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
 from torchprof.run.layers import Layer
 from torchprof.run.paths import kind_of_root
@@ -98,9 +98,7 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
     A wrapper is the same layer as the module in it, as in a live run, if the path shows for certain that it is a
     wrapper. A wrapped model has the name of the wrapper, because no path contains the name of the model.
     """
-    path_by = {
-        label: path_of(label) for label in labels if label.startswith(PREFIX) and not label.startswith(PREFIX + "!")
-    }
+    path_by = {label: path_of(label) for label in filter(is_of_a_call, labels)}
     label_at = {path: label for label, path in path_by.items()}
     kind_at: dict[tuple[str, ...], str] = {}
     paths: dict[str, list[tuple[str, ...]]] = {}
