@@ -33,8 +33,6 @@ class Queued(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """A collective that a thread of a group runs."""
-
     start_ns: int
     end_ns: int
     thread: int

@@ -204,7 +204,6 @@ def other_places(paths: Iterable[Sequence[tuple[str, ...]]]) -> dict[tuple[str, 
 
 
 def _last(name: str, following: Mapping[str, str]) -> str:
-    """The end of the chain that starts at a name."""
     while name in following:
         name = following[name]
     return name

@@ -128,7 +128,7 @@ class _Matching:
 
     def _owners(self, name: str) -> tuple[int, ...]:
         """The modules that called a traced module. An unmatched caller is replaced by its own callers."""
-        owners = set()
+        owners: set[int] = set()
         waiting, seen = list(self.traced.callers[name]), {name}
         while waiting:
             caller = waiting.pop()
@@ -209,8 +209,8 @@ class _Matching:
             fitting = self._fitting(names, nearest)
             if not any(fitting.values()):
                 kind = traced_class_name(names[0])
-                free = [module for module in nearest if self.model.entries[module].kind == kind]
-                free = [module for module in free if module not in self._taken]
+                of_class = (module for module in nearest if self.model.entries[module].kind == kind)
+                free = [module for module in of_class if module not in self._taken]
                 fitting = dict.fromkeys(names, free)
             self._assign_in_order(names, fitting)
         self._finish(names)
@@ -315,11 +315,8 @@ class _Matching:
         return fitting
 
     def _observed(self, name: str) -> _Observed:
-        kind = traced_class_name(name)
-        shapes = self.traced.shapes[name]
-        if kind not in self._with_shapes or not shapes:
-            return kind, None
-        return kind, shapes & self._shapes_of_class[kind]
+        kind, shapes = traced_class_name(name), self.traced.shapes[name]
+        return kind, shapes & self._shapes_of_class[kind] if shapes and kind in self._with_shapes else None
 
     def _contains_callees(self, module: int, name: str) -> bool:
         """Whether everything that was called below a name can be below a module."""
