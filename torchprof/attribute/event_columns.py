@@ -199,6 +199,10 @@ class EventColumns:
             places.sort(key=lambda line: self.start[line[0]])
         return places
 
+    def events_of(self, kind: Kind) -> Iterator[Event]:
+        """The events of a kind, in the order of start."""
+        return (self.event(index, thread) for index, thread in self.of_kinds(kind))
+
     def add(
         self,
         before: Iterable[Event] = (),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.events import PIPELINE, Kind
+from torchprof.attribute.events import PIPELINE, Event, Kind
 from torchprof.attribute.nesting import OpenRanges
 from torchprof.run.collectives import C10D_OPS, POINT_TO_POINT, name_of_collective
 from torchprof.run.pipeline import ACTIONS
@@ -70,13 +70,6 @@ class PipelineStep(NamedTuple):
     waits: list[tuple[int, int]]
 
 
-class _Range(NamedTuple):
-    name: str
-    start_ns: int
-    end_ns: int
-    thread: int
-
-
 class _OpenAction(NamedTuple):
     end_ns: int
     number: int
@@ -84,18 +77,11 @@ class _OpenAction(NamedTuple):
 
 def steps_in(columns: EventColumns) -> list[PipelineStep]:
     """The steps of schedules, in the order of their start: from our ranges, without any from those of torch."""
-    ours = [*_ranges(columns, Kind.PIPELINE)]
+    ours = [*columns.events_of(Kind.PIPELINE)]
     return _steps_of(ours) if ours else _steps_of_torch(columns)
 
 
-def _ranges(columns: EventColumns, kind: Kind) -> Iterator[_Range]:
-    """The ranges of a kind, in the order of their start."""
-    for index, thread in columns.of_kinds(kind):
-        name = columns.kinds[columns.number[index]].name
-        yield _Range(name, columns.start[index], columns.end[index], thread)
-
-
-def _steps_of(ranges: Sequence[_Range]) -> list[PipelineStep]:
+def _steps_of(ranges: Sequence[Event]) -> list[PipelineStep]:
     """The steps from our ranges. A step inside another one is a part of it."""
     starts = [span.start_ns for span in ranges]
     steps: list[PipelineStep] = []
@@ -111,7 +97,7 @@ def _steps_of(ranges: Sequence[_Range]) -> list[PipelineStep]:
     return steps
 
 
-def _actions(ranges: Sequence[_Range]) -> list[ActionRange]:
+def _actions(ranges: Sequence[Event]) -> list[ActionRange]:
     """The actions among some ranges. What runs in an action inside another one counts for the inner one alone."""
     actions: list[ActionRange] = []
     open_actions: OpenRanges[_OpenAction] = OpenRanges()
@@ -140,11 +126,11 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
     kinds = {name: match[1] or match[2] for name, match in names.items() if match is not None}
     if not kinds or _SEVERAL in kinds.values():
         return []
-    received = sorted(span.end_ns for span in _ranges(columns, Kind.COLLECTIVE) if _is_receive(span.name))
+    received = sorted(span.end_ns for span in columns.events_of(Kind.COLLECTIVE) if _is_receive(span.name))
     steps: list[PipelineStep] = []
     seen: set[str] = set()  # the actions of the current step
     begin: int | None = None  # of the next step, if it has begun
-    for span in _ranges(columns, Kind.USER_LABEL):
+    for span in columns.events_of(Kind.USER_LABEL):
         kind = kinds.get(span.name)
         if kind in ACTIONS:
             if not steps or span.name in seen:

@@ -19,7 +19,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run.torch_names import INSIDE_LAYERS, OF_LAYERS, aten
 from torchprof.run.words import Signature
 from torchprof.traces.aligned_calls import AlignedCalls, AlignedForward, ReferenceOp
-from torchprof.traces.traced_ops import ComputedAgain, RangeAround, TracedOp, TracedOps, traced_ops
+from torchprof.traces.traced_ops import ComputedAgain, TracedOp, TracedOps, traced_ops
 
 Reference = tuple[ReferenceOp, ...]
 """The operators of one forward of a model, in their order."""
@@ -182,7 +182,7 @@ class _Search:
             self.longest = matched, ""
         return ends
 
-    def _apart(self, starts: list[int], spans: Sequence[tuple[int, tuple[RangeAround, ...]]]) -> list[int]:
+    def _apart(self, starts: list[int], spans: Sequence[tuple[int, tuple[Event, ...]]]) -> list[int]:
         """The starts of forwards that do not overlap. Where several overlap, which are right is known only if they fill
         the time between two backward passes, or a range of the user such as that of a step (``spans``). If the model
         repeats equal blocks and nothing else, several forwards may be one of a deeper model: then only one may fill
@@ -205,7 +205,7 @@ class _Search:
         lead = self._places[0]
         return first - last - 1 <= lead and before.nodes == after.nodes and before.ranges == after.ranges
 
-    def _filling(self, group: list[int], spans: Sequence[tuple[int, tuple[RangeAround, ...]]]) -> list[int]:
+    def _filling(self, group: list[int], spans: Sequence[tuple[int, tuple[Event, ...]]]) -> list[int]:
         size, known = len(self._classes), set(group)
         starts: list[int] = []
         for _, alike in groupby(range(group[0], group[-1] + size), spans.__getitem__):

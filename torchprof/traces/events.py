@@ -46,8 +46,10 @@ class TraceEvents:
     """The events of one trace, with the interface that a recording has.
 
     ``table``: all events of the trace, in columns. ``base_ns``: the time that the times in the file are relative to, in
-    ns since the epoch.
+    ns since the epoch. ``cpu_time``: a trace does not have the CPU time of the process.
     """
+
+    cpu_time: None = None
 
     def __init__(self, table: EventTable, base_ns: int = 0) -> None:
         self.table = table
@@ -85,11 +87,6 @@ class TraceEvents:
             for start, ns, name in zip(columns.start, columns.ns, columns.name):
                 first, last = min(first, start), max(last, start if name in of_memory else start + ns)
         return max(last - first, 0)
-
-    @property
-    def cpu_time(self) -> None:
-        """None: a trace does not have the CPU time of the process."""
-        return
 
     @property
     def torchs_steps(self) -> int:

@@ -16,11 +16,6 @@ _NO_FORWARD = (OPTIMIZER_STEP, FSDP_RANGE)
 """The beginnings of the names of ranges that contain nothing of a forward. FSDP's hooks name their layers."""
 
 
-class RangeAround(NamedTuple):
-    start_ns: int
-    end_ns: int
-
-
 @dataclass(slots=True)
 class TracedOp:
     """An operator of the trace that is in no other one, or a function of autograd in Python.
@@ -34,7 +29,7 @@ class TracedOp:
     end_ns: int
     own_ns: int
     signature: int
-    ranges: tuple[RangeAround, ...]
+    ranges: tuple[Event, ...]
     nodes: int
 
 
@@ -88,7 +83,7 @@ def traced_ops(events: Iterable[Event]) -> TracedOps:
     nodes compute again."""
     by_thread: defaultdict[int, OpsOfThread] = defaultdict(OpsOfThread)
     again: list[ComputedAgain] = []
-    ranges: OpenRanges[RangeAround] = OpenRanges()
+    ranges: OpenRanges[Event] = OpenRanges()
     functions: OpenRanges[TracedOp] = OpenRanges()  # functions of autograd in Python
     open_nodes: OpenRanges[ComputedAgain] = OpenRanges()
     hidden_until: Counter[int] = Counter()  # by thread: the end of a range that is no forward, or of an operator
@@ -116,7 +111,7 @@ def traced_ops(events: Iterable[Event]) -> TracedOps:
                 of_python.append(op)
             (around[-1] if around else by_thread[thread]).add(op, event.sequence)
         elif kind is Kind.USER_LABEL and not event.name.startswith(_NO_FORWARD):
-            ranges.at(thread, start).append(RangeAround(start, end))
+            ranges.at(thread, start).append(event)
         elif is_node:
             if kind is Kind.NODE or not around:
                 around.append(ComputedAgain(end, thread, event.sequence, event.forward_thread))
