@@ -83,6 +83,7 @@ def _extended(
 class AlignedCalls:
     """The labels of the calls of one model, collected forward by forward.
 
+    ``forwards``: how many forwards there are; ``adjacent``: how many of them follow another one with nothing between.
     ``labels``: also those around operators without a layer. ``operators``: thread and start of all that are paired.
     ``total_ns``: the time of the operators in forwards, and in what backward computes again. ``unknown_ns``: the part
     of it that has no layer, by the layer before it.
@@ -96,6 +97,7 @@ class AlignedCalls:
         for index, op in enumerate(model):
             for call in op.calls:
                 self._spans[call] = self._spans.get(call, (index, index))[0], index
+        self.forwards = self.adjacent = 0
         self.labels: list[Event] = []
         self.operators: set[tuple[int, int]] = set()
         self.total_ns = 0
@@ -106,6 +108,7 @@ class AlignedCalls:
     ) -> AlignedForward:
         """``matched``: where the operators at ``places`` of the model are in the trace. ``around``: what may belong to
         the forward."""
+        self.forwards += 1
         before, after = (around.start - 1, -1), (around.stop, len(self._model))
         pairs = _extended(dict(zip(matched, places)), ops, self._model, before, after)
         self._label(thread, ops, pairs, {place: self._model[model].calls for place, model in pairs.items()})

@@ -9,10 +9,8 @@ layer.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 from torchprof.attribute.events import Event
 from torchprof.errors import TorchprofError
@@ -23,18 +21,6 @@ from torchprof.traces.traced_ops import ComputedAgain, TracedOp, TracedOps, trac
 
 Reference = tuple[ReferenceOp, ...]
 """The operators of one forward of a model, in their order."""
-
-
-class Alignment(NamedTuple):
-    """``labels``: the ranges of the layers, in the order of start, outer ones first. ``forwards``: how many forwards
-    were found; ``adjacent``: how many of them follow another one with nothing between. ``total_ns``: the time of the
-    operators in them; ``unknown_ns``: the part of it without a layer, by the layer before it."""
-
-    labels: list[Event]
-    forwards: int
-    adjacent: int
-    total_ns: int
-    unknown_ns: Counter[str]
 
 
 _CLASSES = {name: kind for table in (OF_LAYERS, INSIDE_LAYERS) for kind, names in table.items() for name in names}
@@ -56,42 +42,35 @@ def _class_of(name: str) -> str | None:
 
 def align(
     events: Iterable[Event], references: Sequence[Sequence[Reference]], signatures: Sequence[Signature]
-) -> Alignment:
-    """The layers of the operators of a trace. ``references``: for each model, the orders that its forward may have.
+) -> list[AlignedCalls]:
+    """The calls of the layers of each model in a trace. ``references``: for each model, the orders of operators that
+    its forward may have.
 
     Raises TorchprofError if no forward of a model is found, with the place where trace and model part.
     """
     traced = traced_ops(events)
-    labels: list[Event] = []
-    unknown: Counter[str] = Counter()
-    forwards = adjacent = total = 0
+    of_models: list[AlignedCalls] = []
     taken: set[tuple[int, int]] = set()  # the operators of the models before: thread and start
     for of_model in references:
-        best = _best(of_model, traced, signatures)
-        calls = best.calls
+        calls = _best(of_model, traced, signatures).calls
         if not taken.isdisjoint(calls.operators):
             raise TorchprofError("Several of the models fit the same operators: which of them ran is not in the trace.")
         taken |= calls.operators
-        labels += calls.labels
-        unknown += calls.unknown_ns
-        forwards += best.forwards
-        adjacent += best.adjacent
-        total += calls.total_ns
-    labels.sort(key=lambda label: (label.start_ns, -label.end_ns))
-    return Alignment(labels, forwards, adjacent, total, unknown)
+        of_models.append(calls)
+    return of_models
 
 
 def _best(references: Sequence[Reference], traced: TracedOps, signatures: Sequence[Signature]) -> _Search:
     """The search that finds most forwards of a model: first with all operators that are compared; if there is none,
     without those of attention, which may be computed in another way."""
     searches = [_Search(reference, traced, signatures) for reference in references]
-    if not any(search.forwards for search in searches):
+    if not any(search.calls.forwards for search in searches):
         why_not = max(searches, key=lambda search: search.longest).why_not()
         if not any(search.is_refused for search in searches):
             searches = [_Search(reference, traced, signatures, replaced=_OF_ATTENTION) for reference in references]
-        if not any(search.forwards for search in searches):
+        if not any(search.calls.forwards for search in searches):
             raise TorchprofError(why_not)
-    return max(searches, key=lambda search: (search.forwards, -search.calls.unknown_ns.total(), search.longest))
+    return max(searches, key=lambda search: (search.calls.forwards, -search.calls.unknown_ns.total(), search.longest))
 
 
 class _Search:
@@ -114,7 +93,6 @@ class _Search:
         block = len(self._classes) - (self._fallback[-1] if self._classes else 0)
         self._repeats_blocks = block < len(self._classes) and len(self._classes) % block == 0
         self.calls = AlignedCalls(self._ops, replaced)
-        self.forwards = self.adjacent = 0
         self.longest = (0, "")  # how much of the order was found at most, and what came instead
         self._other_shape = ""
         self._is_ambiguous = False
@@ -150,10 +128,9 @@ class _Search:
             matched = places[first : first + size]
             last = forwards[-1].last if forwards else -1
             before = max(last, places[first - 1] if first else -1) + 1
-            self.adjacent += last >= 0 and self._is_adjacent(ops, last, matched[0])
+            self.calls.adjacent += last >= 0 and self._is_adjacent(ops, last, matched[0])
             after = places[first + size] if first + size < len(places) else len(ops)
             forwards.append(self.calls.add_forward(thread, ops, matched, self._places, range(before, after)))
-        self.forwards += len(forwards)
         return forwards
 
     def _add_computed_again(self, again: ComputedAgain, traced: TracedOps, forwards: Sequence[AlignedForward]) -> None:

@@ -203,7 +203,8 @@ class _Matching:
                 certain = self._assign(names, fitting, in_order=len(_all_of(fitting)) == len(names))
                 alone = len(anywhere) == len(names)
                 module_of = self.matches.module_of
-                self.matches.far += [module_of[name] for name in certain if not (alone and self._is_distinct(name))]
+                unsure = [module_of[name] for name in certain if not (alone and self._is_distinct(name))]
+                self.matches.uncertain["matched_far"] += [[module] for module in unsure]
                 break
         else:  # there are not enough modules for all names: the first names that fit get them
             fitting = self._fitting(names, nearest)
@@ -283,11 +284,11 @@ class _Matching:
         for module, name in name_of.items():
             self._add_match(name, module)
         if len(choice) > fit > 0:
-            self.matches.of_more.append(sorted(name_of))
+            self.matches.uncertain["matched_of_more"].append(sorted(name_of))
         elif len(choice) < fit and name_of:
-            self.matches.of_fewer.append(sorted(name_of))
+            self.matches.uncertain["matched_of_fewer"].append(sorted(name_of))
         elif len(name_of) > 1:
-            self.matches.by_order.append(sorted(name_of))
+            self.matches.uncertain["matched_by_order"].append(sorted(name_of))
 
     def _add_match(self, name: str, module: int) -> None:
         self.matches.module_of[name] = module

@@ -55,9 +55,9 @@ def call_order(cls: type) -> dict[str, bool]:
 
     Empty if there is no source. Takes about a millisecond.
     """
-    called: dict[str, bool] = {}
-    _Uses(cls, called).follow("forward")
-    return called
+    uses = _Uses(cls)
+    uses.follow("forward")
+    return uses.called
 
 
 def _may_return(statement: ast.stmt) -> bool:
@@ -68,9 +68,9 @@ def _may_return(statement: ast.stmt) -> bool:
 class _Uses(ast.NodeVisitor):
     """Walks the methods of a class in the order in which they are evaluated."""
 
-    def __init__(self, cls: type, called: dict[str, bool]) -> None:
+    def __init__(self, cls: type) -> None:
+        self.called: dict[str, bool] = {}
         self._cls = cls
-        self._found = called
         self._followed: set[str] = set()
         self._self = ""
         self._conditions = 0  # if not 0, the current node may not run, or it calls nothing
@@ -109,7 +109,7 @@ class _Uses(ast.NodeVisitor):
         if not self._is_attribute_of_self(node):
             self._visit(node.value, may_not_run=isinstance(node.value, ast.Attribute))
         elif not inspect.isfunction(getattr(self._cls, node.attr, None)):
-            self._found[node.attr] = self._found.get(node.attr, False) or not self._conditions
+            self.called[node.attr] = self.called.get(node.attr, False) or not self._conditions
         elif node.attr not in self._followed:
             self.follow(node.attr)
 

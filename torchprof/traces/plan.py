@@ -214,15 +214,20 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
         raise TorchprofError(
             f"{path} names no layers. {why}{compiled} Give from_trace the model of the recording. {how_else}"
         ) from None
-    seen.warnings.append(RunWarning.of("layers_by_alignment", count=aligned.forwards))
-    if unknown := aligned.unknown_ns.total():
-        layers = [layer for layer, _ in aligned.unknown_ns.most_common()]
-        seen.warnings.append(RunWarning.of("layers_in_doubt", layers, share=unknown / max(aligned.total_ns, 1)))
-    if aligned.adjacent:
-        seen.warnings.append(RunWarning.of("adjacent_forwards", count=aligned.adjacent))
+    seen.warnings.append(RunWarning.of("layers_by_alignment", count=sum(calls.forwards for calls in aligned)))
+    unknown_ns: Counter[str] = Counter()
+    for calls in aligned:
+        unknown_ns += calls.unknown_ns
+    if unknown := unknown_ns.total():
+        layers = [layer for layer, _ in unknown_ns.most_common()]
+        total = sum(calls.total_ns for calls in aligned)
+        seen.warnings.append(RunWarning.of("layers_in_doubt", layers, share=unknown / max(total, 1)))
+    if adjacent := sum(calls.adjacent for calls in aligned):
+        seen.warnings.append(RunWarning.of("adjacent_forwards", count=adjacent))
     sites = {**model.plan.sites, UNALIGNED: Site((OUTSIDE,))}
-    # Without those inside the selected layers.
-    labels = [label for label in aligned.labels if label.name in sites or label.kind is Kind.STOPPED]
+    # Without those inside the selected layers; outer ones first.
+    labels = [label for calls in aligned for label in calls.labels if label.name in sites or label.kind is Kind.STOPPED]
+    labels.sort(key=lambda label: (label.start_ns, -label.end_ns))
     called = {layer for label in labels if label.kind is Kind.LABEL for layer in sites[label.name].layers if layer >= 0}
     return replace(model.plan, sites=sites, callable_layers=called & set(model.plan.callable_layers), labels=labels)
 
