@@ -126,7 +126,11 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
     kinds = {name: match[1] or match[2] for name, match in names.items() if match is not None}
     if not kinds or _SEVERAL in kinds.values():
         return []
-    received = sorted(span.end_ns for span in columns.events_of(Kind.COLLECTIVE) if _is_receive(span.name))
+    received = sorted(
+        span.end_ns
+        for span in columns.events_of(Kind.COLLECTIVE)
+        if is_host_collective(span.name) and name_of_collective(span.name) == "recv"
+    )
     steps: list[PipelineStep] = []
     seen: set[str] = set()  # the actions of the current step
     begin: int | None = None  # of the next step, if it has begun
@@ -147,10 +151,6 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
         if kind is not None and begin is None and steps:
             steps[-1] = steps[-1]._replace(end_ns=span.end_ns)
     return steps
-
-
-def _is_receive(name: str) -> bool:
-    return is_host_collective(name) and name_of_collective(name) == "recv"
 
 
 def folded_names(names: Collection[str]) -> dict[str, str]:

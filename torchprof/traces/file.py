@@ -99,7 +99,11 @@ class TraceFile:
         except EOFError:
             self._note_cut(text)
         else:
-            self._look_behind(text)
+            has_more, name = text.find_end(), self.path.name
+            if text.failure:
+                self.warnings.append(RunWarning.of("trace_end_unread", file=name, reason=text.failure))
+            elif has_more:
+                self.warnings.append(RunWarning.of("trace_goes_on", file=name))
         if self._lost:
             name, events = self.path.name, self._read + self._lost
             about = RunWarning.of("trace_events_unread", file=name, lost=self._lost, events=events, at=self._first_lost)
@@ -207,11 +211,3 @@ class TraceFile:
                 f"is incomplete. Copy or record it again. {_HOW}"
             )
         self.warnings.append(RunWarning.of("trace_cut", file=self.path.name, events=self._read, reason=text.failure))
-
-    def _look_behind(self, text: JsonText) -> None:
-        """Add a warning if something follows the trace, or if the end of the file cannot be decompressed."""
-        goes_on = text.find_end()
-        if text.failure:
-            self.warnings.append(RunWarning.of("trace_end_unread", file=self.path.name, reason=text.failure))
-        elif goes_on:
-            self.warnings.append(RunWarning.of("trace_goes_on", file=self.path.name))

@@ -160,7 +160,11 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
       them after a word that counts repetitions ("step 17"), or more than 128 after another word ("block 17").
     - A range with too many places is not a layer: a warning names it.
     """
-    kept = [call for call in calls if call.has_ops and not _is_bookkeeping(call.name)]
+    kept = [
+        call
+        for call in calls
+        if call.has_ops and not call.name.startswith(_BOOKKEEPING) and not is_torchs_step(call.name)
+    ]
     folded = _folded([call.name for call in kept])
     around = {call.name: call.parents for call in calls}
     parents: defaultdict[str, dict[str, None]] = defaultdict(dict)
@@ -229,10 +233,6 @@ def _nearest_kept(
         elif name not in seen:
             seen.add(name)
             waiting.extend(reversed(around[name]))
-
-
-def _is_bookkeeping(name: str) -> bool:
-    return is_torchs_step(name) or name.startswith(_BOOKKEEPING)
 
 
 def _folded(names: Sequence[str]) -> dict[str, str]:

@@ -60,11 +60,6 @@ def call_order(cls: type) -> dict[str, bool]:
     return uses.called
 
 
-def _may_return(statement: ast.stmt) -> bool:
-    """Whether a statement returns in some cases only."""
-    return not isinstance(statement, ast.Return) and any(isinstance(part, ast.Return) for part in ast.walk(statement))
-
-
 class _Uses(ast.NodeVisitor):
     """Walks the methods of a class in the order in which they are evaluated."""
 
@@ -90,7 +85,8 @@ class _Uses(ast.NodeVisitor):
             conditions = self._conditions
             for statement in tree.body:
                 self.visit(statement)
-                self._conditions += _may_return(statement)  # the following statements may not run
+                if not isinstance(statement, ast.Return):  # after a return in it, the following statements may not run
+                    self._conditions += any(isinstance(part, ast.Return) for part in ast.walk(statement))
             self._self, self._conditions = around, conditions
 
     def visit_Call(self, node: ast.Call) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,8 @@ class ModelPlan:
             plan.selected,
             plan.selected_paths,
         )
-        described = tuple(map(_with_unknown_mode, plan.layers()))
+        # The mode in the recording is unknown.
+        described = tuple(replace(layer, training=None) for layer in plan.layers())
         return cls(layers, described, model_modules(plan), references)
 
     def of_stages(self, labels: Iterable[str]) -> ModelPlan:
@@ -126,17 +128,7 @@ class ModelPlan:
 
     def complete(self) -> ModelPlan:
         """The same plan with its references found, so that it can be sent to other processes."""
-        return replace(self, references=_Found(self.references()))
-
-
-@dataclass(frozen=True)
-class _Found:
-    """References that were found before."""
-
-    references: References
-
-    def __call__(self) -> References:
-        return self.references
+        return replace(self, references=partial(_same, self.references()))
 
 
 def plan_trace(
@@ -203,7 +195,10 @@ def plan_trace(
 
 def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observations) -> TracePlan:
     """The plan of a trace that names no layers: its operators are aligned with those of the model."""
-    how_else = f"With layers in the trace no alignment is needed: {_how_to_record_modules(events)}."
+    how = "Record it inside `torchprof.annotate(model)`, or with `torch.profiler.profile(with_stack=True)`"
+    if events.table.has_call_stacks:
+        how = MODULES_OF_CALL_STACKS
+    how_else = f"With layers in the trace no alignment is needed: {how}."
     references = model.references()
     if isinstance(references, str):
         raise TorchprofError(f"{path} names no layers. {references} {how_else}")
@@ -245,19 +240,11 @@ def _kinds_of_layers(events: TraceEvents) -> tuple[tuple[str, int], ...]:
     return tuple(counts.most_common())
 
 
-def _how_to_record_modules(events: TraceEvents) -> str:
-    """How to record a trace with modules, for a trace without."""
-    if events.table.has_call_stacks:
-        return MODULES_OF_CALL_STACKS
-    return "Record it inside `torchprof.annotate(model)`, or with `torch.profiler.profile(with_stack=True)`"
+def _same(references: References) -> References:
+    return references
 
 
 def _stage(root: str) -> int:
     """The stage of a pipeline that calls a model, by its name; -1 for none."""
     stage = stage_of_root(root)
     return -1 if stage is None else stage
-
-
-def _with_unknown_mode(layer: Layer) -> Layer:
-    """The layer without its mode: the mode in the recording is unknown."""
-    return replace(layer, training=None)
