@@ -42,8 +42,11 @@ class TracePlan:
     fqns: Mapping[str, Sequence[int]]
     replicated: Mapping[int, Set[int]] | None = None
     selected: Set[int] | None = None
-    selected_paths: tuple[tuple[str, ...], ...] | None = None
     labels: Sequence[Event] = ()  # of layers that the trace does not name
+
+    @property
+    def selected_paths(self) -> tuple[tuple[str, ...], ...] | None:
+        return None if self.selected is None else tuple(self.layer_paths[layer] for layer in sorted(self.selected))
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,6 @@ class ModelPlan:
             plan.fqns,
             plan.replicated or None,  # the model may have been wrapped differently in the recording
             plan.selected,
-            plan.selected_paths,
         )
         # The mode in the recording is unknown.
         described = tuple(replace(layer, training=None) for layer in plan.layers())
@@ -103,25 +105,18 @@ class ModelPlan:
             root, *below = label.split(".")
             return ".".join([label_of.get(named.get(path_of(root)[0], ""), root), *below])
 
-        plan = self.plan
+        sites = {
+            in_trace_of(label): Site(site.layers, site.wrapper and in_trace_of(site.wrapper))
+            for label, site in self.plan.sites.items()
+        }
+        paths = [renamed(shown, path) for path in self.plan.layer_paths]
+        others = ([renamed(shown, path) for path in layer.shared_with] for layer in self.layers)
         return replace(
             self,
-            plan=replace(
-                plan,
-                sites={
-                    in_trace_of(label): Site(site.layers, site.wrapper and in_trace_of(site.wrapper))
-                    for label, site in plan.sites.items()
-                },
-                layer_paths=[renamed(shown, path) for path in plan.layer_paths],
-                selected_paths=plan.selected_paths and tuple(renamed(shown, path) for path in plan.selected_paths),
-            ),
+            plan=replace(self.plan, sites=sites, layer_paths=paths),
             layers=tuple(
-                replace(
-                    layer,
-                    path=renamed(shown, layer.path),
-                    shared_with=tuple(renamed(shown, path) for path in layer.shared_with),
-                )
-                for layer in self.layers
+                replace(layer, path=path, shared_with=tuple(shared))
+                for layer, path, shared in zip(self.layers, paths, others)
             ),
             modules=[module._replace(path=renamed(named, module.path)) for module in self.modules],
         )
@@ -186,11 +181,11 @@ def plan_trace(
     layers = TracePlan(hierarchy.sites, paths, called, layers_by_fqn(paths))
     if model is None:
         return layers, hierarchy.layers
-    plan = model.plan
-    called |= plan.callable_layers  # without unselected modules
-    if plan.selected is not None:
-        called &= plan.selected
-    return replace(layers, selected=plan.selected, selected_paths=plan.selected_paths), hierarchy.layers
+    selected = model.plan.selected
+    called |= model.plan.callable_layers  # without unselected modules
+    if selected is not None:
+        called &= selected
+    return replace(layers, selected=selected), hierarchy.layers
 
 
 def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observations) -> TracePlan:
