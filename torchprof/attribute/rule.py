@@ -125,7 +125,7 @@ class Attribution:
         self._made_by = columns.makes_nodes()
         self._ends = ends if len(columns.threads) > 1 else ()  # on one thread, groups end there, too
         groupable = columns.groupable()
-        walks = [ThreadWalk(columns, groupable, events) for events in columns.threads]
+        walks = [ThreadWalk(*events, columns, groupable) for events in columns.threads]
         while walks:
             walk, horizon = next_walk(walks, columns.start)
             yield from self._walk(walk, horizon, groupable)
