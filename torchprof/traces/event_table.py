@@ -49,8 +49,8 @@ class EventTable:
 
     def __init__(self, detail: Callable[[str], Detail]) -> None:
         """``detail`` returns for the name of an operator how much of its inputs is kept."""
-        self.cpu, self.work = Columns(), Columns()
         self.names: list[tuple[str, str]] = []
+        self.cpu, self.work = Columns(self.names), Columns(self.names)
         self.lanes: list[tuple[int, int]] = []
         self.streams: list[tuple[int, int]] = []
         self.signatures = Signatures(detail)
@@ -72,24 +72,19 @@ class EventTable:
         return len(self.cpu.start) + len(self.work.start)
 
     @property
-    def groups(self) -> list[str]:
-        """The group of each name, by its number."""
-        return [group for group, _ in self.names]
-
-    @property
     def processes(self) -> tuple[str, ...]:
         """The IDs of the processes that have events."""
         return tuple(sorted({process for process, _ in self._threads}))
 
     def drop_doubles(self) -> int:
         """Drop the repetitions of events that the trace has several times, and return how many were dropped."""
-        return sum(columns.drop_doubles(self.groups) for columns in (self.cpu, self.work))
+        return sum(columns.drop_doubles() for columns in (self.cpu, self.work))
 
     def place_overhead(self) -> None:
         """Put the profiler's overhead on the threads that it was on. What comes before all operators is left out."""
         if not self._overhead:
             return
-        is_op = [group in (OP, OP_OR_RANGE) for group in self.groups]
+        is_op = [group in (OP, OP_OR_RANGE) for group, _ in self.names]
         columns, thread_of = self.cpu, [thread for thread, _ in self.lanes]
         lane_of = dict(zip(thread_of, range(len(thread_of))))
         overhead = sorted(self._overhead)
@@ -107,7 +102,7 @@ class EventTable:
         # Runtime calls and overhead have another clock: one may end after its operator.
         no_ranges = (MEMORY_EVENTS, RUNTIME_CALLS, OVERHEAD_EVENTS)
         is_left_out = [group in no_ranges or is_host_collective(name) for group, name in self.names]
-        self.cpu.separate(self.groups, [thread for thread, _ in self.lanes], is_left_out)
+        self.cpu.separate([thread for thread, _ in self.lanes], is_left_out)
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped.

@@ -243,7 +243,7 @@ class TraceEvents:
     def _cpu_events(self) -> Iterator[Line]:
         """The CPU's events in the order of their start, without memory events, which have no duration."""
         is_memory = [group is MEMORY_EVENTS for group, _ in self._names]
-        return (line for line in self._cpu.in_order(self.table.groups) if not is_memory[line[2]])
+        return (line for line in self._cpu.in_order() if not is_memory[line[2]])
 
     def _are_nodes(self, kinds: Sequence[Kind | None]) -> list[bool]:
         """Whether each name, by its number, is that of an autograd node (of the event inside the engine's range).

@@ -29,8 +29,7 @@ class TraceColumns:
     ) -> None:
         self._table = table
         self._base_ns = base_ns
-        self._groups = table.groups
-        self._is_call = [group == RUNTIME_CALLS for group in self._groups]
+        self._is_call = [group == RUNTIME_CALLS for group, _ in table.names]
         self._are_nodes = are_nodes
         self._kinds = [EventKind(kind or Kind.OP, name) for kind, (_, name) in zip(kinds, table.names)]
         for number, (kind, name, _) in enumerate(self._kinds):
@@ -38,7 +37,7 @@ class TraceColumns:
                 self._kinds[number] = EventKind(Kind.MEMORY, MEMORY, name)
         is_kept = [kind is not None for kind in kinds]
         cpu, thread_of = table.cpu, [thread for thread, _ in table.lanes]
-        kept = (index for window in cpu.windows(self._groups) for index in window if is_kept[cpu.name[index]])
+        kept = (index for window in cpu.windows() for index in window if is_kept[cpu.name[index]])
         self._threads, self._order = by_thread(kept, [*map(thread_of.__getitem__, cpu.lane)])
         self._names = self._ordered(cpu.name)
         self._memory = [*self._indices(kind.kind is Kind.MEMORY for kind in self._kinds)]
@@ -171,7 +170,7 @@ class TraceColumns:
         calls = (number for number, name in zip(table.cpu.number, table.cpu.name) if self._is_call[name])
         launched = (launch for op, launch in zip(table.work.sequence, table.work.number) if self._launcher(op, launch))
         first = first_correlation_id(calls, launched)
-        for start, ns, name, lane, op, launch, signature in table.work.in_order(self._groups):
+        for start, ns, name, lane, op, launch, signature in table.work.in_order():
             index, stream = table.streams[lane]
             launcher = self._launcher(op, launch)
             yield Event(
