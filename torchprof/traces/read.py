@@ -274,9 +274,9 @@ def _read_or_error(path: Path, *, in_folders: frozenset[Path], **options: Any) -
 
 def _without_errors(files: Sequence[Path], outcomes: Iterable[_Outcome]) -> list[_FileRun]:
     """The runs, with a warning for each file that could not be read. Raises its error if no file could be."""
-    of_files = [*zip(files, outcomes)]
-    runs = [run for _, run in of_files if isinstance(run, _FileRun)]
-    for file, error in of_files:
+    of_files = [*outcomes]  # to their end, where processes are left
+    runs = [run for run in of_files if isinstance(run, _FileRun)]
+    for file, error in zip(files, of_files):
         if isinstance(error, TorchprofError):
             if not runs:
                 raise error
