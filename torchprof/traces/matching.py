@@ -96,7 +96,7 @@ class _Matching:
         """Match all that can be matched. Certain matches go first, because they leave fewer choices for the rest."""
         callers = self.traced.callers
         while self._pending:
-            ready = [name for name in self._pending if not any(caller in self._pending for caller in callers[name])]
+            ready = [name for name in self._pending if self._pending.keys().isdisjoint(callers[name])]
             groups = self._groups(ready or list(self._pending)[:1])
             settled = [self._match_near(owners, names) for owners, names in groups]
             if not any(settled):
