@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import torchprof
 from torchprof.cli import main
+from torchprof.record import plan
 from torchprof.run.run import Run
 
 # The model, and the header
@@ -232,6 +233,40 @@ def test_labels_of_another_model_are_refused(trace: Path) -> None:
     annotated(model, training(model, X), trace)
     with pytest.raises(torchprof.TorchprofError, match="other modules than those of Several: Mlp"):
         torchprof.from_trace(trace, Several())
+
+
+def test_models_of_the_stages_of_a_pipeline_are_found(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one class are in the order of their stages, and a wrapped one is shown under its own class."""
+
+    def models() -> list[nn.Module]:
+        return [Mlp(), Several(), Mlp(), nn.DataParallel(Mlp())]
+
+    recorded = models()
+    stages = dict(zip(map(id, recorded), (5, 2, 1)))
+    monkeypatch.setattr(plan, "stages_of_modules", lambda: {**stages, id(recorded[3]): 3, id(recorded[3].module): 3})
+    live = annotated(recorded, lambda: [model(X) for model in recorded], trace)
+    names = ["Mlp (stage 5)", "Several (stage 2)", "Mlp (stage 1)", "Mlp (stage 3)"]
+    assert [root.name for root in live.roots] == names
+    monkeypatch.undo()
+
+    def described(run: Run) -> dict[str, tuple[str, int | None, int]]:
+        nodes = [node for root in range(len(run.roots)) for node in run.tree(root=root).walk()]
+        return {node.layer.name: (node.layer.kind, node.layer.params, node.calls) for node in nodes}
+
+    given = models()
+    run = torchprof.from_trace(trace, given)
+    assert described(run) == described(live) and not sentences(run)
+    assert [root.name for root in run.roots] == ["Mlp (stage 1)", "Several (stage 2)", "Mlp (stage 5)", "Mlp (stage 3)"]
+    of_one = described(torchprof.from_trace(trace, given[1]))
+    assert of_one and of_one.items() <= described(live).items()
+    selected = torchprof.from_trace(trace, given, paths=["Mlp#2.fc1"])
+    assert [name for name, (*_, calls) in described(selected).items() if calls] == ["Mlp (stage 5).fc1"]
+    assert selected.meta.paths == (("Mlp (stage 5)", "fc1"),)
+    with pytest.raises(
+        torchprof.TorchprofError,
+        match=r"of Mlp: Mlp \(stage 1\), Several \(stage 2\), .* a list with the model of each stage, in this order",
+    ):
+        torchprof.from_trace(trace, given[0])
 
 
 def test_labels_that_the_model_lacks_give_a_warning(trace: Path) -> None:

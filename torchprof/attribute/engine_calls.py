@@ -36,9 +36,9 @@ def add_engine_calls(columns: EventColumns) -> None:
     for current in _passes(columns):
         added += current.added()
         places.update(current.first_nodes)
-        if current.call_at is not None and current.has_spans:
+        if current.call is not None and current.spans:
             replaced.add(current.call_at)
-            places[current.call_starts] = current.call_at
+            places[current.call.thread, current.call.start_ns] = current.call_at
     columns.add(before=added, without=replaced, places=places)
 
 
@@ -81,52 +81,47 @@ def _passes(columns: EventColumns) -> Iterator[_Pass]:
 
 
 class _Pass:
-    """One backward pass. ``ran``: index, start, end and thread of all events since it began. ``call_at``: the index of
-    the engine's call, if that was recorded."""
+    """One backward pass. ``ran``: index, start, end and thread of all events since it began. ``call``: the engine's
+    call, if that was recorded, and ``call_at`` its index."""
 
     def __init__(self) -> None:
         self.ran: list[tuple[int, int, int, int]] = []
-        self.call_at: int | None = None
-        self.call_starts = (0, 0)  # its thread and start
+        self.call: Event | None = None
+        self.call_at = -1
         self.first_nodes: dict[tuple[int, int], int] = {}  # by thread and start: the index of its first node
-        self._call: Event | None = None
         # By thread, but for that of the call: the start of the first node, the end of the last, the time of all.
-        self._spans: dict[int, tuple[int, int, int]] = {}
+        self.spans: dict[int, tuple[int, int, int]] = {}
         self._until: dict[int, float] = {}  # by thread: the end of the range around the first node
         self._makers: set[int] = set()  # the threads whose forward made the nodes
-
-    @property
-    def has_spans(self) -> bool:
-        return bool(self._spans)
 
     def add(self, event: Event, index: int, until: float) -> None:
         """Add a node, or the call of the engine, inside a range that ends at ``until``. ``index``: its index."""
         if event.kind is Kind.ENGINE:
-            self._call, self.call_at, self.call_starts = event, index, (event.thread, event.start_ns)
+            self.call, self.call_at = event, index
             return
-        if event.thread not in self._spans:
+        if event.thread not in self.spans:
             self.first_nodes[event.thread, event.start_ns] = index
-        first, last, ns = self._spans.get(event.thread, (event.start_ns, event.end_ns, 0))
-        self._spans[event.thread] = first, max(last, event.end_ns), ns + event.end_ns - event.start_ns
+        first, last, ns = self.spans.get(event.thread, (event.start_ns, event.end_ns, 0))
+        self.spans[event.thread] = first, max(last, event.end_ns), ns + event.end_ns - event.start_ns
         self._until.setdefault(event.thread, until)
         if event.sequence >= 0:
             self._makers.add(event.forward_thread)
 
     def is_ended_by(self, kind: Kind, name: str, start: int, thread: int, busy: dict[int, int]) -> bool:
-        call = self._call
+        call = self.call
         if call is not None:
             return thread == call.thread and start >= call.end_ns
         if kind is Kind.ENGINE or start >= self._until.get(thread, inf):
             return True
         if kind not in _WORKS or busy.get(thread, 0) > start:
             return False
-        if thread in self._spans:
+        if thread in self.spans:
             return not (kind is Kind.OP and name in _SUMS)
         return thread in self._makers
 
     def added(self) -> list[Event]:
         """The ENGINE events around the nodes; with nodes on other threads, also the parts of the call."""
-        call, spans = self._call, self._spans
+        call, spans = self.call, self.spans
         if not spans:
             return []
         name = "" if call is not None else "engine"

@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from heapq import merge
 from itertools import compress, groupby, islice, repeat
 from operator import and_, gt, le
@@ -66,6 +67,7 @@ class Numbers(dict[_Key, int]):
         return number
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EventColumns:
     """One value for each event in each column. A column whose values were not recorded is None.
 
@@ -81,51 +83,19 @@ class EventColumns:
     trace, it can be read once.
     """
 
-    __slots__ = (
-        "_size",
-        "address",
-        "correlation",
-        "end",
-        "forward_thread",
-        "kernels",
-        "kinds",
-        "nbytes",
-        "number",
-        "sequence",
-        "signature",
-        "start",
-        "threads",
-    )
-
-    def __init__(
-        self,
-        kinds: list[EventKind],
-        threads: list[ThreadEvents],
-        number: IntColumn,
-        start: IntColumn,
-        end: IntColumn,
-        *,
-        sequence: IntColumn | None = None,
-        forward_thread: IntColumn | None = None,
-        correlation: IntColumn | None = None,
-        signature: IntColumn | None = None,
-        nbytes: IntColumn | None = None,
-        address: IntColumn | None = None,
-        kernels: Iterable[Event] = (),
-    ) -> None:
-        self.kinds = kinds
-        self.threads = threads
-        self.number = number
-        self.start = start
-        self.end = end
-        self.sequence = sequence
-        self.forward_thread = forward_thread
-        self.correlation = correlation
-        self.signature = signature
-        self.nbytes = nbytes
-        self.address = address
-        self.kernels = kernels
-        self._size: IntColumn | None = None
+    kinds: list[EventKind]
+    threads: list[ThreadEvents]
+    number: IntColumn
+    start: IntColumn
+    end: IntColumn
+    sequence: IntColumn | None = None
+    forward_thread: IntColumn | None = None
+    correlation: IntColumn | None = None
+    signature: IntColumn | None = None
+    nbytes: IntColumn | None = None
+    address: IntColumn | None = None
+    kernels: Iterable[Event] = ()
+    _size: IntColumn | None = field(default=None, init=False)
 
     @property
     def size(self) -> IntColumn:
@@ -228,6 +198,10 @@ class EventColumns:
         if len(self.threads) > 1:
             places.sort(key=lambda line: self.start[line[0]])
         return places
+
+    def events_of(self, kind: Kind) -> Iterator[Event]:
+        """The events of a kind, in the order of start."""
+        return (self.event(index, thread) for index, thread in self.of_kinds(kind))
 
     def add(
         self,

@@ -31,16 +31,14 @@ MEMORY = "[memory]"
 """The name of every event of an allocation or a free."""
 
 # Bookkeeping of record_function and of autograd. torch's EventList omits it, too (torch.autograd.profiler_util).
-_BOOKKEEPING = frozenset(
-    {
-        "profiler::_record_function_enter",
-        "profiler::_record_function_enter_new",
-        "profiler::_record_function_exit",
-        "aten::is_leaf",
-        "aten::output_nr",
-        "aten::_version",
-        "[OutOfMemory]",
-    }
+_BOOKKEEPING = (
+    "profiler::_record_function_enter",
+    "profiler::_record_function_enter_new",
+    "profiler::_record_function_exit",
+    "aten::is_leaf",
+    "aten::output_nr",
+    "aten::_version",
+    "[OutOfMemory]",
 )
 OF_THE_PROFILER = frozenset(
     {"Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "UVM Activity Init"}
@@ -58,41 +56,36 @@ OVERHEAD = OF_THE_PROFILER | {
 _TORCHS_STEP = re.compile(r"ProfilerStep#\d+")
 
 
+_KINDS: dict[str, Kind | None] = {
+    **dict.fromkeys((*_BOOKKEEPING, RAISED)),
+    **dict.fromkeys((GARBAGE_COLLECTION_LABEL, *OF_THE_PROFILER), Kind.INTERRUPTION),
+    **dict.fromkeys((STEP_MARK, STARTED), Kind.STEP),
+    **dict.fromkeys(COMPILES, Kind.COMPILING),
+    MEMORY: Kind.MEMORY,
+    OPENED: Kind.OPENED,
+    ENDED: Kind.ENDED,
+    STOPPED: Kind.STOPPED,
+    ENGINE_LABEL: Kind.ENGINE,
+    GUARDS: Kind.GUARDS,
+}
+_KINDS_OF_PREFIXES = {
+    COMPILED_INPUTS: Kind.COMPILED_INPUTS,
+    PIPELINE: Kind.PIPELINE,
+    PREFIX: Kind.LABEL,  # after the two that begin with it
+    NODE_PREFIX: Kind.NODE,
+    REGION: Kind.REGION,
+    CALL: Kind.GRAPH,
+}
+
+
 def event_kind(name: str) -> Kind | None:
     """The kind of CPU events with this name: None for events to omit, OP for names without a special meaning."""
-    if name == MEMORY:
-        return Kind.MEMORY
-    if name in _BOOKKEEPING or name == RAISED:
-        return None
-    if name == OPENED:
-        return Kind.OPENED
-    if name == ENDED:
-        return Kind.ENDED
-    if name == STOPPED:
-        return Kind.STOPPED
-    if name in (STEP_MARK, STARTED):
-        return Kind.STEP
-    if name == GARBAGE_COLLECTION_LABEL or name in OF_THE_PROFILER:
-        return Kind.INTERRUPTION
-    if name == ENGINE_LABEL:
-        return Kind.ENGINE
-    if name.startswith(COMPILED_INPUTS):
-        return Kind.COMPILED_INPUTS
-    if name.startswith(PIPELINE):
-        return Kind.PIPELINE
-    if name.startswith(PREFIX):
-        return Kind.LABEL
-    if name.startswith(NODE_PREFIX):
-        return Kind.NODE
-    if name.startswith(REGION):
-        return Kind.REGION
-    if name.startswith(CALL):
-        return Kind.GRAPH
-    if name == GUARDS:
-        return Kind.GUARDS
-    if name in COMPILES or name.endswith(COMPILES_TOO):
-        return Kind.COMPILING
-    return Kind.OP
+    if name in _KINDS:
+        return _KINDS[name]
+    for prefix, kind in _KINDS_OF_PREFIXES.items():
+        if name.startswith(prefix):
+            return kind
+    return Kind.COMPILING if name.endswith(COMPILES_TOO) else Kind.OP
 
 
 def is_a_common_name(name: str) -> bool:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchprof.attribute.events import Kind
+from torchprof.attribute.events import Event, Kind
 from torchprof.run.lockstep import GroupOfRanks
 
 if TYPE_CHECKING:
@@ -30,15 +30,6 @@ class Queued(NamedTuple):
     time_ns: int
     name: str
     group: GroupOfRanks
-
-
-class _Begun(NamedTuple):
-    """A collective that a thread of a group runs."""
-
-    start_ns: int
-    end_ns: int
-    thread: int
-    name: str
 
 
 class Queues:
@@ -63,7 +54,8 @@ class Queues:
         something is missing, and all threads are unknown.
         """
         queued = self._queued
-        begun = _begun(columns, {each.name for each in queued}) if queued else []
+        names = {each.name for each in queued}  # gloo's sends and receives go through no queue
+        begun = [event for event in columns.events_of(Kind.COLLECTIVE) if event.name in names] if names else []
         if not begun:
             return {}
         if begun[0].start_ns < queued[0].time_ns - _CLOCK_ERROR_NS:
@@ -94,16 +86,7 @@ ONE_GROUP = KnownGroups()
 """All ranks are in one group, or there is one rank."""
 
 
-def _begun(columns: EventColumns, names: Set[str]) -> list[_Begun]:
-    """The collectives with these names. gloo's sends and receives go through no queue."""
-    return [
-        _Begun(columns.start[index], columns.end[index], thread, name)
-        for index, thread in columns.of_kinds(Kind.COLLECTIVE)
-        if (name := columns.kinds[columns.number[index]].name) in names
-    ]
-
-
-def _after_idle(queued: Sequence[Queued], begun: Sequence[_Begun]) -> tuple[list[Queued], list[_Begun]]:
+def _after_idle(queued: Sequence[Queued], begun: Sequence[Event]) -> tuple[list[Queued], list[Event]]:
     """Those after the first time in which all queues were empty. Before, there may be collectives in them that the
     flight recorder no longer has."""
     idle_from = queued[0].time_ns
@@ -114,7 +97,7 @@ def _after_idle(queued: Sequence[Queued], begun: Sequence[_Begun]) -> tuple[list
     return [], []
 
 
-def _find_threads(queued: Sequence[Queued], begun: Sequence[_Begun], known: dict[int, GroupOfRanks]) -> bool:
+def _find_threads(queued: Sequence[Queued], begun: Sequence[Event], known: dict[int, GroupOfRanks]) -> bool:
     """Add to ``known`` the threads that are certain. Returns whether each collective was in a queue when it began."""
     # By name and group: how many are in the queue, at most. Those that a thread of an unknown group took are not
     # subtracted, until all queues together are empty.

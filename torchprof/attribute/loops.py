@@ -49,8 +49,7 @@ class Loop(NamedTuple):
     open: OpenPass = OpenPass()
 
 
-_NOTHING = Loop()
-"""Before a recording that follows no other."""
+_NOTHING = Loop()  # before a recording that follows no other
 
 
 def loop_of(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.events import PIPELINE, Kind
+from torchprof.attribute.events import PIPELINE, Event, Kind
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.run.collectives import C10D_OPS, POINT_TO_POINT, name_of_collective
 from torchprof.run.pipeline import ACTIONS
 from torchprof.run.words import PIPELINE_RANGE, is_host_collective
@@ -69,27 +70,18 @@ class PipelineStep(NamedTuple):
     waits: list[tuple[int, int]]
 
 
-class _Range(NamedTuple):
-    name: str
-    start_ns: int
+class _OpenAction(NamedTuple):
     end_ns: int
-    thread: int
+    number: int
 
 
 def steps_in(columns: EventColumns) -> list[PipelineStep]:
     """The steps of schedules, in the order of their start: from our ranges, without any from those of torch."""
-    ours = [*_ranges(columns, Kind.PIPELINE)]
+    ours = [*columns.events_of(Kind.PIPELINE)]
     return _steps_of(ours) if ours else _steps_of_torch(columns)
 
 
-def _ranges(columns: EventColumns, kind: Kind) -> Iterator[_Range]:
-    """The ranges of a kind, in the order of their start."""
-    for index, thread in columns.of_kinds(kind):
-        name = columns.kinds[columns.number[index]].name
-        yield _Range(name, columns.start[index], columns.end[index], thread)
-
-
-def _steps_of(ranges: Sequence[_Range]) -> list[PipelineStep]:
+def _steps_of(ranges: Sequence[Event]) -> list[PipelineStep]:
     """The steps from our ranges. A step inside another one is a part of it."""
     starts = [span.start_ns for span in ranges]
     steps: list[PipelineStep] = []
@@ -105,22 +97,20 @@ def _steps_of(ranges: Sequence[_Range]) -> list[PipelineStep]:
     return steps
 
 
-def _actions(ranges: Sequence[_Range]) -> list[ActionRange]:
+def _actions(ranges: Sequence[Event]) -> list[ActionRange]:
     """The actions among some ranges. What runs in an action inside another one counts for the inner one alone."""
     actions: list[ActionRange] = []
-    open_actions: dict[int, list[int]] = {}  # by thread: the indices of those that are open, outer to inner
+    open_actions: OpenRanges[_OpenAction] = OpenRanges()
     for span in ranges:
         match = _ACTION.fullmatch(span.name.rpartition(":")[2])
         if match is None:
             continue
-        around = open_actions.setdefault(span.thread, [])
-        while around and actions[around[-1]].end_ns <= span.start_ns:
-            around.pop()
+        around = open_actions.at(span.thread, span.start_ns)
         ns = span.end_ns - span.start_ns
         if around:
-            outer = actions[around[-1]]
-            actions[around[-1]] = outer._replace(ns=outer.ns - ns)
-        around.append(len(actions))
+            outer = actions[around[-1].number]
+            actions[around[-1].number] = outer._replace(ns=outer.ns - ns)
+        around.append(_OpenAction(span.end_ns, len(actions)))
         actions.append(ActionRange(int(match[1]), match[2], int(match[3]), span.start_ns, span.end_ns, ns))
     return actions
 
@@ -136,11 +126,15 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
     kinds = {name: match[1] or match[2] for name, match in names.items() if match is not None}
     if not kinds or _SEVERAL in kinds.values():
         return []
-    received = sorted(span.end_ns for span in _ranges(columns, Kind.COLLECTIVE) if _is_receive(span.name))
+    received = sorted(
+        span.end_ns
+        for span in columns.events_of(Kind.COLLECTIVE)
+        if is_host_collective(span.name) and name_of_collective(span.name) == "recv"
+    )
     steps: list[PipelineStep] = []
     seen: set[str] = set()  # the actions of the current step
     begin: int | None = None  # of the next step, if it has begun
-    for span in _ranges(columns, Kind.USER_LABEL):
+    for span in columns.events_of(Kind.USER_LABEL):
         kind = kinds.get(span.name)
         if kind in ACTIONS:
             if not steps or span.name in seen:
@@ -157,10 +151,6 @@ def _steps_of_torch(columns: EventColumns) -> list[PipelineStep]:
         if kind is not None and begin is None and steps:
             steps[-1] = steps[-1]._replace(end_ns=span.end_ns)
     return steps
-
-
-def _is_receive(name: str) -> bool:
-    return is_host_collective(name) and name_of_collective(name) == "recv"
 
 
 def folded_names(names: Collection[str]) -> dict[str, str]:

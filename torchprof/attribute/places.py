@@ -1,13 +1,17 @@
-"""Where events belong: a layer, a phase, and the frames around them."""
+"""Where events belong: a layer, a phase, and the frames around them; and the places of ops that created nodes."""
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchprof.attribute.events import Event
 from torchprof.run.words import FORWARD, Frame, FrameKind
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Place:
     """Where work belongs: a layer, a phase, and the frames from the layer's range inward to the work itself.
 
@@ -18,43 +22,18 @@ class Place:
     ``shared``: the layers of work for several layers at once; ``layer`` is then their nearest common ancestor.
     """
 
-    __slots__ = (
-        "_inner",
-        "frame",
-        "index",
-        "is_closed",
-        "is_engine",
-        "is_node",
-        "layer",
-        "outer",
-        "phase",
-        "shared",
-        "signature",
-        "within",
-    )
-
-    def __init__(
-        self,
-        index: int,
-        layer: int,
-        phase: str,
-        within: Place | None,
-        shared: tuple[int, ...],
-        outer: Place | None,
-        frame: Frame | None,
-        signature: int,
-    ) -> None:
-        self.index = index
-        self.layer = layer
-        self.phase = phase
-        self.within = within
-        self.outer = outer
-        self.frame = frame
-        self.signature = signature
-        self.shared = shared
-        self.is_engine = self.is_node = False
-        self.is_closed = False
-        self._inner: dict[Any, Place] | None = None  # most places contain no others and need no dict
+    index: int
+    layer: int
+    phase: str
+    within: Place | None
+    shared: tuple[int, ...]
+    outer: Place | None = None
+    frame: Frame | None = None
+    signature: int = 0
+    is_engine: bool = False
+    is_node: bool = False
+    is_closed: bool = False
+    _inner: dict[Any, Place] | None = None  # most places contain no others and need no dict
 
     @property
     def is_in_node(self) -> bool:
@@ -116,7 +95,8 @@ class Places:
         key = (layer, phase, within, shared)
         place = self._layers.get(key)
         if place is None:
-            place = self._layers[key] = self._new(layer, phase, within, shared, None, None, 0)
+            place = self._layers[key] = Place(len(self.all), layer, phase, within, shared)
+            self.all.append(place)
         return place
 
     def inside(self, outer: Place, kind: FrameKind, name: str, signature: int = 0) -> Place:
@@ -131,9 +111,10 @@ class Places:
             frame = self._frames.get(step)
             if frame is None:
                 frame = self._frames[step] = Frame(kind, name)
-            place = inner[key] = self._new(
-                outer.layer, outer.phase, outer.within, outer.shared, outer, frame, signature
+            place = inner[key] = Place(
+                len(self.all), outer.layer, outer.phase, outer.within, outer.shared, outer, frame, signature
             )
+            self.all.append(place)
         return place
 
     def of_lines(self, place: Place) -> Place | None:
@@ -156,16 +137,43 @@ class Places:
         for place in self.all:
             place._inner = None
 
-    def _new(
-        self,
-        layer: int,
-        phase: str,
-        within: Place | None,
-        shared: tuple[int, ...],
-        outer: Place | None,
-        frame: Frame | None,
-        signature: int,
-    ) -> Place:
-        place = Place(len(self.all), layer, phase, within, shared, outer, frame, signature)
-        self.all.append(place)
-        return place
+
+class NodeMakers:
+    """The places of the ops that created the autograd nodes of one forward thread, by sequence number.
+
+    - Several ops can have the same number: the one that started last created the node.
+    - An in-place write to a view gives its node a number that no op has. So the op with the largest number that is at
+      most the number of the node created it.
+    - TorchScript numbers the node of a whole graph before it runs the ops of the graph. For such a node it is the first
+      op with a larger number.
+    """
+
+    def __init__(self) -> None:
+        # Sorted columns take a tenth of the memory of dicts: a long recording has millions of numbers.
+        self._numbers = array("q")
+        self._first: list[Place] = []
+        self._last: list[Place] = []
+
+    def add(self, number: int, place: Place) -> None:
+        numbers = self._numbers
+        if not numbers or number > numbers[-1]:
+            index = len(numbers)
+        elif number == numbers[-1]:
+            self._last[-1] = place
+            return
+        else:
+            index = bisect_left(numbers, number)
+            if numbers[index] == number:
+                self._last[index] = place
+                return
+        numbers.insert(index, number)
+        self._first.insert(index, place)
+        self._last.insert(index, place)
+
+    def find(self, number: int, of_graph: bool = False) -> Place | None:
+        """The place of the op that created a node; None if it was not recorded. ``of_graph``: whether the node is that
+        of a TorchScript graph."""
+        index = bisect_right(self._numbers, number)
+        if of_graph:
+            return self._first[index] if index < len(self._numbers) else None
+        return self._last[index - 1] if index else None

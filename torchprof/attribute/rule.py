@@ -22,9 +22,8 @@ from torchprof.attribute.event_names import OF_THE_PROFILER
 from torchprof.attribute.events import HOOKS, PREFIX, Event, Kind, Site
 from torchprof.attribute.launches import Launches
 from torchprof.attribute.lookahead import LookAhead
-from torchprof.attribute.node_makers import NodeMakers
 from torchprof.attribute.op_groups import OpGroup, OpTrees, times_within
-from torchprof.attribute.places import Attributed, Place, Places
+from torchprof.attribute.places import Attributed, NodeMakers, Place, Places
 from torchprof.attribute.thread_walk import ThreadWalk, next_walk
 from torchprof.run.collectives import C10D_OPS
 from torchprof.run.words import (
@@ -125,7 +124,7 @@ class Attribution:
         self._made_by = columns.makes_nodes()
         self._ends = ends if len(columns.threads) > 1 else ()  # on one thread, groups end there, too
         groupable = columns.groupable()
-        walks = [ThreadWalk(columns, groupable, events) for events in columns.threads]
+        walks = [ThreadWalk(*events, columns, groupable) for events in columns.threads]
         while walks:
             walk, horizon = next_walk(walks, columns.start)
             yield from self._walk(walk, horizon, groupable)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
-from torchprof.attribute.event_columns import EventColumns, ThreadEvents
+from torchprof.attribute.event_columns import EventColumns
 
 
+@dataclass(slots=True, eq=False)
 class ThreadWalk:
-    """How far the walk has come on one thread. ``at``: the next event."""
+    """How far the walk has come on one thread. ``at``: the next event; ``after``: the end of its events.
+    ``groupable``: see ``EventColumns.groupable``."""
 
-    __slots__ = ("_columns", "_groupable", "_single", "after", "at", "thread")
-
-    def __init__(self, columns: EventColumns, groupable: bytes, events: ThreadEvents) -> None:
-        """``groupable``: see ``EventColumns.groupable``."""
-        self.thread, self.at, self.after = events
-        self._columns = columns
-        self._groupable = groupable
-        self._single = -1  # the next event that is in no group
+    thread: int
+    at: int
+    after: int
+    columns: EventColumns
+    groupable: bytes
+    _single: int = -1  # the next event that is in no group
 
     def end_of_group(self, limit: int, horizon: float) -> int:
         """The index after the group that begins with the next event; that of the event itself if it is in no group.
@@ -26,9 +27,9 @@ class ThreadWalk:
         A group ends before any event that is in no group, and before an operator that contains one; at ``limit``, where
         the range around it ends; and before an operator that ends after ``horizon``, when another thread continues.
         """
-        index, columns = self.at, self._columns
+        index, columns = self.at, self.columns
         if self._single < index:
-            end = self._groupable.find(0, index, self.after)
+            end = self.groupable.find(0, index, self.after)
             self._single = end if end >= 0 else self.after
         single, sizes, starts, ends = self._single, columns.size, columns.start, columns.end
         if limit > self.after:

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ from torchprof.traces.traced_ops import ComputedAgain, OpsOfThread, TracedOp
 
 UNALIGNED = PREFIX + "!unaligned"
 """The label around an operator inside a forward whose layer is not known."""
-
 
 _OF_CHECKPOINT = ("aten::empty", "_NoopSaveInputs")
 """What torch.utils.checkpoint itself runs in forward, before the function that it will compute again."""
@@ -42,38 +42,48 @@ class ReferenceOp(NamedTuple):
 
 @dataclass(frozen=True)
 class AlignedForward:
-    """A forward of a model in a trace, from the place ``first`` to ``last``. ``pairs``: the place in the trace
-    and in the model of each operator whose counterpart is known. ``matched``: the places in the trace of those that are
-    compared."""
+    """A forward of a model in a trace. ``pairs``: the place in the trace and in the model of each operator whose
+    counterpart is known. ``matched``: the places in the trace of those that are compared."""
 
     pairs: Mapping[int, int]
     matched: Sequence[int]
-    first: int
-    last: int
+
+    @cached_property
+    def first(self) -> int:
+        return min(self.pairs)
+
+    @cached_property
+    def last(self) -> int:
+        return max(self.pairs)
 
 
-def pair_between(
-    traced: Sequence[str],
-    model: Sequence[str],
-    *,
-    from_start: bool = True,
-    from_end: bool = True,
-) -> list[tuple[int, int]]:
-    """Pairs of equal operators between two that are paired: from both ends as long as the names are equal."""
-    pairs = []
-    first, start, last, stop = 0, 0, len(traced), len(model)
-    while from_start and first < last and start < stop and traced[first] == model[start]:
-        pairs.append((first, start))
+def _extended(
+    pairs: Mapping[int, int],
+    traced: Sequence[TracedOp],
+    model: Sequence[TracedOp | ReferenceOp],
+    before: tuple[int, int],
+    after: tuple[int, int],
+) -> dict[int, int]:
+    """Pairs of equal operators, and the pairs next to them, in both directions as long as the names are equal.
+
+    ``before``, ``after``: the places right before and right after all that may have a counterpart.
+    """
+    extended = dict(pairs)
+    for number, ((first, start), (last, stop)) in enumerate(pairwise([before, *pairs.items(), after])):
         first, start = first + 1, start + 1
-    while from_end and first < last and start < stop and traced[last - 1] == model[stop - 1]:
-        last, stop = last - 1, stop - 1
-        pairs.append((last, stop))
-    return pairs
+        while number > 0 and first < last and start < stop and traced[first].name == model[start].name:
+            extended[first] = start
+            first, start = first + 1, start + 1
+        while number < len(pairs) and first < last and start < stop and traced[last - 1].name == model[stop - 1].name:
+            last, stop = last - 1, stop - 1
+            extended[last] = stop
+    return extended
 
 
 class AlignedCalls:
     """The labels of the calls of one model, collected forward by forward.
 
+    ``forwards``: how many forwards there are; ``adjacent``: how many of them follow another one with nothing between.
     ``labels``: also those around operators without a layer. ``operators``: thread and start of all that are paired.
     ``total_ns``: the time of the operators in forwards, and in what backward computes again. ``unknown_ns``: the part
     of it that has no layer, by the layer before it.
@@ -83,11 +93,11 @@ class AlignedCalls:
         """``replaced``: the names of operators of which others may take the place."""
         self._model = model
         self._replaced = replaced
-        self._names = [op.name for op in model]
         self._spans: dict[LayerCall, tuple[int, int]] = {}  # of each call: its first and last operator
         for index, op in enumerate(model):
             for call in op.calls:
                 self._spans[call] = self._spans.get(call, (index, index))[0], index
+        self.forwards = self.adjacent = 0
         self.labels: list[Event] = []
         self.operators: set[tuple[int, int]] = set()
         self.total_ns = 0
@@ -98,18 +108,11 @@ class AlignedCalls:
     ) -> AlignedForward:
         """``matched``: where the operators at ``places`` of the model are in the trace. ``around``: what may belong to
         the forward."""
-        pairs = dict(zip(matched, places))
-        borders = [(around.start - 1, -1), *zip(matched, places), (around.stop, len(self._model))]
-        for number, ((traced, model), (next_traced, next_model)) in enumerate(pairwise(borders)):
-            between = pair_between(
-                [op.name for op in ops[traced + 1 : next_traced]],
-                self._names[model + 1 : next_model],
-                from_start=number > 0,
-                from_end=number < len(matched),
-            )
-            pairs.update((traced + 1 + here, model + 1 + there) for here, there in between)
+        self.forwards += 1
+        before, after = (around.start - 1, -1), (around.stop, len(self._model))
+        pairs = _extended(dict(zip(matched, places)), ops, self._model, before, after)
         self._label(thread, ops, pairs, {place: self._model[model].calls for place, model in pairs.items()})
-        return AlignedForward(pairs, matched, min(pairs), max(pairs))
+        return AlignedForward(pairs, matched)
 
     def add_computed_again(
         self, again: ComputedAgain, compared: Sequence[int], on: OpsOfThread, maker: int, forward: AlignedForward
@@ -119,30 +122,23 @@ class AlignedCalls:
 
         ``compared``: the places in ``again.ops`` of the operators that are compared.
         """
-        names = [op.name for op in again.ops]
         after = bisect_right(forward.matched, maker)
         first = after if "::" not in on.ops[maker].name else after - len(compared)
         matched = forward.matched[max(first, 0) : max(first, 0) + len(compared)]
-        if [on.ops[place].name for place in matched] != [names[place] for place in compared]:
+        if [on.ops[place].name for place in matched] != [again.ops[place].name for place in compared]:
             if again.has_own_ops:  # else a graph of backward is recorded: these are the operators of the node
                 layer = self._model[forward.pairs[max(forward.pairs.keys() & range(maker + 1))]].layer
                 self.total_ns += sum(op.own_ns for op in again.ops)
                 self._label_unknown(again.thread, again.ops, layer)
             return
-        copies = dict(zip(compared, matched))  # place in what is computed again → place in the forward
-        borders = [(-1, forward.first - 1), *zip(compared, matched), (len(names), forward.last + 1)]
-        for number, ((place, copy), (next_place, next_copy)) in enumerate(pairwise(borders)):
-            between = pair_between(
-                names[place + 1 : next_place],
-                [op.name for op in on.ops[copy + 1 : next_copy]],
-                from_start=number > 0,
-                from_end=number < len(compared),
-            )
-            copies.update((place + 1 + here, copy + 1 + there) for here, there in between)
+        # place in what is computed again → place in the forward
+        copies = _extended(
+            dict(zip(compared, matched)), again.ops, on.ops, (-1, forward.first - 1), (len(again.ops), forward.last + 1)
+        )
         pairs = {place: forward.pairs[copy] for place, copy in copies.items() if copy in forward.pairs}
         first_copy, last_compared = min(copies.values()), forward.pairs[matched[-1]]
         begin = 1 + max((pair for place, pair in forward.pairs.items() if place < first_copy), default=-1)
-        while begin and self._names[begin - 1] in _OF_CHECKPOINT:
+        while begin and self._model[begin - 1].name in _OF_CHECKPOINT:
             begin -= 1
         later = [pair for pair in (forward.pairs[place] for place in forward.matched) if pair > last_compared][:1]
 
@@ -153,7 +149,7 @@ class AlignedCalls:
 
         calls = {place: tuple(filter(is_whole, self._model[model].calls[1:])) for place, model in pairs.items()}
         self._label(again.thread, again.ops, pairs, calls)
-        if copies.get(len(names) - 1) == maker:
+        if copies.get(len(again.ops) - 1) == maker:
             # torch stops there, in general before it executes the operator.
             last = again.ops[-1]
             self.labels.append(Event(Kind.STOPPED, STOPPED, last.end_ns, last.end_ns, again.thread))
@@ -180,17 +176,16 @@ class AlignedCalls:
             start, end = _with_ranges(first, last, end)
             self.labels.append(Event(Kind.LABEL, call.label, start, end, thread))
         for place, following in pairwise(places):
-            between, (before, after) = ops[place + 1 : following], (pairs[place], pairs[following])
-            self.total_ns += sum(op.own_ns for op in between)
-            self._label_unknown(thread, self._unknown_between(between, before, after), self._model[before].layer)
+            if between := ops[place + 1 : following]:
+                before, after = pairs[place], pairs[following]
+                self.total_ns += sum(op.own_ns for op in between)
+                self._label_unknown(thread, self._unknown_between(between, before, after), self._model[before].layer)
 
     def _unknown_between(self, ops: Sequence[TracedOp], before: int, after: int) -> list[TracedOp]:
         """Those of the operators between two in the model whose layer is not known.
 
         Where operators are missing that others may replace, those that take their place are in the same call.
         """
-        if not ops:
-            return []
         around = tuple(
             call for call, other in zip(self._model[before].calls, self._model[after].calls) if call == other
         )

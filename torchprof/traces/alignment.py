@@ -9,48 +9,26 @@ layer.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from itertools import groupby
 
 from torchprof.attribute.events import Event
 from torchprof.errors import TorchprofError
 from torchprof.run.torch_names import INSIDE_LAYERS, OF_LAYERS, aten
 from torchprof.run.words import Signature
 from torchprof.traces.aligned_calls import AlignedCalls, AlignedForward, ReferenceOp
-from torchprof.traces.traced_ops import ComputedAgain, RangeAround, TracedOp, TracedOps, traced_ops
+from torchprof.traces.traced_ops import ComputedAgain, TracedOp, TracedOps, traced_ops
 
-
-class Reference(NamedTuple):
-    """The operators of one forward of a model, in their order."""
-
-    ops: tuple[ReferenceOp, ...]
-
-
-class Alignment(NamedTuple):
-    """``labels``: the ranges of the layers, in the order of start, outer ones first. ``forwards``: how many forwards
-    were found; ``adjacent``: how many of them follow another one with nothing between. ``total_ns``: the time of the
-    operators in them; ``unknown_ns``: the part of it without a layer, by the layer before it."""
-
-    labels: list[Event]
-    forwards: int
-    adjacent: int
-    total_ns: int
-    unknown_ns: Counter[str]
+Reference = tuple[ReferenceOp, ...]
+"""The operators of one forward of a model, in their order."""
 
 
 _CLASSES = {name: kind for table in (OF_LAYERS, INSIDE_LAYERS) for kind, names in table.items() for name in names}
 """The operators that make a model what it is, by their names without the ``_`` of in-place ones. Those
 of one class may replace each other in another version of torch."""
 
-_PARAMETERS = {
-    "convolution": (1,),
-    "batch norm": (1,),
-    "layer norm": (2,),
-    "embedding": (0,),
-}
+_PARAMETERS = {"convolution": (1,), "batch norm": (1,), "layer norm": (2,), "embedding": (0,)}
 """The inputs that are parameters, whose shapes do not depend on the batch. ``linear`` is looked at by its name."""
-
 
 _OF_ATTENTION = frozenset(
     {name for name, kind in _CLASSES.items() if kind in ("attention", "softmax")} | aten("matmul bmm baddbmm einsum")
@@ -64,42 +42,35 @@ def _class_of(name: str) -> str | None:
 
 def align(
     events: Iterable[Event], references: Sequence[Sequence[Reference]], signatures: Sequence[Signature]
-) -> Alignment:
-    """The layers of the operators of a trace. ``references``: for each model, the orders that its forward may have.
+) -> list[AlignedCalls]:
+    """The calls of the layers of each model in a trace. ``references``: for each model, the orders of operators that
+    its forward may have.
 
     Raises TorchprofError if no forward of a model is found, with the place where trace and model part.
     """
     traced = traced_ops(events)
-    labels: list[Event] = []
-    unknown: Counter[str] = Counter()
-    forwards = adjacent = total = 0
+    of_models: list[AlignedCalls] = []
     taken: set[tuple[int, int]] = set()  # the operators of the models before: thread and start
     for of_model in references:
-        best = _best(of_model, traced, signatures)
-        calls = best.calls
+        calls = _best(of_model, traced, signatures).calls
         if not taken.isdisjoint(calls.operators):
             raise TorchprofError("Several of the models fit the same operators: which of them ran is not in the trace.")
         taken |= calls.operators
-        labels += calls.labels
-        unknown += calls.unknown_ns
-        forwards += best.forwards
-        adjacent += best.adjacent
-        total += calls.total_ns
-    labels.sort(key=lambda label: (label.start_ns, -label.end_ns))
-    return Alignment(labels, forwards, adjacent, total, unknown)
+        of_models.append(calls)
+    return of_models
 
 
 def _best(references: Sequence[Reference], traced: TracedOps, signatures: Sequence[Signature]) -> _Search:
     """The search that finds most forwards of a model: first with all operators that are compared; if there is none,
     without those of attention, which may be computed in another way."""
     searches = [_Search(reference, traced, signatures) for reference in references]
-    if not any(search.forwards for search in searches):
+    if not any(search.calls.forwards for search in searches):
         why_not = max(searches, key=lambda search: search.longest).why_not()
         if not any(search.is_refused for search in searches):
             searches = [_Search(reference, traced, signatures, replaced=_OF_ATTENTION) for reference in references]
-        if not any(search.forwards for search in searches):
+        if not any(search.calls.forwards for search in searches):
             raise TorchprofError(why_not)
-    return max(searches, key=lambda search: (search.forwards, -search.calls.unknown_ns.total(), search.longest))
+    return max(searches, key=lambda search: (search.calls.forwards, -search.calls.unknown_ns.total(), search.longest))
 
 
 class _Search:
@@ -113,7 +84,7 @@ class _Search:
         replaced: Collection[str] = frozenset(),
     ) -> None:
         """``replaced``: the names of operators that are not compared."""
-        self._ops = reference.ops
+        self._ops = reference
         self._signatures = signatures
         self._replaced = replaced
         self._places = self._compared(self._ops)
@@ -122,7 +93,6 @@ class _Search:
         block = len(self._classes) - (self._fallback[-1] if self._classes else 0)
         self._repeats_blocks = block < len(self._classes) and len(self._classes) % block == 0
         self.calls = AlignedCalls(self._ops, replaced)
-        self.forwards = self.adjacent = 0
         self.longest = (0, "")  # how much of the order was found at most, and what came instead
         self._other_shape = ""
         self._is_ambiguous = False
@@ -147,10 +117,9 @@ class _Search:
         classes = [_class_of(ops[place].name) for place in places]
         size = len(self._classes)
         ends = self._ends(classes, [ops[place].name for place in places])
-        fitting = [end - size + 1 for end in ends]
         fitting = [
             first
-            for first in fitting
+            for first in (end - size + 1 for end in ends)
             if self._has_same_parameters([ops[place] for place in places[first : first + size]])
         ]
         starts = self._apart(fitting, [(ops[place].nodes, ops[place].ranges[:1]) for place in places])
@@ -159,10 +128,9 @@ class _Search:
             matched = places[first : first + size]
             last = forwards[-1].last if forwards else -1
             before = max(last, places[first - 1] if first else -1) + 1
-            self.adjacent += last >= 0 and self._is_adjacent(ops, last, matched[0])
+            self.calls.adjacent += last >= 0 and self._is_adjacent(ops, last, matched[0])
             after = places[first + size] if first + size < len(places) else len(ops)
             forwards.append(self.calls.add_forward(thread, ops, matched, self._places, range(before, after)))
-        self.forwards += len(forwards)
         return forwards
 
     def _add_computed_again(self, again: ComputedAgain, traced: TracedOps, forwards: Sequence[AlignedForward]) -> None:
@@ -191,7 +159,7 @@ class _Search:
             self.longest = matched, ""
         return ends
 
-    def _apart(self, starts: list[int], spans: Sequence[tuple[int, tuple[RangeAround, ...]]]) -> list[int]:
+    def _apart(self, starts: list[int], spans: Sequence[tuple[int, tuple[Event, ...]]]) -> list[int]:
         """The starts of forwards that do not overlap. Where several overlap, which are right is known only if they fill
         the time between two backward passes, or a range of the user such as that of a step (``spans``). If the model
         repeats equal blocks and nothing else, several forwards may be one of a deeper model: then only one may fill
@@ -203,10 +171,7 @@ class _Search:
             group = [starts[start]]
             while start + len(group) < len(starts) and starts[start + len(group)] < group[-1] + size:
                 group.append(starts[start + len(group)])
-            if len(group) == 1:
-                kept += group
-            else:
-                kept += self._filling(group, spans)
+            kept += group if len(group) == 1 else self._filling(group, spans)
             start += len(group)
         return kept
 
@@ -217,16 +182,11 @@ class _Search:
         lead = self._places[0]
         return first - last - 1 <= lead and before.nodes == after.nodes and before.ranges == after.ranges
 
-    def _filling(self, group: list[int], spans: Sequence[tuple[int, tuple[RangeAround, ...]]]) -> list[int]:
+    def _filling(self, group: list[int], spans: Sequence[tuple[int, tuple[Event, ...]]]) -> list[int]:
         size, known = len(self._classes), set(group)
         starts: list[int] = []
-        segments: list[list[int]] = []
-        for place in range(group[0], group[-1] + size):
-            if segments and spans[segments[-1][-1]] == spans[place]:
-                segments[-1].append(place)
-            else:
-                segments.append([place])
-        for segment in segments:
+        for _, alike in groupby(range(group[0], group[-1] + size), spans.__getitem__):
+            segment = [*alike]
             first, last = segment[0], segment[-1]
             begins = first == 0 or spans[first - 1] != spans[first]
             ends = last + 1 == len(spans) or spans[last + 1] != spans[last]

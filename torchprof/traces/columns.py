@@ -23,12 +23,12 @@ _MANY_STRETCHES = 2000  # from here on, sorting everything at once is faster
 class Columns:
     """Events in the order of the file, one column for each field.
 
-    ``stretches``: the first event of each stretch in which no event starts before the previous one.
+    ``names``: group and name of an event by the number of its name. ``stretches``: the first event of each stretch in
+    which no event starts before the previous one.
     """
 
-    __slots__ = ("lane", "name", "ns", "number", "sequence", "signature", "start", "stretches")
-
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[tuple[str, str]]) -> None:
+        self._names = names
         self.start = array("q")
         self.ns = array("q")  # the duration; of a memory event, the bytes
         self.name = array("i")
@@ -56,19 +56,19 @@ class Columns:
         self.number.append(number)
         self.signature.append(signature)
 
-    def in_order(self, groups: Sequence[str]) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-        """The events in the order of their start: start, ns, name, lane, sequence, number, signature.
+    def _columns(self) -> tuple[array[int], ...]:
+        return self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature
 
-        ``groups``: the group of each name, by its number.
+    def in_order(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+        """The events in the order of their start: start, ns, name, lane, sequence, number, signature.
 
         A trace consists of sorted stretches, of one thread or one kind of event. They are merged a window at a time,
         which takes little memory; a sorted list of all events would take as much as the columns.
         """
-        columns = (self.start, self.ns, self.name, self.lane, self.sequence, self.number, self.signature)
-        for window in self.windows(groups):
-            yield from zip(*(map(column.__getitem__, window) for column in columns))
+        for window in self.windows():
+            yield from zip(*(map(column.__getitem__, window) for column in self._columns()))
 
-    def drop_doubles(self, groups: Sequence[str]) -> int:
+    def drop_doubles(self) -> int:
         """Drop events that repeat an earlier one, and return how many were dropped. All fields of a double are equal.
 
         In traces of whole microseconds, different short events can have equal fields. There, events of the CPU are
@@ -77,20 +77,19 @@ class Columns:
         one at the same address.
         """
         doubles: set[int] = set()
-        for window in self.windows(groups):
+        for window in self.windows():
             for start, alike in groupby(window, self.start.__getitem__):
                 several = list(alike)
                 if len(several) > 1:
-                    doubles.update(self._doubles(start, several, groups))
+                    doubles.update(self._doubles(start, several))
         if doubles:
             kept = [index for index in range(len(self.start)) if index not in doubles]
-            columns = {name: getattr(self, name) for name in self.__slots__ if name != "stretches"}
-            for name, column in columns.items():
-                setattr(self, name, array(column.typecode, map(column.__getitem__, kept)))
+            for column in self._columns():
+                column[:] = array(column.typecode, map(column.__getitem__, kept))
             self.stretches = [0, *(index for index in range(1, len(kept)) if self.start[index] < self.start[index - 1])]
         return len(doubles)
 
-    def separate(self, groups: Sequence[str], threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
+    def separate(self, threads: Sequence[int], is_left_out: Sequence[bool]) -> None:
         """Let a range that ends shortly after the start of the next one on its thread end there: times are rounded.
 
         Otherwise the next one would be inside it. That is so if both last longer without the time that they share, and
@@ -99,7 +98,7 @@ class Columns:
         """
         starts, lengths, lanes, names = self.start, self.ns, self.lane, self.name
         open_ranges: dict[int, list[int]] = {thread: [] for thread in threads}  # outer to inner
-        for window in self.windows(groups):
+        for window in self.windows():
             for index in window:
                 if is_left_out[names[index]]:
                     continue
@@ -116,13 +115,13 @@ class Columns:
                     stack.pop()
                 stack.append(index)
 
-    def _doubles(self, start: int, several: Sequence[int], groups: Sequence[str]) -> Iterator[int]:
+    def _doubles(self, start: int, several: Sequence[int]) -> Iterator[int]:
         """The doubles among events that start at the same time, given in their order."""
         seen: set[tuple[int, ...]] = set()
         last_at: dict[tuple[int, int, int], int] = {}  # by thread, device and address: bytes allocated or freed
         for index in several:
             ns, name, lane, number = self.ns[index], self.name[index], self.lane[index], self.number[index]
-            group = groups[name]
+            group = self._names[name][0]
             if group is MEMORY_EVENTS:
                 if number and last_at.get((lane, name, number)) == ns:
                     yield index
@@ -134,12 +133,12 @@ class Columns:
                 yield index
             seen.add(event)
 
-    def windows(self, groups: Sequence[str]) -> Iterator[Sequence[int]]:
+    def windows(self) -> Iterator[Sequence[int]]:
         """The numbers of the events in the order of their start, in lists."""
         start, ns, number = self.start, self.ns, self.number
 
         def outer_first(index: int) -> tuple[int, int, bool, int]:
-            group = groups[self.name[index]]
+            group = self._names[self.name[index]][0]
             if group is MEMORY_EVENTS:  # inside the innermost operator that starts then; in the order of the file
                 return start[index], 1, False, 0
             return start[index], -ns[index], group is RUNTIME_CALLS, number[index]

@@ -49,8 +49,8 @@ class EventTable:
 
     def __init__(self, detail: Callable[[str], Detail]) -> None:
         """``detail`` returns for the name of an operator how much of its inputs is kept."""
-        self.cpu, self.work = Columns(), Columns()
         self.names: list[tuple[str, str]] = []
+        self.cpu, self.work = Columns(self.names), Columns(self.names)
         self.lanes: list[tuple[int, int]] = []
         self.streams: list[tuple[int, int]] = []
         self.signatures = Signatures(detail)
@@ -72,27 +72,19 @@ class EventTable:
         return len(self.cpu.start) + len(self.work.start)
 
     @property
-    def groups(self) -> list[str]:
-        """The group of each name, by its number."""
-        return [group for group, _ in self.names]
-
-    @property
     def processes(self) -> tuple[str, ...]:
         """The IDs of the processes that have events."""
         return tuple(sorted({process for process, _ in self._threads}))
 
     def drop_doubles(self) -> int:
-        """Drop the repetitions of events that the trace has several times, and return how many were dropped.
-
-        Call it after the last piece.
-        """
-        return sum(columns.drop_doubles(self.groups) for columns in (self.cpu, self.work))
+        """Drop the repetitions of events that the trace has several times, and return how many were dropped."""
+        return sum(columns.drop_doubles() for columns in (self.cpu, self.work))
 
     def place_overhead(self) -> None:
         """Put the profiler's overhead on the threads that it was on. What comes before all operators is left out."""
         if not self._overhead:
             return
-        is_op = [group in (OP, OP_OR_RANGE) for group in self.groups]
+        is_op = [group in (OP, OP_OR_RANGE) for group, _ in self.names]
         columns, thread_of = self.cpu, [thread for thread, _ in self.lanes]
         lane_of = dict(zip(thread_of, range(len(thread_of))))
         overhead = sorted(self._overhead)
@@ -110,7 +102,7 @@ class EventTable:
         # Runtime calls and overhead have another clock: one may end after its operator.
         no_ranges = (MEMORY_EVENTS, RUNTIME_CALLS, OVERHEAD_EVENTS)
         is_left_out = [group in no_ranges or is_host_collective(name) for group, name in self.names]
-        self.cpu.separate(self.groups, [thread for thread, _ in self.lanes], is_left_out)
+        self.cpu.separate([thread for thread, _ in self.lanes], is_left_out)
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Add the events of one piece of the file. An event that lacks a necessary value is counted and dropped.
@@ -229,7 +221,7 @@ class EventTable:
         if self.device is None:
             # The category of a runtime call corrects this. In old traces these categories name no device.
             self.device = "mtia" if is_mtia else "cuda"
-        start, ns = nanoseconds(event["ts"]), nanoseconds(event["dur"])
+        start, ns = _times(event)
         args = event.get("args") or {}
         where = args.get("device", event["pid"]), args.get("stream", event["tid"])
         stream = self._stream_numbers.get(where)
@@ -238,19 +230,16 @@ class EventTable:
             self.streams.append((max(parse_int(where[0], 0), 0), parse_int(where[1], 0)))
         launch = parse_int(args.get("correlation", 0))
         op = parse_int(args.get("External id", args.get("external id", 0)))
-        if not 0 <= ns < BEYOND or max(abs(start), abs(launch), abs(op)) > BEYOND:
+        if max(abs(launch), abs(op)) > BEYOND:
             raise ValueError
         signature = self.signatures.of_collective(args) if "Collective name" in args else 0
         self.work.add(start, ns, self._name(DEVICE_WORK, event["name"]), stream, op, launch, signature)
 
     def _add_overhead(self, event: Mapping[str, Any]) -> None:
-        start, ns = nanoseconds(event["ts"]), nanoseconds(event["dur"])
-        if not 0 <= ns < BEYOND or abs(start) > BEYOND:
-            raise ValueError
+        start, ns = _times(event)
         self._overhead.add((start, ns, self._name(OVERHEAD_EVENTS, event["name"])))
 
     def _add_memory(self, event: Mapping[str, Any]) -> None:
-        """Add an allocation or a deallocation."""
         start, args = nanoseconds(event["ts"]), event["args"]
         nbytes, address = parse_int(args["Bytes"]), parse_int(args.get("Addr", 0))
         kind = parse_int(args.get("Device Type", 0))
@@ -279,9 +268,7 @@ class EventTable:
 
     def _add_session(self, event: Mapping[str, Any]) -> None:
         """Add a session of the profiler; several count from the first start to the last end."""
-        start, ns = nanoseconds(event["ts"]), nanoseconds(event["dur"])
-        if ns < 0:
-            raise ValueError
+        start, ns = _times(event)
         first, last = self.session or (start, start)
         self.session = min(first, start), max(last, start + ns)
 
@@ -295,7 +282,6 @@ class EventTable:
         return number
 
     def _lane(self, process: Any, thread: Any, forward: int) -> int:
-        """The number of a lane."""
         lane = self._lane_numbers.get((process, thread, forward))
         if lane is None:
             # In old traces, the same thread ID is text in some kinds of events and a number in others.
@@ -303,6 +289,14 @@ class EventTable:
             lane = self._lane_numbers[process, thread, forward] = len(self.lanes)
             self.lanes.append((number, forward))
         return lane
+
+
+def _times(event: Mapping[str, Any]) -> tuple[int, int]:
+    """Start and duration of an event, in ns. Raises ValueError if they are not possible."""
+    start, ns = nanoseconds(event["ts"]), nanoseconds(event["dur"])
+    if not 0 <= ns < BEYOND or abs(start) > BEYOND:
+        raise ValueError
+    return start, ns
 
 
 class Arrows:
@@ -324,20 +318,18 @@ class Arrows:
         return not number & self._dropped_bits
 
     def add_start(self, number: int, thread: int) -> None:
-        forward = self._to.pop(number, None)
-        if forward is not None:
+        if (forward := self._to.pop(number, None)) is not None:
             self._votes[forward, thread] += 1
-            return
-        self._from[number] = thread
-        self._limit(self._from)
+        else:
+            self._from[number] = thread
+            self._limit(self._from)
 
     def add_end(self, number: int, forward: int) -> None:
-        thread = self._from.pop(number, None)
-        if thread is not None:
+        if (thread := self._from.pop(number, None)) is not None:
             self._votes[forward, thread] += 1
-            return
-        self._to[number] = forward
-        self._limit(self._to)
+        else:
+            self._to[number] = forward
+            self._limit(self._to)
 
     def _limit(self, grown: Mapping[int, int]) -> None:
         if len(grown) > _MANY_ARROWS:

@@ -19,6 +19,8 @@ from torchprof.attribute.event_names import (
     STEP_MARK,
     event_kind,
     is_a_common_name,
+    is_engine,
+    is_of_a_call,
     is_torchs_step,
     keep_recorded,
 )
@@ -44,19 +46,20 @@ class TraceEvents:
     """The events of one trace, with the interface that a recording has.
 
     ``table``: all events of the trace, in columns. ``base_ns``: the time that the times in the file are relative to, in
-    ns since the epoch.
+    ns since the epoch. ``cpu_time``: a trace does not have the CPU time of the process.
     """
+
+    cpu_time: None = None
 
     def __init__(self, table: EventTable, base_ns: int = 0) -> None:
         self.table = table
         self.base_ns = base_ns
         self.device = table.device
         self.signatures = table.signatures.all
-        self._names = table.names
+        self._names = table.names  # group and name
+        self._texts = [name for _, name in table.names]
         self._cpu, self._work = table.cpu, table.work
         self._in_backward: set[tuple[int, int, int]] = set()  # ranges: start, thread, number of the name
-
-    # What the trace has
 
     @property
     def start_ns(self) -> int | None:
@@ -86,11 +89,6 @@ class TraceEvents:
         return max(last - first, 0)
 
     @property
-    def cpu_time(self) -> None:
-        """None: a trace does not have the CPU time of the process."""
-        return
-
-    @property
     def torchs_steps(self) -> int:
         """The number of steps of ``torch.profiler.profile``, counted by their ranges."""
         steps = {
@@ -108,7 +106,7 @@ class TraceEvents:
 
     def _ranges_of(self, wanted: Set[str]) -> Iterator[NamedRange]:
         """The CPU's ranges with some of these names, in the order of start."""
-        names = {number: name for number, (_, name) in enumerate(self._names) if name in wanted}
+        names = {number: name for number, name in enumerate(self._texts) if name in wanted}
         columns = zip(self._cpu.start, self._cpu.ns, self._cpu.name, self._cpu.lane)
         for start, ns, number, lane in sorted(line for line in columns if line[2] in names):
             yield NamedRange(names[number], start + self.base_ns, start + ns + self.base_ns, lane)
@@ -137,7 +135,7 @@ class TraceEvents:
 
     def _marks_of(self, *names: str) -> list[tuple[int, int]]:
         """Start and end of the marks with these names, in order."""
-        marks = {number for number, (_, name) in enumerate(self._names) if name in names}
+        marks = {number for number, name in enumerate(self._texts) if name in names}
         if not marks:
             return []
         lines = zip(self._cpu.start, self._cpu.ns, self._cpu.name)
@@ -146,7 +144,7 @@ class TraceEvents:
     @property
     def from_first_mark(self) -> bool:
         """Whether a step begins at the first mark: no mark shows that the session began in the middle of a step."""
-        return not any(name == STARTED for _, name in self._names)
+        return STARTED not in self._texts
 
     @cached_property
     def has_forward_threads(self) -> bool:
@@ -161,7 +159,7 @@ class TraceEvents:
     @cached_property
     def has_engine(self) -> bool:
         """Whether there is a range of the autograd engine around each node."""
-        return any(name.startswith(NODE_PREFIX) for _, name in self._names)
+        return any(map(is_engine, self._texts))
 
     @property
     def has_operators(self) -> bool:
@@ -171,13 +169,13 @@ class TraceEvents:
     def count_of(self, names: Iterable[str]) -> Counter[str]:
         """How often operators with these names ran."""
         wanted = {*names}
-        numbers = {number: name for number, (_, name) in enumerate(self._names) if name in wanted}
+        numbers = {number: name for number, name in enumerate(self._texts) if name in wanted}
         return Counter(numbers[number] for number in self._cpu.name if number in numbers)
 
     @property
     def has_compiled(self) -> bool:
         """Whether code ran that torch.compile had compiled."""
-        return any(event_kind(name) is Kind.REGION for _, name in self._names)
+        return any(event_kind(name) is Kind.REGION for name in self._texts)
 
     @property
     def has_memory(self) -> bool:
@@ -190,19 +188,18 @@ class TraceEvents:
     @property
     def labels(self) -> list[str]:
         """torchprof's labels of modules, without its marks."""
-        return [name for _, name in self._names if name.startswith(PREFIX) and not name.startswith(PREFIX + "!")]
+        return [*filter(is_of_a_call, self._texts)]
 
     def classes(self) -> dict[str, str]:
         """The class of the labelled module for each of torchprof's labels, if the trace has events of modules."""
-        of_label = [name.startswith(PREFIX) for _, name in self._names]
+        of_label = [name.startswith(PREFIX) for name in self._texts]
         of_module = [group is MODULE for group, _ in self._names]
         if not any(of_module):
             return {}
-        names = [name for _, name in self._names]
         classes: dict[str, str] = {}
-        for number, _, around in nested(self._cpu_events(), self.table.lanes, names, of_module):
+        for number, _, around in nested(self._cpu_events(), self.table.lanes, self._texts, of_module):
             if of_label[number]:
-                classes.setdefault(names[number], traced_class_name(around))
+                classes.setdefault(self._texts[number], traced_class_name(around))
         return classes
 
     def modules(self) -> list[ModuleCall]:
@@ -210,7 +207,7 @@ class TraceEvents:
         wanted = [group is MODULE for group, _ in self._names]
         if not any(wanted):
             return []
-        names = [name for _, name in self._names]
+        names = self._texts
         signatures: defaultdict[str, set[int]] = defaultdict(set)  # of the operators directly in each module
         parents: dict[str, dict[str, None]] = {}
         for number, signature, around in nested(self._cpu_events(), self.table.lanes, names, wanted):
@@ -228,34 +225,32 @@ class TraceEvents:
         """The ranges of users and of torch, in the order of first calls, without those of backward work and those that
         torch's pipelines put around their actions.
 
-        ``ranges_in`` decides which these are.
         After this call, ``columns`` gives the ranges of backward work as user labels, even if their names are in
         ``sites``.
         """
         kinds = self._kinds(())
-        names = [name for _, name in self._names]
+        names = self._texts
         of_pipelines = folded_names(names)
         wanted = [
             kind is Kind.USER_LABEL and bool(name) and name not in of_pipelines for kind, name in zip(kinds, names)
         ]
         if not any(wanted):
             return []
-        ranges = ranges_in(self._cpu_events(), self.table.lanes, names, kinds, wanted, self._are_nodes(kinds))
-        self._in_backward = ranges.in_backward
-        return ranges.calls
+        events, are_nodes = self._cpu_events(), self._are_nodes(kinds)
+        calls, self._in_backward = ranges_in(events, self.table.lanes, names, kinds, wanted, are_nodes)
+        return calls
 
     def _cpu_events(self) -> Iterator[Line]:
         """The CPU's events in the order of their start, without memory events, which have no duration."""
         is_memory = [group is MEMORY_EVENTS for group, _ in self._names]
-        return (line for line in self._cpu.in_order(self.table.groups) if not is_memory[line[2]])
+        return (line for line in self._cpu.in_order() if not is_memory[line[2]])
 
     def _are_nodes(self, kinds: Sequence[Kind | None]) -> list[bool]:
         """Whether each name, by its number, is that of an autograd node (of the event inside the engine's range).
 
         Nodes without a sequence number are recognized by these names.
         """
-        names = [name for _, name in self._names]
-        inner = {name.removeprefix(NODE_PREFIX) for name, kind in zip(names, kinds) if kind is Kind.NODE}
+        inner = {name.removeprefix(NODE_PREFIX) for name, kind in zip(self._texts, kinds) if kind is Kind.NODE}
         return [name in inner or self._is_node_by_name(group, name) for group, name in self._names]
 
     def _is_node_by_name(self, group: str, name: str) -> bool:

@@ -92,28 +92,34 @@ class TraceFile:
     def _pieces(self, text: JsonText) -> Iterator[list[TraceEvent]]:
         """The events of the file, and the warnings about what could not be read."""
         first = text.next()
-        if not first and text.failure:
-            raise TorchprofError(f"{self.path} cannot be decompressed: {text.failure}. Copy or record it again.")
-        if not first:
-            raise TorchprofError(f"{self.path} is empty: the program that writes it probably ended early. {_HOW}")
-        if first not in "{[" and text.ahead(_TAR_MARK.stop)[_TAR_MARK] == "ustar":
-            raise TorchprofError(
-                f"{self.path} is a tar archive: unpack it first (tar -xf), and give the traces in it, or their folder."
-            )
-        if first not in "{[":
-            raise TorchprofError(
-                f"{self.path} is not a trace of torch.profiler, which begins with '{{': it begins with "
-                f"{text.ahead(20)!r}. {_HOW} {_NOR}"
-            )
-        is_whole = False
+        if first not in ("{", "["):
+            raise TorchprofError(f"{self.path} {self._instead_of_a_trace(first, text)}")
         try:
             yield from self._top_level(text) if first == "{" else self._events(text)
-            is_whole = True
         except EOFError:
             self._note_cut(text)
-        if is_whole:
-            self._look_behind(text)
-        self._note_lost()
+        else:
+            has_more, name = text.find_end(), self.path.name
+            if text.failure:
+                self.warnings.append(RunWarning.of("trace_end_unread", file=name, reason=text.failure))
+            elif has_more:
+                self.warnings.append(RunWarning.of("trace_goes_on", file=name))
+        if self._lost:
+            name, events = self.path.name, self._read + self._lost
+            about = RunWarning.of("trace_events_unread", file=name, lost=self._lost, events=events, at=self._first_lost)
+            self.warnings.append(about)
+
+    @staticmethod
+    def _instead_of_a_trace(first: str, text: JsonText) -> str:
+        """What a file is that does not begin as a trace. ``first``: its first character."""
+        if not first and text.failure:
+            return f"cannot be decompressed: {text.failure}. Copy or record it again."
+        if not first:
+            return f"is empty: the program that writes it probably ended early. {_HOW}"
+        if text.ahead(_TAR_MARK.stop)[_TAR_MARK] == "ustar":
+            return "is a tar archive: unpack it first (tar -xf), and give the traces in it, or their folder."
+        begin = text.ahead(20)
+        return f"is not a trace of torch.profiler, which begins with '{{': it begins with {begin!r}. {_HOW} {_NOR}"
 
     def _top_level(self, text: JsonText) -> Iterator[list[TraceEvent]]:
         """The events in the top-level object, from ``{`` to behind ``}``. Raises EOFError if the file ends before."""
@@ -205,24 +211,3 @@ class TraceFile:
                 f"is incomplete. Copy or record it again. {_HOW}"
             )
         self.warnings.append(RunWarning.of("trace_cut", file=self.path.name, events=self._read, reason=text.failure))
-
-    def _look_behind(self, text: JsonText) -> None:
-        """Add a warning if something follows the trace, or if the end of the file cannot be decompressed."""
-        goes_on = text.find_end()
-        if text.failure:
-            self.warnings.append(RunWarning.of("trace_end_unread", file=self.path.name, reason=text.failure))
-        elif goes_on:
-            self.warnings.append(RunWarning.of("trace_goes_on", file=self.path.name))
-
-    def _note_lost(self) -> None:
-        """Add the warning about events that could not be read."""
-        if self._lost:
-            self.warnings.append(
-                RunWarning.of(
-                    "trace_events_unread",
-                    file=self.path.name,
-                    lost=self._lost,
-                    events=self._read + self._lost,
-                    at=self._first_lost,
-                )
-            )

@@ -43,13 +43,11 @@ def meta_of_header(path: Path, header: Mapping[str, Any]) -> Meta:
 
 
 def _distributed(header: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What the header has about the distributed job of the process; empty if it has nothing."""
     distributed = header.get("distributedInfo")
     return distributed if isinstance(distributed, dict) else {}
 
 
 def _number(value: object) -> int:
-    """A positive integer; 0 for other values."""
     return value if type(value) is int and value > 0 else 0
 
 

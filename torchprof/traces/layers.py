@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from torchprof.attribute.event_names import is_torchs_step
+from torchprof.attribute.event_names import is_of_a_call, is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
 from torchprof.run.layers import Layer
 from torchprof.run.paths import kind_of_root
@@ -98,9 +98,7 @@ def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarc
     A wrapper is the same layer as the module in it, as in a live run, if the path shows for certain that it is a
     wrapper. A wrapped model has the name of the wrapper, because no path contains the name of the model.
     """
-    path_by = {
-        label: path_of(label) for label in labels if label.startswith(PREFIX) and not label.startswith(PREFIX + "!")
-    }
+    path_by = {label: path_of(label) for label in filter(is_of_a_call, labels)}
     label_at = {path: label for label, path in path_by.items()}
     kind_at: dict[tuple[str, ...], str] = {}
     paths: dict[str, list[tuple[str, ...]]] = {}
@@ -162,7 +160,11 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
       them after a word that counts repetitions ("step 17"), or more than 128 after another word ("block 17").
     - A range with too many places is not a layer: a warning names it.
     """
-    kept = [call for call in calls if call.has_ops and not _is_bookkeeping(call.name)]
+    kept = [
+        call
+        for call in calls
+        if call.has_ops and not call.name.startswith(_BOOKKEEPING) and not is_torchs_step(call.name)
+    ]
     folded = _folded([call.name for call in kept])
     around = {call.name: call.parents for call in calls}
     parents: defaultdict[str, dict[str, None]] = defaultdict(dict)
@@ -206,7 +208,6 @@ def other_places(paths: Iterable[Sequence[tuple[str, ...]]]) -> dict[tuple[str, 
 
 
 def _last(name: str, following: Mapping[str, str]) -> str:
-    """The end of the chain that starts at a name."""
     while name in following:
         name = following[name]
     return name
@@ -232,10 +233,6 @@ def _nearest_kept(
         elif name not in seen:
             seen.add(name)
             waiting.extend(reversed(around[name]))
-
-
-def _is_bookkeeping(name: str) -> bool:
-    return is_torchs_step(name) or name.startswith(_BOOKKEEPING)
 
 
 def _folded(names: Sequence[str]) -> dict[str, str]:

@@ -22,25 +22,24 @@ from torchprof.traces.layers import (
 )
 from torchprof.traces.module_trees import ModelTree, TracedModules
 
+_UNCERTAIN = ("matched_by_order", "matched_of_more", "matched_of_fewer", "matched_far")
+
 
 @dataclass
 class Matches:
     """Which module of the model each module of a trace is: ``module_of``, by its name in the trace.
 
-    The other fields list the uncertain matches, as numbers of modules. Each inner list is one group of modules of one
-    class:
+    ``uncertain``: the matches that are, by the code of the warning, as numbers of modules. Each inner list is one group
+    of modules of one class:
 
-    - ``by_order``: only the order of first calls distinguished them.
-    - ``of_more``: the model has more modules that fit, which were not called.
-    - ``of_fewer``: the trace has more modules of this class than the model.
-    - ``far``: single modules that were matched although their caller does not contain them.
+    - by order: only the order of first calls distinguished them.
+    - of more: the model has more modules that fit, which were not called.
+    - of fewer: the trace has more modules of this class than the model.
+    - far: a module that was matched although its caller does not contain it.
     """
 
     module_of: dict[str, int] = field(default_factory=dict)
-    by_order: list[list[int]] = field(default_factory=list)
-    of_more: list[list[int]] = field(default_factory=list)
-    of_fewer: list[list[int]] = field(default_factory=list)
-    far: list[int] = field(default_factory=list)
+    uncertain: dict[str, list[list[int]]] = field(default_factory=lambda: {code: [] for code in _UNCERTAIN})
 
 
 def matched_layers(model: ModelTree, traced: TracedModules, matches: Matches, layers: Sequence[Layer]) -> Hierarchy:
@@ -120,12 +119,7 @@ def _about_uncertain(model: ModelTree, matches: Matches, layers: Sequence[Layer]
         paths = [layers[model.layers(module)[0]].path for module in modules]
         return f"{_abbreviated(paths)} ({model.entries[modules[0]].kind})"
 
-    for code, groups in (
-        ("matched_by_order", matches.by_order),
-        ("matched_of_more", matches.of_more),
-        ("matched_of_fewer", matches.of_fewer),
-        ("matched_far", [[module] for module in matches.far]),
-    ):
+    for code, groups in matches.uncertain.items():
         if groups:
             yield RunWarning.of(code, modules=tuple(map(shown, groups)))
 

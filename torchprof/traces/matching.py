@@ -96,7 +96,7 @@ class _Matching:
         """Match all that can be matched. Certain matches go first, because they leave fewer choices for the rest."""
         callers = self.traced.callers
         while self._pending:
-            ready = [name for name in self._pending if not any(caller in self._pending for caller in callers[name])]
+            ready = [name for name in self._pending if self._pending.keys().isdisjoint(callers[name])]
             groups = self._groups(ready or list(self._pending)[:1])
             settled = [self._match_near(owners, names) for owners, names in groups]
             if not any(settled):
@@ -128,7 +128,7 @@ class _Matching:
 
     def _owners(self, name: str) -> tuple[int, ...]:
         """The modules that called a traced module. An unmatched caller is replaced by its own callers."""
-        owners = set()
+        owners: set[int] = set()
         waiting, seen = list(self.traced.callers[name]), {name}
         while waiting:
             caller = waiting.pop()
@@ -165,17 +165,17 @@ class _Matching:
         if not _is_enough(fitting) or self._must_wait(names, fitting):
             return False
         if len(owners) == 1 and self.model.entries[owners[0]].kind == "Sequential":
-            fitting = dict(self._in_sequence(names, fitting))
-        self._assign(names, fitting, in_order=True)
+            fitting = self._in_sequence(fitting)
+        self._assign(fitting, in_order=True)
         self._finish(names)
         return True
 
     @staticmethod
-    def _in_sequence(names: Sequence[str], fitting: Mapping[str, list[int]]) -> Mapping[str, list[int]]:
+    def _in_sequence(fitting: dict[str, list[int]]) -> dict[str, list[int]]:
         """What fits the callees of a Sequential. If all its modules were called, their order decides."""
         modules = sorted(_all_of(fitting))
-        sequence = dict(zip(names, modules))
-        if len(modules) > len(names) or any(module not in fitting[name] for name, module in sequence.items()):
+        sequence = dict(zip(fitting, modules))
+        if len(modules) > len(fitting) or any(module not in fitting[name] for name, module in sequence.items()):
             return fitting
         return {name: [module] for name, module in sequence.items()}
 
@@ -193,26 +193,27 @@ class _Matching:
         nearest = self._near(owners)
         fitting = self._fitting(names, nearest)
         if _is_enough(fitting):
-            self._assign(names, fitting, in_order=True)
+            self._assign(fitting, in_order=True)
             self._finish(names)
             return
         anywhere = _all_of(self._fitting(names, self.model.all, strictly=True))
         for pool in self._far(owners):
             fitting = self._fitting(names, pool, strictly=True)
             if _is_enough(fitting):
-                certain = self._assign(names, fitting, in_order=len(_all_of(fitting)) == len(names))
+                certain = self._assign(fitting, in_order=len(_all_of(fitting)) == len(names))
                 alone = len(anywhere) == len(names)
                 module_of = self.matches.module_of
-                self.matches.far += [module_of[name] for name in certain if not (alone and self._is_distinct(name))]
+                unsure = [module_of[name] for name in certain if not (alone and self._is_distinct(name))]
+                self.matches.uncertain["matched_far"] += [[module] for module in unsure]
                 break
         else:  # there are not enough modules for all names: the first names that fit get them
             fitting = self._fitting(names, nearest)
             if not any(fitting.values()):
                 kind = traced_class_name(names[0])
-                free = [module for module in nearest if self.model.entries[module].kind == kind]
-                free = [module for module in free if module not in self._taken]
+                of_class = (module for module in nearest if self.model.entries[module].kind == kind)
+                free = [module for module in of_class if module not in self._taken]
                 fitting = dict.fromkeys(names, free)
-            self._assign_in_order(names, fitting)
+            self._assign_in_order(fitting)
         self._finish(names)
 
     def _finish(self, names: Iterable[str]) -> None:
@@ -224,12 +225,12 @@ class _Matching:
         module = self.matches.module_of[name]
         return bool(self.traced.callees[name] or (self.traced.shapes[name] and self.model.entries[module].param_shapes))
 
-    def _assign(self, names: Sequence[str], fitting: Mapping[str, list[int]], in_order: bool) -> list[str]:
+    def _assign(self, fitting: Mapping[str, list[int]], in_order: bool) -> list[str]:
         """Match the names for which only one choice is possible, and return them.
 
         ``in_order``: match the other names by order.
         """
-        left = {name: list(fitting[name]) for name in names}
+        left = {name: list(modules) for name, modules in fitting.items()}
         certain = []
         while True:
             choice = next(((name, modules[0]) for name, modules in left.items() if len(modules) == 1), None)
@@ -250,44 +251,40 @@ class _Matching:
                 if module in modules:
                     modules.remove(module)
         if in_order and left:
-            self._assign_in_order(list(left), left)
+            self._assign_in_order(left)
         return certain
 
-    def _assign_in_order(self, names: Sequence[str], fitting: Mapping[str, Sequence[int]]) -> None:
+    def _assign_in_order(self, fitting: Mapping[str, list[int]]) -> None:
         """Match each name with the first free module that fits.
 
         If none is free, an earlier name gives its module up where it fits another one (bipartite matching with
         augmenting paths).
         """
         choice = _all_of(fitting)
-        fit = sum(bool(fitting[name]) for name in names)
+        fit = sum(map(bool, fitting.values()))
         if len(choice) > fit:  # modules that a forward may skip are more likely those that were not called
             fitting = {name: sorted(modules, key=self.model.may_be_skipped) for name, modules in fitting.items()}
         name_of: dict[int, str] = {}
 
         def place(name: str, visited: set[int]) -> bool:
-            free = [module for module in fitting[name] if module not in name_of]
-            if free:
-                name_of[free[0]] = name
-                return True
-            for module in fitting[name]:
+            for module in sorted(fitting[name], key=name_of.__contains__):  # free ones first
                 if module not in visited:
                     visited.add(module)
-                    if place(name_of[module], visited):
+                    if module not in name_of or place(name_of[module], visited):
                         name_of[module] = name
                         return True
             return False
 
-        for name in names:
+        for name in fitting:
             place(name, set())
         for module, name in name_of.items():
             self._add_match(name, module)
         if len(choice) > fit > 0:
-            self.matches.of_more.append(sorted(name_of))
+            self.matches.uncertain["matched_of_more"].append(sorted(name_of))
         elif len(choice) < fit and name_of:
-            self.matches.of_fewer.append(sorted(name_of))
+            self.matches.uncertain["matched_of_fewer"].append(sorted(name_of))
         elif len(name_of) > 1:
-            self.matches.by_order.append(sorted(name_of))
+            self.matches.uncertain["matched_by_order"].append(sorted(name_of))
 
     def _add_match(self, name: str, module: int) -> None:
         self.matches.module_of[name] = module
@@ -315,11 +312,8 @@ class _Matching:
         return fitting
 
     def _observed(self, name: str) -> _Observed:
-        kind = traced_class_name(name)
-        shapes = self.traced.shapes[name]
-        if kind not in self._with_shapes or not shapes:
-            return kind, None
-        return kind, shapes & self._shapes_of_class[kind]
+        kind, shapes = traced_class_name(name), self.traced.shapes[name]
+        return kind, shapes & self._shapes_of_class[kind] if shapes and kind in self._with_shapes else None
 
     def _contains_callees(self, module: int, name: str) -> bool:
         """Whether everything that was called below a name can be below a module."""

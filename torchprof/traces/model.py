@@ -55,22 +55,17 @@ def call_order(cls: type) -> dict[str, bool]:
 
     Empty if there is no source. Takes about a millisecond.
     """
-    called: dict[str, bool] = {}
-    _Uses(cls, called).follow("forward")
-    return called
-
-
-def _may_return(statement: ast.stmt) -> bool:
-    """Whether a statement returns in some cases only."""
-    return not isinstance(statement, ast.Return) and any(isinstance(part, ast.Return) for part in ast.walk(statement))
+    uses = _Uses(cls)
+    uses.follow("forward")
+    return uses.called
 
 
 class _Uses(ast.NodeVisitor):
     """Walks the methods of a class in the order in which they are evaluated."""
 
-    def __init__(self, cls: type, called: dict[str, bool]) -> None:
+    def __init__(self, cls: type) -> None:
+        self.called: dict[str, bool] = {}
         self._cls = cls
-        self._found = called
         self._followed: set[str] = set()
         self._self = ""
         self._conditions = 0  # if not 0, the current node may not run, or it calls nothing
@@ -90,7 +85,8 @@ class _Uses(ast.NodeVisitor):
             conditions = self._conditions
             for statement in tree.body:
                 self.visit(statement)
-                self._conditions += _may_return(statement)  # the following statements may not run
+                if not isinstance(statement, ast.Return):  # after a return in it, the following statements may not run
+                    self._conditions += any(isinstance(part, ast.Return) for part in ast.walk(statement))
             self._self, self._conditions = around, conditions
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -109,7 +105,7 @@ class _Uses(ast.NodeVisitor):
         if not self._is_attribute_of_self(node):
             self._visit(node.value, may_not_run=isinstance(node.value, ast.Attribute))
         elif not inspect.isfunction(getattr(self._cls, node.attr, None)):
-            self._found[node.attr] = self._found.get(node.attr, False) or not self._conditions
+            self.called[node.attr] = self.called.get(node.attr, False) or not self._conditions
         elif node.attr not in self._followed:
             self.follow(node.attr)
 

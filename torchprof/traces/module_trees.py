@@ -177,22 +177,15 @@ class ModelTree:
         missing: dict[int, list[int]] = {}  # module → what it always calls, and was not called
         missing_in_replaced = expected = 0
         for index in sorted(called):
-            needed = [
-                index
-                for index in self._always_called(index)
-                if selected is None or self.entries[index].layer in selected
-            ]
-            absent = [index for index in needed if self.first[index] not in called]
+            always = self._always_called(index)
+            needed = [entry for entry in always if selected is None or self.entries[entry].layer in selected]
+            absent = [entry for entry in needed if self.first[entry] not in called]
             expected += len(needed)
             if index in replaced:
                 missing_in_replaced += len(absent)
             if absent and (len(absent) < len(needed) or index in replaced):
                 missing[index] = absent
-        innermost = [
-            index
-            for index in missing
-            if not any(descendant in missing for descendant in self.callable_descendants(index))
-        ]
+        innermost = [index for index in missing if missing.keys().isdisjoint(self.callable_descendants(index))]
         incomplete = [index for index in innermost if index not in replaced]
         if len(incomplete) < _FEW and 2 * missing_in_replaced <= expected:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchprof.attribute.events import Kind
@@ -31,18 +32,16 @@ class _Wanted(NamedTuple):
     name: str
 
 
+@dataclass(slots=True, eq=False)
 class _InBackward:
     """A range inside an autograd node. ``name``: the number of its name. ``records``: whether an operator inside it
     records an autograd graph."""
 
-    __slots__ = ("name", "outer", "records", "start", "thread")
-
-    def __init__(self, start: int, thread: int, name: int, outer: _InBackward | None) -> None:
-        self.start = start
-        self.thread = thread
-        self.name = name
-        self.outer = outer
-        self.records = False
+    start: int
+    thread: int
+    name: int
+    outer: _InBackward | None
+    records: bool = False
 
 
 def nested(
@@ -69,14 +68,6 @@ def nested(
             yield number, signature, stack[-1].name
 
 
-class RangesFound(NamedTuple):
-    """``calls``: the ranges that may be layers, in the order of their first call. ``in_backward``: the ranges inside
-    autograd nodes that are not a recomputed forward, as (start, thread, number of the name)."""
-
-    calls: list[RangeCall]
-    in_backward: set[tuple[int, int, int]]
-
-
 def ranges_in(
     events: Iterable[Line],
     lanes: Sequence[tuple[int, int]],
@@ -84,8 +75,9 @@ def ranges_in(
     kinds: Sequence[Kind | None],
     wanted: Sequence[bool],
     is_inner_node: Sequence[bool],
-) -> RangesFound:
-    """The ranges of ``wanted`` names, without those of backward.
+) -> tuple[list[RangeCall], set[tuple[int, int, int]]]:
+    """The ranges of ``wanted`` names that may be layers, in the order of their first call; and those of backward, each
+    as (start, thread, number of the name).
 
     A range that opens inside an autograd node belongs to backward, even if a forward range has the same name. The
     exception is a recomputed forward, as under activation checkpointing: a range of that name ran in forward, and
@@ -131,15 +123,10 @@ def ranges_in(
         for event in in_backward
         if not (event.records and names[event.name] in parents)
     }
-    _add_outer(full, parents)
-    return RangesFound([RangeCall(name, tuple(above), name in full) for name, above in parents.items()], of_backward)
-
-
-def _add_outer(full: set[str], parents: dict[str, dict[str, None]]) -> None:
-    """Work inside a range is also inside the ranges around it."""
     waiting = list(full)
-    while waiting:
+    while waiting:  # work inside a range is also inside the ranges around it
         for outer in parents.get(waiting.pop(), ()):
             if outer not in full:
                 full.add(outer)
                 waiting.append(outer)
+    return [RangeCall(name, tuple(above), name in full) for name, above in parents.items()], of_backward

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from torchprof.attribute.events import Event, Kind, Site
 from torchprof.errors import TorchprofError, some
 from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer
+from torchprof.run.paths import kind_of_root, stage_of_root
 from torchprof.run.sentences import MODULES_OF_CALL_STACKS
 from torchprof.run.torch_names import OF_LAYERS
 from torchprof.run.warnings import RunWarning
@@ -40,8 +42,11 @@ class TracePlan:
     fqns: Mapping[str, Sequence[int]]
     replicated: Mapping[int, Set[int]] | None = None
     selected: Set[int] | None = None
-    selected_paths: tuple[tuple[str, ...], ...] | None = None
     labels: Sequence[Event] = ()  # of layers that the trace does not name
+
+    @property
+    def selected_paths(self) -> tuple[tuple[str, ...], ...] | None:
+        return None if self.selected is None else tuple(self.layer_paths[layer] for layer in sorted(self.selected))
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,6 @@ class ModelPlan:
     """
 
     plan: TracePlan
-    names: Sequence[str]
     layers: tuple[Layer, ...]
     modules: Sequence[ModelModule]
     references: Callable[[], References]
@@ -70,24 +74,56 @@ class ModelPlan:
             plan.fqns,
             plan.replicated or None,  # the model may have been wrapped differently in the recording
             plan.selected,
-            plan.selected_paths,
         )
-        described = tuple(map(_with_unknown_mode, plan.layers()))
-        return cls(layers, plan.names, described, model_modules(plan), references)
+        # The mode in the recording is unknown.
+        described = tuple(replace(layer, training=None) for layer in plan.layers())
+        return cls(layers, described, model_modules(plan), references)
+
+    def of_stages(self, labels: Iterable[str]) -> ModelPlan:
+        """The plan with the names that the models have in a trace of a pipeline: "Net (stage 1)" for "Net".
+
+        If the labels name as many stages of a class as models of it were given, these are the stages, in their order.
+        """
+        label_of = {path_of(label)[0]: label for label in (label.partition(".")[0] for label in labels)}
+        stages = sorted((root for root in label_of if stage_of_root(root) is not None), key=_stage)
+        models = [module for module in self.modules if len(module.path) == 1]
+        named, shown = {}, {}  # real name of a model, and the name that users see → that in the trace
+        for kind in {*map(kind_of_root, stages)}:
+            of_class = [model for model in models if kind_of_root(model.path[0]) == kind]
+            in_trace = [root for root in stages if kind_of_root(root) == kind]
+            for model, root in zip(of_class, in_trace if len(of_class) == len(in_trace) else ()):
+                named[model.path[0]] = root
+                layer = self.layers[model.layer]  # of a wrapped model, this one has another class
+                shown[layer.path[0]] = root.replace(kind, kind_of_root(layer.path[0]), 1)
+        if not named:
+            return self
+
+        def renamed(names: Mapping[str, str], path: tuple[str, ...]) -> tuple[str, ...]:
+            return (names.get(path[0], path[0]), *path[1:])
+
+        def in_trace_of(label: str) -> str:
+            root, *below = label.split(".")
+            return ".".join([label_of.get(named.get(path_of(root)[0], ""), root), *below])
+
+        sites = {
+            in_trace_of(label): Site(site.layers, site.wrapper and in_trace_of(site.wrapper))
+            for label, site in self.plan.sites.items()
+        }
+        paths = [renamed(shown, path) for path in self.plan.layer_paths]
+        others = ([renamed(shown, path) for path in layer.shared_with] for layer in self.layers)
+        return replace(
+            self,
+            plan=replace(self.plan, sites=sites, layer_paths=paths),
+            layers=tuple(
+                replace(layer, path=path, shared_with=tuple(shared))
+                for layer, path, shared in zip(self.layers, paths, others)
+            ),
+            modules=[module._replace(path=renamed(named, module.path)) for module in self.modules],
+        )
 
     def complete(self) -> ModelPlan:
         """The same plan with its references found, so that it can be sent to other processes."""
-        return replace(self, references=_Found(self.references()))
-
-
-@dataclass(frozen=True)
-class _Found:
-    """References that were found before."""
-
-    references: References
-
-    def __call__(self) -> References:
-        return self.references
+        return replace(self, references=partial(_same, self.references()))
 
 
 def plan_trace(
@@ -100,10 +136,15 @@ def plan_trace(
     """
     labels = events.labels
     if model is not None and labels:
+        model = model.of_stages(labels)
         if set(labels).isdisjoint(model.plan.sites):
+            given = ", ".join(path[0] for path in model.plan.layer_paths if len(path) == 1)
+            roots = sorted(dict.fromkeys(path_of(label)[0] for label in labels), key=_stage)
+            are_stages = stage_of_root(roots[-1]) is not None
+            what = "a list with the model of each stage, in this order," if are_stages else "the model"
             raise TorchprofError(
-                f"{path} is of other modules than those of {', '.join(model.names)}: {some(_models(labels))}. Give "
-                "from_trace the model and the paths of the recording; or no model: then the labels are the layers."
+                f"{path} is of other modules than those of {given}: {some(roots)}. Give from_trace {what} and the "
+                "paths of the recording; or no model: then the labels are the layers."
             )
         if not events.has_compiled:
             refuse_another_model(model.modules, {*map(path_of, labels)}, model.plan.selected)
@@ -140,16 +181,19 @@ def plan_trace(
     layers = TracePlan(hierarchy.sites, paths, called, layers_by_fqn(paths))
     if model is None:
         return layers, hierarchy.layers
-    plan = model.plan
-    called |= plan.callable_layers  # without unselected modules
-    if plan.selected is not None:
-        called &= plan.selected
-    return replace(layers, selected=plan.selected, selected_paths=plan.selected_paths), hierarchy.layers
+    selected = model.plan.selected
+    called |= model.plan.callable_layers  # without unselected modules
+    if selected is not None:
+        called &= selected
+    return replace(layers, selected=selected), hierarchy.layers
 
 
 def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observations) -> TracePlan:
     """The plan of a trace that names no layers: its operators are aligned with those of the model."""
-    how_else = f"With layers in the trace no alignment is needed: {_how_to_record_modules(events)}."
+    how = "Record it inside `torchprof.annotate(model)`, or with `torch.profiler.profile(with_stack=True)`"
+    if events.table.has_call_stacks:
+        how = MODULES_OF_CALL_STACKS
+    how_else = f"With layers in the trace no alignment is needed: {how}."
     references = model.references()
     if isinstance(references, str):
         raise TorchprofError(f"{path} names no layers. {references} {how_else}")
@@ -160,15 +204,20 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
         raise TorchprofError(
             f"{path} names no layers. {why}{compiled} Give from_trace the model of the recording. {how_else}"
         ) from None
-    seen.warnings.append(RunWarning.of("layers_by_alignment", count=aligned.forwards))
-    if unknown := aligned.unknown_ns.total():
-        layers = [layer for layer, _ in aligned.unknown_ns.most_common()]
-        seen.warnings.append(RunWarning.of("layers_in_doubt", layers, share=unknown / max(aligned.total_ns, 1)))
-    if aligned.adjacent:
-        seen.warnings.append(RunWarning.of("adjacent_forwards", count=aligned.adjacent))
+    seen.warnings.append(RunWarning.of("layers_by_alignment", count=sum(calls.forwards for calls in aligned)))
+    unknown_ns: Counter[str] = Counter()
+    for calls in aligned:
+        unknown_ns += calls.unknown_ns
+    if unknown := unknown_ns.total():
+        layers = [layer for layer, _ in unknown_ns.most_common()]
+        total = sum(calls.total_ns for calls in aligned)
+        seen.warnings.append(RunWarning.of("layers_in_doubt", layers, share=unknown / max(total, 1)))
+    if adjacent := sum(calls.adjacent for calls in aligned):
+        seen.warnings.append(RunWarning.of("adjacent_forwards", count=adjacent))
     sites = {**model.plan.sites, UNALIGNED: Site((OUTSIDE,))}
-    # Without those inside the selected layers.
-    labels = [label for label in aligned.labels if label.name in sites or label.kind is Kind.STOPPED]
+    # Without those inside the selected layers; outer ones first.
+    labels = [label for calls in aligned for label in calls.labels if label.name in sites or label.kind is Kind.STOPPED]
+    labels.sort(key=lambda label: (label.start_ns, -label.end_ns))
     called = {layer for label in labels if label.kind is Kind.LABEL for layer in sites[label.name].layers if layer >= 0}
     return replace(model.plan, sites=sites, callable_layers=called & set(model.plan.callable_layers), labels=labels)
 
@@ -186,18 +235,11 @@ def _kinds_of_layers(events: TraceEvents) -> tuple[tuple[str, int], ...]:
     return tuple(counts.most_common())
 
 
-def _how_to_record_modules(events: TraceEvents) -> str:
-    """How to record a trace with modules, for a trace without."""
-    if events.table.has_call_stacks:
-        return MODULES_OF_CALL_STACKS
-    return "Record it inside `torchprof.annotate(model)`, or with `torch.profiler.profile(with_stack=True)`"
+def _same(references: References) -> References:
+    return references
 
 
-def _models(labels: Iterable[str]) -> list[str]:
-    """The models of some labels."""
-    return list(dict.fromkeys(path_of(label)[0] for label in labels))
-
-
-def _with_unknown_mode(layer: Layer) -> Layer:
-    """The layer without its mode: the mode in the recording is unknown."""
-    return replace(layer, training=None)
+def _stage(root: str) -> int:
+    """The stage of a pipeline that calls a model, by its name; -1 for none."""
+    stage = stage_of_root(root)
+    return -1 if stage is None else stage

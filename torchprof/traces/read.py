@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Detail
@@ -93,8 +93,7 @@ def from_trace(
     read = partial(_read_or_error, in_folders=frozenset(files) - {*named}, with_timeline=with_timeline)
     try:
         if processes > 1 and len(files) > 1:
-            known = known and known.complete()
-            outcomes = _read_at_once(files, partial(read, model=known), progress, processes)
+            outcomes = _read_at_once(files, partial(read, model=known and known.complete()), progress, processes)
         else:
             outcomes = _read_in_turn(files, partial(read, model=known), progress)
         runs = _without_errors(files, outcomes)
@@ -226,14 +225,9 @@ def _read(
     seen = Observations(warnings=[*file.warnings, *_warnings(path, events, doubles)])
     if not len(table):
         raise TorchprofError(
-            " ".join(
-                [
-                    f"{path} holds no event of torch's profiler that can be read: no operator, no range and no kernel.",
-                    *map(str, seen.warnings),
-                    'A trace is what `prof.export_chrome_trace("trace.json")` writes after a `with '
-                    "torch.profiler.profile() as prof:` block.",
-                ]
-            )
+            f"{path} holds no event of torch's profiler that can be read: no operator, no range and no kernel. "
+            f"{''.join(f'{warning} ' for warning in seen.warnings)}A trace is what "
+            '`prof.export_chrome_trace("trace.json")` writes after a `with torch.profiler.profile() as prof:` block.'
         )
     planned, layers = plan_trace(path, events, model, seen)
     options = Options(
@@ -265,7 +259,10 @@ def _read(
     return _FileRun(path, run, seen, events.first_ns, (run.meta.machine, table.processes))
 
 
-def _read_or_error(path: Path, *, in_folders: frozenset[Path], **options: Any) -> _FileRun | TorchprofError:
+_Outcome: TypeAlias = "_FileRun | TorchprofError"
+
+
+def _read_or_error(path: Path, *, in_folders: frozenset[Path], **options: Any) -> _Outcome:
     """The run of one file. If it cannot be read and was found in a folder, the error."""
     try:
         return _read(path, **options)
@@ -275,10 +272,11 @@ def _read_or_error(path: Path, *, in_folders: frozenset[Path], **options: Any) -
         return error
 
 
-def _without_errors(files: Sequence[Path], outcomes: Sequence[_FileRun | TorchprofError]) -> list[_FileRun]:
+def _without_errors(files: Sequence[Path], outcomes: Iterable[_Outcome]) -> list[_FileRun]:
     """The runs, with a warning for each file that could not be read. Raises its error if no file could be."""
-    runs = [run for run in outcomes if isinstance(run, _FileRun)]
-    for file, error in zip(files, outcomes):
+    of_files = [*outcomes]  # to their end, where processes are left
+    runs = [run for run in of_files if isinstance(run, _FileRun)]
+    for file, error in zip(files, of_files):
         if isinstance(error, TorchprofError):
             if not runs:
                 raise error
@@ -288,38 +286,29 @@ def _without_errors(files: Sequence[Path], outcomes: Sequence[_FileRun | Torchpr
 
 
 def _read_in_turn(
-    files: Sequence[Path],
-    read: Callable[..., _FileRun | TorchprofError],
-    progress: Callable[[float], None] | None,
-) -> list[_FileRun | TorchprofError]:
+    files: Sequence[Path], read: Callable[..., _Outcome], progress: Callable[[float], None] | None
+) -> Iterator[_Outcome]:
     """What ``read`` gives of each file, one after the other."""
     sizes = [file.stat().st_size for file in files]
     whole = max(sum(sizes), 1)
-    runs: list[_FileRun | TorchprofError] = []
     for number, file in enumerate(files):
 
         def report(fraction: float, before: int = sum(sizes[:number]), size: int = sizes[number]) -> None:
             if progress is not None:
                 progress((before + fraction * size) / whole)
 
-        runs.append(read(file, progress=report))
-    return runs
+        yield read(file, progress=report)
 
 
 def _read_at_once(
-    files: Sequence[Path],
-    read: Callable[[Path], _FileRun | TorchprofError],
-    progress: Callable[[float], None] | None,
-    processes: int,
-) -> list[_FileRun | TorchprofError]:
+    files: Sequence[Path], read: Callable[[Path], _Outcome], progress: Callable[[float], None] | None, processes: int
+) -> Iterator[_Outcome]:
     """What ``read`` gives of each file, in several processes."""
     sizes = [*accumulate(file.stat().st_size for file in files)]
-    runs: list[_FileRun | TorchprofError] = []
     for run, bytes_read in zip(in_processes(read, files, processes), sizes):
-        runs.append(run)
         if progress is not None:
             progress(bytes_read / max(sizes[-1], 1))
-    return runs
+        yield run
 
 
 def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[RunWarning]:
@@ -337,10 +326,9 @@ def _warnings(path: Path, events: TraceEvents, doubles: int) -> Iterator[RunWarn
 
 def _combined(runs: Iterable[_FileRun]) -> Run:
     """One run of several files. The cycles of one process add up; ranks are merged side by side."""
-    by_rank: dict[int, list[_FileRun]] = {}
-    for cycle in sorted(runs, key=lambda cycle: (cycle.run.meta.rank, cycle.start_ns)):
-        by_rank.setdefault(cycle.run.meta.rank, []).append(cycle)
-    for cycles in by_rank.values():
+    in_order = sorted(runs, key=lambda cycle: (cycle.run.meta.rank, cycle.start_ns))
+    by_rank = [[*cycles] for _, cycles in groupby(in_order, lambda cycle: cycle.run.meta.rank)]
+    for cycles in by_rank:
         for cycle, after in pairwise(cycles):
             if after.start_ns < cycle.start_ns + cycle.run.meta.wall_ns:
                 raise TorchprofError(
@@ -353,7 +341,7 @@ def _combined(runs: Iterable[_FileRun]) -> Run:
                     f"{cycles[0].path} and {cycle.path} are both of rank {cycle.run.meta.rank}, and of different "
                     f"processes. Read each of them separately. {_HOW_TO_ADD_A_RANK}"
                 )
-    return merge(map(_sum_of_cycles, by_rank.values()))
+    return merge(map(_sum_of_cycles, by_rank))
 
 
 def _sum_of_cycles(cycles: Iterable[_FileRun]) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,14 +30,9 @@ _IMAGE = 224
 _LENGTH = 16
 
 
-class _Mode(NamedTuple):
-    """How a model is called: which operators a forward calls may depend on it."""
-
-    training: bool
-    with_gradients: bool
-
-
-_MODES = (_Mode(True, True), _Mode(False, False), _Mode(False, True))
+_MODES = ((True, True), (False, False), (False, True))
+"""How a model is called, on which the operators of a forward may depend: in training mode or not, and with gradients or
+not."""
 
 
 def references_of(
@@ -57,19 +52,19 @@ def references_of(
         path, wrapped = (*path, step), getattr(wrapped, step)
     twin = without_data(model)
     inputs = [tuple(args)] if args is not None else [*_likely_inputs(twin)]
-    references: dict[tuple[tuple[str, tuple[LayerCall, ...]], ...], Reference] = {}
+    references: dict[tuple[tuple[str, tuple[LayerCall, ...]], ...], Reference] = {}  # by what tells them apart
     failure: BaseException | None = None
 
     def run(model: nn.Module, device: str) -> None:
         nonlocal failure
-        for mode in _MODES:
-            model.train(mode.training)
+        for training, with_gradients in _MODES:
+            model.train(training)
             for args in inputs:
-                reference = _recorded(model, path, device, args, kwargs, mode)
+                reference = _recorded(model, path, device, args, kwargs, with_gradients)
                 if isinstance(reference, Exception):
                     failure = failure or reference
                     continue
-                references.setdefault(tuple((op.name, op.calls) for op in reference.ops), reference)
+                references.setdefault(tuple((op.name, op.calls) for op in reference), reference)
                 break
 
     run(twin, "meta")
@@ -120,7 +115,7 @@ def _recorded(
     device: str,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    mode: _Mode,
+    with_gradients: bool,
 ) -> Reference | Exception:
     """The operators of one call; or its error: inputs that were only likely may not fit. ``root``: the path of the
     model that the labels begin with."""
@@ -135,7 +130,7 @@ def _recorded(
         try:
             # torch uses no fused operators inside a context of a device.
             where = torch.device("meta") if device == "meta" else nullcontext()
-            with torch.random.fork_rng([]), where, torch.set_grad_enabled(mode.with_gradients):
+            with torch.random.fork_rng([]), where, torch.set_grad_enabled(with_gradients):
                 twin(*args, **kwargs)
         except Exception as error:  # of the user's code
             return error
@@ -144,7 +139,7 @@ def _recorded(
     finally:
         labels.detach()
     label_at = {label_of(spot.path): label_of((*root, *spot.path[1:])) for spot, _ in plan.spots}
-    return Reference(tuple(_ops(session.columns(lambda name: Detail.SHAPES).events(), session, label_at)))
+    return tuple(_ops(session.columns(lambda name: Detail.SHAPES).events(), session, label_at))
 
 
 def _ops(events: Iterator[Event], session: Session, label_at: Mapping[str, str]) -> Iterator[ReferenceOp]:

@@ -92,15 +92,12 @@ class Signatures:
     def _scalar(self, text: Any) -> Any:
         """A value from torch's text of it; None if the text has no value."""
         text = encodable_text(text)
-        try:
-            return self._scalars[text]
-        except KeyError:
+        if text not in self._scalars:
             try:
-                value = frozen(ast.literal_eval(text))
+                self._scalars[text] = frozen(ast.literal_eval(text))
             except (ValueError, SyntaxError, MemoryError, RecursionError):
-                value = text
-            self._scalars[text] = value
-            return value
+                self._scalars[text] = text
+        return self._scalars[text]
 
 
 def shapes_in(signatures: Iterable[Signature]) -> Iterator[tuple[int, ...]]:

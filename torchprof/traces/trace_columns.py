@@ -29,7 +29,7 @@ class TraceColumns:
     ) -> None:
         self._table = table
         self._base_ns = base_ns
-        self._groups = table.groups
+        self._is_call = [group == RUNTIME_CALLS for group, _ in table.names]
         self._are_nodes = are_nodes
         self._kinds = [EventKind(kind or Kind.OP, name) for kind, (_, name) in zip(kinds, table.names)]
         for number, (kind, name, _) in enumerate(self._kinds):
@@ -37,7 +37,7 @@ class TraceColumns:
                 self._kinds[number] = EventKind(Kind.MEMORY, MEMORY, name)
         is_kept = [kind is not None for kind in kinds]
         cpu, thread_of = table.cpu, [thread for thread, _ in table.lanes]
-        kept = (index for window in cpu.windows(self._groups) for index in window if is_kept[cpu.name[index]])
+        kept = (index for window in cpu.windows() for index in window if is_kept[cpu.name[index]])
         self._threads, self._order = by_thread(kept, [*map(thread_of.__getitem__, cpu.lane)])
         self._names = self._ordered(cpu.name)
         self._memory = [*self._indices(kind.kind is Kind.MEMORY for kind in self._kinds)]
@@ -108,7 +108,7 @@ class TraceColumns:
         """The indices of the functions of autograd nodes: operators with the number of a forward thread."""
         forward_of = [forward for _, forward in self._table.lanes]
         lanes = self._table.cpu.lane
-        are_ops = (kind.kind is Kind.OP and group != RUNTIME_CALLS for kind, group in zip(self._kinds, self._groups))
+        are_ops = (kind.kind is Kind.OP and not is_call for kind, is_call in zip(self._kinds, self._is_call))
         for index in self._indices(are_ops):
             if forward_of[lanes[self._order[index]]] if sequence[index] >= 0 else self._are_nodes[self._names[index]]:
                 yield index
@@ -135,11 +135,10 @@ class TraceColumns:
         unrelated. Runtime calls are only in the result if their work names no operator.
         """
         work, cpu = self._table.work, self._table.cpu
-        is_call = [group == RUNTIME_CALLS for group in self._groups]
 
         def recorded(wanted: Set[int], are_calls: bool) -> Iterator[int]:
             lines = zip(cpu.number, cpu.name) if wanted else ()
-            return (number for number, name in lines if number in wanted and is_call[name] is are_calls)
+            return (number for number, name in lines if number in wanted and self._is_call[name] is are_calls)
 
         named = {op for op, launch in zip(work.sequence, work.number) if op > 0 and op != launch}
         ops = {op: op for op in recorded(named, False)}  # key and value are one object, to save memory
@@ -157,7 +156,7 @@ class TraceColumns:
             return None
         number, order = self._table.cpu.number, self._order
         correlations = array("q", map(self._ops.get, map(number.__getitem__, order), repeat(0)))
-        for index in self._indices(group == RUNTIME_CALLS for group in self._groups):
+        for index in self._indices(self._is_call):
             correlations[index] = self._calls.get(number[order[index]], 0)
         for index in self._memory:  # this number is the address
             correlations[index] = 0
@@ -165,16 +164,18 @@ class TraceColumns:
 
     def _device_work(self) -> Iterator[Event]:
         """Kernels, copies and memsets."""
-        table, base, names = self._table, self._base_ns, [name for _, name in self._table.names]
+        table, base = self._table, self._base_ns
         device_kind = table.device or "cuda"
         counted = numbers_of_devices((index for index, _ in table.streams), table.hip_devices)
-        first = self._first_call()
-        for start, ns, name, lane, op, launch, signature in table.work.in_order(self._groups):
+        calls = (number for number, name in zip(table.cpu.number, table.cpu.name) if self._is_call[name])
+        launched = (launch for op, launch in zip(table.work.sequence, table.work.number) if self._launcher(op, launch))
+        first = first_correlation_id(calls, launched)
+        for start, ns, name, lane, op, launch, signature in table.work.in_order():
             index, stream = table.streams[lane]
             launcher = self._launcher(op, launch)
             yield Event(
                 Kind.KERNEL,
-                names[name],
+                table.names[name][1],
                 start + base,
                 start + base + ns,
                 stream,
@@ -182,10 +183,3 @@ class TraceColumns:
                 device=f"{device_kind}:{counted.get(index, index)}",
                 signature=signature,
             )
-
-    def _first_call(self) -> int:
-        """The lowest correlation ID of a runtime call: see ``launches.first_correlation_id``."""
-        is_call = [group == RUNTIME_CALLS for group in self._groups]
-        work, cpu = self._table.work, self._table.cpu
-        launched = (launch for op, launch in zip(work.sequence, work.number) if self._launcher(op, launch))
-        return first_correlation_id((number for number, name in zip(cpu.number, cpu.name) if is_call[name]), launched)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.nesting import OpenRanges
 from torchprof.run.words import FSDP_RANGE, OPTIMIZER_STEP, is_runtime_call
 
 _NO_FORWARD = (OPTIMIZER_STEP, FSDP_RANGE)
 """The beginnings of the names of ranges that contain nothing of a forward. FSDP's hooks name their layers."""
-
-
-class RangeAround(NamedTuple):
-    start_ns: int
-    end_ns: int
 
 
 @dataclass(slots=True)
@@ -33,7 +29,7 @@ class TracedOp:
     end_ns: int
     own_ns: int
     signature: int
-    ranges: tuple[RangeAround, ...]
+    ranges: tuple[Event, ...]
     nodes: int
 
 
@@ -42,20 +38,34 @@ class ComputedAgain:
     """The operators directly in an autograd node that record a graph, as those of a checkpoint. ``sequence``,
     ``forward_thread``: of the node. ``has_own_ops``: whether there are operators in it that record none."""
 
+    end_ns: int
     thread: int
     sequence: int
     forward_thread: int
     ops: list[TracedOp] = field(default_factory=list)
     has_own_ops: bool = False
 
+    def add(self, op: TracedOp, sequence: int) -> None:
+        if sequence >= 0:
+            self.ops.append(op)
+        else:
+            self.has_own_ops = True
 
-class OpsOfThread(NamedTuple):
+
+@dataclass(slots=True)
+class OpsOfThread:
     """The operators of forwards on a thread, in their order. ``sequences``, ``makers``: the autograd sequence numbers,
     and the places in ``ops`` of the operators that have them."""
 
-    ops: list[TracedOp]
-    sequences: list[int]
-    makers: list[int]
+    ops: list[TracedOp] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    makers: list[int] = field(default_factory=list)
+
+    def add(self, op: TracedOp, sequence: int) -> None:
+        if sequence >= 0 and (not self.sequences or sequence >= self.sequences[-1]):
+            self.sequences.append(sequence)
+            self.makers.append(len(self.ops))
+        self.ops.append(op)
 
     def maker_of(self, sequence: int) -> int:
         """The place of the operator that created an autograd node; -1 if it is not there."""
@@ -64,87 +74,48 @@ class OpsOfThread(NamedTuple):
 
 
 class TracedOps(NamedTuple):
-    by_thread: dict[int, OpsOfThread]
+    by_thread: Mapping[int, OpsOfThread]
     again: list[ComputedAgain]
-
-
-class _Thread:
-    """What is open on a thread."""
-
-    def __init__(self) -> None:
-        self.forward = OpsOfThread([], [], [])
-        self.functions: list[TracedOp] = []  # functions of autograd in Python
-        self.ranges: list[RangeAround] = []
-        self.nodes: list[tuple[int, ComputedAgain]] = []  # end, and what is computed again in it
-        self.hidden_until = 0  # end of a range that is no forward, or of an operator
-
-    def close(self, start_ns: int) -> None:
-        """Leave what ended before."""
-        for open_ranges in (self.ranges, self.functions):
-            while open_ranges and open_ranges[-1].end_ns <= start_ns:
-                open_ranges.pop()
-        while self.nodes and self.nodes[-1][0] <= start_ns:
-            self.nodes.pop()
 
 
 def traced_ops(events: Iterable[Event]) -> TracedOps:
     """The operators of forwards, without those inside others, in backward and in optimizers; and those that autograd
     nodes compute again."""
-    threads: defaultdict[int, _Thread] = defaultdict(_Thread)
+    by_thread: defaultdict[int, OpsOfThread] = defaultdict(OpsOfThread)
     again: list[ComputedAgain] = []
+    ranges: OpenRanges[Event] = OpenRanges()
+    functions: OpenRanges[TracedOp] = OpenRanges()  # functions of autograd in Python
+    open_nodes: OpenRanges[ComputedAgain] = OpenRanges()
+    hidden_until: Counter[int] = Counter()  # by thread: the end of a range that is no forward, or of an operator
     nodes = 0
     for event in events:
-        kind, start, end = event.kind, event.start_ns, event.end_ns
+        kind, start, end, thread = event.kind, event.start_ns, event.end_ns, event.thread
         if kind is Kind.KERNEL:
             break
-        thread = threads[event.thread]
         is_node = kind is Kind.NODE or kind is Kind.BACKWARD_FUNCTION
         nodes += is_node
-        if start < thread.hidden_until and not is_node:
+        if start < hidden_until[thread] and not is_node:
             continue
-        thread.close(start)
+        around = open_nodes.at(thread, start)
         if kind is Kind.OP:
-            if not is_runtime_call(event.name):
-                _add(thread, event, nodes)
+            if is_runtime_call(event.name):
+                continue
+            inside = tuple(ranges.at(thread, start))
+            op = TracedOp(event.name, start, end, end - start, event.signature, inside, nodes)
+            of_python = functions.at(thread, start)
+            if of_python:
+                of_python[-1].own_ns -= op.own_ns
+            if "::" in op.name:
+                hidden_until[thread] = end
+            else:
+                of_python.append(op)
+            (around[-1] if around else by_thread[thread]).add(op, event.sequence)
         elif kind is Kind.USER_LABEL and not event.name.startswith(_NO_FORWARD):
-            thread.ranges.append(RangeAround(start, end))
+            ranges.at(thread, start).append(event)
         elif is_node:
-            if kind is Kind.NODE or not thread.nodes:
-                thread.nodes.append((end, ComputedAgain(event.thread, event.sequence, event.forward_thread)))
-                again.append(thread.nodes[-1][1])
+            if kind is Kind.NODE or not around:
+                around.append(ComputedAgain(end, thread, event.sequence, event.forward_thread))
+                again.append(around[-1])
         elif kind not in (Kind.MEMORY, Kind.STEP, Kind.SAMPLE, Kind.COLLECTIVE, Kind.STOPPED):
-            thread.hidden_until = end
-    return TracedOps(
-        {number: thread.forward for number, thread in threads.items()}, [thread for thread in again if thread.ops]
-    )
-
-
-def _add(thread: _Thread, event: Event, nodes: int) -> None:
-    """Note an operator that is in no other one."""
-    op = TracedOp(
-        event.name,
-        event.start_ns,
-        event.end_ns,
-        event.end_ns - event.start_ns,
-        event.signature,
-        tuple(thread.ranges),
-        nodes,
-    )
-    if thread.functions:
-        thread.functions[-1].own_ns -= op.own_ns
-    if "::" in event.name:
-        thread.hidden_until = event.end_ns
-    else:
-        thread.functions.append(op)
-    if thread.nodes:
-        again = thread.nodes[-1][1]
-        if event.sequence >= 0:
-            again.ops.append(op)
-        else:
-            again.has_own_ops = True
-        return
-    ops, sequences, makers = thread.forward
-    if event.sequence >= 0 and (not sequences or event.sequence >= sequences[-1]):
-        sequences.append(event.sequence)
-        makers.append(len(ops))
-    ops.append(op)
+            hidden_until[thread] = end
+    return TracedOps(by_thread, [node for node in again if node.ops])
