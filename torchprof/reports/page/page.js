@@ -69,7 +69,7 @@ class Page {
         ...this.#devices(),
         this.why,
         ...this.#memory(),
-        ...this.#ranks()),
+        ...this.#waits()),
       element("footer", {}, `Made by torchprof ${data.version}. Everything on this page is in this file.`));
     document.addEventListener("keydown", (event) => this.#key(event));
     let waiting = 0;
@@ -106,7 +106,7 @@ class Page {
   #answer() {
     /** @type {HTMLElement[]} */
     const parts = [];
-    if (data.largest) parts.push(largestPlaces(this.run, data.largest, (node) => this.show(node)));
+    if (!data.comparison) parts.push(element("div", { class: "largest" }, ...reportParts(data.largest, (node) => this.show(node))));
     if (data.comparison && data.comparison.whole.length) parts.push(element("p", {}, data.comparison.whole.join(" ")));
     if (data.comparison && data.comparison.layerChanges.length) {
       const items = data.comparison.layerChanges.map(([what, lines]) => element("li", {}, element("b", {}, what), ` ${lines.join(" · ")}`));
@@ -216,14 +216,15 @@ class Page {
   }
 
   #memory() {
-    const found = data.memory.filter((one) => one.peakBytes > 0 || one.held.length || one.course);
-    if (!found.length) return [];
-    return [element("section", { id: "memory" }, element("h2", {}, data.questions.fit), element("h3", {}, "Memory"), ...found.map((one) => memorySection(this.run, one, (node) => this.show(node))))];
+    if (!data.memory.length) return [];
+    return [element("section", { id: "memory" }, element("h2", {}, data.questions.fit), element("h3", {}, "Memory"), ...data.memory.map((one) => memorySection(this.run, one, (node) => this.show(node))))];
   }
 
-  #ranks() {
-    if (!data.ranks) return [];
-    return [element("section", { id: "ranks" }, element("h2", {}, data.questions.waits), element("h3", {}, "Ranks"), ranksSummary(data.ranks), this.ranksBox)];
+  #waits() {
+    const parts = [];
+    if (data.pipelines.length) parts.push(element("section", { id: "pipelines" }, element("h3", {}, "Pipelines"), ...data.pipelines.map((one) => pipelineSection(one, (node) => this.show(node)))));
+    if (data.ranks) parts.push(element("section", { id: "ranks" }, element("h3", {}, "Ranks"), ...reportParts(data.ranks.report, () => {}), this.ranksBox));
+    return parts.length ? [element("h2", {}, data.questions.waits), ...parts] : [];
   }
 
   /** @returns {((node: number) => boolean) | null} */

@@ -1,36 +1,9 @@
-// The ranks of a job: sentences and a table that name stragglers, and a heat map of own work by layer and rank.
+// The ranks of a job: a heat map of own work by layer and rank, and its quantiles over many ranks.
 
 const MOST_LAYERS = 24;
 const MOST_COLUMNS = 64; // with more ranks, neighbors share a column
 const WRITTEN_COLUMNS = 12; // with up to so many columns, cells show their figures
 const DEEPEST = Math.log2(1.5); // the ratio to the median from which on the color does not get deeper
-
-/** @param {PageData.Ranks} compared */
-function ranksSummary({ ranks, lines, sentences, unit }) {
-  const rows = lines.map(([work, slowest, waiting, waitsLonger, last, steps, typical], at) => ({ rank: ranks[at], work, slowest, waiting, waitsLonger, last, steps, typical }));
-  /** @param {"work" | "waiting"} name */
-  const most = (name) => Math.max(...rows.map((row) => row[name] ?? 0));
-  /** @param {number | null} ns */
-  const time = (ns) => (ns === null ? UNKNOWN : formatTime(ns));
-  /** @param {PageData.Times} found */
-  const times = (found) => (found === null ? UNKNOWN : `${found[0]} of ${found[1]}`);
-  /** @param {string} heading @param {"slowest" | "last"} name @returns {SheetColumn<typeof rows[number]>} */
-  const often = (heading, name) => ({ heading, value: (row) => row[name]?.[0] ?? null, text: (row) => times(row[name]) });
-  /** @type {SheetColumn<typeof rows[number]>[]} */
-  const columns = [
-    { heading: "Rank", isText: true, value: (row) => row.rank, text: (row) => String(row.rank) },
-    { heading: "Steps", value: (row) => row.steps, text: (row) => String(row.steps) },
-    { heading: `Own work${unit}`, value: (row) => row.work, text: (row) => time(row.work), share: (row) => (row.work ?? 0) / most("work") },
-    often("Slowest", "slowest"),
-  ];
-  if (rows.some((row) => row.steps > 1)) columns.splice(3, 0, { heading: "Median", value: (row) => row.typical, text: (row) => time(row.typical) });
-  if (rows.some((row) => row.waiting !== null || row.waitsLonger)) {
-    /** @param {typeof rows[number]} row */
-    const text = (row) => (row.waiting !== null && row.waitsLonger ? AT_LEAST : "") + time(row.waiting);
-    columns.push({ heading: `Waiting${unit}`, value: (row) => row.waiting, text, share: (row) => (row.waiting ?? 0) / most("waiting") }, often("Last to arrive", "last"));
-  }
-  return element("div", {}, element("p", {}, sentences.join(" ")), sheet(columns, rows, { sortedBy: 2, shown: 8 }));
-}
 
 // The own work of each rank relative to the median over the ranks that have the layer, for the layers that differ most.
 /** @param {Run} run @param {PageData.Ranks} compared @param {number[]} phases @param {(node: number) => void} onlayer */
@@ -101,7 +74,7 @@ function ranksQuantiles(run, { ranks, quantiles, unit }, phases, onlayer) {
   const text = `Own work${unit} of the layers with all layers below them: quantiles over all ${ranks.length} ranks, or those that have the layer. First come the layers whose slowest rank is furthest above the mean.`;
   return element("figure", {},
     element("figcaption", {}, text),
-    sheet(columns, rows, { onrow: (row) => { if (row.node !== null) onlayer(row.node); } }));
+    sheet(columns, rows, { click: ({ node }) => (node === null ? null : () => onlayer(node)) }));
 }
 
 /**

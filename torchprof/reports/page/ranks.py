@@ -11,8 +11,10 @@ from typing import Any
 
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.sentences import name_of, sentences, unit_of
+from torchprof.analyze.ranks.tables import table_of_ranks
 from torchprof.analyze.ranks.values import IN_NO_OP, OneLayer
-from torchprof.analyze.report import QUESTIONS
+from torchprof.analyze.report import QUESTIONS, stacked
+from torchprof.reports.page.tables import report_data
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.rows import Rows
 from torchprof.run.run import Run
@@ -56,15 +58,12 @@ def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int]) -> dict[st
         values = sorted(over.values)
         figures = [round(quantile(values, q)) for q in _QUANTILES]
         quantiles.append([*place(row), len(values), figures, over.highest])
+    whole_table = table_of_ranks(compared, balance, len(compared.metas), None)
     return {
         "about": _about(compared, run),
-        "sentences": list(sentences(compared, balance)),
+        "report": report_data(stacked([*sentences(compared, balance), whole_table]), {}),
         "unit": unit_of(compared),
         "ranks": [rank.rank for rank in balance.ranks],
-        "lines": [
-            [rank.work_ns, rank.slowest, rank.waiting_ns, rank.waits_longer, rank.last, rank.steps, rank.typical_ns]
-            for rank in balance.ranks
-        ],
         "work": work,
         "quantiles": quantiles,
     }
