@@ -75,10 +75,12 @@ declare namespace PageData {
     remedy: string;
   }
 
-  /** The layers of one run. `of`: the index of each node in `described`; -1 for layers that the run does not have. */
+  /** The layers of one run. `of`: the index of each node in `described`; -1 for layers that the run does not have.
+   * `params`: those of each node and all below it; -1 if unknown. */
   interface Take {
     described: Described[];
     of: Integers;
+    params: Integers;
   }
 
   interface Described {
@@ -106,8 +108,9 @@ declare namespace PageData {
     sums: number;
   }
 
-  /** `node`: that of the layer that the row is about. */
-  type ReportRow = [cells: (string | [text: string, value: number | string | null])[], node: number | null];
+  /** `node`: that of the layer that the row is about. A cell is a text, or a figure: in the format of its unit, or with
+   * its text. */
+  type ReportRow = [cells: (string | number | [text: string, value: number | string | null])[], node: number | null];
 
   interface AnyColumn {
     heading: string;
@@ -178,8 +181,8 @@ declare namespace PageData {
     ranks: number[];
     /** The own work of each rank in one step, in ns. `node` is null for what is not in the tree of the page. */
     work: [name: string, node: number | null, phase: number, ns: (number | null)[]][];
-    /** If not all ranks are on the page: the own work in one step, in ns, over all ranks. */
-    quantiles: [name: string, node: number | null, phase: number, ranks: number, ns: [least: number, tenth: number, median: number, ninth: number, most: number], slowest: number][];
+    /** If not all ranks are on the page: a table of the own work in one step over all ranks. */
+    quantiles: ReportTable[];
   }
 
   type ActionKind = "F" | "B" | "I" | "W";

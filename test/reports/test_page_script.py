@@ -108,7 +108,7 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
         "devices.report.rows",
         "ranks.work",
         "ranks.report.rows",
-        "ranks.quantiles",
+        "ranks.quantiles.rows",
     ]
     whole += ["memory.course.heights", "memory.report.rows", "comparison.scale", "comparison.whole"]
     whole += [

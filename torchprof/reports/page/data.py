@@ -139,7 +139,8 @@ def _per_call(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str,
     def samples(measures: Sequence[str]) -> Iterator[tuple[int, int, int, SampleKey, Spread]]:
         for number, take in enumerate(takes):
             for key, spread in take.run.samples.items():
-                if key.measure in measures:
+                is_call = take.run.samples.get(key._replace(measure="cpu_ns")) == spread and key.measure != "cpu_ns"
+                if key.measure in measures and not is_call:  # a layer may be called once in each step
                     where = sources.of(number, key.rank), tree.nodes[number][key.layer], PHASES.index(key.phase)
                     yield *where, key, spread
 

@@ -62,7 +62,7 @@ function formatCount(number) {
   return Number.isInteger(number) ? String(number) : fixed(number, 2);
 }
 
-/** @typedef {PageData.Unit | "calls" | "ratio"} Unit */
+/** @typedef {PageData.Unit | "calls" | "ratio" | "share"} Unit */
 
 /** @type {Record<Unit, (value: number) => string>} */
 const FORMATS = {
@@ -71,6 +71,7 @@ const FORMATS = {
   count: formatCount,
   calls: formatCalls,
   ratio: (ratio) => `${fixed(ratio, 2)}×`,
+  share: formatShare,
 };
 
 /** @param {number} calls */

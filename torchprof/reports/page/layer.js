@@ -38,9 +38,9 @@ class LayerPanel {
     const layer = run.description(node, source);
     if (layer === null) return [element("p", {}, "This run does not have this layer.")];
     const facts = [["class", layer.settings ? `${layer.kind}(${layer.settings})` : layer.kind || UNKNOWN]];
-    const params = run.params[source < 0 ? 0 : run.data.sources[source].take][node];
+    const params = run.take(source).params[node];
     const own = layer.params;
-    const text = params === null ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} self` : "");
+    const text = params < 0 ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} self` : "");
     facts.push(["parameters", layer.dtypes ? `${text} (${layer.dtypes})` : text]);
     const ofCall = layer.shapesVary ? ", first call" : "";
     const { inputs, outputs } = layer;
@@ -176,15 +176,7 @@ class LayerPanel {
   #calls(node, source) {
     const { run } = this;
     const titles = { cpu_ns: "One forward call", step_cpu_ns: "One step", step_device_ns: "One step, on the device" };
-    const found = run.samples.of(node, source);
-    // A layer that is called once in each step has the same figures for calls and for steps: show them once.
-    /** @param {Sample} sample */
-    const isCall = (sample) => sample.measure === "cpu_ns";
-    /** @param {Sample} sample */
-    const figures = (sample) => Object.entries(sample).filter(([name]) => name !== "measure").join();
-    const ofCalls = new Set(found.filter(isCall).map(figures));
-    const samples = found.filter((sample) => isCall(sample) || !ofCalls.has(figures(sample)));
-    return samples.flatMap(({ source: of, phase, measure, count, least, median, most, first, points }) => {
+    return run.samples.of(node, source).flatMap(({ source: of, phase, measure, count, least, median, most, first, points }) => {
       const title = [titles[measure], ...(measure === "cpu_ns" ? [] : [run.data.allPhases[phase]]), ...(source < 0 && run.data.sources.length > 1 ? [run.data.sources[of].name] : [])];
       const text = `${count} times, ${formatTime(least)} to ${formatTime(most)}, median ${formatTime(median)}, first ${formatTime(first)}`;
       return [element("h4", {}, title.join(", ")), element("p", { class: "calls" }, text), ...(measure === "cpu_ns" ? this.#overTime(node, of) : []), curve(points)];

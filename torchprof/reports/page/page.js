@@ -13,15 +13,8 @@ class Page {
   searchBox = element("input", { type: "search", placeholder: "Search layers ( / )", "aria-label": "Search layers", oninput: () => this.#find() });
   found = element("span", { class: "found", role: "status" });
   controls = element("div", { class: "controls" });
-  // The choices for which these parts were last drawn: they are drawn again only if the choices change.
-  /** @type {string | null} */
-  operatorsShown = null;
-  /** @type {string | null} */
-  ranksShown = null;
-  /** @type {string | null} */
-  changesShown = null;
-  /** @type {ChangeColumn[]} */
-  changes = [];
+  /** @type {Map<HTMLElement, string>} */
+  drawnFor = new Map();
 
   constructor() {
     this.run = new Run(data);
@@ -285,12 +278,7 @@ class Page {
   /** @returns {Column[]} */
   get columns() {
     if (!data.comparison) return this.run.figures.filter((column) => column.where === "tree");
-    const chosen = `${this.phases} ${this.measure && this.measure.field}`;
-    if (this.changesShown !== chosen) {
-      this.changesShown = chosen;
-      this.changes = this.#quantities(data.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
-    }
-    return this.changes;
+    return this.#quantities(data.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
   }
 
   // The compared quantities of the chosen measure and the chosen phases, totals first.
@@ -323,13 +311,18 @@ class Page {
     };
   }
 
+  // Fills a box, only if the choices that it depends on have changed.
+  /** @param {HTMLElement} box @param {string} choices @param {() => HTMLElement[]} make */
+  #fill(box, choices, make) {
+    if (this.drawnFor.get(box) !== choices) box.replaceChildren(...make());
+    this.drawnFor.set(box, choices);
+  }
+
   // The operators of the whole run. They do not depend on the selected layer: the table keeps the order that the user chose.
   #drawOperators() {
     const { run, phases, source, measure } = this;
-    const shown = `${phases} ${source} ${measure && measure.field}`;
-    if (this.operatorsShown === shown) return;
-    this.operatorsShown = shown;
-    this.operatorBox.replaceChildren(operatorSheet(run, run.operators(run.all, phases, source), data.measures, measure, source, 15));
+    this.#fill(this.operatorBox, `${phases} ${source} ${measure && measure.field}`, () =>
+      [operatorSheet(run, run.operators(run.all, phases, source), data.measures, measure, source, 15)]);
   }
 
   #drawRoofline() {
@@ -341,10 +334,7 @@ class Page {
   // Compares all ranks, whichever rank is chosen.
   #drawRanks() {
     const { ranks } = data;
-    if (!ranks || this.ranksShown === String(this.phases)) return;
-    this.ranksShown = String(this.phases);
-    const parts = [ranksMap, ranksQuantiles].map((part) => part(this.run, ranks, this.phases, (node) => this.show(node)));
-    this.ranksBox.replaceChildren(...parts);
+    if (ranks) this.#fill(this.ranksBox, String(this.phases), () => [ranksMap, ranksQuantiles].map((part) => part(this.run, ranks, this.phases, (node) => this.show(node))));
   }
 
   #drawCrumbs() {

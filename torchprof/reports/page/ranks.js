@@ -59,22 +59,10 @@ function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
 // The own work in each layer over all ranks of a job of which the page has some: quantiles, and the slowest rank.
 /** @param {Run} run @param {PageData.Ranks} compared @param {number[]} phases @param {(node: number) => void} onlayer */
 function ranksQuantiles(run, { ranks, quantiles, unit }, phases, onlayer) {
-  const rows = quantiles.filter(([, , phase]) => phases.includes(phase)).map(([name, node, phase, count, ns, slowest]) => ({ name, node, phase, count, ns, slowest }));
-  if (!rows.length) return element("div", {});
-  /** @param {string} heading @param {number} at @returns {SheetColumn<typeof rows[number]>} */
-  const time = (heading, at) => ({ heading, value: (row) => row.ns[at], text: (row) => formatTime(row.ns[at]) });
-  /** @type {SheetColumn<typeof rows[number]>[]} */
-  const columns = [
-    { heading: "Layer", isText: true, value: (row) => row.name, text: (row) => row.name },
-    { heading: "Phase", isText: true, value: (row) => row.phase, text: (row) => run.data.allPhases[row.phase] },
-    { heading: "Ranks", value: (row) => row.count, text: (row) => String(row.count) },
-    ...["Min", "10 %", "Median", "90 %", "Max"].map(time),
-    { heading: "Slowest rank", value: (row) => row.slowest, text: (row) => String(row.slowest) },
-  ];
+  const names = phases.map((phase) => run.data.allPhases[phase]);
+  const tables = quantiles.map((table) => ({ ...table, rows: table.rows.filter(([[, phase]]) => names.includes(String(phase))) }));
   const text = `Own work${unit} of the layers with all layers below them: quantiles over all ${ranks.length} ranks, or those that have the layer. First come the layers whose slowest rank is furthest above the mean.`;
-  return element("figure", {},
-    element("figcaption", {}, text),
-    sheet(columns, rows, { click: ({ node }) => (node === null ? null : () => onlayer(node)) }));
+  return element("figure", { hidden: !tables.some(({ rows }) => rows.length) }, element("figcaption", {}, text), ...reportParts(tables, onlayer));
 }
 
 /**

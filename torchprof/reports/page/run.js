@@ -70,7 +70,6 @@ class Run {
     this.sorted = new Int32Array(this.size);
     this.#sort();
     this.chains = data.chains.map((chain) => this.#readChain(chain));
-    this.params = data.takes.map((take) => this.#totalParams(take));
     /** @type {Map<string, unknown>} */
     this.cache = new Map();
     this.pairs = data.comparison ? data.comparison.pairs : []; // by node; empty if the page is no comparison
@@ -124,22 +123,16 @@ class Run {
     };
   }
 
-  // Parameters of each layer with all below it, null if any of these are unknown. Skips layers that the run does not have.
-  /** @param {PageData.Take} take */
-  #totalParams({ described, of }) {
-    const totals = Array.from(of, (at) => (at < 0 ? null : described[at].params));
-    for (let node = this.count - 1; node >= 0; node--) {
-      const above = this.parent[node];
-      const [sum, below] = [totals[above], totals[node]];
-      if (above < this.count && of[node] >= 0) totals[above] = sum === null || below === null ? null : sum + below;
-    }
-    return totals;
+  // The run that a source is of.
+  /** @param {number} source */
+  take(source) {
+    return this.data.takes[source < 0 ? 0 : this.data.sources[source].take];
   }
 
   // The description of a layer in the shown run: null if the run does not have the layer.
   /** @param {number} node @param {number} source */
   description(node, source) {
-    return descriptionIn(this.data.takes[source < 0 ? 0 : this.data.sources[source].take], node);
+    return descriptionIn(this.take(source), node);
   }
 
   // The class of a layer: in the shown run, else in any run that has the layer.
@@ -213,15 +206,16 @@ class Run {
     return /** @type {Made} */ (this.cache.get(key));
   }
 
-  // The self of each node: a field of Cost, in one phase and one source (-1: all sources).
+  // The self of each node: a field of Cost, or "calls", in one phase and one source (-1: all sources).
   /** @param {string} field @param {number} phase @param {number} source */
   own(field, phase, source) {
     return this.#cached(`own ${field} ${phase} ${source}`, () => {
       const sums = new Float64Array(this.count + 4);
       if (!this.columns[field]) return sums;
-      const [nodes, values, phases, sources] = ["node", field, "phase", "source"].map((name) => this.column(name));
+      const [nodes, values, phases, sources, chains] = ["node", field, "phase", "source", "chain"].map((name) => this.column(name));
       for (let at = 0; at < this.size; at++) {
-        if (phases[at] === phase && (source < 0 || sources[at] === source)) sums[nodes[at]] += values[at];
+        if (phases[at] !== phase || (source >= 0 && sources[at] !== source)) continue;
+        if (field !== "calls" || this.chains[chains[at]].own) sums[nodes[at]] += values[at]; // not the calls of operators
       }
       return sums;
     });
@@ -256,18 +250,6 @@ class Run {
     return this.#cached(`${what} ${field} ${phases} ${source}`, () => {
       const sums = new Float64Array(this.count + 4);
       for (const phase of phases) this[what](field, phase, source).forEach((value, node) => (sums[node] += value));
-      return sums;
-    });
-  }
-
-  /** @param {number} phase @param {number} source */
-  calls(phase, source) {
-    return this.#cached(`calls ${phase} ${source}`, () => {
-      const sums = new Float64Array(this.count + 4);
-      const [nodes, calls, phases, sources, chains] = ["node", "calls", "phase", "source", "chain"].map((name) => this.column(name));
-      for (let at = 0; at < this.size; at++) {
-        if (this.chains[chains[at]].own && phases[at] === phase && (source < 0 || sources[at] === source)) sums[nodes[at]] += calls[at];
-      }
       return sums;
     });
   }
@@ -332,12 +314,12 @@ class Run {
     return found.map((value, node) => (bounds[node] >= BOUND.BLANK ? undefined : bounds[node] === BOUND.UNKNOWN ? null : value));
   }
 
-  /** @param {FigureColumn} column @param {number} source @returns {Iterable<number | null>} */
+  /** @param {FigureColumn} column @param {number} source @returns {Iterable<number>} */
   #figures(column, source) {
     /** @type {number[]} */
     const found = new Array(this.count + 4).fill(0);
-    if (column.kind === "params") return found.map((_, node) => this.params[source < 0 ? 0 : this.data.sources[source].take][node]);
-    if (column.kind === "calls") return this.calls(0, source);
+    if (column.kind === "params") return found.map((_, node) => this.take(source).params[node]);
+    if (column.kind === "calls") return this.own("calls", 0, source);
     if (column.kind === "rate") {
       const [flops, ns] = ["flops", column.onDevice ? "device_ns" : "cpu_ns"].map((field) => this.total(field, column.phase, source));
       return found.map((_, node) => (flops[node] / ns[node]) * 1e9);

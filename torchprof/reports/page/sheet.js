@@ -96,7 +96,12 @@ function reportTable({ headings, units, isText, rows, sums }, onlayer) {
   /** @param {PageData.ReportRow} row @param {number} at */
   const valueOf = ([cells], at) => {
     const cell = cells[at];
-    return typeof cell !== "string" ? cell[1] : isText[at] ? cell : null;
+    return typeof cell === "number" ? cell : typeof cell !== "string" ? cell[1] : isText[at] ? cell : null;
+  };
+  /** @param {PageData.ReportRow} row @param {number} at */
+  const textOf = ([cells], at) => {
+    const cell = cells[at];
+    return typeof cell === "number" ? FORMATS[/** @type {Unit} */ (units[at])](cell) : typeof cell === "string" ? cell : cell[0];
   };
   const longest = Math.max(...units.flatMap((unit, at) => (unit === "ns" ? rows.map((row) => Number(valueOf(row, at))) : [])));
   /** @type {Record<string, number>} */
@@ -105,7 +110,7 @@ function reportTable({ headings, units, isText, rows, sums }, onlayer) {
   const columns = headings.map((heading, at) => ({
     heading, isText: isText[at],
     value: (row) => valueOf(row, at),
-    text: ([cells]) => (typeof cells[at] === "string" ? cells[at] : cells[at][0]),
+    text: (row) => textOf(row, at),
     share: (row) => Number(valueOf(row, at)) / (wholes[units[at]] ?? Infinity),
   }));
   return sheet(columns, rows, { sums, click: ([, node]) => (node === null ? null : () => onlayer(node)) });

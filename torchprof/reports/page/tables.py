@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any
 
 from torchprof.analyze.report import Part, ReportTable, TableRow, printable, tables_and_sentences
-from torchprof.run.cost import Cell, ReportCell
+from torchprof.run.cost import Cell, ReportCell, format_count, format_memory, format_share, format_time
+
+_USUAL: Mapping[str, Callable[[float], ReportCell]] = {
+    "ns": format_time,
+    "bytes": format_memory,
+    "count": format_count,
+    "share": format_share,
+}
+"""The format of each unit that the page's script has, too."""
 
 
-def report_data(content: Part, nodes: Mapping[int, int]) -> list[str | dict[str, Any]]:
+def report_data(content: Part, nodes: Mapping[int, int | None]) -> list[str | dict[str, Any]]:
     """The tables of a report and the paragraphs between them. ``nodes``: the node of each layer of its run.
 
     A table has its ``headings``, the ``units`` of its columns ("" for text) and its ``rows``: the cells, and the node
-    of the layer that the row is about, or None. A cell is a text, or the text of a figure with its value. The last
-    rows, as many as ``sums``, are of all others.
+    of the layer that the row is about, or None. A cell is a text, or a figure: its value if its text is the usual one
+    of the unit, else its text and its value. The last rows, as many as ``sums``, are of all others.
     """
 
     def row_data(row: TableRow) -> list[Any]:
@@ -40,5 +48,10 @@ def report_data(content: Part, nodes: Mapping[int, int]) -> list[str | dict[str,
     return parts
 
 
-def _cell(cell: Cell) -> str | list[Any]:
-    return [cell.text, cell.value] if isinstance(cell, ReportCell) and cell.unit else str(cell)
+def _cell(cell: Cell) -> Any:
+    if not isinstance(cell, ReportCell) or not cell.unit:
+        return str(cell)
+    usual = _USUAL.get(cell.unit)
+    if usual is not None and isinstance(cell.value, (int, float)) and str(usual(cell.value)) == cell.text:
+        return cell.value
+    return [cell.text, cell.value]
