@@ -74,6 +74,13 @@ const FORMATS = {
   share: formatShare,
 };
 
+// The median of numbers in ascending order.
+/** @param {number[]} numbers */
+function medianOf(numbers) {
+  const middle = (numbers.length - 1) / 2;
+  return (numbers[Math.floor(middle)] + numbers[Math.ceil(middle)]) / 2;
+}
+
 /** @param {number} calls */
 function formatCalls(calls) {
   return Number.isInteger(calls) ? String(calls) : fixed(calls, 2);

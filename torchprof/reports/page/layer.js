@@ -215,14 +215,12 @@ class LayerPanel {
     if (!known.length) return [];
     const format = FORMATS[measure.unit];
     const most = known[known.length - 1];
-    const middle = (known.length - 1) / 2;
-    const median = (known[Math.floor(middle)] + known[Math.ceil(middle)]) / 2;
     /** @type {SheetColumn<typeof rows[number]>[]} */
     const columns = [
       { heading: run.data.areRanks ? "Rank" : "Run", isText: true, value: (row) => row.name, text: (row) => row.name },
       { heading: measure.heading, value: (row) => row.value, text: (row) => formatFigure(row.figure, measure.unit), share: (row) => (row.value ?? 0) / most },
     ];
-    const text = `${format(known[0])} to ${format(most)}, median ${format(Math.round(median))}`;
+    const text = `${format(known[0])} to ${format(most)}, median ${format(Math.round(medianOf(known)))}`;
     return [element("h4", {}, run.data.areRanks ? "By rank" : "By run"), element("p", { class: "calls" }, text), sheet(columns, rows, { shown: 16 })];
   }
 }

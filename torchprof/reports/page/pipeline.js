@@ -2,7 +2,7 @@
 
 /** @type {Record<PageData.ActionKind, string>} */
 const ACTIONS = { F: "forward", B: "backward", I: "backward, inputs", W: "backward, weights" };
-const PICTURE_WIDTH = 900; // pixels, at least about: numbers that do not fit are not written
+const PICTURE_WIDTH = 780; // pixels, at least: numbers that do not fit are not written
 const DIGIT_WIDTH = 8;
 
 /** @param {PageData.Pipeline} pipeline @param {(node: number) => void} onlayer */

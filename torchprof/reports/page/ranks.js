@@ -35,8 +35,7 @@ function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
   const headings = columns.map(([first], at) => element("th", { scope: "col", class: "number" }, at % every ? "" : String(ranks[first])));
   const body = shown.map(({ name, node, values }) => {
     const known = values.filter((value) => value !== null).sort((one, other) => one - other);
-    const middle = (known.length - 1) / 2;
-    const median = (known[Math.floor(middle)] + known[Math.ceil(middle)]) / 2;
+    const median = medianOf(known);
     const cells = columns.map(([first, end]) => ranksCell(name, ranks, values, first, end, median, isWritten));
     return element("tr", {},
       element("th", { scope: "row" }, node === null ? name : element("button", { type: "button", onclick: () => onlayer(node) }, name)),

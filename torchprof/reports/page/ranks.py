@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from torchprof.analyze.report import QUESTIONS, ReportTable, TableRow, stacked
 from torchprof.reports.page.tables import report_data
 from torchprof.run.cost import Cell, format_number, format_time
 from torchprof.run.lockstep import ranks_in_words
-from torchprof.run.rows import Rows
+from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread, quantile
 from torchprof.run.words import NO_LAYERS, PHASES
@@ -94,17 +93,13 @@ def sum_of_ranks(run: Run) -> Run:
     """A run of several ranks as a run of one, the lowest: rows with equal keys are summed, samples are merged. Of each
     kind of device it has the memory of the one with the largest peak and the times of the busiest one, named with their
     ranks."""
-    first = run.meta.rank
-    lines: dict[tuple[int, ...], list[int]] = {}
-    position = Rows.COLUMNS.index("calls")
-    for line in zip(*(run.rows.columns[name] for name in Rows.COLUMNS if name != "rank")):
-        key, values = line[: position - 1], line[position - 1 :]
+    first, rows = run.meta.rank, run.rows
+    lines: dict[tuple[int, ...], Sequence[int]] = {}
+    keys = zip(*(rows.columns[name] for name in Rows.KEYS if name != "rank"))
+    for others, values in zip(keys, zip(*(rows.columns[name] for name in Rows.VALUES))):
+        key = (*others, first)
         known = lines.get(key)
-        lines[key] = [*values] if known is None else [*map(add, known, values)]
-    columns = {name: array("q") for name in Rows.COLUMNS}
-    for key, summed in lines.items():
-        for name, value in zip(Rows.COLUMNS, (*key, first, *summed)):
-            columns[name].append(value)
+        lines[key] = values if known is None else [*map(add, known, values)]
     of_ranks: defaultdict[tuple[Any, ...], list[Spread]] = defaultdict(list)
     for (layer, phase, _, device, measure), spread in run.samples.items():
         of_ranks[layer, phase, first, device, measure].append(spread)
@@ -114,7 +109,7 @@ def sum_of_ranks(run: Run) -> Run:
     return replace(
         run,
         metas=(replace(run.meta, measured=tuple(common(meta.measured for meta in run.metas))),),
-        rows=replace(run.rows, columns=columns),
+        rows=rows_of_lines(rows.layers, lines, rows.frames, rows.devices, rows.within, rows.shared),
         samples=samples,
         timeline=None,  # it would be that of one rank
         memory=tuple(
