@@ -52,13 +52,10 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
     ``compared``: what is compared of all ranks of the job, if the only take has some of them.
     """
     shown_first, whole = takes[0].run, takes
-    uncertain: list[str] = []
-    warnings: list[str] = []
-    notes: list[str] = []
-    for take in takes:
-        uncertain += _named(take, takes, about_times(take.run))
-        warnings += _named(take, takes, other_warnings_of(take.run))
-        notes += _named(take, takes, about_flops(take.run))
+    sentences = {
+        name: [sentence for take in takes for sentence in _named(take, takes, about(take.run))]
+        for name, about in (("uncertain", about_times), ("warnings", other_warnings_of), ("notes", about_flops))
+    }
     if compared is None and len(takes) == 1 and len(shown_first.metas) > 1:
         compared = shown_first
     if len(takes) > 1 and any(len(take.run.metas) > MOST_WHOLE_RANKS for take in takes):
@@ -82,9 +79,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "areRanks": sources.are_ranks,
         "largest": report_data(spaced(largest_parts(shown_first, _PLACES)), tree.nodes[0]),
         "ranks": None if compared is None else compared_ranks(compared, takes[0].run, tree.nodes[0]),
-        "uncertain": uncertain,
-        "warnings": warnings,
-        "notes": notes,
+        **sentences,
         "pipelines": [
             {"name": take.name if len(takes) > 1 else "", **pipeline}
             for take, nodes in zip(whole, tree.nodes)

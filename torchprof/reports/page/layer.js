@@ -25,8 +25,7 @@ class LayerPanel {
     const { comparison } = run.data;
     parts.push(...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)));
     parts.push(...this.#operators(node, phases, source, measure));
-    parts.push(...this.#kernels(node, phases, source));
-    parts.push(...this.#lines(node, phases, source));
+    parts.push(...this.#launched(node, phases, source));
     parts.push(...this.#calls(node, source));
     parts.push(...this.#sources(node, phases, measure));
     this.box.replaceChildren(...parts);
@@ -145,30 +144,21 @@ class LayerPanel {
     return [element("h4", {}, "Operators"), operatorSheet(run, rows, measure ? [measure] : [], measure, source, 10)];
   }
 
+  // The kernels, and the source lines between operators.
   /** @param {number} node @param {number[]} phases @param {number} source */
-  #kernels(node, phases, source) {
-    const rows = this.run.launched("kernel", node, phases, source);
-    if (!rows.length) return [];
-    const whole = rows.reduce((sum, row) => sum + row.ns, 0);
-    /** @type {SheetColumn<Launched>[]} */
-    const columns = [
-      { heading: "Kernel", isText: true, value: (row) => row.name, text: (row) => row.name },
-      { heading: "Time", value: (row) => row.ns, text: (row) => formatTime(row.ns), share: (row) => row.ns / whole },
-      { heading: "Calls", value: (row) => row.calls, text: (row) => String(row.calls) },
-    ];
-    return [element("h4", {}, "Kernels"), sheet(columns, rows, { sortedBy: 1, shown: 8 })];
-  }
-
-  /** @param {number} node @param {number[]} phases @param {number} source */
-  #lines(node, phases, source) {
-    const rows = this.run.launched("python", node, phases, source);
-    if (!rows.length) return [];
-    /** @type {SheetColumn<Launched>[]} */
-    const columns = [
-      { heading: "Source line", isText: true, value: (row) => row.name, text: (row) => row.name },
-      { heading: "Samples", value: (row) => row.calls, text: (row) => String(row.calls) },
-    ];
-    return [element("h4", {}, "Source lines between operators"), sheet(columns, rows, { sortedBy: 1, shown: 5 })];
+  #launched(node, phases, source) {
+    const [kernels, lines] = [this.run.launched("kernel", node, phases, source), this.run.launched("python", node, phases, source)];
+    const whole = kernels.reduce((sum, row) => sum + row.ns, 0);
+    /** @param {string} heading @returns {SheetColumn<Launched>} */
+    const name = (heading) => ({ heading, isText: true, value: (row) => row.name, text: (row) => row.name });
+    /** @param {string} heading @returns {SheetColumn<Launched>} */
+    const calls = (heading) => ({ heading, value: (row) => row.calls, text: (row) => String(row.calls) });
+    /** @type {SheetColumn<Launched>} */
+    const time = { heading: "Time", value: (row) => row.ns, text: (row) => formatTime(row.ns), share: (row) => row.ns / whole };
+    const parts = [];
+    if (kernels.length) parts.push(element("h4", {}, "Kernels"), sheet([name("Kernel"), time, calls("Calls")], kernels, { sortedBy: 1, shown: 8 }));
+    if (lines.length) parts.push(element("h4", {}, "Source lines between operators"), sheet([name("Source line"), calls("Samples")], lines, { sortedBy: 1, shown: 5 }));
+    return parts;
   }
 
   // The distribution of the durations of calls and of steps.

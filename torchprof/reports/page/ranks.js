@@ -33,10 +33,11 @@ function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
   const isWritten = columns.length <= WRITTEN_COLUMNS;
   const every = columns.length > 2 * WRITTEN_COLUMNS ? 8 : 1;
   const headings = columns.map(([first], at) => element("th", { scope: "col", class: "number" }, at % every ? "" : String(ranks[first])));
-  const body = shown.map(({ name, node, values }) => {
+  const body = shown.map((layer) => {
+    const { name, node, values } = layer;
     const known = values.filter((value) => value !== null).sort((one, other) => one - other);
     const median = medianOf(known);
-    const cells = columns.map(([first, end]) => ranksCell(name, ranks, values, first, end, median, isWritten));
+    const cells = columns.map((column) => ranksCell(layer, median, ranks, column, isWritten));
     return element("tr", {},
       element("th", { scope: "row" }, node === null ? name : element("button", { type: "button", onclick: () => onlayer(node) }, name)),
       element("td", { class: "number" }, ...figure(formatTime(median))),
@@ -64,16 +65,9 @@ function ranksQuantiles(run, { ranks, quantiles, unit }, phases, onlayer) {
   return element("figure", { hidden: !tables.some(({ rows }) => rows.length) }, element("figcaption", {}, text), ...reportParts(tables, onlayer));
 }
 
-/**
- * @param {string} path
- * @param {number[]} ranks
- * @param {(number | null)[]} values
- * @param {number} first
- * @param {number} end
- * @param {number} median
- * @param {boolean} isWritten
- */
-function ranksCell(path, ranks, values, first, end, median, isWritten) {
+// The cell of a layer for some ranks that share a column: the one with the most work.
+/** @param {{ name: string, values: (number | null)[] }} layer @param {number} median @param {number[]} ranks @param {[first: number, end: number]} column @param {boolean} isWritten */
+function ranksCell({ name, values }, median, ranks, [first, end], isWritten) {
   let at = -1;
   /** @type {number | null} */
   let value = null;
@@ -81,7 +75,7 @@ function ranksCell(path, ranks, values, first, end, median, isWritten) {
     const one = values[number];
     if (one !== null && (value === null || one > value)) [at, value] = [number, one];
   }
-  if (value === null) return element("td", { "data-change": "unknown", title: `${path} is not on rank ${ranks[first]}${end > first + 1 ? ` to ${ranks[end - 1]}` : ""}` });
+  if (value === null) return element("td", { "data-change": "unknown", title: `${name} is not on rank ${ranks[first]}${end > first + 1 ? ` to ${ranks[end - 1]}` : ""}` });
   const ratio = median > 0 ? value / median : null;
   const strength = value === median ? 0 : ratio ? Math.min(Math.abs(Math.log2(ratio)) / DEEPEST, 1) : 1;
   const times = ratio === null ? "" : `, ${FORMATS.ratio(ratio)} the median ${formatTime(median)}`;
@@ -89,7 +83,7 @@ function ranksCell(path, ranks, values, first, end, median, isWritten) {
     "data-change": value === median ? "same" : value > median ? "more" : "less",
     class: strength > 0.55 ? "hot" : "",
     "--heat": strength,
-    title: `${path}, rank ${ranks[at]}: ${formatTime(value)}${times}`,
+    title: `${name}, rank ${ranks[at]}: ${formatTime(value)}${times}`,
   };
   return element("td", attributes, isWritten ? (ratio === null ? formatTime(value) : fixed(ratio, 2)) : "");
 }

@@ -66,6 +66,8 @@ class Run {
     this.samples = new Samples(data.samples);
     this.peakNode = runningSums(data.peaks.node);
     if (data.comparison && data.comparison.per) this.#scale(data.comparison.scale);
+    const { within } = this.columns;
+    this.rowsWithin = within ? [...within.keys()].filter((at) => within[at]) : [];
     this.first = new Int32Array(count + 5);
     this.sorted = new Int32Array(this.size);
     this.#sort();
@@ -411,15 +413,14 @@ class Run {
       calls[key] += rowCalls[at];
       parts[key] += rowParts[at];
     };
-    for (let place = this.first[low]; place < this.first[high]; place++) {
-      const at = this.sorted[place];
+    for (const at of this.sorted.subarray(this.first[low], this.first[high])) {
       const chain = this.chains[chains[at]];
       if (within[at] || chain.python >= 0 || !inPhases[rowPhases[at]] || (source >= 0 && sources[at] !== source)) continue;
       add(at, chain.distinct);
       addOwn(at, chain);
     }
     // Rows that ran inside an op of another layer count for the total of that op, too.
-    for (const at of this.#rowsWithin()) {
+    for (const at of this.rowsWithin) {
       const chain = this.chains[chains[at]];
       if (chain.python >= 0 || (source >= 0 && sources[at] !== source)) continue;
       const keys = new Set();
@@ -445,29 +446,13 @@ class Run {
     return found;
   }
 
-  #rowsWithin() {
-    return this.#cached("rows within", () => {
-      const within = this.column("within");
-      const found = [];
-      for (let at = 0; at < this.size; at++) if (within[at]) found.push(at);
-      return found;
-    });
-  }
-
   // Kernels ("kernel"), or the source lines that the sampling thread saw ("python"), in a node and all below it.
-  /**
-   * @param {"kernel" | "python"} what
-   * @param {number} node
-   * @param {number[]} phases
-   * @param {number} source
-   * @returns {Launched[]}
-   */
+  /** @param {"kernel" | "python"} what @param {number} node @param {number[]} phases @param {number} source @returns {Launched[]} */
   launched(what, node, phases, source) {
     const [low, high] = node === this.all ? [0, this.before] : [node, this.end[node]];
     const [rowPhases, sources, chains, calls, ns] = ["phase", "source", "chain", "calls", "device_ns"].map((name) => this.column(name));
     const found = new Map();
-    for (let place = this.first[low]; place < this.first[high]; place++) {
-      const at = this.sorted[place];
+    for (const at of this.sorted.subarray(this.first[low], this.first[high])) {
       const frame = this.chains[chains[at]][what];
       if (frame < 0 || !phases.includes(rowPhases[at]) || (source >= 0 && sources[at] !== source)) continue;
       const sums = found.get(frame) || { name: this.data.frames[frame][1], calls: 0, ns: 0 };
