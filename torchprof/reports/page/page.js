@@ -244,7 +244,7 @@ class Page {
     }
     let count = 0;
     let sum = 0;
-    const totals = measure ? run.totalIn(measure.field, this.phases, this.source) : null;
+    const totals = measure ? run.total(measure.field, this.phases, this.source) : null;
     let until = -1;
     for (let node = 0; node < run.count; node++) {
       if (!isMatch(node)) continue;
@@ -262,8 +262,8 @@ class Page {
     const { run, phases, source, measure, isMatch } = this;
     this.#drawControls();
     this.#drawFound();
-    const own = measure ? run.ownIn(measure.field, phases, source) : new Float64Array(run.count + 4);
-    const widths = measure ? run.totalIn(measure.field, phases, source) : own;
+    const own = measure ? run.own(measure.field, phases, source) : new Float64Array(run.count + 4);
+    const widths = measure ? run.total(measure.field, phases, source) : own;
     this.icicle.draw({ root: this.root, selected: this.selected, widths, own, showOwn: this.showOwn, isMatch, change: this.change });
     this.table.draw({ columns: this.columns, source, selected: this.selected, isMatch });
     this.panel.draw({ node: this.selected, phases, source, measure });
@@ -349,7 +349,7 @@ class Page {
     const { run, measure } = this;
     const shown = node < 0 ? this.selected : node;
     if (!measure) return;
-    const totals = run.totalIn(measure.field, this.phases, this.source);
+    const totals = run.total(measure.field, this.phases, this.source);
     const [total, own] = [false, true].map((isSelf) => run.sum(measure.field, this.phases, this.source, shown, isSelf));
     if (total.bound === BOUND.BLANK) {
       this.status.textContent = `${run.path(shown)}: not selected`;
@@ -419,7 +419,7 @@ class Page {
   /** @param {string} key */
   #neighbor(key) {
     const { run, selected } = this;
-    const widths = this.measure ? run.totalIn(this.measure.field, this.phases, this.source) : null;
+    const widths = this.measure ? run.total(this.measure.field, this.phases, this.source) : null;
     const siblings = selected === this.top ? [selected] : run.children[run.parent[selected]];
     const at = siblings.indexOf(selected);
     if (key === "ArrowRight") return siblings[at + 1] ?? null;

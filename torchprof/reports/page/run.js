@@ -208,15 +208,15 @@ class Run {
     return /** @type {Made} */ (this.cache.get(key));
   }
 
-  // The self of each node: a field of Cost, or "calls", in one phase and one source (-1: all sources).
-  /** @param {string} field @param {number} phase @param {number} source */
-  own(field, phase, source) {
-    return this.#cached(`own ${field} ${phase} ${source}`, () => {
+  // The self of each node: a field of Cost, or "calls", summed over phases, in one source (-1: all sources).
+  /** @param {string} field @param {number[]} phases @param {number} source */
+  own(field, phases, source) {
+    return this.#cached(`own ${field} ${phases} ${source}`, () => {
       const sums = new Float64Array(this.count + 4);
       if (!this.columns[field]) return sums;
-      const [nodes, values, phases, sources, chains] = ["node", field, "phase", "source", "chain"].map((name) => this.column(name));
+      const [nodes, values, rowPhases, sources, chains] = ["node", field, "phase", "source", "chain"].map((name) => this.column(name));
       for (let at = 0; at < this.size; at++) {
-        if (phases[at] !== phase || (source >= 0 && sources[at] !== source)) continue;
+        if (!phases.includes(rowPhases[at]) || (source >= 0 && sources[at] !== source)) continue;
         if (field !== "calls" || this.chains[chains[at]].own) sums[nodes[at]] += values[at]; // not the calls of operators
       }
       return sums;
@@ -224,34 +224,11 @@ class Run {
   }
 
   // The total of each node: its self and the totals of its children.
-  /** @param {string} field @param {number} phase @param {number} source */
-  total(field, phase, source) {
-    return this.#cached(`total ${field} ${phase} ${source}`, () => this.#rollUp(this.own(field, phase, source)));
-  }
-
-  /** @param {Float64Array} own */
-  #rollUp(own) {
-    const sums = own.slice();
-    for (let node = this.count + 1; node >= 0; node--) sums[this.parent[node]] += sums[node];
-    return sums;
-  }
-
   /** @param {string} field @param {number[]} phases @param {number} source */
-  ownIn(field, phases, source) {
-    return this.#summed("own", field, phases, source);
-  }
-
-  /** @param {string} field @param {number[]} phases @param {number} source */
-  totalIn(field, phases, source) {
-    return this.#summed("total", field, phases, source);
-  }
-
-  /** @param {"own" | "total"} what @param {string} field @param {number[]} phases @param {number} source */
-  #summed(what, field, phases, source) {
-    if (phases.length === 1) return this[what](field, phases[0], source);
-    return this.#cached(`${what} ${field} ${phases} ${source}`, () => {
-      const sums = new Float64Array(this.count + 4);
-      for (const phase of phases) this[what](field, phase, source).forEach((value, node) => (sums[node] += value));
+  total(field, phases, source) {
+    return this.#cached(`total ${field} ${phases} ${source}`, () => {
+      const sums = this.own(field, phases, source).slice();
+      for (let node = this.count + 1; node >= 0; node--) sums[this.parent[node]] += sums[node];
       return sums;
     });
   }
@@ -290,7 +267,7 @@ class Run {
       const column = this.figures.find((one) => one.kind === "cost" && one.phase === phase && one.self === isSelf && one.fields.some(([name]) => name === field));
       return column ? this.bounds(column, source)[node] : BOUND.BLANK;
     });
-    const value = (isSelf ? this.ownIn(field, phases, source) : this.totalIn(field, phases, source))[node];
+    const value = this[isSelf ? "own" : "total"](field, phases, source)[node];
     const known = bounds.filter((bound) => bound < BOUND.BLANK);
     if (!known.length || known.every((bound) => bound === BOUND.UNKNOWN)) return { value: 0, bound: known.length ? BOUND.UNKNOWN : BOUND.BLANK };
     return { value, bound: boundOfSum(value, known.every((bound) => bound === BOUND.EXACT)) };
@@ -321,12 +298,12 @@ class Run {
     /** @type {number[]} */
     const found = new Array(this.count + 4).fill(0);
     if (column.kind === "params") return found.map((_, node) => this.take(source).params[node]);
-    if (column.kind === "calls") return this.own("calls", 0, source);
+    if (column.kind === "calls") return this.own("calls", [0], source);
     if (column.kind === "rate") {
-      const [flops, ns] = ["flops", column.onDevice ? "device_ns" : "cpu_ns"].map((field) => this.total(field, column.phase, source));
+      const [flops, ns] = ["flops", column.onDevice ? "device_ns" : "cpu_ns"].map((field) => this.total(field, [column.phase], source));
       return found.map((_, node) => (flops[node] / ns[node]) * 1e9);
     }
-    const parts = column.fields.map(([field, sign]) => ({ values: this[column.self ? "own" : "total"](field, column.phase, source), sign }));
+    const parts = column.fields.map(([field, sign]) => ({ values: this[column.self ? "own" : "total"](field, [column.phase], source), sign }));
     return found.map((_, node) => parts.reduce((value, { values, sign }) => value + sign * values[node], 0));
   }
 
