@@ -22,7 +22,7 @@ from zlib import compress
 from torchprof.analyze.advice import advise
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.findings import gain, place
-from torchprof.analyze.compare.diff import Change, Diff
+from torchprof.analyze.compare.diff import Diff
 from torchprof.analyze.compare.layers import MOVED
 from torchprof.analyze.compare.table import changes_of_layers, diff_headline, whole_of
 from torchprof.analyze.first_screen.headline import headline
@@ -259,7 +259,10 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
             "was": pair.before.name if pair.before else None,
             "is": pair.after.name if pair.after else None,
             "differs": pair.differs,
-            "changes": {key: _change(change) for key, change in pair.changes.items()},
+            "changes": {
+                key: [change.before, change.after, change.difference, change.verdict, change.at_least]
+                for key, change in pair.changes.items()
+            },
         }
         if not pair.is_layer:
             by_node[outside + (pair.name != OUTSIDE_NAME)] = data
@@ -272,7 +275,3 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
             moved_along = at_before not in (None, at_after) and pair.how == "same"  # its parent moved
             by_node[at_after] = {**data, "how": MOVED} if moved_along else data
     return by_node
-
-
-def _change(change: Change) -> list[Any]:
-    return [change.before, change.after, change.difference, change.verdict, change.at_least]

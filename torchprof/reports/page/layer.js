@@ -18,17 +18,16 @@ class LayerPanel {
   /** @param {PanelDrawing} drawing */
   draw({ node, phases, source, measure }) {
     const { run } = this;
-    /** @type {Element[]} */
-    const parts = [element("h3", {}, run.path(node))];
-    if (run.isLayer(node)) parts.push(...this.#facts(node, source));
-    parts.push(...this.#findings(node));
     const { comparison } = run.data;
-    parts.push(...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)));
-    parts.push(...this.#operators(node, phases, source, measure));
-    parts.push(...this.#launched(node, phases, source));
-    parts.push(...this.#calls(node, source));
-    parts.push(...this.#sources(node, phases, measure));
-    this.box.replaceChildren(...parts);
+    this.box.replaceChildren(
+      element("h3", {}, run.path(node)),
+      ...(run.isLayer(node) ? this.#facts(node, source) : []),
+      ...this.#findings(node),
+      ...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)),
+      ...this.#operators(node, phases, source, measure),
+      ...this.#launched(node, phases, source),
+      ...this.#calls(node, source),
+      ...this.#sources(node, phases, measure));
   }
 
   /** @param {number} node @param {number} source */

@@ -4,17 +4,12 @@
 function memorySection(run, memory, onlayer) {
   const { kinds, sources } = run.data;
   const where = sources.length > 1 ? `${memory.device}, ${sources[memory.source].name}` : memory.device;
-  /** @type {HTMLElement[]} */
-  const parts = [element("h4", {}, where)];
-  parts.push(...reportParts(memory.report, onlayer));
-  if (memory.course) {
-    parts.push(memoryChart(memory, memory.course, [...kinds, "unknown"]));
-    if (memory.dropped) parts.push(element("p", { class: "warning" }, `The chart does not show the last ${memory.dropped} allocations and frees.`));
-  } else {
-    const hint = sources.length > 1 ? "Memory over time was not recorded, or is only on the page of this rank or run alone." : "To see memory over time, record with Profile(..., profile_memory=True, with_timeline=True).";
-    parts.push(element("p", { class: "hint" }, hint));
-  }
-  return element("div", { class: "memory" }, ...parts);
+  const hint = sources.length > 1 ? "Memory over time was not recorded, or is only on the page of this rank or run alone." : "To see memory over time, record with Profile(..., profile_memory=True, with_timeline=True).";
+  return element("div", { class: "memory" },
+    element("h4", {}, where),
+    ...reportParts(memory.report, onlayer),
+    memory.course ? memoryChart(memory, memory.course, [...kinds, "unknown"]) : element("p", { class: "hint" }, hint),
+    memory.course && memory.dropped ? element("p", { class: "warning" }, `The chart does not show the last ${memory.dropped} allocations and frees.`) : null);
 }
 
 // Live memory over time as a stacked step chart, by kind. Time is divided into equal intervals; each is drawn with its maximum

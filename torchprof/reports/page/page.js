@@ -111,13 +111,10 @@ class Page {
   #findings() {
     if (!data.findings.length) return [];
     const items = data.findings.map((finding) => element("li", {}, ...textOfFinding(finding)));
-    return [element("details", { class: "findings", open: items.length <= 3 }, element("summary", {}, this.#findingsTitle(items.length)), element("ul", {}, ...items))];
-  }
-
-  /** @param {number} count */
-  #findingsTitle(count) {
+    const count = items.length === 1 ? "1 finding" : `${items.length} findings`;
     const more = data.moreFindings ? `, ${data.moreFindings} more in run.report("advice")` : "";
-    return (count === 1 ? "1 finding" : `${count} findings`) + (data.comparison ? " in the run after" : "") + more;
+    const title = element("summary", {}, count, data.comparison ? " in the run after" : "", more);
+    return [element("details", { class: "findings", open: items.length <= 3 }, title, element("ul", {}, ...items))];
   }
 
   // Light or dark as the system is, also when the system changes.
