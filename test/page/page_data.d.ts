@@ -9,8 +9,7 @@ interface PageData {
   help: [string, string][];
   questions: { time: string; why: string; fit: string; changed: string; waits: string; "": string };
   legend: [sign: string, meaning: string][];
-  /** null in a comparison. */
-  largest: PageData.Largest | null;
+  largest: PageData.ReportPart[];
   facts: [name: string, value: string][];
   findings: PageData.Finding[];
   moreFindings: number;
@@ -30,6 +29,7 @@ interface PageData {
   warnings: string[];
   /** What the figures mean. */
   notes: string[];
+  pipelines: PageData.Pipeline[];
   layers: { parent: PageData.Integers; name: string[] };
   takes: PageData.Take[];
   columns: PageData.Column[];
@@ -75,10 +75,12 @@ declare namespace PageData {
     remedy: string;
   }
 
-  /** The layers of one run. `of`: the index of each node in `described`; -1 for layers that the run does not have. */
+  /** The layers of one run. `of`: the index of each node in `described`; -1 for layers that the run does not have.
+   * `params`: those of each node and all below it; -1 if unknown. */
   interface Take {
     described: Described[];
     of: Integers;
+    params: Integers;
   }
 
   interface Described {
@@ -94,21 +96,21 @@ declare namespace PageData {
     traffic: number | null;
   }
 
-  interface Largest {
-    sentences: string[];
-    tables: { heading: string; unit: "ns" | "count"; rows: LargestPart[]; hidden: string }[];
+  /** A paragraph or a table. */
+  type ReportPart = string | ReportTable;
+
+  /** `units`: of the figures of each column, "" for texts. The last rows, as many as `sums`, are of all others. */
+  interface ReportTable {
+    headings: string[];
+    units: string[];
+    isText: boolean[];
+    rows: ReportRow[];
+    sums: number;
   }
 
-  /** `path`: the names from the top of the tree down to the layer. */
-  interface LargestPart {
-    share: number;
-    amount: number;
-    path: string[];
-    layer: string;
-    kind: string;
-    phase: string;
-    work: string;
-  }
+  /** `node`: that of the layer that the row is about. A cell is a text, or a figure: in the format of its unit, or with
+   * its text. */
+  type ReportRow = [cells: (string | number | [text: string, value: number | string | null])[], node: number | null];
 
   interface AnyColumn {
     heading: string;
@@ -171,43 +173,51 @@ declare namespace PageData {
     points: Integers;
   }
 
-  type Times = [times: number, of: number] | null;
-
   interface Ranks {
     /** Which ranks the figures of the page are of. */
     about: string;
-    sentences: string[];
+    report: ReportPart[];
     unit: string;
     ranks: number[];
-    lines: [
-      work: number | null, slowest: Times, waiting: number | null, waitsLonger: boolean, last: Times, steps: number, typical: number | null,
-    ][];
     /** The own work of each rank in one step, in ns. `node` is null for what is not in the tree of the page. */
     work: [name: string, node: number | null, phase: number, ns: (number | null)[]][];
-    /** If not all ranks are on the page: the own work in one step, in ns, over all ranks. */
-    quantiles: [name: string, node: number | null, phase: number, ranks: number, ns: [least: number, tenth: number, median: number, ninth: number, most: number], slowest: number][];
+    /** If not all ranks are on the page: a table of the own work in one step over all ranks. */
+    quantiles: ReportTable[];
+  }
+
+  type ActionKind = "F" | "B" | "I" | "W";
+
+  /** Pipelines that do the same. `name`: that of their run, if there are several. */
+  interface Pipeline {
+    name: string;
+    report: ReportPart[];
+    step: PipelineStep | null;
+  }
+
+  /** `actions`: those of each rank, in their order. `line` has indices in `ranks`, `what` in `kinds`. */
+  interface PipelineStep {
+    about: string;
+    ns: number;
+    ranks: number[];
+    kinds: ActionKind[];
+    actions: { line: Integers; stage: Integers; what: Integers; microbatch: Integers; waitedNs: Integers; tookNs: Integers };
   }
 
   interface Device {
     source: number;
     device: string;
     spanNs: number;
-    busyNs: number;
-    communicationNs: number;
     /** Their sum is the span. */
     parts: [computing: number, overlap: number, exposed: number, copying: number, idle: number];
-    streams: Stream[];
+    report: ReportPart[];
   }
-
-  type Stream = [stream: number, kernels: number, busy: number, computing: number, communication: number, copying: number];
 
   interface Memory {
     source: number;
     device: string;
     peakBytes: number;
     peakNs: number;
-    held: [node: number, phase: number, kind: string, nbytes: number, blocks: number][];
-    before: [kind: string, nbytes: number][] | null;
+    report: ReportPart[];
     course: Course | null;
     dropped: number;
   }

@@ -12,6 +12,7 @@ import math
 import random
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from build import pipelines
 from build.all_kinds import KINDS
 from build.browser import Tab, chromium, open_tab  # noqa: F401
 from build.hand_made import cells, headings, kernel, label, op, row, run_of
@@ -707,8 +709,8 @@ def test_time_of_a_device_by_hand(look: Callable[..., Page]) -> None:
     page = look(replace(run_of([row(0, cpu_ns=10)]), device_times=(DEVICE,)))
     assert page.locator("#devices h4").all_inner_texts() == ["cuda:0"]
     assert page.locator("#devices .device p").all_inner_texts() == [
-        "Busy for 9.000us (90.0%) of the 10.000us from its first work to its last. "
-        "Communication: 6.000us, 3.500us (58.3%) overlapped with computing, 2.500us (41.7%) exposed."
+        "From its first work to its last: 10.000us, busy for 9.000us (90.0%), idle for 1.000us (10.0%). Communication: "
+        "6.000us, 3.500us (58.3%) of it at the same time as computing, 2.500us (41.7%) exposed."
     ]
     parts = {
         "computing 2.500us (25.0%)": 0.25,
@@ -721,8 +723,9 @@ def test_time_of_a_device_by_hand(look: Callable[..., Page]) -> None:
     assert drawn == pytest.approx(parts, abs=1e-3)
     assert list(drawn) == list(parts) == page.locator("#devices .legend").all_inner_texts()
     assert page.evaluate(f"({READ_SHEET})(document.querySelector('#devices'))") == [
-        ["7", "4", "6.500us", "6.000us", "0.000us", "1.000us"],
-        ["20", "1", "6.000us", "0.000us", "6.000us", "0.000us"],
+        ["7", "4", "6.500us", "65.0%", "6.000us", "0.000us", "1.000us"],
+        ["20", "1", "6.000us", "60.0%", "0.000us", "6.000us", "0.000us"],
+        ["(all)", "5", "9.000us", "90.0%", "6.000us", "6.000us", "1.500us"],
     ]
 
 
@@ -732,8 +735,8 @@ def test_parts_of_a_device_of_zero_are_not_drawn(look: Callable[..., Page]) -> N
     page = look(replace(run_of([row(0, cpu_ns=10)]), device_times=(busy, nothing)))
     assert page.locator("#devices .legend").all_inner_texts() == ["computing 0.500us (100.0%)"]
     assert page.locator("#devices .device p").all_inner_texts() == [
-        "Busy for 0.500us (100.0%) of the 0.500us from its first work to its last.",
-        "Busy for 0.000us of the 0.000us from its first work to its last.",
+        "From its first work to its last: 0.500us, busy for 0.500us (100.0%), idle for 0.000us (0.0%).",
+        "From its first work to its last: 0.000us, busy for 0.000us, idle for 0.000us.",
     ]
 
 
@@ -804,20 +807,19 @@ def test_upper_edge_of_memory_is_its_running_maximum(name: str, look: Callable[.
     page = look(run)
     check_upper_edge(page, run)
     (memory,) = run.memory
-    peak = f"Peak: +{format_memory(memory.peak_bytes)} above the start, after {format_time(memory.peak_ns)}."
+    peak = f"peak: +{format_memory(memory.peak_bytes)} above the start, after {format_time(memory.peak_ns)}, in "
     assert peak in page.inner_text("#memory")
-    names = [layer.name for layer in run.layers]
-    expected = [
-        [
-            names[one.layer] if one.layer >= 0 else "(outside)",
-            one.phase,
-            one.kind,
-            format_memory(one.nbytes),
-            str(one.blocks),
-        ]
-        for one in memory.held
-    ]
-    assert sorted(page.evaluate(f"({READ_SHEET})(document.querySelector('#memory'))")) == sorted(expected)
+    names = {index: layer.name for index, layer in enumerate(run.layers)} | {OUTSIDE: "(outside)"}
+    sizes: Counter[tuple[str, str, str]] = Counter()
+    for one in memory.held:
+        sizes[names[one.layer], "" if one.layer == OUTSIDE and one.phase == FORWARD else one.phase, one.kind] += (
+            one.nbytes
+        )
+    by_kind, by_layer = page.locator("#memory .sheet").all()
+    page.locator("#memory .more").last.evaluate("(more) => more.hidden || more.click()")
+    rows = [row.split("\t") for row in by_layer.locator("tbody tr").all_inner_texts()]
+    assert {tuple(row[:3]): row[3] for row in rows} == {key: format_memory(size) for key, size in sizes.items()}
+    assert by_kind.locator("tbody tr").last.inner_text().split("\t")[:2] == ["all", format_memory(memory.peak_bytes)]
 
 
 def with_memory(run: Run, steps: Sequence[tuple[int, int, int]], memory: Memory) -> Run:
@@ -851,9 +853,14 @@ def test_memory_over_time_by_hand(look: Callable[..., Page]) -> None:
     for edge, levels in zip(edges, [(300, 300, 300, -500), (300, 400, 400, -500), (300, 400, 900, 0)]):
         assert [at for at, _ in edge[3:10]] == times
         assert [height for _, height in edge[2:10]] == [y(level) for level in levels for _ in ("begin", "end")]
-    rows = page.evaluate(f"({READ_SHEET})(document.querySelector('#memory'))")
-    assert rows[0] == ["Net.a", "forward", "unknown", "500 B", "1"]
-    assert rows[2][0] == "(outside)"
+    rows = page.locator("#memory .sheet").last.locator("tbody tr")
+    assert [cell.split("\t") for cell in rows.all_inner_texts()] == [
+        ["Net.a", "forward", "unknown", "500 B", "55.6%", "1"],
+        ["Net", "forward", "parameters", "300 B", "33.3%", "2"],
+        ["(outside)", "", "activations", "100 B", "11.1%", "1"],
+    ]
+    rows.first.click()
+    assert chosen(page) == "Net.a"
 
 
 def test_memory_stays_at_its_level_until_the_next_step(look: Callable[..., Page]) -> None:
@@ -1949,6 +1956,87 @@ def test_tied_parameters_count_elsewhere_so_bytes_are_unknown() -> None:
     assert [traffic_bytes(layer) for layer in run.layers[2:]] == [4 * (16 * 16 + 16 + 2 * 4 * 7 * 16), None]
 
 
+# Pipelines
+
+READ_STEP = """() => {
+  const { left, width } = document.querySelector(".actions").getBoundingClientRect();
+  return [...document.querySelectorAll(".action:not(.action-waiting)")].map((action) => {
+    const place = action.getBoundingClientRect();
+    return [action.title, [(place.left - left) / width, place.width / width]];
+  });
+}"""
+
+
+@pytest.mark.parametrize("late_ns", [0, 7_000_000])
+def test_a_step_of_a_pipeline_as_a_picture(late_ns: int, look: Callable[..., Page]) -> None:
+    """Actions are where a simulation by brute force has them, also if the rank with the last stage began 7 ms before
+    the other. The picture has the step of median length."""
+    orders, slow = pipelines.interleaved(2, 2, 4), pipelines.unequal({2: 1.5})
+    steps = [pipelines.equal(), slow, pipelines.unequal({2: 4})]
+    first, last = pipelines.pipelines_of(orders, steps)
+    waits = last.actions[0]
+    early = waits._replace(waited_ns=tuple(ns + late_ns for ns in waits.waited_ns))
+    last = replace(last, step_ns=tuple(ns + late_ns for ns in last.step_ns), actions=(early, *last.actions[1:]))
+    page = look(pipelines.run_of_pipelines([first, last]))
+    starts = pipelines.starts_of(orders, slow, 4)
+    whole = max(start + slow(*action) for action, start in starts.items())
+    names = {"F": "forward", "B": "backward"}
+    drawn = {title.partition(",")[0]: place for title, place in page.evaluate(READ_STEP)}
+    assert drawn == {
+        f"{names[what]} of microbatch {microbatch} in stage {stage}": pytest.approx(
+            [starts[stage, what, microbatch] / whole, slow(stage, what, microbatch) / whole], abs=0.002
+        )
+        for order in orders
+        for stage, what, microbatch in order
+    }
+    assert page.locator(".who").all_inner_texts() == ["rank 0, stages 0, 2", "rank 1, stages 1, 3"]
+    assert page.locator("#pipelines .action-F.legend").inner_text() == "forward"
+    title = page.locator(".action-F").nth(1).get_attribute("title")
+    assert title == "forward of microbatch 1 in stage 0, rank 0: 1.000ms"
+    assert page.locator(".action", has_text="1").count() == 8  # of microbatch 1 in four stages
+
+
+def test_the_tables_of_pipelines_are_those_of_the_terminal(look: Callable[..., Page]) -> None:
+    orders = pipelines.one_f_one_b(4, 8)
+    run = pipelines.run_of_pipelines(pipelines.pipelines_of(orders, [pipelines.unequal({2: 1.5})] * 5))
+    page = look(run)
+    sentences, *tables = run.report("pipeline").split("\n\n")
+    section = page.locator("#pipelines")
+    assert section.locator("p").first.inner_text() == sentences
+    shown = [
+        [row.split("\t") for row in sheet.locator("tbody tr").all_inner_texts()]
+        for sheet in section.locator(".sheet").all()
+    ]
+    assert [*map(len, shown)] == [4, 1, 8]
+    assert shown == [cells(table)[: len(rows)] for table, rows in zip(tables, shown)]
+    section.locator(".sheet tbody tr").nth(2).click()
+    assert chosen(page) == "Stage2"
+    assert look(run, beside={"other": training()}).locator("#pipelines h4").all_inner_texts() == ["this run"]
+    assert look(run.of_rank(2)).locator("#pipelines .who").all_inner_texts() == ["rank 2, stage 2"]
+    assert look(training()).locator("#pipelines").count() == 0
+
+
+def test_of_a_large_pipeline_the_first_ranks_are_drawn() -> None:
+    """1,024 actions on each of 8 ranks: 6,000 are of 5 of them."""
+    run = pipelines.run_of_pipelines(
+        pipelines.pipelines_of(pipelines.gpipe(8, 512), [pipelines.equal()]), with_rows=False
+    )
+    (pipeline,) = page_data([Take("this run", run)])["pipelines"]
+    assert pipeline["step"]["ranks"] == [0, 1, 2, 3, 4] and "3 ranks are hidden." in pipeline["step"]["about"]
+    assert len(pipeline["step"]["actions"]["line"]) == 5 * 1_024
+
+
+@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
+@pytest.mark.parametrize("width", WIDE_AND_NARROW)
+def test_the_picture_of_a_pipeline_has_readable_texts(width: int, dark: bool, look: Callable[..., Page]) -> None:
+    orders = pipelines.interleaved(2, 2, 4)
+    page = look(pipelines.run_of_pipelines(pipelines.pipelines_of(orders, [pipelines.equal()])), width=width, dark=dark)
+    assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
+    found = page.evaluate(CONTRASTS, [".action", ".who", ".axis span", "#pipelines p", "#pipelines td"])
+    assert {".action", ".who", ".axis span"} <= set(found)
+    assert {selector: contrast for selector, contrast in found.items() if contrast < 4.5} == {}
+
+
 # The ranks of a job
 
 
@@ -1986,12 +2074,18 @@ def test_ranks_are_compared(look: Callable[..., Page]) -> None:
     assert said.startswith("4 ranks. Rank 4 of 5 is missing in this run. Rank 1 is the straggler: its own work takes")
     assert said == job(4, world_size=5).report("ranks").split("\n\n")[0]
     assert [cells.split("\t") for cells in section.locator(".sheet tr").all_inner_texts()] == [
-        ["Rank", "Steps", "Own work a step", "Median", "Slowest", "Waiting a step", "Last to arrive"],
-        ["1", "5", "60.000ms", "60.000ms", "5 of 5", "0.000us", "5 of 5"],
-        ["0", "5", "31.000ms", "31.000ms", "0 of 5", "8.000us", "0 of 5"],
-        ["2", "5", "31.000ms", "31.000ms", "0 of 5", "8.000us", "0 of 5"],
-        ["3", "5", "30.000ms", "30.000ms", "0 of 5", "8.000us", "0 of 5"],
+        ["Rank", "Steps", "Own work a step", "Median", "Slowest", "Waiting a step", "Last to arrive", "FLOPs"],
+        ["1", "5", "60.000ms", "60.000ms", "5 of 5", "0.000us", "5 of 5", "2.00 K"],
+        ["0", "5", "31.000ms", "31.000ms", "0 of 5", "8.000us", "0 of 5", "2.00 K"],
+        ["2", "5", "31.000ms", "31.000ms", "0 of 5", "8.000us", "0 of 5", "2.00 K"],
+        ["3", "5", "30.000ms", "30.000ms", "0 of 5", "8.000us", "0 of 5", "2.01 K"],
+        ["(min)", "", "30.000ms", "30.000ms", "", "0.000us", "", "2.00 K"],
+        ["(median)", "", "31.000ms", "31.000ms", "", "8.000us", "", "2.00 K"],
+        ["(max)", "", "60.000ms", "60.000ms", "", "8.000us", "", "2.01 K"],
     ]
+    section.get_by_role("button", name="Rank", exact=True).click()  # the rows about all ranks stay the last
+    ranks = section.locator(".sheet tbody td:first-child").all_inner_texts()
+    assert ranks == ["3", "2", "1", "0", "(min)", "(median)", "(max)"]
     assert heat_of(page) == {
         "Net": ["31.000ms", "1.00", "1.94", "1.00", "0.97"],
         "Net.a": ["30.000ms", "1.00", "2.00", "1.00", "1.00"],

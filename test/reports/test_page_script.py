@@ -97,7 +97,7 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
         data_in(torchprof.compare(before, torchprof.flops(Mlp(), torch.rand(3, 4))).report("html")),
     ]
     reached = {place for data in pages for place in places(data)}
-    whole = ["largest.tables.rows.path", "largest.sentences", "ran", "help"]
+    whole = ["largest.rows", "largest.headings", "ran", "help"]
     whole += [
         "findings.layers",
         "calls",
@@ -105,12 +105,12 @@ def test_the_data_of_the_page_has_the_types_of_page_data_d_ts(tmp_path: Path) ->
         "samples.points",
         "roofs",
         "within",
-        "devices.streams",
+        "devices.report.rows",
         "ranks.work",
-        "ranks.lines",
-        "ranks.quantiles",
+        "ranks.report.rows",
+        "ranks.quantiles.rows",
     ]
-    whole += ["memory.course.heights", "memory.held", "memory.before", "comparison.scale", "comparison.whole"]
+    whole += ["memory.course.heights", "memory.report.rows", "comparison.scale", "comparison.whole"]
     whole += [
         "comparison.layerChanges",
         "comparison.pairs.differs",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchprof.analyze.report import Part, ReportTable, Section, printable, report, spaced, stacked
+from torchprof.analyze.report import Part, ReportTable, Section, TableRow, printable, report, spaced, stacked
 from torchprof.analyze.sentences import warnings_below
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Cell, format_number, format_share, format_time
@@ -32,15 +32,21 @@ def device(run: Run, *, tablefmt: str | None = None) -> Section:
     texts: list[Part] = []
     for time in run.device_times:
         name = printable(time.device) + (f" of rank {time.rank}" if len(metas) > 1 else "")
-        table = [_row(str(stream.stream), stream.kernels, stream[2:], time.span_ns) for stream in time.streams]
-        whole = (time.busy_ns, time.compute_ns, time.communication_ns, time.copy_ns)
-        table.append(_row("(all)", sum(stream.kernels for stream in time.streams), whole, time.span_ns))
-        drawn = ReportTable.of_cells(_HEADINGS, table, tablefmt).of("streams", device=time.device, rank=time.rank)
-        texts += [name, drawn, stacked(_sentences(time, metas[time.rank]))]
+        texts += [name, *about_device(time, metas[time.rank], tablefmt)]
     if not texts:
         wall = run.meta.wall_ns
         texts.append(f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}.")
     return spaced([*texts, warnings_below(run)])
+
+
+def about_device(time: DeviceTime, meta: Meta, tablefmt: str | None = None) -> list[Part]:
+    """The table of the streams of one device, and the sentences below it."""
+    rows = [TableRow(_cells(str(stream.stream), stream.kernels, stream[2:], time.span_ns)) for stream in time.streams]
+    whole = (time.busy_ns, time.compute_ns, time.communication_ns, time.copy_ns)
+    kernels = sum(stream.kernels for stream in time.streams)
+    rows.append(TableRow(_cells("(all)", kernels, whole, time.span_ns), is_part=False))
+    table = ReportTable(_HEADINGS, rows, tablefmt, "streams", {"device": time.device, "rank": time.rank})
+    return [table, stacked(_sentences(time, meta))]
 
 
 def _refuse_unknown(run: Run) -> None:
@@ -61,7 +67,7 @@ def _refuse_unknown(run: Run) -> None:
         )
 
 
-def _row(stream: str, kernels: int, times: tuple[int, ...], span: int) -> list[Cell]:
+def _cells(stream: str, kernels: int, times: tuple[int, ...], span: int) -> list[Cell]:
     busy, *kinds = times
     return [stream, format_number(kernels), format_time(busy), _share(busy, span), *map(format_time, kinds)]
 

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
+from torchprof.analyze.records import layer_name
 from torchprof.analyze.report import report
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import format_time
 from torchprof.run.run import Run
 from torchprof.run.timeline import Lane, Spans, Timeline
-from torchprof.run.words import BACKWARD, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME, PHASES
+from torchprof.run.words import BACKWARD, PHASES
 
 _PROCESS = 1  # the process of rank 0. Perfetto takes process 0 and thread 0 for idle ones
 _STEPS = 1  # the thread number of the track of steps
@@ -120,23 +121,15 @@ def _ranges(run: Run, spans: Spans) -> Iterator[str]:
             if name < 0:
                 known = text(PHASES[phase], _short_name(run, layer), _about_layer(run, layer, phase))
             else:
-                about = {"layer": _name(run, layer), "phase": PHASES[phase]}
+                about = {"layer": layer_name(run, layer), "phase": PHASES[phase]}
                 known = text("label" if is_thread else "kernel", spans.names[name], about)
             texts[key] = known
         yield f'{known}, "tid": {tracks[lane, phase]}, "ts": {_us(start)}, "dur": {_us(end - start)}}}'
 
 
-def _name(run: Run, layer: int) -> str:
-    if layer >= 0:
-        return run.layers[layer].name
-    return OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
-
-
 def _short_name(run: Run, layer: int) -> str:
     """The last name of the path; if it is a number, with the names above it up to the first that is not."""
-    if layer < 0:
-        return _name(run, layer)
-    path = run.layers[layer].path
+    path = run.layers.path_of(layer)
     first = len(path) - 1
     while first and path[first].isdecimal():
         first -= 1

@@ -22,14 +22,12 @@ from zlib import compress
 from torchprof.analyze.advice import advise
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.findings import gain, place
-from torchprof.analyze.compare.diff import Change, Diff
+from torchprof.analyze.compare.diff import Diff
 from torchprof.analyze.compare.layers import MOVED
 from torchprof.analyze.compare.table import changes_of_layers, diff_headline, whole_of
 from torchprof.analyze.first_screen.headline import headline
 from torchprof.analyze.first_screen.verdict import first_findings, in_short, ran
-from torchprof.analyze.operators.top import about_idle_devices, largest_of, measures_of
 from torchprof.analyze.ranks.selection import MOST_WHOLE_RANKS, run_of_chosen
-from torchprof.analyze.records import layer_name
 from torchprof.analyze.report import QUESTIONS, report
 from torchprof.analyze.sentences import LEGEND, count_of_ranks
 from torchprof.errors import TorchprofError
@@ -46,10 +44,10 @@ _SCRIPTS = (
     "elements.js",
     "run.js",
     "sheet.js",
-    "largest.js",
     "icicle.js",
     "table.js",
     "layer.js",
+    "pipeline.js",
     "ranks.js",
     "device.js",
     "memory.js",
@@ -89,7 +87,7 @@ def html(run: Run, *, beside: Mapping[str, Run] | None = None, compared: Run | N
     return page(
         ", ".join(run.meta.model) or "torchprof",
         takes,
-        {"headline": headline(run), "ran": ran(run), "largest": largest_places(run)},
+        {"headline": headline(run), "ran": ran(run)},
         run,
         compared,
     )
@@ -185,36 +183,6 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-_PLACES = 5
-"""As many as the report "overview" shows."""
-
-
-def largest_places(run: Run) -> dict[str, Any]:
-    """A table of the largest places for each measure, and sentences on idle devices.
-
-    ``path`` of a row: the names from the top of the page's tree down to the layer, or the name of work of no layer.
-    """
-    tables = []
-    for field, heading in measures_of(run):
-        largest, about_hidden = largest_of(run, field, _PLACES)
-        rows = [
-            {
-                "share": row.share,
-                "amount": row.amount,
-                "path": run.layers[row.layer].path if row.layer >= 0 else [layer_name(run, row.layer)],
-                "layer": str(row.name),
-                "kind": row.kind,
-                "phase": str(row.phase),
-                "work": row.work,
-            }
-            for row in largest
-        ]
-        if rows:
-            unit = "count" if field == "flops" else "ns"
-            tables.append({"heading": heading, "unit": unit, "rows": rows, "hidden": about_hidden})
-    return {"sentences": list(about_idle_devices(run)), "tables": tables}
-
-
 _MOVED_AWAY = "moved away"
 
 
@@ -231,7 +199,6 @@ def diff_html(diff: Diff) -> str:
     tree = Tree.of(takes)
     more = {
         "headline": diff_headline(diff),
-        "largest": None,
         "comparison": {
             "scale": [1 / count if diff.unit else 1 for count in reversed(diff.counts)],
             "per": diff.unit,
@@ -292,7 +259,10 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
             "was": pair.before.name if pair.before else None,
             "is": pair.after.name if pair.after else None,
             "differs": pair.differs,
-            "changes": {key: _change(change) for key, change in pair.changes.items()},
+            "changes": {
+                key: [change.before, change.after, change.difference, change.verdict, change.at_least]
+                for key, change in pair.changes.items()
+            },
         }
         if not pair.is_layer:
             by_node[outside + (pair.name != OUTSIDE_NAME)] = data
@@ -305,7 +275,3 @@ def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
             moved_along = at_before not in (None, at_after) and pair.how == "same"  # its parent moved
             by_node[at_after] = {**data, "how": MOVED} if moved_along else data
     return by_node
-
-
-def _change(change: Change) -> list[Any]:
-    return [change.before, change.after, change.difference, change.verdict, change.at_least]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from torchprof.analyze.records import name_of_layer
-from torchprof.analyze.report import Part, ReportTable, phase_cell
+from torchprof.analyze.report import Part, ReportTable, TableRow, phase_cell
 from torchprof.run.cost import UNKNOWN, Cell, format_memory, format_number, format_share, format_time
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
@@ -104,22 +104,18 @@ def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt:
             entry[0] += held.nbytes
             entry[1] += held.blocks
     largest = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))
+
+    def cells(name: str, phase: Cell, kind: str, nbytes: int, blocks: int) -> list[Cell]:
+        return [name, phase, kind, format_memory(nbytes), _share(nbytes, memory), format_number(blocks)]
+
     rows = [
-        [
-            name_of_layer(run, layer),
-            phase_cell(phase_of(layer, phase)),
-            kind,
-            format_memory(nbytes),
-            _share(nbytes, memory),
-            format_number(blocks),
-        ]
-        for (layer, phase, kind), (nbytes, blocks) in largest[:shown]
+        TableRow(cells(name_of_layer(run, layer), phase_cell(phase_of(layer, phase)), kind, *entry), layer=layer)
+        for (layer, phase, kind), entry in largest[:shown]
     ]
     if len(largest) > shown:
         nbytes, blocks = (sum(entry[field] for _, entry in largest[shown:]) for field in (0, 1))
-        others = f"({len(largest) - shown} more)"
-        rows.append([others, "", "", format_memory(nbytes), _share(nbytes, memory), format_number(blocks)])
-    drawn = ReportTable.of_cells(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows, tablefmt)
+        rows.append(TableRow(cells(f"({len(largest) - shown} more)", "", "", nbytes, blocks), is_part=False))
+    drawn = ReportTable(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows, tablefmt)
     return drawn.of("live_by_layer", device=memory.device, rank=memory.rank)
 
 

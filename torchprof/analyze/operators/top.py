@@ -16,6 +16,7 @@ from torchprof.analyze.report import (
     Part,
     ReportTable,
     Section,
+    TableRow,
     check_number,
     phase_cell,
     printable,
@@ -222,14 +223,15 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None,
     largest, about_hidden = largest_of(run, field, limit)
     show = format_count if field == "flops" else format_time
     headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
-    table = [
+    table: list[list[Cell]] = [
         [format_share(part.share), show(part.amount), part.name, part.kind, part.phase, part.work] for part in largest
     ]
     if width is not None:
         _fit(headings, table, width)
     # A source line may follow "(between ops)".
     about_gaps = _NO_OPERATOR.get(field, "") if any(part.work.startswith(BETWEEN_OPS) for part in largest) else ""
-    drawn = ReportTable.of_cells(headings, table, tablefmt).of(f"largest_by_{field}")
+    rows = [TableRow(cells, layer=part.layer) for cells, part in zip(table, largest)]
+    drawn = ReportTable(headings, rows, tablefmt, f"largest_by_{field}")
     return drawn if width is not None else stacked(filter(None, [drawn, about_gaps, about_hidden]))
 
 

@@ -11,6 +11,7 @@ from torchprof.analyze.pipeline.values import AlikePipelines, OnePipeline, Stage
 from torchprof.analyze.report import (
     ReportTable,
     Section,
+    TableRow,
     check_number,
     printable,
     report,
@@ -48,13 +49,21 @@ def pipeline(run: Run, *, top: int | None = None, tablefmt: str | None = None) -
         if run.pipelines:
             nothing = "A comparison of ranks has no times of pipelines: they are in the run of each rank."
         return stacked([nothing, warnings_below(run)])
-    sections: list[Section] = []
-    for number, judged in enumerate(pipelines):
-        sections.append(Section([*about_pipeline(run, judged)], " "))
-        sections.append(_table_of_stages(run, number, judged.replicas, tablefmt))
-        sections.append(_table_of_pipelines(number, judged, tablefmt))
-        sections.append(_table_of_microbatches(number, judged.replicas, _ROWS if top is None else top, tablefmt))
+    limit = _ROWS if top is None else top
+    sections = [about_alike(run, number, judged, limit, tablefmt) for number, judged in enumerate(pipelines)]
     return spaced([*sections, warnings_below(run)])
+
+
+def about_alike(run: Run, number: int, judged: Judged, limit: int = _ROWS, tablefmt: str | None = None) -> Section:
+    """The sentences and the three tables about pipelines that do the same, which have this ``number``."""
+    return spaced(
+        [
+            Section([*about_pipeline(run, judged)], " "),
+            _table_of_stages(run, number, judged.replicas, tablefmt),
+            _table_of_pipelines(number, judged, tablefmt),
+            _table_of_microbatches(number, judged.replicas, limit, tablefmt),
+        ]
+    )
 
 
 def _table_of_stages(run: Run, number: int, replicas: AlikePipelines, tablefmt: str | None) -> Section:
@@ -85,8 +94,8 @@ def _table_of_stages(run: Run, number: int, replicas: AlikePipelines, tablefmt: 
     stages = sorted({*range(replicas.stages), *replicas.times})
     unknown: list[Cell] = [UNKNOWN] * (len(headings) - 1)
     rows = [
-        cells(stage, replicas.times[stage]) if stage in replicas.times else [format_number(stage), *unknown]
-        for stage in stages
+        TableRow(cells(stage, times), layer=times.root) if times else TableRow([format_number(stage), *unknown])
+        for stage, times in ((stage, replicas.times.get(stage)) for stage in stages)
     ]
     sentences = [
         "Forward and Backward are of a microbatch, A step and waiting of a step: medians over steps, microbatches and "
@@ -101,7 +110,7 @@ def _table_of_stages(run: Run, number: int, replicas: AlikePipelines, tablefmt: 
         sentences.append("Backward has two parts: the gradients of the Inputs (I), and of the Weights (W).")
     if has_replicas:
         sentences.append("Its time: of a microbatch, forward and backward, on the slowest rank of the stage.")
-    return stacked([ReportTable.of_cells(headings, rows, tablefmt).of("stages", pipeline=number), *sentences])
+    return stacked([ReportTable(headings, rows, tablefmt, "stages", {"pipeline": number}), *sentences])
 
 
 def _table_of_pipelines(number: int, judged: Judged, tablefmt: str | None) -> Section:

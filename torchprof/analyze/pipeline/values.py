@@ -69,16 +69,17 @@ class OnePipeline:
         """
         if len({(member.steps, len(member.step_ns)) for member in self.members}) > 1:
             return ()
-        times = []
-        for member in self.members:
-            first = member.actions[0]
-            before = [action.took_ns for action in self._before(first)]
-            early = [
-                max(waited - sum(took[step] for took in before), 0) if before else 0
-                for step, waited in enumerate(first.waited_ns)
-            ]
-            times.append([ns - waited for ns, waited in zip(member.step_ns, early)])
+        times = [[ns - early for ns, early in zip(member.step_ns, self.early_ns(member))] for member in self.members]
         return tuple(map(max, zip(*times)))
+
+    def early_ns(self, member: Pipeline) -> list[int]:
+        """How long before the others a rank began each step: what it waited longer than the stages before it took."""
+        first = member.actions[0]
+        before = [action.took_ns for action in self._before(first)]
+        return [
+            max(waited - sum(took[step] for took in before), 0) if before else 0
+            for step, waited in enumerate(first.waited_ns)
+        ]
 
     def _before(self, first: StageAction) -> list[StageAction]:
         """The forwards of a microbatch in the stages before that of an action; none for actions of the first stage."""
@@ -90,10 +91,15 @@ class OnePipeline:
         ]
 
     @cached_property
+    def steps_by_length(self) -> list[int]:
+        """The numbers of the steps, the shortest first; none if the steps of the ranks cannot be paired."""
+        return sorted(range(len(self.step_ns)), key=self.step_ns.__getitem__)
+
+    @cached_property
     def typical_steps(self) -> list[int]:
         """The numbers of steps of usual length: the middle third, of these at most 9. Empty if the pipeline is not
         complete, or if its steps are unknown."""
-        ordered = sorted(range(len(self.step_ns)), key=self.step_ns.__getitem__) if self.is_complete else []
+        ordered = self.steps_by_length if self.is_complete else []
         outer = len(ordered) // _OUTER
         middle = ordered[outer : len(ordered) - outer]
         return middle[:: ceil(len(middle) / _MOST_STEPS)] if middle else []

@@ -11,7 +11,7 @@ from torchprof.analyze.pipeline.values import stages_of
 from torchprof.analyze.ranks.balance import Balance
 from torchprof.analyze.ranks.sentences import name_of, often, unit_of
 from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
-from torchprof.analyze.report import ReportTable, Section, phase_cell, printable, stacked, time_cell
+from torchprof.analyze.report import ReportTable, Section, TableRow, phase_cell, printable, stacked, time_cell
 from torchprof.run.cost import (
     AT_LEAST,
     UNKNOWN,
@@ -71,15 +71,13 @@ def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | 
         hidden = len(listed) - slowest - _FASTEST
         listed = [*listed[:slowest], *listed[-_FASTEST:]]
     statistics = (_Statistic("min", min), _Statistic("median", median), _Statistic("max", max))
-    table = [[column.text(rank) for column in columns] for rank in listed]
-    table += [[column.over_all(statistic) for column in columns] for statistic in statistics]
+    rows = [TableRow([column.text(rank) for column in columns]) for rank in listed]
+    rows += [TableRow([column.over_all(statistic) for column in columns], is_part=False) for statistic in statistics]
     sentences = []
     if hidden:
         sentences.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
     sentences += _sentences_of_ranks(run, balance)
-    return stacked(
-        [ReportTable.of_cells([column.heading for column in columns], table, tablefmt).of("ranks"), *sentences]
-    )
+    return stacked([ReportTable([column.heading for column in columns], rows, tablefmt, "ranks"), *sentences])
 
 
 def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:

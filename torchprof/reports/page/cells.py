@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from torchprof.analyze.columns import Column, as_measured
 from torchprof.analyze.figures import Figures, measured_by_all
 from torchprof.analyze.layers.entries import Entry, entries_of
-from torchprof.run.cost import FIELDS, Bound, Cost
+from torchprof.run.cost import NO_COST, Bound, Cost, sum_of_costs
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
 
@@ -19,7 +18,6 @@ _OF_NO_LAYER = (OUTSIDE_NAME, NOT_SELECTED_NAME, LAUNCHED_BEFORE)
 _NO_ROW = len(Bound)
 _NUMBER = {bound: number for number, bound in enumerate(Bound)}
 _EXACT = _NUMBER[Bound.EXACT]
-_VALUES: Callable[[Cost], tuple[int, ...]] = attrgetter(*FIELDS)
 
 ShownRun = tuple[Run, Mapping[tuple[str, ...], int]]
 """A run that the page shows at once, and the nodes of its layers by their paths."""
@@ -93,8 +91,8 @@ def _rows(
 
 def _everything(run: Run, phases: Sequence[str]) -> Figures:
     """The sum over all layers and work of no layer. It is complete: it includes work of unknown owner."""
-    costs: dict[str, list[tuple[int, ...]]] = {phase: [(0,) * len(FIELDS)] for phase in phases}
+    costs: dict[str, list[Cost]] = {phase: [] for phase in phases}
     for (_, number), (cost, _) in run.rows.by_layer.items():
-        costs[PHASES[number]].append(_VALUES(cost))
-    totals = {phase: Cost(*map(sum, zip(*values))) for phase, values in costs.items()}
-    return Figures(dict.fromkeys(phases, Cost()), totals)
+        costs[PHASES[number]].append(cost)
+    totals = {phase: sum_of_costs(of_phase) for phase, of_phase in costs.items()}
+    return Figures(dict.fromkeys(phases, NO_COST), totals)

@@ -14,17 +14,22 @@ from operator import sub
 from typing import Any
 
 from torchprof.analyze.columns import Column, columns_of
+from torchprof.analyze.device import about_device
 from torchprof.analyze.operators.operators import parts_of_operators
+from torchprof.analyze.operators.top import largest_parts
 from torchprof.analyze.ranks.selection import MOST_WHOLE_RANKS
+from torchprof.analyze.report import spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_times, other_warnings_of
 from torchprof.reports.page.cells import cells
 from torchprof.reports.page.layers import layer_data
 from torchprof.reports.page.over_time import calls_over_time, memory_of
+from torchprof.reports.page.pipelines import pipelines_of_page
 from torchprof.reports.page.ranks import common, compared_ranks, sum_of_ranks
+from torchprof.reports.page.tables import report_data
 from torchprof.reports.page.tree import LEFT_OVER, Take, Tree
 from torchprof.run.cost import FIELDS, MEASURES, Measure, Unit
 from torchprof.run.memory import KINDS
-from torchprof.run.meta import Peak
+from torchprof.run.meta import Meta, Peak
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import DeviceTime
@@ -32,6 +37,8 @@ from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME
 
 _POINTS = 24
 """The number of values that show the distribution of a layer's calls."""
+_PLACES = 5
+"""As many as the report "overview" shows."""
 _PER_CALL = ("cpu_ns", "step_cpu_ns", "step_device_ns")
 
 
@@ -44,15 +51,13 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
 
     ``compared``: what is compared of all ranks of the job, if the only take has some of them.
     """
-    uncertain: list[str] = []
-    warnings: list[str] = []
-    notes: list[str] = []
-    for take in takes:
-        uncertain += _named(take, takes, about_times(take.run))
-        warnings += _named(take, takes, other_warnings_of(take.run))
-        notes += _named(take, takes, about_flops(take.run))
-    if compared is None and len(takes) == 1 and len(takes[0].run.metas) > 1:
-        compared = takes[0].run
+    shown_first, whole = takes[0].run, takes
+    sentences = {
+        name: [sentence for take in takes for sentence in _named(take, takes, about(take.run))]
+        for name, about in (("uncertain", about_times), ("warnings", other_warnings_of), ("notes", about_flops))
+    }
+    if compared is None and len(takes) == 1 and len(shown_first.metas) > 1:
+        compared = shown_first
     if len(takes) > 1 and any(len(take.run.metas) > MOST_WHOLE_RANKS for take in takes):
         takes = [take._replace(run=sum_of_ranks(take.run)) for take in takes]
     tree = Tree.of(takes)
@@ -72,10 +77,14 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "kinds": KINDS,
         "sources": sources.data(),
         "areRanks": sources.are_ranks,
+        "largest": report_data(spaced(largest_parts(shown_first, _PLACES)), tree.nodes[0]),
         "ranks": None if compared is None else compared_ranks(compared, takes[0].run, tree.nodes[0]),
-        "uncertain": uncertain,
-        "warnings": warnings,
-        "notes": notes,
+        **sentences,
+        "pipelines": [
+            {"name": take.name if len(takes) > 1 else "", **pipeline}
+            for take, nodes in zip(whole, tree.nodes)
+            for pipeline in _pipelines(take.run, compared, nodes)
+        ],
         "layers": {"parent": array("q", tree.parents), "name": tree.names},
         "takes": [layer_data(take.run, tree, number) for number, take in enumerate(takes)],
         "columns": [column_data(column, where) for column, where in columns],
@@ -87,6 +96,12 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         **_per_call(takes, tree, sources),
         **_of_devices(takes, tree, sources),
     }
+
+
+def _pipelines(run: Run, compared: Run | None, nodes: Mapping[int, int]) -> list[dict[str, Any]]:
+    """The pipelines of all ranks that are compared; those of the run if these were read without their times."""
+    of_all = [] if compared is None or compared is run else pipelines_of_page(compared, {})
+    return of_all or pipelines_of_page(run, nodes)
 
 
 class _Sources:
@@ -119,7 +134,8 @@ def _per_call(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str,
     def samples(measures: Sequence[str]) -> Iterator[tuple[int, int, int, SampleKey, Spread]]:
         for number, take in enumerate(takes):
             for key, spread in take.run.samples.items():
-                if key.measure in measures:
+                is_call = take.run.samples.get(key._replace(measure="cpu_ns")) == spread and key.measure != "cpu_ns"
+                if key.measure in measures and not is_call:  # a layer may be called once in each step
                     where = sources.of(number, key.rank), tree.nodes[number][key.layer], PHASES.index(key.phase)
                     yield *where, key, spread
 
@@ -140,14 +156,15 @@ def _of_devices(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[st
     peaks = (peak for take in takes for meta in take.run.metas for peak in _last(meta.peaks))
     return {
         "devices": [
-            _device(time, sources.of(number, time.rank))
+            _device(time, metas[time.rank], sources.of(number, time.rank))
             for number, take in enumerate(takes)
+            for metas in [{meta.rank: meta for meta in take.run.metas}]
             for time in take.run.device_times
         ],
         "memory": [
-            memory_of(take.run, memory, tree.nodes[number], sources.of(number, memory.rank))
+            {"source": sources.of(number, memory.rank), **of_device}
             for number, take in enumerate(takes)
-            for memory in take.run.memory
+            for memory, of_device in memory_of(take.run, tree.nodes[number])
         ],
         "roofs": list(dict.fromkeys(map(tuple, peaks))),
     }
@@ -210,17 +227,15 @@ def _peaks(samples: Sequence[tuple[int, int, int, SampleKey, Spread]]) -> dict[s
     }
 
 
-def _device(time: DeviceTime, source: int) -> dict[str, Any]:
+def _device(time: DeviceTime, meta: Meta, source: int) -> dict[str, Any]:
     """The times of a device. ``parts`` add up to its span, in the order of the bar."""
     computing = time.compute_ns - time.overlap_ns
     return {
         "source": source,
         "device": time.device,
         "spanNs": time.span_ns,
-        "busyNs": time.busy_ns,
-        "communicationNs": time.communication_ns,
         "parts": [computing, time.overlap_ns, time.exposed_ns, time.copy_alone_ns, time.idle_ns],
-        "streams": time.streams,
+        "report": report_data(stacked(about_device(time, meta)), {}),
     }
 
 

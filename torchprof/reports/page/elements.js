@@ -47,6 +47,12 @@ function textOfFinding({ gain, place, finding, remedy }) {
   return [element("b", {}, gain), `${place}: `, ...withCode(finding), element("br"), ...withCode(remedy)];
 }
 
+// The legend of the signs in tables.
+/** @param {PageData["legend"]} legend */
+function signs(legend) {
+  return element("p", { class: "hint signs" }, ...legend.map(([sign, meaning]) => element("span", {}, element("b", {}, sign), ` ${meaning}`)));
+}
+
 // A figure with its unit in a span of its own, so that the units of a column are aligned.
 /** @param {string} text @param {{ unit: string } | null} column */
 function figure(text, column = null) {

@@ -62,7 +62,7 @@ function formatCount(number) {
   return Number.isInteger(number) ? String(number) : fixed(number, 2);
 }
 
-/** @typedef {PageData.Unit | "calls" | "ratio"} Unit */
+/** @typedef {PageData.Unit | "calls" | "ratio" | "share"} Unit */
 
 /** @type {Record<Unit, (value: number) => string>} */
 const FORMATS = {
@@ -71,7 +71,15 @@ const FORMATS = {
   count: formatCount,
   calls: formatCalls,
   ratio: (ratio) => `${fixed(ratio, 2)}×`,
+  share: formatShare,
 };
+
+// The median of numbers in ascending order.
+/** @param {number[]} numbers */
+function medianOf(numbers) {
+  const middle = (numbers.length - 1) / 2;
+  return (numbers[Math.floor(middle)] + numbers[Math.ceil(middle)]) / 2;
+}
 
 /** @param {number} calls */
 function formatCalls(calls) {

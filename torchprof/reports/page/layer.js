@@ -18,18 +18,16 @@ class LayerPanel {
   /** @param {PanelDrawing} drawing */
   draw({ node, phases, source, measure }) {
     const { run } = this;
-    /** @type {Element[]} */
-    const parts = [element("h3", {}, run.path(node))];
-    if (run.isLayer(node)) parts.push(...this.#facts(node, source));
-    parts.push(...this.#findings(node));
     const { comparison } = run.data;
-    parts.push(...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)));
-    parts.push(...this.#operators(node, phases, source, measure));
-    parts.push(...this.#kernels(node, phases, source));
-    parts.push(...this.#lines(node, phases, source));
-    parts.push(...this.#calls(node, source));
-    parts.push(...this.#sources(node, phases, measure));
-    this.box.replaceChildren(...parts);
+    this.box.replaceChildren(
+      element("h3", {}, run.path(node)),
+      ...(run.isLayer(node) ? this.#facts(node, source) : []),
+      ...this.#findings(node),
+      ...(comparison ? this.#changes(node, comparison.quantities) : this.#figures(node, source)),
+      ...this.#operators(node, phases, source, measure),
+      ...this.#launched(node, phases, source),
+      ...this.#calls(node, source),
+      ...this.#sources(node, phases, measure));
   }
 
   /** @param {number} node @param {number} source */
@@ -38,9 +36,9 @@ class LayerPanel {
     const layer = run.description(node, source);
     if (layer === null) return [element("p", {}, "This run does not have this layer.")];
     const facts = [["class", layer.settings ? `${layer.kind}(${layer.settings})` : layer.kind || UNKNOWN]];
-    const params = run.params[source < 0 ? 0 : run.data.sources[source].take][node];
+    const params = run.take(source).params[node];
     const own = layer.params;
-    const text = params === null ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} self` : "");
+    const text = params < 0 ? UNKNOWN : formatCount(params) + (own !== null && own !== params ? `, ${formatCount(own)} self` : "");
     facts.push(["parameters", layer.dtypes ? `${text} (${layer.dtypes})` : text]);
     const ofCall = layer.shapesVary ? ", first call" : "";
     const { inputs, outputs } = layer;
@@ -145,30 +143,21 @@ class LayerPanel {
     return [element("h4", {}, "Operators"), operatorSheet(run, rows, measure ? [measure] : [], measure, source, 10)];
   }
 
+  // The kernels, and the source lines between operators.
   /** @param {number} node @param {number[]} phases @param {number} source */
-  #kernels(node, phases, source) {
-    const rows = this.run.launched("kernel", node, phases, source);
-    if (!rows.length) return [];
-    const whole = rows.reduce((sum, row) => sum + row.ns, 0);
-    /** @type {SheetColumn<Launched>[]} */
-    const columns = [
-      { heading: "Kernel", isText: true, value: (row) => row.name, text: (row) => row.name },
-      { heading: "Time", value: (row) => row.ns, text: (row) => formatTime(row.ns), share: (row) => row.ns / whole },
-      { heading: "Calls", value: (row) => row.calls, text: (row) => String(row.calls) },
-    ];
-    return [element("h4", {}, "Kernels"), sheet(columns, rows, { sortedBy: 1, shown: 8 })];
-  }
-
-  /** @param {number} node @param {number[]} phases @param {number} source */
-  #lines(node, phases, source) {
-    const rows = this.run.launched("python", node, phases, source);
-    if (!rows.length) return [];
-    /** @type {SheetColumn<Launched>[]} */
-    const columns = [
-      { heading: "Source line", isText: true, value: (row) => row.name, text: (row) => row.name },
-      { heading: "Samples", value: (row) => row.calls, text: (row) => String(row.calls) },
-    ];
-    return [element("h4", {}, "Source lines between operators"), sheet(columns, rows, { sortedBy: 1, shown: 5 })];
+  #launched(node, phases, source) {
+    const [kernels, lines] = [this.run.launched("kernel", node, phases, source), this.run.launched("python", node, phases, source)];
+    const whole = kernels.reduce((sum, row) => sum + row.ns, 0);
+    /** @param {string} heading @returns {SheetColumn<Launched>} */
+    const name = (heading) => ({ heading, isText: true, value: (row) => row.name, text: (row) => row.name });
+    /** @param {string} heading @returns {SheetColumn<Launched>} */
+    const calls = (heading) => ({ heading, value: (row) => row.calls, text: (row) => String(row.calls) });
+    /** @type {SheetColumn<Launched>} */
+    const time = { heading: "Time", value: (row) => row.ns, text: (row) => formatTime(row.ns), share: (row) => row.ns / whole };
+    const parts = [];
+    if (kernels.length) parts.push(element("h4", {}, "Kernels"), sheet([name("Kernel"), time, calls("Calls")], kernels, { sortedBy: 1, shown: 8 }));
+    if (lines.length) parts.push(element("h4", {}, "Source lines between operators"), sheet([name("Source line"), calls("Samples")], lines, { sortedBy: 1, shown: 5 }));
+    return parts;
   }
 
   // The distribution of the durations of calls and of steps.
@@ -176,15 +165,7 @@ class LayerPanel {
   #calls(node, source) {
     const { run } = this;
     const titles = { cpu_ns: "One forward call", step_cpu_ns: "One step", step_device_ns: "One step, on the device" };
-    const found = run.samples.of(node, source);
-    // A layer that is called once in each step has the same figures for calls and for steps: show them once.
-    /** @param {Sample} sample */
-    const isCall = (sample) => sample.measure === "cpu_ns";
-    /** @param {Sample} sample */
-    const figures = (sample) => Object.entries(sample).filter(([name]) => name !== "measure").join();
-    const ofCalls = new Set(found.filter(isCall).map(figures));
-    const samples = found.filter((sample) => isCall(sample) || !ofCalls.has(figures(sample)));
-    return samples.flatMap(({ source: of, phase, measure, count, least, median, most, first, points }) => {
+    return run.samples.of(node, source).flatMap(({ source: of, phase, measure, count, least, median, most, first, points }) => {
       const title = [titles[measure], ...(measure === "cpu_ns" ? [] : [run.data.allPhases[phase]]), ...(source < 0 && run.data.sources.length > 1 ? [run.data.sources[of].name] : [])];
       const text = `${count} times, ${formatTime(least)} to ${formatTime(most)}, median ${formatTime(median)}, first ${formatTime(first)}`;
       return [element("h4", {}, title.join(", ")), element("p", { class: "calls" }, text), ...(measure === "cpu_ns" ? this.#overTime(node, of) : []), curve(points)];
@@ -223,14 +204,12 @@ class LayerPanel {
     if (!known.length) return [];
     const format = FORMATS[measure.unit];
     const most = known[known.length - 1];
-    const middle = (known.length - 1) / 2;
-    const median = (known[Math.floor(middle)] + known[Math.ceil(middle)]) / 2;
     /** @type {SheetColumn<typeof rows[number]>[]} */
     const columns = [
       { heading: run.data.areRanks ? "Rank" : "Run", isText: true, value: (row) => row.name, text: (row) => row.name },
       { heading: measure.heading, value: (row) => row.value, text: (row) => formatFigure(row.figure, measure.unit), share: (row) => (row.value ?? 0) / most },
     ];
-    const text = `${format(known[0])} to ${format(most)}, median ${format(Math.round(median))}`;
+    const text = `${format(known[0])} to ${format(most)}, median ${format(Math.round(medianOf(known)))}`;
     return [element("h4", {}, run.data.areRanks ? "By rank" : "By run"), element("p", { class: "calls" }, text), sheet(columns, rows, { shown: 16 })];
   }
 }

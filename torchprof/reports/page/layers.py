@@ -31,18 +31,21 @@ _READ = attrgetter(
 
 def layer_data(run: Run, tree: Tree, take: int) -> dict[str, Any]:
     """The description of the layers in one take. Equal ones are once in ``described``; ``of`` has the index of each
-    node's, -1 for layers that the take does not have."""
+    node's, -1 for layers that the take does not have. ``params``: those of each node and all below it, -1 if unknown.
+    """
     numbers: dict[Hashable, int] = {}
     described: list[dict[str, Any]] = []
-    of = [-1] * len(tree.layers)
+    of, params = [-1] * len(tree.layers), [-1] * len(tree.layers)
+    totals = run.total_params()
     varying = varying_calls(run)
     for index, layer in enumerate(run.layers):
         varies = varying[layer.path] is not False
         number = numbers.setdefault((varies, *_READ(layer)), len(described))
         if number == len(described):
             described.append(_described(layer, varies))
-        of[tree.nodes[take][index]] = number
-    return {"described": described, "of": array("q", of)}
+        node, total = tree.nodes[take][index], totals[layer.path]
+        of[node], params[node] = number, -1 if total is None else total
+    return {"described": described, "of": array("q", of), "params": array("q", params)}
 
 
 def _described(layer: Layer, varies: bool) -> dict[str, Any]:

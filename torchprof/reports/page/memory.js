@@ -2,34 +2,14 @@
 
 /** @param {Run} run @param {PageData.Memory} memory @param {(node: number) => void} onlayer */
 function memorySection(run, memory, onlayer) {
-  const { kinds, sources, allPhases } = run.data;
+  const { kinds, sources } = run.data;
   const where = sources.length > 1 ? `${memory.device}, ${sources[memory.source].name}` : memory.device;
-  /** @type {HTMLElement[]} */
-  const parts = [element("h4", {}, where)];
-  const peak = `Peak: +${formatBytes(memory.peakBytes)} above the start`;
-  parts.push(element("p", {}, memory.peakBytes > 0 ? `${peak}, after ${formatTime(memory.peakNs)}.` : `${peak}.`));
-  const before = (memory.before || []).filter(([, nbytes]) => nbytes > 0);
-  if (before.length) parts.push(element("p", {}, `Live at the start, of the model: ${before.map(([kind, nbytes]) => `${kind} ${formatBytes(nbytes)}`).join(", ")}.`));
-  if (memory.course) {
-    parts.push(memoryChart(memory, memory.course, [...kinds, "unknown"]));
-    if (memory.dropped) parts.push(element("p", { class: "warning" }, `The chart does not show the last ${memory.dropped} allocations and frees.`));
-  } else {
-    const hint = sources.length > 1 ? "Memory over time was not recorded, or is only on the page of this rank or run alone." : "To see memory over time, record with Profile(..., profile_memory=True, with_timeline=True).";
-    parts.push(element("p", { class: "hint" }, hint));
-  }
-  if (memory.held.length) {
-    const rows = memory.held.map(([node, phase, kind, nbytes, blocks]) => ({ node, phase, kind, nbytes, blocks }));
-    /** @type {SheetColumn<typeof rows[number]>[]} */
-    const columns = [
-      { heading: "Live at the peak, by layer", isText: true, value: (row) => run.path(row.node), text: (row) => run.path(row.node) },
-      { heading: "Phase", isText: true, value: (row) => row.phase, text: (row) => allPhases[row.phase] },
-      { heading: "Kind", isText: true, value: (row) => row.kind, text: (row) => row.kind },
-      { heading: "Size", value: (row) => row.nbytes, text: (row) => formatBytes(row.nbytes), share: (row) => row.nbytes / memory.peakBytes },
-      { heading: "Blocks", value: (row) => row.blocks, text: (row) => String(row.blocks) },
-    ];
-    parts.push(sheet(columns, rows, { sortedBy: 3, shown: 8, onrow: (row) => onlayer(row.node) }));
-  }
-  return element("div", { class: "memory" }, ...parts);
+  const hint = sources.length > 1 ? "Memory over time was not recorded, or is only on the page of this rank or run alone." : "To see memory over time, record with Profile(..., profile_memory=True, with_timeline=True).";
+  return element("div", { class: "memory" },
+    element("h4", {}, where),
+    ...reportParts(memory.report, onlayer),
+    memory.course ? memoryChart(memory, memory.course, [...kinds, "unknown"]) : element("p", { class: "hint" }, hint),
+    memory.course && memory.dropped ? element("p", { class: "warning" }, `The chart does not show the last ${memory.dropped} allocations and frees.`) : null);
 }
 
 // Live memory over time as a stacked step chart, by kind. Time is divided into equal intervals; each is drawn with its maximum

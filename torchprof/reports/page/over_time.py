@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from torchprof.analyze.memory.peak import about_peak, samples_by_device
+from torchprof.analyze.report import stacked
+from torchprof.reports.page.tables import report_data
 from torchprof.run.memory import KINDS, Memory
 from torchprof.run.run import Run
 from torchprof.run.timeline import Timeline
@@ -13,6 +16,8 @@ from torchprof.run.words import FORWARD, PHASES
 
 _CALLS = 100
 """The largest number of calls that are shown for a layer."""
+_LIVE_SHOWN = 200
+"""The largest number of rows of what was live at the peak; the last row is the sum of all others."""
 _INTERVALS = 600
 """The number of equal intervals into which memory over time is divided."""
 
@@ -38,24 +43,29 @@ def calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, i
             yield nodes[layer], every, values[::every]
 
 
-def memory_of(run: Run, memory: Memory, nodes: Mapping[int, int], source: int) -> dict[str, Any]:
-    """The peak of one device, what was live at the peak, and memory over time if the run has it."""
-    timeline = run.timeline
-    if timeline is not None and timeline.rank != memory.rank:  # a run of several ranks has the timeline of only one
-        timeline = None
-    course = None if timeline is None or memory.device not in timeline.devices else _course(timeline, memory.device)
-    return {
-        "source": source,
-        "device": memory.device,
-        "peakBytes": memory.peak_bytes,
-        "peakNs": memory.peak_ns,
-        "held": [
-            [nodes[held.layer], PHASES.index(held.phase), held.kind, held.nbytes, held.blocks] for held in memory.held
-        ],
-        "before": memory.before,
-        "course": course,
-        "dropped": 0 if timeline is None else timeline.dropped,
-    }
+def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict[str, Any]]]:
+    """Each device of which there is something to show: its peak, what was live at the peak, as in the report "memory",
+    and memory over time if the run has it."""
+    samples = samples_by_device(run)
+    for memory in run.memory:
+        timeline = run.timeline
+        if timeline is not None and timeline.rank != memory.rank:  # a run of several ranks has the timeline of only one
+            timeline = None
+        course = None if timeline is None or memory.device not in timeline.devices else _course(timeline, memory.device)
+        if memory.peak_bytes > 0 or memory.held or course:
+            of_device = samples.get((memory.rank, memory.device), ())
+            about = stacked(about_peak(run, memory, of_device, depth=None, shown=_LIVE_SHOWN, tablefmt=None))
+            yield (
+                memory,
+                {
+                    "device": memory.device,
+                    "peakBytes": memory.peak_bytes,
+                    "peakNs": memory.peak_ns,
+                    "report": report_data(about, nodes),
+                    "course": course,
+                    "dropped": 0 if timeline is None else timeline.dropped,
+                },
+            )
 
 
 def _course(timeline: Timeline, device: str) -> dict[str, Any] | None:

@@ -13,15 +13,8 @@ class Page {
   searchBox = element("input", { type: "search", placeholder: "Search layers ( / )", "aria-label": "Search layers", oninput: () => this.#find() });
   found = element("span", { class: "found", role: "status" });
   controls = element("div", { class: "controls" });
-  // The choices for which these parts were last drawn: they are drawn again only if the choices change.
-  /** @type {string | null} */
-  operatorsShown = null;
-  /** @type {string | null} */
-  ranksShown = null;
-  /** @type {string | null} */
-  changesShown = null;
-  /** @type {ChangeColumn[]} */
-  changes = [];
+  /** @type {Map<HTMLElement, string>} */
+  drawnFor = new Map();
 
   constructor() {
     this.run = new Run(data);
@@ -69,7 +62,7 @@ class Page {
         ...this.#devices(),
         this.why,
         ...this.#memory(),
-        ...this.#ranks()),
+        ...this.#waits()),
       element("footer", {}, `Made by torchprof ${data.version}. Everything on this page is in this file.`));
     document.addEventListener("keydown", (event) => this.#key(event));
     let waiting = 0;
@@ -106,7 +99,7 @@ class Page {
   #answer() {
     /** @type {HTMLElement[]} */
     const parts = [];
-    if (data.largest) parts.push(largestPlaces(this.run, data.largest, (node) => this.show(node)));
+    if (!data.comparison) parts.push(element("div", { class: "largest" }, ...reportParts(data.largest, (node) => this.show(node))));
     if (data.comparison && data.comparison.whole.length) parts.push(element("p", {}, data.comparison.whole.join(" ")));
     if (data.comparison && data.comparison.layerChanges.length) {
       const items = data.comparison.layerChanges.map(([what, lines]) => element("li", {}, element("b", {}, what), ` ${lines.join(" · ")}`));
@@ -118,13 +111,10 @@ class Page {
   #findings() {
     if (!data.findings.length) return [];
     const items = data.findings.map((finding) => element("li", {}, ...textOfFinding(finding)));
-    return [element("details", { class: "findings", open: items.length <= 3 }, element("summary", {}, this.#findingsTitle(items.length)), element("ul", {}, ...items))];
-  }
-
-  /** @param {number} count */
-  #findingsTitle(count) {
+    const count = items.length === 1 ? "1 finding" : `${items.length} findings`;
     const more = data.moreFindings ? `, ${data.moreFindings} more in run.report("advice")` : "";
-    return (count === 1 ? "1 finding" : `${count} findings`) + (data.comparison ? " in the run after" : "") + more;
+    const title = element("summary", {}, count, data.comparison ? " in the run after" : "", more);
+    return [element("details", { class: "findings", open: items.length <= 3 }, title, element("ul", {}, ...items))];
   }
 
   // Light or dark as the system is, also when the system changes.
@@ -216,14 +206,15 @@ class Page {
   }
 
   #memory() {
-    const found = data.memory.filter((one) => one.peakBytes > 0 || one.held.length || one.course);
-    if (!found.length) return [];
-    return [element("section", { id: "memory" }, element("h2", {}, data.questions.fit), element("h3", {}, "Memory"), ...found.map((one) => memorySection(this.run, one, (node) => this.show(node))))];
+    if (!data.memory.length) return [];
+    return [element("section", { id: "memory" }, element("h2", {}, data.questions.fit), element("h3", {}, "Memory"), ...data.memory.map((one) => memorySection(this.run, one, (node) => this.show(node))))];
   }
 
-  #ranks() {
-    if (!data.ranks) return [];
-    return [element("section", { id: "ranks" }, element("h2", {}, data.questions.waits), element("h3", {}, "Ranks"), ranksSummary(data.ranks), this.ranksBox)];
+  #waits() {
+    const parts = [];
+    if (data.pipelines.length) parts.push(element("section", { id: "pipelines" }, element("h3", {}, "Pipelines"), ...data.pipelines.map((one) => pipelineSection(one, (node) => this.show(node)))));
+    if (data.ranks) parts.push(element("section", { id: "ranks" }, element("h3", {}, "Ranks"), ...reportParts(data.ranks.report, () => {}), this.ranksBox));
+    return parts.length ? [element("h2", {}, data.questions.waits), ...parts] : [];
   }
 
   /** @returns {((node: number) => boolean) | null} */
@@ -250,7 +241,7 @@ class Page {
     }
     let count = 0;
     let sum = 0;
-    const totals = measure ? run.totalIn(measure.field, this.phases, this.source) : null;
+    const totals = measure ? run.total(measure.field, this.phases, this.source) : null;
     let until = -1;
     for (let node = 0; node < run.count; node++) {
       if (!isMatch(node)) continue;
@@ -268,8 +259,8 @@ class Page {
     const { run, phases, source, measure, isMatch } = this;
     this.#drawControls();
     this.#drawFound();
-    const own = measure ? run.ownIn(measure.field, phases, source) : new Float64Array(run.count + 4);
-    const widths = measure ? run.totalIn(measure.field, phases, source) : own;
+    const own = measure ? run.own(measure.field, phases, source) : new Float64Array(run.count + 4);
+    const widths = measure ? run.total(measure.field, phases, source) : own;
     this.icicle.draw({ root: this.root, selected: this.selected, widths, own, showOwn: this.showOwn, isMatch, change: this.change });
     this.table.draw({ columns: this.columns, source, selected: this.selected, isMatch });
     this.panel.draw({ node: this.selected, phases, source, measure });
@@ -284,12 +275,7 @@ class Page {
   /** @returns {Column[]} */
   get columns() {
     if (!data.comparison) return this.run.figures.filter((column) => column.where === "tree");
-    const chosen = `${this.phases} ${this.measure && this.measure.field}`;
-    if (this.changesShown !== chosen) {
-      this.changesShown = chosen;
-      this.changes = this.#quantities(data.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
-    }
-    return this.changes;
+    return this.#quantities(data.comparison).flatMap((quantity) => CHANGES.map((part) => changeColumn(quantity, part)));
   }
 
   // The compared quantities of the chosen measure and the chosen phases, totals first.
@@ -322,13 +308,18 @@ class Page {
     };
   }
 
+  // Fills a box, only if the choices that it depends on have changed.
+  /** @param {HTMLElement} box @param {string} choices @param {() => HTMLElement[]} make */
+  #fill(box, choices, make) {
+    if (this.drawnFor.get(box) !== choices) box.replaceChildren(...make());
+    this.drawnFor.set(box, choices);
+  }
+
   // The operators of the whole run. They do not depend on the selected layer: the table keeps the order that the user chose.
   #drawOperators() {
     const { run, phases, source, measure } = this;
-    const shown = `${phases} ${source} ${measure && measure.field}`;
-    if (this.operatorsShown === shown) return;
-    this.operatorsShown = shown;
-    this.operatorBox.replaceChildren(operatorSheet(run, run.operators(run.all, phases, source), data.measures, measure, source, 15));
+    this.#fill(this.operatorBox, `${phases} ${source} ${measure && measure.field}`, () =>
+      [operatorSheet(run, run.operators(run.all, phases, source), data.measures, measure, source, 15)]);
   }
 
   #drawRoofline() {
@@ -340,10 +331,7 @@ class Page {
   // Compares all ranks, whichever rank is chosen.
   #drawRanks() {
     const { ranks } = data;
-    if (!ranks || this.ranksShown === String(this.phases)) return;
-    this.ranksShown = String(this.phases);
-    const parts = [ranksMap, ranksQuantiles].map((part) => part(this.run, ranks, this.phases, (node) => this.show(node)));
-    this.ranksBox.replaceChildren(...parts);
+    if (ranks) this.#fill(this.ranksBox, String(this.phases), () => [ranksMap, ranksQuantiles].map((part) => part(this.run, ranks, this.phases, (node) => this.show(node))));
   }
 
   #drawCrumbs() {
@@ -358,7 +346,7 @@ class Page {
     const { run, measure } = this;
     const shown = node < 0 ? this.selected : node;
     if (!measure) return;
-    const totals = run.totalIn(measure.field, this.phases, this.source);
+    const totals = run.total(measure.field, this.phases, this.source);
     const [total, own] = [false, true].map((isSelf) => run.sum(measure.field, this.phases, this.source, shown, isSelf));
     if (total.bound === BOUND.BLANK) {
       this.status.textContent = `${run.path(shown)}: not selected`;
@@ -428,7 +416,7 @@ class Page {
   /** @param {string} key */
   #neighbor(key) {
     const { run, selected } = this;
-    const widths = this.measure ? run.totalIn(this.measure.field, this.phases, this.source) : null;
+    const widths = this.measure ? run.total(this.measure.field, this.phases, this.source) : null;
     const siblings = selected === this.top ? [selected] : run.children[run.parent[selected]];
     const at = siblings.indexOf(selected);
     if (key === "ArrowRight") return siblings[at + 1] ?? null;

@@ -1,36 +1,9 @@
-// The ranks of a job: sentences and a table that name stragglers, and a heat map of own work by layer and rank.
+// The ranks of a job: a heat map of own work by layer and rank, and its quantiles over many ranks.
 
 const MOST_LAYERS = 24;
 const MOST_COLUMNS = 64; // with more ranks, neighbors share a column
 const WRITTEN_COLUMNS = 12; // with up to so many columns, cells show their figures
 const DEEPEST = Math.log2(1.5); // the ratio to the median from which on the color does not get deeper
-
-/** @param {PageData.Ranks} compared */
-function ranksSummary({ ranks, lines, sentences, unit }) {
-  const rows = lines.map(([work, slowest, waiting, waitsLonger, last, steps, typical], at) => ({ rank: ranks[at], work, slowest, waiting, waitsLonger, last, steps, typical }));
-  /** @param {"work" | "waiting"} name */
-  const most = (name) => Math.max(...rows.map((row) => row[name] ?? 0));
-  /** @param {number | null} ns */
-  const time = (ns) => (ns === null ? UNKNOWN : formatTime(ns));
-  /** @param {PageData.Times} found */
-  const times = (found) => (found === null ? UNKNOWN : `${found[0]} of ${found[1]}`);
-  /** @param {string} heading @param {"slowest" | "last"} name @returns {SheetColumn<typeof rows[number]>} */
-  const often = (heading, name) => ({ heading, value: (row) => row[name]?.[0] ?? null, text: (row) => times(row[name]) });
-  /** @type {SheetColumn<typeof rows[number]>[]} */
-  const columns = [
-    { heading: "Rank", isText: true, value: (row) => row.rank, text: (row) => String(row.rank) },
-    { heading: "Steps", value: (row) => row.steps, text: (row) => String(row.steps) },
-    { heading: `Own work${unit}`, value: (row) => row.work, text: (row) => time(row.work), share: (row) => (row.work ?? 0) / most("work") },
-    often("Slowest", "slowest"),
-  ];
-  if (rows.some((row) => row.steps > 1)) columns.splice(3, 0, { heading: "Median", value: (row) => row.typical, text: (row) => time(row.typical) });
-  if (rows.some((row) => row.waiting !== null || row.waitsLonger)) {
-    /** @param {typeof rows[number]} row */
-    const text = (row) => (row.waiting !== null && row.waitsLonger ? AT_LEAST : "") + time(row.waiting);
-    columns.push({ heading: `Waiting${unit}`, value: (row) => row.waiting, text, share: (row) => (row.waiting ?? 0) / most("waiting") }, often("Last to arrive", "last"));
-  }
-  return element("div", {}, element("p", {}, sentences.join(" ")), sheet(columns, rows, { sortedBy: 2, shown: 8 }));
-}
 
 // The own work of each rank relative to the median over the ranks that have the layer, for the layers that differ most.
 /** @param {Run} run @param {PageData.Ranks} compared @param {number[]} phases @param {(node: number) => void} onlayer */
@@ -60,11 +33,11 @@ function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
   const isWritten = columns.length <= WRITTEN_COLUMNS;
   const every = columns.length > 2 * WRITTEN_COLUMNS ? 8 : 1;
   const headings = columns.map(([first], at) => element("th", { scope: "col", class: "number" }, at % every ? "" : String(ranks[first])));
-  const body = shown.map(({ name, node, values }) => {
+  const body = shown.map((layer) => {
+    const { name, node, values } = layer;
     const known = values.filter((value) => value !== null).sort((one, other) => one - other);
-    const middle = (known.length - 1) / 2;
-    const median = (known[Math.floor(middle)] + known[Math.ceil(middle)]) / 2;
-    const cells = columns.map(([first, end]) => ranksCell(name, ranks, values, first, end, median, isWritten));
+    const median = medianOf(known);
+    const cells = columns.map((column) => ranksCell(layer, median, ranks, column, isWritten));
     return element("tr", {},
       element("th", { scope: "row" }, node === null ? name : element("button", { type: "button", onclick: () => onlayer(node) }, name)),
       element("td", { class: "number" }, ...figure(formatTime(median))),
@@ -86,34 +59,15 @@ function ranksMap(run, { ranks, work, unit }, phases, onlayer) {
 // The own work in each layer over all ranks of a job of which the page has some: quantiles, and the slowest rank.
 /** @param {Run} run @param {PageData.Ranks} compared @param {number[]} phases @param {(node: number) => void} onlayer */
 function ranksQuantiles(run, { ranks, quantiles, unit }, phases, onlayer) {
-  const rows = quantiles.filter(([, , phase]) => phases.includes(phase)).map(([name, node, phase, count, ns, slowest]) => ({ name, node, phase, count, ns, slowest }));
-  if (!rows.length) return element("div", {});
-  /** @param {string} heading @param {number} at @returns {SheetColumn<typeof rows[number]>} */
-  const time = (heading, at) => ({ heading, value: (row) => row.ns[at], text: (row) => formatTime(row.ns[at]) });
-  /** @type {SheetColumn<typeof rows[number]>[]} */
-  const columns = [
-    { heading: "Layer", isText: true, value: (row) => row.name, text: (row) => row.name },
-    { heading: "Phase", isText: true, value: (row) => row.phase, text: (row) => run.data.allPhases[row.phase] },
-    { heading: "Ranks", value: (row) => row.count, text: (row) => String(row.count) },
-    ...["Min", "10 %", "Median", "90 %", "Max"].map(time),
-    { heading: "Slowest rank", value: (row) => row.slowest, text: (row) => String(row.slowest) },
-  ];
+  const names = phases.map((phase) => run.data.allPhases[phase]);
+  const tables = quantiles.map((table) => ({ ...table, rows: table.rows.filter(([[, phase]]) => names.includes(String(phase))) }));
   const text = `Own work${unit} of the layers with all layers below them: quantiles over all ${ranks.length} ranks, or those that have the layer. First come the layers whose slowest rank is furthest above the mean.`;
-  return element("figure", {},
-    element("figcaption", {}, text),
-    sheet(columns, rows, { onrow: (row) => { if (row.node !== null) onlayer(row.node); } }));
+  return element("figure", { hidden: !tables.some(({ rows }) => rows.length) }, element("figcaption", {}, text), ...reportParts(tables, onlayer));
 }
 
-/**
- * @param {string} path
- * @param {number[]} ranks
- * @param {(number | null)[]} values
- * @param {number} first
- * @param {number} end
- * @param {number} median
- * @param {boolean} isWritten
- */
-function ranksCell(path, ranks, values, first, end, median, isWritten) {
+// The cell of a layer for some ranks that share a column: the one with the most work.
+/** @param {{ name: string, values: (number | null)[] }} layer @param {number} median @param {number[]} ranks @param {[first: number, end: number]} column @param {boolean} isWritten */
+function ranksCell({ name, values }, median, ranks, [first, end], isWritten) {
   let at = -1;
   /** @type {number | null} */
   let value = null;
@@ -121,7 +75,7 @@ function ranksCell(path, ranks, values, first, end, median, isWritten) {
     const one = values[number];
     if (one !== null && (value === null || one > value)) [at, value] = [number, one];
   }
-  if (value === null) return element("td", { "data-change": "unknown", title: `${path} is not on rank ${ranks[first]}${end > first + 1 ? ` to ${ranks[end - 1]}` : ""}` });
+  if (value === null) return element("td", { "data-change": "unknown", title: `${name} is not on rank ${ranks[first]}${end > first + 1 ? ` to ${ranks[end - 1]}` : ""}` });
   const ratio = median > 0 ? value / median : null;
   const strength = value === median ? 0 : ratio ? Math.min(Math.abs(Math.log2(ratio)) / DEEPEST, 1) : 1;
   const times = ratio === null ? "" : `, ${FORMATS.ratio(ratio)} the median ${formatTime(median)}`;
@@ -129,7 +83,7 @@ function ranksCell(path, ranks, values, first, end, median, isWritten) {
     "data-change": value === median ? "same" : value > median ? "more" : "less",
     class: strength > 0.55 ? "hot" : "",
     "--heat": strength,
-    title: `${path}, rank ${ranks[at]}: ${formatTime(value)}${times}`,
+    title: `${name}, rank ${ranks[at]}: ${formatTime(value)}${times}`,
   };
   return element("td", attributes, isWritten ? (ratio === null ? formatTime(value) : fixed(ratio, 2)) : "");
 }

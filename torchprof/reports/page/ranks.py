@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,17 +10,20 @@ from typing import Any
 
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.sentences import name_of, sentences, unit_of
-from torchprof.analyze.ranks.values import IN_NO_OP, OneLayer
-from torchprof.analyze.report import QUESTIONS
+from torchprof.analyze.ranks.tables import table_of_ranks
+from torchprof.analyze.ranks.values import IN_NO_OP, OneLayer, OverRanks
+from torchprof.analyze.report import QUESTIONS, ReportTable, TableRow, stacked
+from torchprof.reports.page.tables import report_data
+from torchprof.run.cost import Cell, format_number, format_time
 from torchprof.run.lockstep import ranks_in_words
-from torchprof.run.rows import Rows
+from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread, quantile
 from torchprof.run.words import NO_LAYERS, PHASES
 
 _DIFFERING = 24
 """The number of layers that are compared over ranks in each phase: those whose slowest rank exceeds the mean most."""
-_QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
+_QUANTILES = {"Min": 0.0, "10 %": 0.1, "Median": 0.5, "90 %": 0.9, "Max": 1.0}
 
 
 def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
@@ -29,17 +31,16 @@ def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int]) -> dict[st
     the ``nodes`` of its layers.
 
     ``work``: own work in layers, in ns per step for each rank, None for a rank that does not have the layer.
-    ``quantiles``, if not all ranks are on the page: of the own work in each layer and phase, over the ranks that have
-    the layer, with their number and the slowest. The layers whose slowest rank exceeds the mean most come first. A
-    layer that is not on the page has the node None.
+    ``quantiles``: a table, if not all ranks are on the page. A layer that is not on the page has the node None.
     """
     balance = balance_of(compared)
     node_of = {layer.path: nodes[index] for index, layer in enumerate(run.layers)}
     node_of |= {(name,): nodes[index] for index, name in NO_LAYERS.items()}
 
-    def place(row: OneLayer) -> tuple[str, int | None, int]:
-        node = None if row.layer == IN_NO_OP else node_of.get(compared.layers.path_of(row.layer))
-        return name_of(compared, row.layer), node, PHASES.index(row.phase)
+    page_nodes = {
+        row.layer: None if row.layer == IN_NO_OP else node_of.get(compared.layers.path_of(row.layer))
+        for row in balance.layers
+    }
 
     known = [(row, row.work) for row in balance.layers if row.work is not None]
     by_difference = sorted(known, key=lambda of_row: of_row[1].above_mean, reverse=True)
@@ -50,24 +51,30 @@ def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int]) -> dict[st
     for row, over in known:
         if row.layer in differing:
             of_rank = dict(zip(over.ranks, over.values))
-            work.append([*place(row), [of_rank.get(rank.rank) for rank in balance.ranks]])
-    quantiles = []
-    for row, over in by_difference if compared is not run else ():
-        values = sorted(over.values)
-        figures = [round(quantile(values, q)) for q in _QUANTILES]
-        quantiles.append([*place(row), len(values), figures, over.highest])
+            where = name_of(compared, row.layer), page_nodes[row.layer], PHASES.index(row.phase)
+            work.append([*where, [of_rank.get(rank.rank) for rank in balance.ranks]])
+    whole_table = table_of_ranks(compared, balance, len(compared.metas), None)
     return {
         "about": _about(compared, run),
-        "sentences": list(sentences(compared, balance)),
+        "report": report_data(stacked([*sentences(compared, balance), whole_table]), {}),
         "unit": unit_of(compared),
         "ranks": [rank.rank for rank in balance.ranks],
-        "lines": [
-            [rank.work_ns, rank.slowest, rank.waiting_ns, rank.waits_longer, rank.last, rank.steps, rank.typical_ns]
-            for rank in balance.ranks
-        ],
         "work": work,
-        "quantiles": quantiles,
+        "quantiles": [] if compared is run else report_data(_quantiles(compared, by_difference), page_nodes),
     }
+
+
+def _quantiles(run: Run, layers: Iterable[tuple[OneLayer, OverRanks]]) -> ReportTable:
+    """The own work in each layer and phase over the ranks that have the layer, with their number and the slowest. The
+    layers whose slowest rank exceeds the mean most come first."""
+
+    def cells(row: OneLayer, over: OverRanks) -> list[Cell]:
+        values = sorted(over.values)
+        times = (format_time(round(quantile(values, q))) for q in _QUANTILES.values())
+        return [name_of(run, row.layer), row.phase, format_number(len(values)), *times, format_number(over.highest)]
+
+    headings = ["Layer", "Phase", "Ranks", *_QUANTILES, "Slowest rank"]
+    return ReportTable(headings, [TableRow(cells(row, over), layer=row.layer) for row, over in layers])
 
 
 def _about(compared: Run, run: Run) -> str:
@@ -86,17 +93,13 @@ def sum_of_ranks(run: Run) -> Run:
     """A run of several ranks as a run of one, the lowest: rows with equal keys are summed, samples are merged. Of each
     kind of device it has the memory of the one with the largest peak and the times of the busiest one, named with their
     ranks."""
-    first = run.meta.rank
-    lines: dict[tuple[int, ...], list[int]] = {}
-    position = Rows.COLUMNS.index("calls")
-    for line in zip(*(run.rows.columns[name] for name in Rows.COLUMNS if name != "rank")):
-        key, values = line[: position - 1], line[position - 1 :]
+    first, rows = run.meta.rank, run.rows
+    lines: dict[tuple[int, ...], Sequence[int]] = {}
+    keys = zip(*(rows.columns[name] for name in Rows.KEYS if name != "rank"))
+    for others, values in zip(keys, zip(*(rows.columns[name] for name in Rows.VALUES))):
+        key = (*others, first)
         known = lines.get(key)
-        lines[key] = [*values] if known is None else [*map(add, known, values)]
-    columns = {name: array("q") for name in Rows.COLUMNS}
-    for key, summed in lines.items():
-        for name, value in zip(Rows.COLUMNS, (*key, first, *summed)):
-            columns[name].append(value)
+        lines[key] = values if known is None else [*map(add, known, values)]
     of_ranks: defaultdict[tuple[Any, ...], list[Spread]] = defaultdict(list)
     for (layer, phase, _, device, measure), spread in run.samples.items():
         of_ranks[layer, phase, first, device, measure].append(spread)
@@ -106,7 +109,7 @@ def sum_of_ranks(run: Run) -> Run:
     return replace(
         run,
         metas=(replace(run.meta, measured=tuple(common(meta.measured for meta in run.metas))),),
-        rows=replace(run.rows, columns=columns),
+        rows=rows_of_lines(rows.layers, lines, rows.frames, rows.devices, rows.within, rows.shared),
         samples=samples,
         timeline=None,  # it would be that of one rank
         memory=tuple(

@@ -6,10 +6,10 @@
 function rooflineSection(run, source, onlayer) {
   const time = run.isMeasured(["device_ns"], source) ? "device_ns" : "cpu_ns";
   if (!run.isMeasured(["flops", time], source)) return null;
-  const [flops, ns] = ["flops", time].map((field) => run.total(field, 0, source));
+  const [flops, ns] = ["flops", time].map((field) => run.total(field, [0], source));
   /** @param {number} node */
   const isExact = (node) => ["flops", time].every((field) => run.sum(field, [0], source, node).bound === BOUND.EXACT);
-  const calls = run.calls(0, source);
+  const calls = run.own("calls", [0], source);
   /** @type {Point[]} */
   const points = [];
   for (let node = 0; node < run.count; node++) {

@@ -66,11 +66,12 @@ class Run {
     this.samples = new Samples(data.samples);
     this.peakNode = runningSums(data.peaks.node);
     if (data.comparison && data.comparison.per) this.#scale(data.comparison.scale);
+    const { within } = this.columns;
+    this.rowsWithin = within ? [...within.keys()].filter((at) => within[at]) : [];
     this.first = new Int32Array(count + 5);
     this.sorted = new Int32Array(this.size);
     this.#sort();
     this.chains = data.chains.map((chain) => this.#readChain(chain));
-    this.params = data.takes.map((take) => this.#totalParams(take));
     /** @type {Map<string, unknown>} */
     this.cache = new Map();
     this.pairs = data.comparison ? data.comparison.pairs : []; // by node; empty if the page is no comparison
@@ -124,22 +125,16 @@ class Run {
     };
   }
 
-  // Parameters of each layer with all below it, null if any of these are unknown. Skips layers that the run does not have.
-  /** @param {PageData.Take} take */
-  #totalParams({ described, of }) {
-    const totals = Array.from(of, (at) => (at < 0 ? null : described[at].params));
-    for (let node = this.count - 1; node >= 0; node--) {
-      const above = this.parent[node];
-      const [sum, below] = [totals[above], totals[node]];
-      if (above < this.count && of[node] >= 0) totals[above] = sum === null || below === null ? null : sum + below;
-    }
-    return totals;
+  // The run that a source is of.
+  /** @param {number} source */
+  take(source) {
+    return this.data.takes[source < 0 ? 0 : this.data.sources[source].take];
   }
 
   // The description of a layer in the shown run: null if the run does not have the layer.
   /** @param {number} node @param {number} source */
   description(node, source) {
-    return descriptionIn(this.data.takes[source < 0 ? 0 : this.data.sources[source].take], node);
+    return descriptionIn(this.take(source), node);
   }
 
   // The class of a layer: in the shown run, else in any run that has the layer.
@@ -213,61 +208,27 @@ class Run {
     return /** @type {Made} */ (this.cache.get(key));
   }
 
-  // The self of each node: a field of Cost, in one phase and one source (-1: all sources).
-  /** @param {string} field @param {number} phase @param {number} source */
-  own(field, phase, source) {
-    return this.#cached(`own ${field} ${phase} ${source}`, () => {
+  // The self of each node: a field of Cost, or "calls", summed over phases, in one source (-1: all sources).
+  /** @param {string} field @param {number[]} phases @param {number} source */
+  own(field, phases, source) {
+    return this.#cached(`own ${field} ${phases} ${source}`, () => {
       const sums = new Float64Array(this.count + 4);
       if (!this.columns[field]) return sums;
-      const [nodes, values, phases, sources] = ["node", field, "phase", "source"].map((name) => this.column(name));
+      const [nodes, values, rowPhases, sources, chains] = ["node", field, "phase", "source", "chain"].map((name) => this.column(name));
       for (let at = 0; at < this.size; at++) {
-        if (phases[at] === phase && (source < 0 || sources[at] === source)) sums[nodes[at]] += values[at];
+        if (!phases.includes(rowPhases[at]) || (source >= 0 && sources[at] !== source)) continue;
+        if (field !== "calls" || this.chains[chains[at]].own) sums[nodes[at]] += values[at]; // not the calls of operators
       }
       return sums;
     });
   }
 
   // The total of each node: its self and the totals of its children.
-  /** @param {string} field @param {number} phase @param {number} source */
-  total(field, phase, source) {
-    return this.#cached(`total ${field} ${phase} ${source}`, () => this.#rollUp(this.own(field, phase, source)));
-  }
-
-  /** @param {Float64Array} own */
-  #rollUp(own) {
-    const sums = own.slice();
-    for (let node = this.count + 1; node >= 0; node--) sums[this.parent[node]] += sums[node];
-    return sums;
-  }
-
   /** @param {string} field @param {number[]} phases @param {number} source */
-  ownIn(field, phases, source) {
-    return this.#summed("own", field, phases, source);
-  }
-
-  /** @param {string} field @param {number[]} phases @param {number} source */
-  totalIn(field, phases, source) {
-    return this.#summed("total", field, phases, source);
-  }
-
-  /** @param {"own" | "total"} what @param {string} field @param {number[]} phases @param {number} source */
-  #summed(what, field, phases, source) {
-    if (phases.length === 1) return this[what](field, phases[0], source);
-    return this.#cached(`${what} ${field} ${phases} ${source}`, () => {
-      const sums = new Float64Array(this.count + 4);
-      for (const phase of phases) this[what](field, phase, source).forEach((value, node) => (sums[node] += value));
-      return sums;
-    });
-  }
-
-  /** @param {number} phase @param {number} source */
-  calls(phase, source) {
-    return this.#cached(`calls ${phase} ${source}`, () => {
-      const sums = new Float64Array(this.count + 4);
-      const [nodes, calls, phases, sources, chains] = ["node", "calls", "phase", "source", "chain"].map((name) => this.column(name));
-      for (let at = 0; at < this.size; at++) {
-        if (this.chains[chains[at]].own && phases[at] === phase && (source < 0 || sources[at] === source)) sums[nodes[at]] += calls[at];
-      }
+  total(field, phases, source) {
+    return this.#cached(`total ${field} ${phases} ${source}`, () => {
+      const sums = this.own(field, phases, source).slice();
+      for (let node = this.count + 1; node >= 0; node--) sums[this.parent[node]] += sums[node];
       return sums;
     });
   }
@@ -306,7 +267,7 @@ class Run {
       const column = this.figures.find((one) => one.kind === "cost" && one.phase === phase && one.self === isSelf && one.fields.some(([name]) => name === field));
       return column ? this.bounds(column, source)[node] : BOUND.BLANK;
     });
-    const value = (isSelf ? this.ownIn(field, phases, source) : this.totalIn(field, phases, source))[node];
+    const value = this[isSelf ? "own" : "total"](field, phases, source)[node];
     const known = bounds.filter((bound) => bound < BOUND.BLANK);
     if (!known.length || known.every((bound) => bound === BOUND.UNKNOWN)) return { value: 0, bound: known.length ? BOUND.UNKNOWN : BOUND.BLANK };
     return { value, bound: boundOfSum(value, known.every((bound) => bound === BOUND.EXACT)) };
@@ -332,17 +293,17 @@ class Run {
     return found.map((value, node) => (bounds[node] >= BOUND.BLANK ? undefined : bounds[node] === BOUND.UNKNOWN ? null : value));
   }
 
-  /** @param {FigureColumn} column @param {number} source @returns {Iterable<number | null>} */
+  /** @param {FigureColumn} column @param {number} source @returns {Iterable<number>} */
   #figures(column, source) {
     /** @type {number[]} */
     const found = new Array(this.count + 4).fill(0);
-    if (column.kind === "params") return found.map((_, node) => this.params[source < 0 ? 0 : this.data.sources[source].take][node]);
-    if (column.kind === "calls") return this.calls(0, source);
+    if (column.kind === "params") return found.map((_, node) => this.take(source).params[node]);
+    if (column.kind === "calls") return this.own("calls", [0], source);
     if (column.kind === "rate") {
-      const [flops, ns] = ["flops", column.onDevice ? "device_ns" : "cpu_ns"].map((field) => this.total(field, column.phase, source));
+      const [flops, ns] = ["flops", column.onDevice ? "device_ns" : "cpu_ns"].map((field) => this.total(field, [column.phase], source));
       return found.map((_, node) => (flops[node] / ns[node]) * 1e9);
     }
-    const parts = column.fields.map(([field, sign]) => ({ values: this[column.self ? "own" : "total"](field, column.phase, source), sign }));
+    const parts = column.fields.map(([field, sign]) => ({ values: this[column.self ? "own" : "total"](field, [column.phase], source), sign }));
     return found.map((_, node) => parts.reduce((value, { values, sign }) => value + sign * values[node], 0));
   }
 
@@ -429,15 +390,14 @@ class Run {
       calls[key] += rowCalls[at];
       parts[key] += rowParts[at];
     };
-    for (let place = this.first[low]; place < this.first[high]; place++) {
-      const at = this.sorted[place];
+    for (const at of this.sorted.subarray(this.first[low], this.first[high])) {
       const chain = this.chains[chains[at]];
       if (within[at] || chain.python >= 0 || !inPhases[rowPhases[at]] || (source >= 0 && sources[at] !== source)) continue;
       add(at, chain.distinct);
       addOwn(at, chain);
     }
     // Rows that ran inside an op of another layer count for the total of that op, too.
-    for (const at of this.#rowsWithin()) {
+    for (const at of this.rowsWithin) {
       const chain = this.chains[chains[at]];
       if (chain.python >= 0 || (source >= 0 && sources[at] !== source)) continue;
       const keys = new Set();
@@ -463,29 +423,13 @@ class Run {
     return found;
   }
 
-  #rowsWithin() {
-    return this.#cached("rows within", () => {
-      const within = this.column("within");
-      const found = [];
-      for (let at = 0; at < this.size; at++) if (within[at]) found.push(at);
-      return found;
-    });
-  }
-
   // Kernels ("kernel"), or the source lines that the sampling thread saw ("python"), in a node and all below it.
-  /**
-   * @param {"kernel" | "python"} what
-   * @param {number} node
-   * @param {number[]} phases
-   * @param {number} source
-   * @returns {Launched[]}
-   */
+  /** @param {"kernel" | "python"} what @param {number} node @param {number[]} phases @param {number} source @returns {Launched[]} */
   launched(what, node, phases, source) {
     const [low, high] = node === this.all ? [0, this.before] : [node, this.end[node]];
     const [rowPhases, sources, chains, calls, ns] = ["phase", "source", "chain", "calls", "device_ns"].map((name) => this.column(name));
     const found = new Map();
-    for (let place = this.first[low]; place < this.first[high]; place++) {
-      const at = this.sorted[place];
+    for (const at of this.sorted.subarray(this.first[low], this.first[high])) {
       const frame = this.chains[chains[at]][what];
       if (frame < 0 || !phases.includes(rowPhases[at]) || (source >= 0 && sources[at] !== source)) continue;
       const sums = found.get(frame) || { name: this.data.frames[frame][1], calls: 0, ns: 0 };

@@ -1,4 +1,4 @@
-// A small table. A click on a heading sorts it; only the first rows are shown until the user asks for more.
+// Reports: paragraphs, and small tables. A click on a heading sorts it; only the first rows are shown until the user asks for more.
 
 /**
  * @template Row
@@ -14,9 +14,10 @@
  * @template Row
  * @param {SheetColumn<Row>[]} columns
  * @param {Row[]} rows
- * @param {{ sortedBy?: number, shown?: number, onrow?: (row: Row) => void }} options
+ * @param {{ sortedBy?: number, shown?: number, sums?: number, click?: (row: Row) => (() => void) | null }} options
+ * `sums`: so many of the last rows are of all others, and stay the last. `click`: what a click on a row does.
  */
-function sheet(columns, rows, { sortedBy = -1, shown = 12, onrow } = {}) {
+function sheet(columns, rows, { sortedBy = -1, shown = 12, sums = 0, click = () => null } = {}) {
   let by = sortedBy;
   let descending = true;
   let limit = shown;
@@ -28,27 +29,28 @@ function sheet(columns, rows, { sortedBy = -1, shown = 12, onrow } = {}) {
   }
 
   function fill() {
-    const listed = [...rows];
+    const listed = rows.slice(0, rows.length - sums);
     if (by >= 0) {
       const { value } = columns[by];
       const sign = descending ? -1 : 1;
       /** @param {Row} row */
       const order = (row) => value(row) ?? -Infinity;
-      listed.sort((one, other) => (order(one) < order(other) ? -sign : order(one) > order(other) ? sign : 0));
+      listed.sort((one, other) => sign * compared(order(one), order(other)));
     }
     const headings = columns.map((column, number) =>
       element("th", { scope: "col", class: column.isText ? "text" : "", "aria-sort": by !== number ? "none" : descending ? "descending" : "ascending" },
         element("button", { type: "button", onclick: () => sort(number) }, column.heading)));
-    const body = listed.slice(0, limit).map((row) => {
+    const body = [...listed.slice(0, limit), ...rows.slice(rows.length - sums)].map((row) => {
       const cells = columns.map((column) => {
         const text = column.text(row);
         const share = column.share ? column.share(row) : 0;
         const attributes = { class: column.isText ? "text" : "number", "--share": share > 0 ? Math.min(share, 1) : 0 };
         return element("td", attributes, ...(column.isText ? [text] : figure(text)));
       });
-      if (!onrow) return element("tr", {}, ...cells);
-      const line = element("tr", { class: "clickable", tabindex: "0", onclick: () => onrow(row) }, ...cells);
-      line.addEventListener("keydown", (event) => { if (event.key === "Enter") onrow(row); });
+      const clicked = click(row);
+      if (!clicked) return element("tr", {}, ...cells);
+      const line = element("tr", { class: "clickable", tabindex: "0", onclick: clicked }, ...cells);
+      line.addEventListener("keydown", (event) => { if (event.key === "Enter") clicked(); });
       return line;
     });
     table.replaceChildren(element("thead", {}, element("tr", {}, ...headings)), element("tbody", {}, ...body));
@@ -67,4 +69,49 @@ function sheet(columns, rows, { sortedBy = -1, shown = 12, onrow } = {}) {
   const more = element("button", { type: "button", class: "more", onclick: () => { limit += 200; draw(); } });
   draw();
   return element("div", {}, box, more);
+}
+
+const WITH_NUMBERS = new Intl.Collator("en", { numeric: true }); // "layers.9" is before "layers.10"
+
+/** @param {number | string} one @param {number | string} other */
+function compared(one, other) {
+  if (typeof one === "string" && typeof other === "string") return WITH_NUMBERS.compare(one, other);
+  return one < other ? -1 : one > other ? 1 : 0;
+}
+
+// A report: its tables and the paragraphs between them. Those below the first table explain it.
+/** @param {PageData.ReportPart[]} parts @param {(node: number) => void} onlayer */
+function reportParts(parts, onlayer) {
+  const table = parts.findIndex((part) => typeof part !== "string");
+  return parts.map((part, at) => {
+    if (typeof part !== "string") return reportTable(part, onlayer);
+    return element("p", { class: table >= 0 && at > table ? "hint" : null }, ...withCode(part));
+  });
+}
+
+// A table of a report. A click on a row shows its layer. The bar of a share is as long as that; bars of times compare them with
+// the longest of the table, if no column has shares.
+/** @param {PageData.ReportTable} table @param {(node: number) => void} onlayer */
+function reportTable({ headings, units, isText, rows, sums }, onlayer) {
+  /** @param {PageData.ReportRow} row @param {number} at */
+  const valueOf = ([cells], at) => {
+    const cell = cells[at];
+    return typeof cell === "number" ? cell : typeof cell !== "string" ? cell[1] : isText[at] ? cell : null;
+  };
+  /** @param {PageData.ReportRow} row @param {number} at */
+  const textOf = ([cells], at) => {
+    const cell = cells[at];
+    return typeof cell === "number" ? FORMATS[/** @type {Unit} */ (units[at])](cell) : typeof cell === "string" ? cell : cell[0];
+  };
+  const longest = Math.max(...units.flatMap((unit, at) => (unit === "ns" ? rows.map((row) => Number(valueOf(row, at))) : [])));
+  /** @type {Record<string, number>} */
+  const wholes = units.includes("share") ? { share: 1 } : { ns: longest };
+  /** @type {SheetColumn<PageData.ReportRow>[]} */
+  const columns = headings.map((heading, at) => ({
+    heading, isText: isText[at],
+    value: (row) => valueOf(row, at),
+    text: (row) => textOf(row, at),
+    share: (row) => Number(valueOf(row, at)) / (wholes[units[at]] ?? Infinity),
+  }));
+  return sheet(columns, rows, { sums, click: ([, node]) => (node === null ? null : () => onlayer(node)) });
 }

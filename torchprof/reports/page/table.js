@@ -60,7 +60,7 @@ class TreeTable {
 
   /** @param {TableDrawing} drawing */
   draw({ columns, source, selected, isMatch }) {
-    if (this.by !== null && !columns.includes(this.columns[this.by])) {
+    if (this.by !== null) {
       const { key } = this.columns[this.by];
       const by = columns.findIndex((column) => column.key === key);
       this.by = by < 0 ? null : by;
