@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from math import inf
 from typing import NamedTuple
 
 from torch import nn
@@ -33,6 +34,38 @@ def positions(model: nn.Module) -> Iterator[Position]:
                 for name, child in reversed(position.module._modules.items())
                 if id(child) not in above or child is None
             )
+
+
+def lines_of(model: nn.Module, figures_at: Callable[[Position], str | None]) -> Iterator[str]:
+    """The lines of the model's repr, with the figures of each module before its ``extra_repr``.
+
+    Where they are None, a module is written without figures, and without the modules in it.
+    """
+    opened = 0  # how many modules are not written to their end yet
+    shown: float = inf  # the greatest depth that is written here
+    for position in positions(model):
+        if position.depth > shown:
+            continue
+        while opened > position.depth:
+            opened -= 1
+            yield "  " * opened + ")"
+        pad = "  " * position.depth
+        head = f"{pad}({position.name}): " if position.depth else ""
+        module = position.module
+        if module is None:
+            yield f"{head}None"
+            continue
+        figures, text = figures_at(position), module.extra_repr()
+        shown = position.depth if figures is None else inf
+        text = text if figures is None else f"{figures}, {text}"
+        head += f"{module._get_name()}("
+        if "\n" not in text and (figures is None or not module._modules):
+            yield f"{head}{text})"
+            continue
+        yield head
+        yield from (f"{pad}  {line}".rstrip() for line in text.split("\n"))
+        opened += 1
+    yield from ("  " * depth + ")" for depth in reversed(range(opened)))
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
