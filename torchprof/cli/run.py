@@ -26,7 +26,7 @@ from torchprof.errors import TorchprofError
 from torchprof.reports import PARQUET_RUN, format_of
 from torchprof.reports.text import text_of
 from torchprof.run.job_folder import names_job_folder
-from torchprof.run.launchers import name_of_job
+from torchprof.run.meta import name_of_job
 
 if TYPE_CHECKING:
     from torchprof.cli.options import Commands

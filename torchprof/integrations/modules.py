@@ -36,7 +36,7 @@ def positions(model: nn.Module) -> Iterator[Position]:
             )
 
 
-def lines_of(model: nn.Module, figures_at: Callable[[Position], str | None]) -> Iterator[str]:
+def repr_lines(model: nn.Module, figures_at: Callable[[Position], str | None]) -> Iterator[str]:
     """The lines of the model's repr, with the figures of each module before its ``extra_repr``.
 
     Where they are None, a module is written without figures, and without the modules in it.

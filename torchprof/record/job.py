@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from torchprof.attribute.process_groups import group_of_ranks, mesh_of_groups, sole_group
-from torchprof.run.launchers import name_of_job
 from torchprof.run.lockstep import GroupOfRanks
-from torchprof.run.meta import MeshDim
+from torchprof.run.meta import MeshDim, name_of_job
 
 
 class Job(NamedTuple):

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchprof.errors import TorchprofError, some
-from torchprof.run.atomic_files import atomic_file
-from torchprof.run.file import comparison_of, run_of, stripped
+from torchprof.run.file import atomic_file, comparison_of, run_of, stripped
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.parquet import (

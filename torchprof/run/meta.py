@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -210,3 +211,9 @@ def _unambiguous(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...
     for region in regions:
         of_name.setdefault(region.name, set()).add(region)
     return tuple(region for same in of_name.values() if len(same) == 1 for region in same)
+
+
+def name_of_job() -> str:
+    """The job ID of torchrun or Slurm, "" without one. torchrun's is "none" if the user gave none."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return os.environ.get("SLURM_JOB_ID", "") if name == "none" else name

@@ -16,7 +16,7 @@ from torchprof.integrations.deepspeed.strings import (
     params_to_string,
 )
 from torchprof.integrations.figures import UNKNOWN_TEXT, known_sum, share_text
-from torchprof.integrations.modules import Position, lines_of, parameter_sizes, positions
+from torchprof.integrations.modules import Position, parameter_sizes, positions, repr_lines
 
 
 def _largest(column: Mapping[str, tuple[float | None, str]], number: int) -> dict[str, str]:
@@ -65,7 +65,7 @@ class Printed:
 
     def tree(self) -> str:
         """The model's repr with figures."""
-        return "\n".join(lines_of(self._model, self._line))
+        return "\n".join(repr_lines(self._model, self._line))
 
     def top(self, depth: int, top_num: int) -> str:
         """The module classes at one depth with the most multiply-adds, parameters and time."""

@@ -14,7 +14,7 @@ from torchprof.integrations.flops_profiler.strings import (
     params_text,
     rate_text,
 )
-from torchprof.integrations.modules import Position, lines_of
+from torchprof.integrations.modules import Position, repr_lines
 
 _CONVENTION = (
     "Flops are counted as flops-profiler counts them: 2 for each multiply-accumulate, the bias of convolutions, and a "
@@ -87,7 +87,7 @@ def lines_by_module(measured: Measured) -> Iterator[str]:
         path = measured.layer_of.get(position.path)
         return None if path is None else _figures_text(measured, measured.of[path])
 
-    return lines_of(measured.model, figures_at)
+    return repr_lines(measured.model, figures_at)
 
 
 def _figures_text(measured: Measured, figures: LayerFigures) -> str:
