@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
 import torchprof
 from torchprof.analyze.report import printable
-from torchprof.cli.options import add_json_option, add_options, add_output_option, check_output, whole_number
+from torchprof.cli.options import Commands, add_json_option, add_options, add_output_option, check_output, whole_number
 from torchprof.cli.output import print_json, write_files
-
-if TYPE_CHECKING:
-    from torchprof.cli.options import Commands
 
 _EPILOG = """\
 A LIMIT is [LAYERS: ]MEASURE > AMOUNT. Without LAYERS it is on the models; * in a path is any one step.
@@ -40,7 +36,6 @@ def add_to(commands: Commands) -> None:
         usage="torchprof compare BEFORE.json AFTER.json [options]",
         description="Compare two saved runs layer by layer, the largest changes first. This needs no torch.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("before", metavar="BEFORE.json")
     parser.add_argument("after", metavar="AFTER.json")

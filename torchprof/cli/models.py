@@ -123,14 +123,6 @@ def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
     return made
 
 
-def _of_timm(timm: Any, name: str, **kwargs: Any) -> Any:
-    return timm.create_model(name, pretrained=False, **kwargs)
-
-
-def _of_torchvision(torchvision: Any, name: str, **kwargs: Any) -> Any:
-    return torchvision.models.get_model(name, weights=None, **kwargs)
-
-
 def _of_transformers(transformers: Any, place: str, **kwargs: Any) -> Any:
     """The model of a ``config.json``, or of a folder with one, with random weights. ``kwargs``: for its config."""
     path = Path(place)
@@ -146,8 +138,8 @@ def _of_transformers(transformers: Any, place: str, **kwargs: Any) -> Any:
 
 
 _LIBRARIES: dict[str, Callable[..., Any]] = {
-    "timm": _of_timm,
-    "torchvision": _of_torchvision,
+    "timm": lambda timm, name, **kwargs: timm.create_model(name, pretrained=False, **kwargs),
+    "torchvision": lambda torchvision, name, **kwargs: torchvision.models.get_model(name, weights=None, **kwargs),
     "transformers": _of_transformers,
 }
 """What makes a model of a library from a name that is not in its package."""

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 import torchprof
 from torchprof.cli.models import ModelCall, call_of, make_model, sum_of
 from torchprof.cli.options import (
-    add_json_option,
+    Commands,
     add_model_options,
     add_options,
-    add_output_option,
     add_report_options,
-    add_table_options,
     check_output,
     check_report,
     wants_timeline,
@@ -35,8 +33,6 @@ from torchprof.errors import TorchprofError, suggest
 
 if TYPE_CHECKING:
     import torch
-
-    from torchprof.cli.options import Commands
 
 _EPILOG = """\
 SPEC names what makes the model: a class or a function, or the model itself.
@@ -62,7 +58,6 @@ def add_to(commands: Commands) -> None:
         usage="torchprof profile SPEC --input INPUT [options]",
         description="Make a model, call it with random inputs, and print what each layer cost.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     model = add_model_options(parser)
     model.add_argument(
@@ -75,8 +70,6 @@ def add_to(commands: Commands) -> None:
     add_options(recorded, "--memory", "--flops", "--shapes")
     recorded.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers: features.0, layer.*")
     add_report_options(parser)
-    add_table_options(parser)
-    add_json_option(add_output_option(parser))
     parser.set_defaults(execute=execute)
 
 
