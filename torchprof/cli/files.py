@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torchprof
 from torchprof.cli.models import call_of, make_without_data
 from torchprof.cli.options import wants_timeline
-from torchprof.cli.output import progress
+from torchprof.cli.output import ERASED, progress, show_status
 from torchprof.errors import TorchprofError
 from torchprof.run.processes import in_processes, usable_cpus
 from torchprof.run.saved import is_run_file
@@ -157,13 +157,8 @@ def _read_traces(files: Sequence[str], model: torch.nn.Module | None, arguments:
             kwargs=kwargs,
             paths=arguments.paths,
             with_timeline=wants_timeline(arguments) or arguments.report == "memory",
-            progress=_show_progress if sys.stderr.isatty() else None,
+            progress=(lambda share: show_status(f"\rreading {share:4.0%} ")) if sys.stderr.isatty() else None,
             processes=arguments.jobs or usable_cpus(),
         )
     finally:
-        if sys.stderr.isatty():
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def _show_progress(share: float) -> None:
-    print(f"\rreading {share:4.0%} ", end="", file=sys.stderr, flush=True)
+        show_status(ERASED)

@@ -159,7 +159,7 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     name = arguments.report
     accepted = options_of(name)
-    name_in_report = {_name_on_command_line(option): option for option in accepted}
+    name_in_report = {"by_shape" if option == _BY_SHAPE_IN_REPORTS else option: option for option in accepted}
     given = given_options(arguments, (*TABLE_OPTIONS, *REPORT_OPTIONS))
     refused = [option for option in given if option not in name_in_report]
     if refused:
@@ -170,11 +170,6 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if "op" in given and not_with_op:
         raise TorchprofError(f"--op shows the layers of one operator: leave out {in_words(not_with_op)}.")
     return {name_in_report[option]: value for option, value in given.items()}
-
-
-def _name_on_command_line(option: str) -> str:
-    """The command line's name for an option of a report's function."""
-    return "by_shape" if option == _BY_SHAPE_IN_REPORTS else option
 
 
 def check_output(

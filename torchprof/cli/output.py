@@ -103,12 +103,7 @@ def _whole(run: torchprof.Run) -> str:
 
 
 def print_all(
-    run: torchprof.Run,
-    arguments: argparse.Namespace,
-    files: Sequence[str],
-    of_ranks: torchprof.Run,
-    *,
-    is_trace: bool,
+    run: torchprof.Run, arguments: argparse.Namespace, files: Sequence[str], of_ranks: torchprof.Run, *, is_trace: bool
 ) -> None:
     """Print all sections of a run that was read from files. ``of_ranks``: the run that compares the ranks of the job.
 
@@ -178,7 +173,7 @@ def _sections(
     yield from _operators(run)
     if run.memory:
         yield section("Memory", _without_warnings(run, "memory", depth=depth))
-    if arguments.subcommand != "run" and _has_several_calls(run):
+    if arguments.subcommand != "run" and any(spread.count > 1 for spread in run.samples.values()):
         yield section("One forward call, CPU time", _without_warnings(run, "calls", depth=depth))
     if run.meta.environment:
         yield section("Recorded on", "\n".join(f"  {name:<8} {value}" for name, value in run.meta.environment))
@@ -191,10 +186,6 @@ def _without_warnings(run: torchprof.Run, report: str, **options: Any) -> Part:
 def section(title: str, part: Part) -> str:
     """The text of a report, or of a part of one, with an underlined title."""
     return f"\n{title}\n{'=' * len(title)}\n{text_of(part)}"
-
-
-def _has_several_calls(run: torchprof.Run) -> bool:
-    return any(spread.count > 1 for spread in run.samples.values())
 
 
 def _depth(run: torchprof.Run, arguments: argparse.Namespace) -> int:
@@ -272,6 +263,9 @@ def write_file(export: Callable[[str], None], path: str, name: str) -> str:
 
 # While a model runs
 
+ERASED = "\r\033[K"
+"""What erases the line of ``show_status``."""
+
 
 def print_failure(given: str, failure: Exception) -> int:
     """Print the error that the model raised when it was called with ``given``. Returns the exit code for it."""
@@ -285,20 +279,21 @@ def print_failure(given: str, failure: Exception) -> int:
 def progress(what: str, count: int) -> Iterator[int]:
     """Like ``range(count)``; on a terminal, stderr shows the current number."""
     for number in range(count):
-        _show(f"\r{what} {number + 1} of {count} ")
+        show_status(f"\r{what} {number + 1} of {count} ")
         yield number
     if count:
-        _show("\r\033[K")
+        show_status(ERASED)
 
 
 @contextmanager
 def shown_meanwhile(text: str) -> Iterator[None]:
     """On a terminal, stderr shows a text until the block ends."""
-    _show(f"\r{text} ")
+    show_status(f"\r{text} ")
     yield
-    _show("\r\033[K")
+    show_status(ERASED)
 
 
-def _show(text: str) -> None:
+def show_status(text: str) -> None:
+    """Show a text on stderr, if that is a terminal, in place of the last one."""
     if sys.stderr.isatty():
         print(text, end="", file=sys.stderr, flush=True)

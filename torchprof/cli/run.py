@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import torchprof
 from torchprof.analyze.report import ReportTable
-from torchprof.cli.options import (
-    Commands,
-    add_options,
-    add_output_option,
-    check_output,
-    wants_timeline,
-    whole_number,
-)
+from torchprof.cli.options import Commands, add_options, add_output_option, check_output, wants_timeline, whole_number
 from torchprof.cli.output import in_color, section, sections_of, write_file
 from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError

@@ -171,8 +171,8 @@ class Meta:
         return replace(
             cycle,
             wall_ns=self.wall_ns + cycle.wall_ns,
-            process_cpu_ns=_sum_of_known(self.process_cpu_ns, cycle.process_cpu_ns),
-            run_delay_ns=_sum_of_known(self.run_delay_ns, cycle.run_delay_ns),
+            process_cpu_ns=sum_if_known(self.process_cpu_ns, cycle.process_cpu_ns),
+            run_delay_ns=sum_if_known(self.run_delay_ns, cycle.run_delay_ns),
             cycles=self.cycles + cycle.cycles,
             steps=self.steps + cycle.steps,
             step_end=cycle.step_end if cycle.steps else self.step_end,
@@ -200,7 +200,7 @@ class Meta:
         return replace(meta, warnings=tuple(warnings[number] for number in numbers))
 
 
-def _sum_of_known(before: int | None, cycle: int | None) -> int | None:
+def sum_if_known(before: int | None, cycle: int | None) -> int | None:
     return None if before is None or cycle is None else before + cycle
 
 

@@ -13,7 +13,7 @@ from torchprof.run.cost import FIELDS, NO_COST, Cost
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart, ranks_in_words
 from torchprof.run.memory import Memory
-from torchprof.run.meta import Meta
+from torchprof.run.meta import Meta, sum_if_known
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.outputs import ReportText, output
 from torchprof.run.part import PerDevice, RunPart
@@ -24,14 +24,7 @@ from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.timeline import DeviceTime, Timeline, TimelinePart
 from torchprof.run.unfinished import Unfinished, UnfinishedPart
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import (
-    FORWARD,
-    NOT_SELECTED,
-    OUTSIDE,
-    PHASES,
-    is_left_over,
-    number_of_phase,
-)
+from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, is_left_over, number_of_phase
 
 if TYPE_CHECKING:
     import pandas
@@ -274,7 +267,7 @@ class Run:
 
     def total_params(self) -> dict[tuple[str, ...], int | None]:
         """The parameters of each layer and all layers below it, by path; None if a lazy layer has not made them yet."""
-        totals = self.layers.roll_up([layer.params for layer in self.layers], _sum_if_known)
+        totals = self.layers.roll_up([layer.params for layer in self.layers], sum_if_known)
         return dict(zip(self.layers.index_of, totals))
 
     def phases(self) -> tuple[str, ...]:
@@ -354,7 +347,3 @@ RUN_PARTS: dict[str, RunPart[Any]] = {
     "pipelines": PerDevice(Pipeline),
 }
 """The parts of a run by their names in ``Run`` and in the file, where they have this order."""
-
-
-def _sum_if_known(first: int | None, other: int | None) -> int | None:
-    return None if first is None or other is None else first + other

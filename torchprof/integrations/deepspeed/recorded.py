@@ -122,19 +122,10 @@ def uncounted_calls(run: Run) -> Counter[tuple[str, ...]]:
 
 
 @dataclass
-class LayerSums:
-    """Sums of one layer, or of several: forward calls, multiply-adds, nanoseconds, operator calls not counted."""
+class LayerSums(Counted):
+    """Sums of one layer, or of several, with their forward calls. ``uncounted``: calls of operators not counted."""
 
-    calls: int = 0
-    macs: int = 0
-    ns: int = 0
     uncounted: int = 0
-
-    def add(self, other: LayerSums) -> None:
-        self.calls += other.calls
-        self.macs += other.macs
-        self.ns += other.ns
-        self.uncounted += other.uncounted
 
     @property
     def known_macs(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -138,6 +139,7 @@ def functionals(run: Run) -> tuple[dict[LayerPath, dict[str, Counted]], Counter[
     return counts, unknown
 
 
+@dataclass
 class LayerFigures:
     """A layer with all layers below it: parameters, nanoseconds of its forwards, functionals by name.
 
@@ -145,13 +147,12 @@ class LayerFigures:
     its work is part of that module's work.
     """
 
-    def __init__(self, kind: str, params: int | None, ns: int, seen: bool) -> None:
-        self.kind = kind
-        self.params = params
-        self.ns = ns
-        self.seen = seen
-        self.uncounted = 0  # calls of operators without a formula
-        self.functionals: dict[str, Counted] = {}
+    kind: str
+    params: int | None
+    ns: int
+    seen: bool
+    uncounted: int = 0  # calls of operators without a formula
+    functionals: dict[str, Counted] = field(default_factory=dict)
 
     @property
     def flops(self) -> int:

@@ -7,13 +7,7 @@ from typing import Any
 
 from torchprof.integrations.figures import at_least, known_sum, share_text
 from torchprof.integrations.flops_profiler.measured import LayerFigures, LayerPath, Measured
-from torchprof.integrations.flops_profiler.strings import (
-    duration_text,
-    macs_text,
-    number_text,
-    params_text,
-    rate_text,
-)
+from torchprof.integrations.flops_profiler.strings import duration_text, macs_text, number_text, params_text, rate_text
 from torchprof.integrations.modules import Position, repr_lines
 
 _CONVENTION = (
