@@ -151,6 +151,7 @@ def _sections(
     is_trace: bool,
 ) -> Iterator[str]:
     from torchprof.analyze.advice import advise
+    from torchprof.analyze.layers.entries import fitting_depth
 
     all_findings = advise(run)
     yield text_of(spaced(verdict(run, terminal_width(), all_findings)))
@@ -161,7 +162,7 @@ def _sections(
     yield section(title_of_parts(run), places)
     # The sections above have the warnings, so those below do not repeat them.
     advice = _advice(run, all_findings, command, is_trace)
-    depth = _depth(run, arguments)
+    depth = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
     if run.layers:
         yield section("The layers", _layers(run, arguments, color))
     if advice:
@@ -186,14 +187,6 @@ def _without_warnings(run: torchprof.Run, report: str, **options: Any) -> Part:
 def section(title: str, part: Part) -> str:
     """The text of a report, or of a part of one, with an underlined title."""
     return f"\n{title}\n{'=' * len(title)}\n{text_of(part)}"
-
-
-def _depth(run: torchprof.Run, arguments: argparse.Namespace) -> int:
-    """``--depth``; without it, the depth whose layers fit on a screen."""
-    from torchprof.analyze.layers.entries import fitting_depth
-
-    depth: int = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
-    return depth
 
 
 def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> str:

@@ -6,8 +6,7 @@ import argparse
 from functools import partial
 
 import torchprof
-from torchprof.cli.files import files_of, read, runs_of
-from torchprof.cli.job import JobRun, job_to_write, read_job, read_many, write_job
+from torchprof.cli.files import JobRun, files_of, job_to_write, read_job, read_many, runs_of, write_job
 from torchprof.cli.models import SPECS
 from torchprof.cli.options import Commands, add_report_options, check_output, check_report, whole_number
 from torchprof.cli.output import print_all, print_run, write_files
@@ -90,7 +89,9 @@ def execute(arguments: argparse.Namespace) -> int:
     job, names, is_trace = read_job(arguments), arguments.files, False
     if job is None:
         files = files_of(arguments.files)
-        job = read_many(files, arguments) or JobRun(read(files, arguments))
+        job = read_many(files, arguments)
+        if job is None:
+            job = JobRun(torchprof.merge(runs_of(files, arguments), add_cycles=arguments.add_cycles))
         names, is_trace = [*files.saved, *files.traces], bool(files.traces)
     run = job.run if arguments.rank is None else job.run.of_rank(arguments.rank)
     code = write_files(partial(_export, run, job.compared), arguments)
