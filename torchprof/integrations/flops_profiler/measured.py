@@ -176,7 +176,8 @@ class LayerFigures:
 
 
 class Measured:
-    """The figures of a run by flops-profiler's convention: of each layer by path (``of``).
+    """The figures of a run by flops-profiler's convention: of each layer by path (``of``). ``unknown``: how many calls
+    of an operator, by name, were not counted because their shapes are unknown.
 
     Times are CPU times; if a device was recorded, they are the times of its kernels.
     """
@@ -186,14 +187,13 @@ class Measured:
         self.model = model
         self.time = "device_ns" if "device_ns" in run.meta.measured else "cpu_ns"
         self.root = run.roots[0].path
-        self.layer_of: dict[LayerPath, LayerPath] = {}  # by the path of a module in the run, the path of its layer
+        self.layer_of: dict[LayerPath, LayerPath] = {
+            (): self.root
+        }  # by the path of a module in the run, the path of its layer
         self._modules: dict[LayerPath, nn.Module] = {}  # by the path of its layer
         self._find_layers()
-        self._ignored = {
-            path for path, module in self._modules.items() if type(module) in ignored or is_one_of(module, ignored)
-        }
-        self.of = self._layers_without_work()
-        self.unknown = self._add_work()
+        direct, self.unknown = functionals(run)
+        self.of = self._layers(direct, ignored)
         self.whole = self.of[self.root]
         self.functionals_ns = sum(self.ns(counted) for counted in self.whole.functionals.values())
         own = run.tree("forward").total
@@ -205,47 +205,42 @@ class Measured:
     def _find_layers(self) -> None:
         """Fill ``layer_of`` and ``_modules``. A wrapper and the module inside it share one layer."""
         kinds = {layer.path: layer.kind for layer in self.run.layers}
-        wrappers = set()
+        wrappers: set[LayerPath] = {()}  # of the model itself, too: it has the path of the root
         for _, name, module, place in positions(self.model):
-            above = self.layer_of.get(place[:-1], ())
-            path = (above if place[:-1] in wrappers else (*above, name)) if len(place) > 1 else self.root
-            if module is None or path not in kinds:
+            above = self.layer_of.get(place[:-1])
+            if module is None or above is None:
+                continue
+            path = above if place[:-1] in wrappers else (*above, name)
+            if path not in kinds:
                 continue
             self.layer_of[place], self._modules[path] = path, module
             has_layers = any((*path, child) in kinds for child, _ in module._modules.items())
             if not has_layers and _class_name(module) != kinds[path]:
                 wrappers.add(place)
 
-    def _layers_without_work(self) -> dict[LayerPath, LayerFigures]:
+    def _layers(
+        self, direct: Mapping[LayerPath, dict[str, Counted]], ignored: Sequence[Any]
+    ) -> dict[LayerPath, LayerFigures]:
+        """The figures of each layer by path. Its ``direct`` functionals and its uncounted calls count in all layers
+        above it, too, but not those of ``ignored`` modules and of the layers in them."""
         totals = self.run.total_params()
-        measured = {}
+        left_out = {
+            path for path, module in self._modules.items() if type(module) in ignored or is_one_of(module, ignored)
+        }
+        measured: dict[LayerPath, LayerFigures] = {}
         for node in self.run.tree("forward").walk():
-            layer, module = node.layer, self._modules.get(node.layer.path)
-            params = totals[layer.path] if module is None else known_sum(parameter_sizes(module).values())
+            layer, path, module = node.layer, node.layer.path, self._modules.get(node.layer.path)
+            params = totals[path] if module is None else known_sum(parameter_sizes(module).values())
             ns = getattr(node.total, self.time)
-            measured[layer.path] = LayerFigures(layer.kind, params, ns, seen=bool(node.total) or not layer.compiled)
-        return measured
-
-    def _add_work(self) -> Counter[str]:
-        """Add the functionals and the uncounted calls of each layer to the layer and to all layers above it.
-
-        Returns, by name, how many calls of an operator were not counted because their shapes are unknown.
-        """
-        direct, unknown = functionals(self.run)
-        for path in self.of:
-            for name, counted in ({} if self._is_ignored(path) else direct.get(path, {})).items():
-                for steps in range(1, len(path) + 1):
-                    self.of[path[:steps]].functionals.setdefault(name, Counted()).add(counted)
-        for row in self.run.rows:
-            if row.layer is None or row.phase != "forward" or not row.cost.uncounted:
+            measured[path] = LayerFigures(layer.kind, params, ns, seen=bool(node.total) or not layer.compiled)
+            lineage = [path[:steps] for steps in range(1, len(path) + 1)]
+            if left_out.intersection(lineage):
                 continue
-            if not self._is_ignored(row.layer.path):
-                for steps in range(1, len(row.layer.path) + 1):
-                    self.of[row.layer.path[:steps]].uncounted += row.cost.uncounted
-        return unknown
-
-    def _is_ignored(self, path: LayerPath) -> bool:
-        return any(path[:steps] in self._ignored for steps in range(1, len(path) + 1))
+            for above in map(measured.__getitem__, lineage):
+                above.uncounted += node.self.uncounted
+                for name, counted in direct.get(path, {}).items():
+                    above.functionals.setdefault(name, Counted()).add(counted)
+        return measured
 
     def ns(self, counted: Counted) -> int:
         """The nanoseconds of a functional, on the CPU or on the device."""
