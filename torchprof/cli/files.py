@@ -41,10 +41,8 @@ class Files(NamedTuple):
 
 
 def files_of(paths: Sequence[str]) -> Files:
-    """The files that the paths name. A folder means its traces; without traces, its saved runs.
-
-    Raises TorchprofError for a folder without either, OSError as ``open`` does.
-    """
+    """The files that the paths name. A folder means its traces; without traces, its saved runs. Raises TorchprofError
+    for a folder without either, OSError as ``open`` does."""
     files = [file for path in paths for file in _in_folder(path)]
     saved = [file for file in files if is_run_file(file)]
     return Files(saved, [file for file in files if file not in saved], frozenset(files) - {*paths})
@@ -105,10 +103,8 @@ def model_of(arguments: argparse.Namespace) -> torch.nn.Module | None:
 def saved_runs(
     files: Files, arguments: argparse.Namespace, read: Callable[[str], torchprof.Run]
 ) -> Iterator[tuple[str, torchprof.Run]]:
-    """``read`` the saved runs, one after the other: the file, and what is read of it.
-
-    Raises TorchprofError for a second file of a rank without --add-cycles.
-    """
+    """``read`` the saved runs, one after the other: the file, and what is read of it. Raises TorchprofError for a
+    second file of a rank without --add-cycles."""
     file_of: dict[int, str] = {}
     count = len(files.saved)
     runs = in_processes(partial(_run_or_error, read), files.saved, _processes(files.saved, arguments))

@@ -96,10 +96,8 @@ def make_without_data(spec: str, kwargs_text: str) -> torch.nn.Module:
 
 
 def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
-    """The module that ``spec`` names; if it names a callable, the module that this makes.
-
-    ``kwargs_text``: the keyword arguments of the callable, a JSON object. Raises TorchprofError.
-    """
+    """The module that ``spec`` names; if it names a callable, the module that this makes. ``kwargs_text``: the keyword
+    arguments of the callable, a JSON object. Raises TorchprofError."""
     from torch import nn
 
     kwargs = _json_object("--kwargs", kwargs_text, '{"width": 64}')

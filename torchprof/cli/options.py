@@ -139,10 +139,8 @@ def in_words(names: Iterable[str]) -> str:
 
 
 def check_report(arguments: argparse.Namespace) -> None:
-    """Check the report's name and options. Call this before any file is read, since reading may take long.
-
-    Raises TorchprofError.
-    """
+    """Check the report's name and options. Call this before any file is read, since reading may take long. Raises
+    TorchprofError."""
     given = given_options(arguments, REPORT_OPTIONS)
     if arguments.report and arguments.summary:
         raise TorchprofError("--report and --summary exclude each other. The summary is also --report summary.")
@@ -153,10 +151,8 @@ def check_report(arguments: argparse.Namespace) -> None:
 
 
 def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The given options, by the names that the report's function uses for them.
-
-    Raises TorchprofError for an unknown report, and for an option that the report does not have.
-    """
+    """The given options, by the names that the report's function uses for them. Raises TorchprofError for an unknown
+    report, and for an option that the report does not have."""
     name = arguments.report
     accepted = options_of(name)
     name_in_report = {"by_shape" if option == _BY_SHAPE_IN_REPORTS else option: option for option in accepted}

@@ -42,9 +42,7 @@ _OPTION_THAT_RECORDS = {"record_shapes": "--shapes (shapes and types)", "profile
 
 def in_color(stream: TextIO) -> bool:
     """Whether to write colors to a stream: it is a terminal with colors, and ``NO_COLOR`` is unset or empty.
-
-    https://no-color.org defines ``NO_COLOR``.
-    """
+    https://no-color.org defines ``NO_COLOR``."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -52,10 +50,8 @@ def in_color(stream: TextIO) -> bool:
 
 
 def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Callable[[], None]) -> None:
-    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``.
-
-    With ``--json`` the data of the report is printed, of the overview if none was chosen.
-    """
+    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``. With ``--json`` the
+    data of the report is printed, of the overview if none was chosen."""
     name, options = _chosen(arguments)
     if arguments.json:
         print_json(run.report(name or "overview", **options))
@@ -75,10 +71,8 @@ def print_json(report: ReportText) -> None:
 
 
 def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """The report of ``--report`` or ``--summary``, or the table if one of its options was given; its options.
-
-    ``""`` if the user chose none.
-    """
+    """The report of ``--report`` or ``--summary``, or the table if one of its options was given; its options. ``""`` if
+    the user chose none."""
     if arguments.report:
         all_findings = {"top": None} if arguments.report == "advice" else {}
         return arguments.report, all_findings | report_options(arguments)
@@ -241,10 +235,8 @@ def write_files(export: Callable[[str], None], arguments: argparse.Namespace) ->
 
 
 def write_file(export: Callable[[str], None], path: str, name: str) -> str:
-    """Write one file. Returns "", or a sentence that says why the file was not written.
-
-    That does not raise, so that the caller can still print the report and write the other files.
-    """
+    """Write one file. Returns "", or a sentence that says why the file was not written. That does not raise, so that
+    the caller can still print the report and write the other files."""
     try:
         export(path)
     except OSError as error:

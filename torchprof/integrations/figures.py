@@ -26,9 +26,7 @@ def share_text(part: float | None, whole: float | None, decimals: int = 2) -> st
 
 def scaled(value: float | None, units: Mapping[str, float], precision: int = 2) -> str:
     """A value in the first unit that is not larger than it, or else in the last one. ``units``: largest first.
-
-    ``precision`` is the maximum number of decimals. A whole number in a unit of 1 stays as it is.
-    """
+    ``precision`` is the maximum number of decimals. A whole number in a unit of 1 stays as it is."""
     if value is None:
         return UNKNOWN_TEXT
     unit = next((unit for unit, size in units.items() if abs(value) >= size), [*units][-1])

@@ -16,9 +16,7 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 def _base() -> type:
     """Lightning's Callback class. If both of Lightning's packages are imported, a subclass of both Callback classes.
-
-    This is needed because a Trainer accepts only callbacks of its own package.
-    """
+    This is needed because a Trainer accepts only callbacks of its own package."""
     imported = [sys.modules[name] for name in _PACKAGES if sys.modules.get(name)]
     for name in _PACKAGES:
         if imported:

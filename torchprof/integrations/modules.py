@@ -11,10 +11,8 @@ from torch.nn.parameter import is_lazy
 
 
 class Position(NamedTuple):
-    """One place in the tree of modules. ``path``: the root's class name, then attribute names.
-
-    ``module`` is None if the child is None, as after ``self.downsample = None`` for a registered module.
-    """
+    """One place in the tree of modules. ``path``: the root's class name, then attribute names. ``module`` is None if
+    the child is None, as after ``self.downsample = None`` for a registered module."""
 
     depth: int
     name: str
@@ -37,10 +35,8 @@ def positions(model: nn.Module) -> Iterator[Position]:
 
 
 def repr_lines(model: nn.Module, figures_at: Callable[[Position], str | None]) -> Iterator[str]:
-    """The lines of the model's repr, with the figures of each module before its ``extra_repr``.
-
-    Where they are None, a module is written without figures, and without the modules in it.
-    """
+    """The lines of the model's repr, with the figures of each module before its ``extra_repr``. Where they are None, a
+    module is written without figures, and without the modules in it."""
     opened = 0  # how many modules are not written to their end yet
     shown: float = inf  # the greatest depth that is written here
     for position in positions(model):
@@ -81,10 +77,7 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def parameter_sizes(model: nn.Module) -> dict[int, int | None]:
-    """The number of elements of each parameter, by the parameter's ``id``; None if it is unknown.
-
-    It is unknown for lazy parameters, and for the packed parameters of a quantized module (by the ``id`` of that
-    module).
-    """
+    """The number of elements of each parameter, by the parameter's ``id``; None if it is unknown. It is unknown for
+    lazy parameters, and for the packed parameters of a quantized module (by the ``id`` of that module)."""
     packed = {id(module): None for module in modules_of(model) if hasattr(module, "_packed_params")}
     return packed | {id(param): None if is_lazy(param) else param.numel() for param in parameters_of(model)}

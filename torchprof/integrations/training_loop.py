@@ -71,10 +71,8 @@ class LoopProfile:
         return self.profile.run
 
     def begin_step(self, model: nn.Module, first: int = 0) -> None:
-        """Begin a step. The loop's first step has the number ``first``.
-
-        If the last step has not ended, because its batch was skipped, that step continues instead.
-        """
+        """Begin a step. The loop's first step has the number ``first``. If the last step has not ended, because its
+        batch was skipped, that step continues instead."""
         if not self._begun:
             self._enter(model, first)
         elif self._open and self._ended:
@@ -133,10 +131,8 @@ class LoopProfile:
 
 
 class LoopCallback:
-    """What the callbacks of all libraries have in common: they profile one ``stage``, and have its ``run``.
-
-    ``STAGES``: the stages of the library, the default first. The arguments are as in ``LoopProfile``.
-    """
+    """What the callbacks of all libraries have in common: they profile one ``stage``, and have its ``run``. ``STAGES``:
+    the stages of the library, the default first. The arguments are as in ``LoopProfile``."""
 
     STAGES: ClassVar[tuple[str, ...]]
     NOT_A_STAGE: ClassVar[str]

@@ -34,10 +34,8 @@ _json = json.JSONEncoder(separators=(",", ":"), default=array.tolist).encode
 
 
 def json_of_run(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | None = None) -> str:
-    """The text of the file of a run. ``strip`` leaves out the names of files, machines and jobs.
-
-    ``computed``: more keys, for other programs. ``load`` ignores them: their values follow from the run.
-    """
+    """The text of the file of a run. ``strip`` leaves out the names of files, machines and jobs. ``computed``: more
+    keys, for other programs. ``load`` ignores them: their values follow from the run."""
     return "".join(_pieces(run, strip, computed or {}))
 
 
@@ -175,10 +173,8 @@ def _with_idle_time(run: Run) -> Run:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, under another name until the block ends: then it replaces ``path``. An error removes it.
-
-    A pipe or a terminal is written directly. Raises OSError like ``open``.
-    """
+    """A file to write, under another name until the block ends: then it replaces ``path``. An error removes it. A pipe
+    or a terminal is written directly. Raises OSError like ``open``."""
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
             yield file

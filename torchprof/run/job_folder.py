@@ -124,10 +124,8 @@ def _comparison_of_rank(file: Path) -> Run:
 
 
 def open_job(path: str | PathLike[str]) -> JobFolder:
-    """Open a job folder, which ``run.save("job/")`` and ``torchprof show RUNS -o job/`` write.
-
-    Raises TorchprofError if it is not a job folder, and if a newer torchprof wrote it.
-    """
+    """Open a job folder, which ``run.save("job/")`` and ``torchprof show RUNS -o job/`` write. Raises TorchprofError if
+    it is not a job folder, and if a newer torchprof wrote it."""
     return JobFolder(path)
 
 
@@ -207,10 +205,8 @@ def _ranks_in(folder: Path) -> Iterator[int]:
 
 
 def _make(folder: Path) -> None:
-    """Make a job folder without ranks, if there is none. Several processes may do so at once.
-
-    Raises TorchprofError like ``add_to_job``, OSError like ``mkdir``.
-    """
+    """Make a job folder without ranks, if there is none. Several processes may do so at once. Raises TorchprofError
+    like ``add_to_job``, OSError like ``mkdir``."""
     if not is_job_folder(folder):
         if not folder.parent.is_dir():
             raise TorchprofError(f"{folder} cannot be made: the folder {folder.parent} does not exist. Make it first.")

@@ -158,9 +158,7 @@ class Meta:
 
     def __add__(self, cycle: Meta) -> Meta:
         """The recording of both cycles of a rank. It has no stored warnings: those of one cycle need not hold for both.
-
-        The later cycle also knows the compilations of the earlier one, as before it.
-        """
+        The later cycle also knows the compilations of the earlier one, as before it."""
         busy = Counter(dict(self.busy_ns))
         busy.update(dict(cycle.busy_ns))
         key = attrgetter("name", "phase", "began_ns")

@@ -36,10 +36,8 @@ def output(name: str) -> Callable[..., Any]:
 
 
 class ReportText(str):
-    """The text of a report: a ``str`` that also has the report's ``data``.
-
-    Python's prompt shows the ``repr`` of a value, so its ``repr`` is the text. A notebook shows its tables.
-    """
+    """The text of a report: a ``str`` that also has the report's ``data``. Python's prompt shows the ``repr`` of a
+    value, so its ``repr`` is the text. A notebook shows its tables."""
 
     __slots__ = ("_content", "_name")
 
@@ -58,9 +56,7 @@ class ReportText(str):
     @property
     def data(self) -> dict[str, Any]:
         """The report for other programs, as values that JSON can store: its ``tables`` and ``sentences``.
-
-        docs/exports.md describes them. Raises TorchprofError for a report that is a file format, such as "csv".
-        """
+        docs/exports.md describes them. Raises TorchprofError for a report that is a file format, such as "csv"."""
         if self._content is None:
             raise TorchprofError(
                 f"The report {self._name!r} is a file format: its text is for other programs, and it has no other data."

@@ -127,10 +127,8 @@ class _Workers:
 
 
 def _work(call: Callable[[Any], Any], connection: Connection) -> None:
-    """What a process does: ``call`` each item that comes, and send the result or the error.
-
-    Ctrl-C, which the terminal sends to all processes, ends it without a traceback: the main process reports it.
-    """
+    """What a process does: ``call`` each item that comes, and send the result or the error. Ctrl-C, which the terminal
+    sends to all processes, ends it without a traceback: the main process reports it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

@@ -244,10 +244,8 @@ class Run:
 
     @cached_property
     def left_over(self) -> Cost:
-        """The cost of device work that was launched before the recording began.
-
-        It is not in any sum of a layer or of ``no_layer``: all layers' self + ``no_layer`` + this = Σ over all rows.
-        """
+        """The cost of device work that was launched before the recording began. It is not in any sum of a layer or of
+        ``no_layer``: all layers' self + ``no_layer`` + this = Σ over all rows."""
         rows, columns = self.rows, self.rows.columns
         wanted = [*map(is_left_over, rows.frames)]
         taken = [index for index, chain in enumerate(columns["frames"]) if wanted[chain]] if any(wanted) else ()
@@ -300,10 +298,8 @@ class Run:
         return self.report("notebook")
 
     def show(self, *, height: int = 640) -> None:
-        """Show the page of ``export("report.html")`` in a notebook, in a frame of ``height`` pixels.
-
-        Needs IPython, which every notebook has. Raises TorchprofError without it and outside of notebooks.
-        """
+        """Show the page of ``export("report.html")`` in a notebook, in a frame of ``height`` pixels. Needs IPython,
+        which every notebook has. Raises TorchprofError without it and outside of notebooks."""
         output("show_page")(self.report("html"), height)
 
     def export(self, path: str | PathLike[str], **options: Any) -> None:

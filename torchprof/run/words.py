@@ -73,10 +73,8 @@ _GENERATED = re.compile(r"(graph_\d+_)?(cpp|triton)_\w+")
 
 
 def is_overhead(op: str) -> bool:
-    """Whether an op in a compiled region is overhead of torch.compile, such as checking guards.
-
-    The call of the graph is not: its time includes that of C++ kernels that have no ranges of their own.
-    """
+    """Whether an op in a compiled region is overhead of torch.compile, such as checking guards. The call of the graph
+    is not: its time includes that of C++ kernels that have no ranges of their own."""
     return _OVERHEAD.fullmatch(op) is not None
 
 
@@ -171,11 +169,8 @@ class Signature(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One step from a layer inward to an event.
-
-    ``name`` is torch's, or that of the range. ``signature`` has the inputs of an op; None if they were not recorded.
-    ``kind`` is compared with text as well: ``frame.kind == "op"``.
-    """
+    """One step from a layer inward to an event. ``name`` is torch's, or that of the range. ``signature`` has the inputs
+    of an op; None if they were not recorded. ``kind`` is compared with text as well: ``frame.kind == "op"``."""
 
     kind: FrameKind
     name: str

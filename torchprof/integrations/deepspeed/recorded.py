@@ -46,11 +46,8 @@ def _fused_encoder_layer(signature: Any) -> int:
 
 
 def _rules() -> dict[str, CountingRule]:
-    """How the tool counts each operator, by torch's name of the operator.
-
-    An operator without a rule does not count, but the operators that it calls may. With a rule of zero, neither the
-    operator nor those that it calls count.
-    """
+    """How the tool counts each operator, by torch's name of the operator. An operator without a rule does not count,
+    but the operators that it calls may. With a rule of zero, neither the operator nor those that it calls count."""
     rules: dict[str, CountingRule] = {}
     dims = ("1d", "2d", "3d")
     for name in (*(f"conv{dim}" for dim in dims), *(f"conv_transpose{dim}" for dim in dims)):
@@ -143,10 +140,8 @@ class LayerSums(Counted):
 
 
 class Recorded:
-    """The figures of a profile that has ended.
-
-    The self work of modules of an ``ignored`` type does not count; the work of their children does.
-    """
+    """The figures of a profile that has ended. The self work of modules of an ``ignored`` type does not count; the work
+    of their children does."""
 
     def __init__(self, profile: Profile, ignored: frozenset[type] = frozenset()) -> None:
         self.own: dict[tuple[str, ...], LayerSums] = {}  # by the path of the layer, without child layers
@@ -187,10 +182,8 @@ class Recorded:
 
 
 def _layers_of(traces: Iterable[Any], layers: Iterable[Any]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """For each module, by its path with wrappers, the path of its layer. Parents come before their children.
-
-    A wrapper (DistributedDataParallel) and the module inside it share one layer.
-    """
+    """For each module, by its path with wrappers, the path of its layer. Parents come before their children. A wrapper
+    (DistributedDataParallel) and the module inside it share one layer."""
     kinds = {layer.path: layer.kind for layer in layers}
     above: dict[tuple[str, ...], Any] = {}
     paths: dict[tuple[str, ...], tuple[str, ...]] = {}

@@ -25,10 +25,8 @@ def macs_to_string(macs: float | None, units: str | None = None, precision: int 
 
 
 def flops_to_string(flops: float | None, units: str | None = None, precision: int = 2) -> str:
-    """The same as ``macs_to_string``: this tool's "flops" are multiply-adds.
-
-    With ``units`` TFLOPS, GFLOPS, MFLOPS, KFLOPS or FLOPS, the number is in operations per second; it is not doubled.
-    """
+    """The same as ``macs_to_string``: this tool's "flops" are multiply-adds. With ``units`` TFLOPS, GFLOPS, MFLOPS,
+    KFLOPS or FLOPS, the number is in operations per second; it is not doubled."""
     return _text(flops, units, precision, _MACS, _FLOPS)
 
 

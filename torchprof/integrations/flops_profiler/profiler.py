@@ -37,11 +37,8 @@ class FlopsProfiler:
         self._figures: Measured | None = None
 
     def start_profile(self, ignore_list: Iterable[Any] | None = None) -> None:
-        """Start profiling. If a profile is open, it is dropped, and profiling starts again.
-
-        ``ignore_list``: modules of the model, or classes of modules. Their work is not counted; their time is still
-        part of the latency.
-        """
+        """Start profiling. If a profile is open, it is dropped, and profiling starts again. ``ignore_list``: modules of
+        the model, or classes of modules. Their work is not counted; their time is still part of the latency."""
         ignored = _checked_ignored(ignore_list, self.model)
         self.end_profile()
         block = torchprof.Profile(self.model, with_flops=True)
@@ -71,9 +68,7 @@ class FlopsProfiler:
 
     def get_total_flops(self, as_string: bool = False) -> int | str | None:
         """The floating-point operations of the model's forwards; None (as text ``–``) if no operator could be counted.
-
-        The text has a ``≥`` if some operators could not be counted.
-        """
+        The text has a ``≥`` if some operators could not be counted."""
         whole = self._measured().whole
         return at_least(number_text(whole.known[0]), whole.is_lower_bound) if as_string else whole.known[0]
 
@@ -123,9 +118,7 @@ class FlopsProfiler:
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the ``top_modules`` classes of modules with the largest sums, for each depth up to ``module_depth``.
-
-        The sums are of parameters, flops, MACs and forward latency.
-        """
+        The sums are of parameters, flops, MACs and forward latency."""
         measured = self._measured()
         _check_printing(module_depth, top_modules, None)
         print(encodable("\n".join(lines_by_depth(measured, module_depth, top_modules)), sys.stdout))
