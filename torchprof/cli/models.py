@@ -178,10 +178,8 @@ def _find(spec: str) -> Any:
 
 class _Input(NamedTuple):
     """The description of a random tensor: its shape, dtype and range of values, from ``low`` to ``high`` (exclusive).
-
     ``name``: the keyword argument; None for a positional argument. ``dtype``: None if the user wrote none. ``text``:
-    the text that the user wrote.
-    """
+    the text that the user wrote."""
 
     text: str
     name: str | None

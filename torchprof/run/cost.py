@@ -149,9 +149,7 @@ def sum_of_costs(costs: Iterable[Cost]) -> Cost:
 class Measure:
     """What a table can show of a ``Cost``: the sum of ``fields``, each with its sign: memory is shown net, allocated
     minus freed. ``unit``: of the sum. ``{device}`` in the ``heading`` stands for the kind of device that was profiled.
-
-    ``lower_bound_if``: the field that counts what this may have missed. If it is not 0, this is a lower bound.
-    """
+    ``lower_bound_if``: the field that counts what this may have missed. If it is not 0, this is a lower bound."""
 
     heading: str
     unit: Unit

@@ -60,10 +60,8 @@ class JobFolder:
 
     def run(self, ranks: Iterable[int] | None = None) -> Run:
         """One run of these ranks, of all without ``ranks``: what ``torchprof.merge`` makes of the runs as they were
-        saved. They are read one at a time.
-
-        Raises TorchprofError for a rank that is not in the folder, for none at all, and for a damaged file.
-        """
+        saved. They are read one at a time. Raises TorchprofError for a rank that is not in the folder, for none at all,
+        and for a damaged file."""
         known = self.ranks
         wanted = known if ranks is None else tuple(ranks)
         missing = {*wanted} - {*known}
@@ -92,11 +90,8 @@ class JobFolder:
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """The answer of DuckDB to a query in SQL over the tables ``ranks``, ``rows`` and ``steps``, as its relation:
-        ``.fetchall()``, ``.df()``, or print it.
-
-        docs/job-folder.md has the columns. Raises TorchprofError if DuckDB is not installed and if the folder has no
-        rank; errors of the query are those of DuckDB.
-        """
+        ``.fetchall()``, ``.df()``, or print it. docs/job-folder.md has the columns. Raises TorchprofError if DuckDB is
+        not installed and if the folder has no rank; errors of the query are those of DuckDB."""
         return self._database.sql(query)
 
     @cached_property

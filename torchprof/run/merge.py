@@ -83,11 +83,9 @@ def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
 
 
 def _warnings_of_sum(of_runs: Sequence[Sequence[RunWarning]]) -> tuple[RunWarning, ...]:
-    """The stored warnings of a sum of runs, from those of each run. Each has the numbers of the runs that had it.
-
-    A stored warning is about one recording: a layer that was never called in one may be called in the next. The
-    exception are operators without recorded shapes: if one recording knows that they have a formula, it holds for all.
-    """
+    """The stored warnings of a sum of runs, from those of each run. Each has the numbers of the runs that had it. A
+    stored warning is about one recording: a layer that was never called in one may be called in the next. The exception
+    are operators without recorded shapes: if one recording knows that they have a formula, it holds for all."""
     numbers: dict[RunWarning, list[int]] = {}
     without_shapes: dict[str, None] = {}
     for number, warnings in enumerate(of_runs, 1):

@@ -235,10 +235,8 @@ class Run:
 
     def no_layer(self, phase: str, *, selected: bool = True) -> Cost:
         """The cost of work of no layer: loss, optimizer, data. With ``selected=False``: of layers that are not
-        selected. "forward" gives that of rows with the phase "other", which tables show with the forward.
-
-        Device work that was launched before the recording is not in it: see ``left_over``.
-        """
+        selected. "forward" gives that of rows with the phase "other", which tables show with the forward. Device work
+        that was launched before the recording is not in it: see ``left_over``."""
         layer = OUTSIDE if selected else NOT_SELECTED
         return self.rows.by_layer.get((layer, number_of_phase(phase)), (Cost(), 0))[0]
 

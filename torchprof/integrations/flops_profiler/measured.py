@@ -111,11 +111,8 @@ _count_as(zero_flops, {"": "selu selu_ celu celu_ rrelu rrelu_"})
 
 def functionals(run: Run) -> tuple[dict[LayerPath, dict[str, Counted]], Counter[str]]:
     """The sums of the operators in each layer's forward, by the layer's path and the tool's name of the operator; and,
-    by name, how many calls were not counted because their shapes are unknown (nested tensors).
-
-    Child layers are not included. If the tool does not know an operator with multiply-accumulates, torch's name is
-    used.
-    """
+    by name, how many calls were not counted because their shapes are unknown (nested tensors). Child layers are not
+    included. If the tool does not know an operator with multiply-accumulates, torch's name is used."""
     rules = dict(_RULES)
     unknown: Counter[str] = Counter()
     for row in run.rows:
@@ -177,10 +174,8 @@ class LayerFigures:
 
 class Measured:
     """The figures of a run by flops-profiler's convention: of each layer by path (``of``). ``unknown``: how many calls
-    of an operator, by name, were not counted because their shapes are unknown.
-
-    Times are CPU times; if a device was recorded, they are the times of its kernels.
-    """
+    of an operator, by name, were not counted because their shapes are unknown. Times are CPU times; if a device was
+    recorded, they are the times of its kernels."""
 
     def __init__(self, run: Run, model: nn.Module, ignored: Sequence[Any]) -> None:
         self.run = run
