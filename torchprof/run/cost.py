@@ -1,7 +1,5 @@
-"""``Cost``: the measures that are summed over layers, ops and ranks; and how numbers with units become text.
-
-A ``Cost`` holds additive *self* measures only. Tables, sort keys and files show those of ``MEASURES``.
-"""
+"""``Cost``: the measures that are summed over layers, ops and ranks; and how numbers with units become text. A ``Cost``
+holds additive *self* measures only. Tables, sort keys and files show those of ``MEASURES``."""
 
 from __future__ import annotations
 

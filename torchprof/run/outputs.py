@@ -1,7 +1,5 @@
 """The functions that methods of ``Run`` call by name, most of ``reports`` and ``analyze``; and the text of a report.
-
-They are imported when they are first called, so ``run`` imports none of the packages that read it.
-"""
+They are imported when they are first called, so ``run`` imports none of the packages that read it."""
 
 from __future__ import annotations
 

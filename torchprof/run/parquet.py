@@ -1,7 +1,5 @@
 """A run as a Parquet file, and the tables that a job folder has of each rank. docs/job-folder.md describes the columns.
-
-pyarrow is optional, so it is imported when it is used.
-"""
+pyarrow is optional, so it is imported when it is used."""
 
 from __future__ import annotations
 
