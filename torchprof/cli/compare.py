@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 import torchprof
 from torchprof.analyze.report import printable
 from torchprof.cli.options import Commands, add_json_option, add_options, add_output_option, check_output, whole_number
-from torchprof.cli.output import print_json, write_files
+from torchprof.cli.output import write_files
 
 _EPILOG = """\
 A LIMIT is [LAYERS: ]MEASURE > AMOUNT. Without LAYERS it is on the models; * in a path is any one step.
@@ -66,7 +67,7 @@ def execute(arguments: argparse.Namespace) -> int:
     table = diff.report("table", **{name: getattr(arguments, name) for name in names})
     outcomes = check(diff, limits)
     if arguments.json:
-        print_json(table)
+        print(json.dumps(table.data))
     else:
         print(table, *([""] if outcomes else []), sep="\n")
     for outcome in outcomes:

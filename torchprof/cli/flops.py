@@ -6,7 +6,7 @@ import argparse
 
 from torchprof.cli.models import call_of, make_model
 from torchprof.cli.options import Commands, add_model_options, add_report_options, check_output, check_report
-from torchprof.cli.output import print_failure, print_overview, print_run, write_files
+from torchprof.cli.output import print_failure, print_run, write_files
 from torchprof.errors import TorchprofError
 
 _EPILOG = """\
@@ -55,5 +55,5 @@ def execute(arguments: argparse.Namespace) -> int:
     except Exception as error:
         return print_failure(call.text, error)
     code = write_files(run.export, arguments)
-    print_run(run, arguments, lambda: print_overview(run))
+    print_run(run, arguments)
     return code

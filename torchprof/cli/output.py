@@ -22,7 +22,6 @@ from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report
 from torchprof.errors import TorchprofError, some
 from torchprof.reports import content_of, options_of
 from torchprof.reports.text import terminal_width, text_of
-from torchprof.run.outputs import ReportText
 from torchprof.run.words import FrameKind
 
 if TYPE_CHECKING:
@@ -49,25 +48,21 @@ def in_color(stream: TextIO) -> bool:
 # Print a run
 
 
-def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Callable[[], None]) -> None:
-    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``. With ``--json`` the
-    data of the report is printed, of the overview if none was chosen."""
+def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Callable[[], None] | None = None) -> None:
+    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``, or print the overview.
+    With ``--json`` the data of the report is printed, of the overview if none was chosen."""
     name, options = _chosen(arguments)
-    if arguments.json:
-        print_json(run.report(name or "overview", **options))
-        return
-    if not name:
+    if not name and not arguments.json and otherwise is not None:
         otherwise()
+        return
+    name = name or "overview"
+    if arguments.json:
+        print(json.dumps(run.report(name, **options).data))
         return
     accepted = options_of(name)
     for_terminal = {"color": in_color(sys.stdout), "width": terminal_width(), "whole": _whole(run)}
     options |= {option: value for option, value in for_terminal.items() if option in accepted}
     print(run.report(name, **options))
-
-
-def print_json(report: ReportText) -> None:
-    """Print the data of a report in one line. Raises TorchprofError for a report that is a file format."""
-    print(json.dumps(report.data))
 
 
 def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -83,11 +78,6 @@ def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
             raise TorchprofError(f"The summary has no {in_words(refused)}: leave out these options or --summary.")
         return "summary", given
     return "tree" if given else "", given
-
-
-def print_overview(run: torchprof.Run) -> None:
-    """Print the headline, the largest places and the layers in few rows."""
-    print(run.report("overview", width=terminal_width(), whole=_whole(run), color=in_color(sys.stdout)))
 
 
 def _whole(run: torchprof.Run) -> str:

@@ -20,15 +20,7 @@ from torchprof.cli.options import (
     wants_timeline,
     whole_number,
 )
-from torchprof.cli.output import (
-    INTERRUPTED,
-    print_failure,
-    print_overview,
-    print_run,
-    progress,
-    shown_meanwhile,
-    write_files,
-)
+from torchprof.cli.output import INTERRUPTED, print_failure, print_run, progress, shown_meanwhile, write_files
 from torchprof.errors import TorchprofError, suggest
 
 if TYPE_CHECKING:
@@ -106,7 +98,7 @@ def execute(arguments: argparse.Namespace) -> int:
     code = 0
     if prof.exited:
         code = write_files(prof.run.export, arguments)  # first, since the table may fail: closed pipe, unknown column
-        print_run(prof.run, arguments, lambda: print_overview(prof.run))
+        print_run(prof.run, arguments)
         sys.stdout.flush()
     if isinstance(failure, KeyboardInterrupt):
         what = "the report shows what ran until then" if prof.exited else "nothing was recorded yet"

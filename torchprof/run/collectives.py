@@ -132,7 +132,7 @@ def collective_of(frames: Sequence[Frame]) -> Collective | None:
         if collective is not None:
             return collective
     for frame in reversed(frames):
-        if _is_range(frame):
+        if frame.kind == FrameKind.COLLECTIVE:
             return _of_range(frame)
     return _named(frames) if frames and frames[-1].kind == FrameKind.KERNEL else None
 
@@ -149,11 +149,7 @@ def _named(frames: Sequence[Frame]) -> Collective | None:
 def shows_collective(frame: Frame) -> bool:
     """Whether a frame alone shows that it is a collective: the range of a backend by its name, a kernel or the op
     ``record_param_comms`` by its signature."""
-    return _is_range(frame) or _recorded(frame) is not None
-
-
-def _is_range(frame: Frame) -> bool:
-    return frame.kind == FrameKind.COLLECTIVE
+    return frame.kind == FrameKind.COLLECTIVE or _recorded(frame) is not None
 
 
 def _recorded(frame: Frame) -> Collective | None:

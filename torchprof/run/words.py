@@ -142,9 +142,6 @@ class FrameKind(str, Enum):
     __str__ = str.__str__
     __repr__ = str.__repr__
 
-    def __format__(self, format_spec: str) -> str:
-        return format(self.value, format_spec)
-
 
 INTERRUPTIONS = frozenset({FrameKind.GC, FrameKind.PROFILER})
 """The kinds of what can interrupt anything, and belongs to no layer."""

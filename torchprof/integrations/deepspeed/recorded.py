@@ -17,10 +17,6 @@ from torchprof.integrations.deepspeed.strings import macs_to_string
 _CONVOLUTION, _LINEAR, _RECURRENT, _OTHER = "convolution", "linear", "recurrent", "other"
 
 
-def _batch_normalized(signature: Any) -> int:
-    return 2 * input_elements(signature)
-
-
 def _tokens(signature: Any) -> int:
     """The number of time steps of all sequences, for a recurrent operator with an input of shape [*, features]."""
     elements = input_elements(signature)
@@ -64,7 +60,7 @@ def _rules() -> dict[str, CountingRule]:
             rules[f"{kind}{dim}"] = rules[f"{kind}{dim}_with_indices"] = CountingRule(_OTHER, input_elements)
     rules["softmax"] = CountingRule(_OTHER, input_elements)
     for name in ("batch_norm", "_batch_norm_impl_index"):  # TorchScript runs the second
-        rules[name] = CountingRule(_OTHER, _batch_normalized)
+        rules[name] = CountingRule(_OTHER, lambda signature: 2 * input_elements(signature))
     rules["_native_multi_head_attention"] = CountingRule(_OTHER, _fused_attention)
     rules["_transformer_encoder_layer_fwd"] = CountingRule(_OTHER, _fused_encoder_layer)
     for name in ("scaled_dot_product_attention", "instance_norm", "selu", "selu_", "celu", "celu_"):
