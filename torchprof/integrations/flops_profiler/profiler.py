@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-import torchprof
+from torchprof import Profile, TorchprofError
 from torchprof.encoding import encodable
 from torchprof.integrations.figures import at_least
 from torchprof.integrations.flops_profiler.measured import Measured, is_one_of
@@ -29,11 +29,11 @@ class FlopsProfiler:
 
     def __init__(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
-            raise torchprof.TorchprofError(f"FlopsProfiler needs a torch.nn.Module, not {model!r:.80}.")
+            raise TorchprofError(f"FlopsProfiler needs a torch.nn.Module, not {model!r:.80}.")
         self.model = model
         self.started = False
         self._ignored: tuple[Any, ...] = ()
-        self._block: torchprof.Profile | None = None
+        self._block: Profile | None = None
         self._figures: Measured | None = None
 
     def start_profile(self, ignore_list: Iterable[Any] | None = None) -> None:
@@ -41,7 +41,7 @@ class FlopsProfiler:
         the model, or classes of modules. Their work is not counted; their time is still part of the latency."""
         ignored = _checked_ignored(ignore_list, self.model)
         self.end_profile()
-        block = torchprof.Profile(self.model, with_flops=True)
+        block = Profile(self.model, with_flops=True)
         block.__enter__()
         self._block, self._ignored, self.started = block, ignored, True
 
@@ -114,7 +114,7 @@ class FlopsProfiler:
         try:
             Path(output_file).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
-            raise torchprof.TorchprofError(f"output_file={str(output_file)!r} cannot be written: {error}") from error
+            raise TorchprofError(f"output_file={str(output_file)!r} cannot be written: {error}") from error
 
     def print_model_aggregated_profile(self, module_depth: int = -1, top_modules: int = 1) -> None:
         """Print the ``top_modules`` classes of modules with the largest sums, for each depth up to ``module_depth``.
@@ -125,9 +125,9 @@ class FlopsProfiler:
 
     def _measured(self) -> Measured:
         if self._block is not None:
-            raise torchprof.TorchprofError("Profiling is still going on: call stop_profile() first.")
+            raise TorchprofError("Profiling is still going on: call stop_profile() first.")
         if self._figures is None:
-            raise torchprof.TorchprofError(
+            raise TorchprofError(
                 "There are no figures: call start_profile(), then the model, then stop_profile(). They are there until "
                 "reset_profile() or end_profile()."
             )
@@ -138,33 +138,31 @@ def _checked_ignored(ignore: Any, model: nn.Module) -> tuple[Any, ...]:
     if ignore is None:
         return ()
     if not isinstance(ignore, Iterable) or isinstance(ignore, (str, nn.Module)):
-        raise torchprof.TorchprofError(
+        raise TorchprofError(
             f"What is to be ignored is a list of classes of modules, [nn.Dropout], or of modules, not {ignore!r:.80}."
         )
     ignored = tuple(ignore)
     for kind in ignored:
         if isinstance(kind, nn.Module):
             if not is_one_of(kind, model.modules()):
-                raise torchprof.TorchprofError(f"{kind!r:.80}, which is to be ignored, is not a module of the model.")
+                raise TorchprofError(f"{kind!r:.80}, which is to be ignored, is not a module of the model.")
         elif not isinstance(kind, type):
-            raise torchprof.TorchprofError(
-                f"{kind!r:.80} cannot be ignored: it is neither a class of modules nor a module."
-            )
+            raise TorchprofError(f"{kind!r:.80} cannot be ignored: it is neither a class of modules nor a module.")
     return ignored
 
 
 def _check_printing(module_depth: Any, top_modules: Any, output_file: Any) -> None:
     """Check the options of printing. Raises TorchprofError."""
     if not isinstance(module_depth, int) or module_depth < -1:
-        raise torchprof.TorchprofError(f"module_depth is 0 or more, or -1 for all depths, not {module_depth!r}.")
+        raise TorchprofError(f"module_depth is 0 or more, or -1 for all depths, not {module_depth!r}.")
     if not isinstance(top_modules, int) or top_modules < 1:
-        raise torchprof.TorchprofError(f"top_modules is how many are listed, 1 or more, not {top_modules!r}.")
+        raise TorchprofError(f"top_modules is how many are listed, 1 or more, not {top_modules!r}.")
     if output_file:
         if not isinstance(output_file, (str, PathLike)):
-            raise torchprof.TorchprofError(f"output_file is the name of a file, not {output_file!r:.80}.")
+            raise TorchprofError(f"output_file is the name of a file, not {output_file!r:.80}.")
         folder = Path(output_file).absolute().parent
         if not folder.is_dir():
-            raise torchprof.TorchprofError(
+            raise TorchprofError(
                 f"output_file={str(output_file)!r}: there is no folder {str(folder)!r}. Make it first."
             )
 
@@ -198,12 +196,10 @@ def get_model_profile(
     """
     profiler = FlopsProfiler(model)
     if mode is not None and func_name not in ("forward", mode):
-        raise torchprof.TorchprofError(
-            f"mode={mode!r} and func_name={func_name!r} are two names of one thing: leave one out."
-        )
+        raise TorchprofError(f"mode={mode!r} and func_name={func_name!r} are two names of one thing: leave one out.")
     call = _method(model, func_name if mode is None else mode)
     if not isinstance(warm_up, int) or warm_up < 0:
-        raise torchprof.TorchprofError(f"warm_up is a number of calls, 0 or more, not {warm_up!r}.")
+        raise TorchprofError(f"warm_up is a number of calls, 0 or more, not {warm_up!r}.")
     _check_printing(module_depth, top_modules, output_file)
     given, named = _inputs(model, input_shape, args, kwargs)
     modes = [(module, module.training) for module in model.modules()]
@@ -232,24 +228,24 @@ def _method(model: nn.Module, name: Any) -> Any:
         return model
     method = getattr(model, name, None) if isinstance(name, str) else None
     if not callable(method):
-        raise torchprof.TorchprofError(f"{type(model).__name__} has no method {name!r} to profile.")
+        raise TorchprofError(f"{type(model).__name__} has no method {name!r} to profile.")
     return method
 
 
 def _inputs(model: nn.Module, shape: Any, args: Any, kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
     """The arguments and keyword arguments of the call."""
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise torchprof.TorchprofError(f"kwargs is a dict of named arguments, not {kwargs!r:.80}.")
+        raise TorchprofError(f"kwargs is a dict of named arguments, not {kwargs!r:.80}.")
     named = dict(kwargs or {})
     if shape is not None:
         sizes = list(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else []
         if not sizes or not all(isinstance(size, int) and size >= 0 for size in sizes):
-            raise torchprof.TorchprofError(f"input_shape is a tuple of sizes, (1, 3, 224, 224), not {shape!r:.80}.")
+            raise TorchprofError(f"input_shape is a tuple of sizes, (1, 3, 224, 224), not {shape!r:.80}.")
         first = next(model.parameters(), None)
         dtype, device = (None, None) if first is None else (first.dtype, first.device)
         return [torch.zeros(sizes, dtype=dtype, device=device)], named
     if args is not None and not isinstance(args, (list, tuple)):
-        raise torchprof.TorchprofError(f"args is a list of arguments, [x], not {type(args).__name__}.")
+        raise TorchprofError(f"args is a list of arguments, [x], not {type(args).__name__}.")
     if not args and not named:
-        raise torchprof.TorchprofError("The model needs something to be called on: give input_shape, args or kwargs.")
+        raise TorchprofError("The model needs something to be called on: give input_shape, args or kwargs.")
     return list(args or []), named
