@@ -84,65 +84,39 @@ __all__ = [
 ]
 
 _FILES = {
-    "Around": "run.rows",
-    "BenchmarkResult": "profile.latency",
-    "Bound": "run.cost",
-    "RunWarning": "run.warnings",
-    "Change": "analyze.compare.diff",
-    "Column": "analyze.columns",
-    "Compilation": "run.meta",
-    "CompiledRegion": "run.meta",
-    "Cost": "run.cost",
-    "DeviceTime": "run.timeline",
-    "Entered": "run.unfinished",
-    "Figure": "run.cost",
-    "Frame": "run.words",
-    "FrameKind": "run.words",
-    "GroupOfRanks": "run.lockstep",
-    "Held": "run.memory",
-    "JobFolder": "run.job_folder",
-    "Lane": "run.timeline",
-    "Latency": "profile.latency",
-    "Layer": "run.layers",
-    "Layers": "run.layers",
-    "Lockstep": "run.lockstep",
-    "LockstepKey": "run.lockstep",
-    "Machine": "profile.latency",
-    "Measure": "run.cost",
-    "Memory": "run.memory",
-    "MeshDim": "run.meta",
-    "Meta": "run.meta",
-    "Node": "run.run",
-    "Noise": "analyze.compare.noise",
-    "Op": "run.operators",
-    "Pair": "analyze.compare.diff",
-    "Peak": "run.meta",
-    "Pipeline": "run.pipeline",
-    "ReportCell": "run.cost",
-    "ReportText": "run.outputs",
-    "Row": "run.rows",
-    "Rows": "run.rows",
-    "SampleKey": "run.samples",
-    "Signature": "run.words",
-    "Spans": "run.timeline",
-    "Spread": "run.samples",
-    "StageAction": "run.pipeline",
-    "StepEnd": "run.words",
-    "StreamTime": "run.timeline",
-    "Timeline": "run.timeline",
-    "Trace": "record.modules",
-    "Unfinished": "run.unfinished",
-    "Unit": "run.cost",
+    "analyze.columns": "Column",
+    "analyze.compare.diff": "Change Pair",
+    "analyze.compare.noise": "Noise",
+    "profile.latency": "BenchmarkResult Latency Machine",
+    "record.modules": "Trace",
+    "run.cost": "Bound Cost Figure Measure ReportCell Unit",
+    "run.job_folder": "JobFolder",
+    "run.layers": "Layer Layers",
+    "run.lockstep": "GroupOfRanks Lockstep LockstepKey",
+    "run.memory": "Held Memory",
+    "run.meta": "Compilation CompiledRegion MeshDim Meta Peak",
+    "run.operators": "Op",
+    "run.outputs": "ReportText",
+    "run.pipeline": "Pipeline StageAction",
+    "run.rows": "Around Row Rows",
+    "run.run": "Node",
+    "run.samples": "SampleKey Spread",
+    "run.timeline": "DeviceTime Lane Spans StreamTime Timeline",
+    "run.unfinished": "Entered Unfinished",
+    "run.warnings": "RunWarning",
+    "run.words": "Frame FrameKind Signature StepEnd",
 }
+"""By file, the names that are loaded from it."""
+_FILE_OF = {name: file for file, names in _FILES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
     from sys import modules
 
-    if name not in _FILES:
+    if name not in _FILE_OF:
         raise AttributeError(f"module 'torchprof.types' has no attribute {name!r}", name=name, obj=modules[__name__])
-    return getattr(import_module(f"torchprof.{_FILES[name]}"), name)
+    return getattr(import_module(f"torchprof.{_FILE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -948,10 +948,10 @@ def test_the_latency_is_the_device_time_if_it_was_recorded(
         device = torch.device("cuda")
         is_cpu = False
 
-    monkeypatch.setattr(torchprof, "Profile", OnDevice)
+    monkeypatch.setattr("torchprof.integrations.flops_profiler.profiler.Profile", OnDevice)
     model = Mlp()
     x = torch.rand(3, 4)
-    with torchprof.Profile(model, with_flops=True) as block:
+    with OnDevice(model, with_flops=True) as block:
         model(x)
     model.fc1.weight = Elsewhere(model.fc1.weight.detach())
     rows = [row for row in block.run.rows if row.phase == "forward" and row.layer is not None]

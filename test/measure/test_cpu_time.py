@@ -84,9 +84,9 @@ def test_a_real_recording(monkeypatch) -> None:
 
 
 def test_cycles_add_up_and_a_sum_with_an_unknown_value_is_unknown() -> None:
-    from torchprof.run.meta import _sum_of_known
+    from torchprof.run.meta import sum_if_known
 
-    assert [_sum_of_known(*pair) for pair in ((3, 4), (None, 4), (3, None))] == [7, None, None]
+    assert [sum_if_known(*pair) for pair in ((3, 4), (None, 4), (3, None))] == [7, None, None]
 
 
 def test_a_trace_does_not_have_it(tmp_path) -> None:

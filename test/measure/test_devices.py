@@ -26,9 +26,9 @@ from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.devices import DeviceTimes
 from torchprof.measure.fold import fold
-from torchprof.run.cycles import add_cycle
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.layers import Layer
+from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Meta
 from torchprof.run.timeline import DeviceTime, StreamTime
 

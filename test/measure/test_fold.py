@@ -21,9 +21,9 @@ from torchprof.measure.fold import fold
 from torchprof.measure.recording import Observations
 from torchprof.run.collectives import collective_of
 from torchprof.run.cost import Cost
-from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
 from torchprof.run.memory import Held, Memory
+from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Meta
 from torchprof.run.rows import SIGNATURES as MOST
 from torchprof.run.rows import Around, Row

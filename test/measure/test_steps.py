@@ -32,8 +32,8 @@ from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.record.labels import label_of
-from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
+from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread

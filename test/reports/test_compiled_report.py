@@ -21,8 +21,8 @@ from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, 
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Cost
-from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
+from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Compilation, CompiledRegion
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD

@@ -18,8 +18,8 @@ from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
 from torchprof.analyze.ranks.sentences import hanging_ranks, straggler
 from torchprof.analyze.ranks.slow import Slow
-from torchprof.run.cycles import add_cycle
 from torchprof.run.lockstep import GAP, STEP, Lockstep, LockstepKey
+from torchprof.run.merge import add_cycle
 from torchprof.run.meta import MeshDim
 from torchprof.run.unfinished import Entered, Unfinished
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE

@@ -485,10 +485,10 @@ def test_what_cannot_be_sent_from_a_process_is_an_error_that_says_so() -> None:
         TorchprofError, match=r"One of the processes that read files failed: _Unsent\('rank2.json:7'\)\."
     ):
         list(in_processes(_fails, [7, 7], 2))
-    result, error = pickle.loads(processes._pickled(lambda: 1, None))
+    result, error = pickle.loads(processes._outcome(lambda item: lambda: item, 1))
     assert result is None and isinstance(error, TorchprofError)
     assert "files failed: its result cannot be sent to another: " in str(error) and "lambda" in str(error)
-    assert pickle.loads(processes._pickled(1, None)) == (1, None)
+    assert pickle.loads(processes._outcome(abs, -1)) == (1, None)
 
 
 def test_one_process_reads_if_others_cannot_import_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

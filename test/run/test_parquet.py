@@ -104,10 +104,7 @@ def test_a_line_has_the_figures_of_its_row(kind: str, tmp_path: Path) -> None:
 
 def test_a_cost_is_null_on_the_ranks_that_did_not_measure_it(tmp_path: Path) -> None:
     """Rank 0 counted no FLOPs, rank 1 did, and one of its rows has none."""
-    rows = {
-        0: [row(0, cpu_ns=5), row(1, cpu_ns=0)],
-        1: [row(0, cpu_ns=5, flops=7), row(1, cpu_ns=0, flops=0)],
-    }
+    rows = {0: [row(0, cpu_ns=5), row(1, cpu_ns=0)], 1: [row(0, cpu_ns=5, flops=7), row(1, cpu_ns=0, flops=0)]}
     measured = {0: ("cpu_ns",), 1: ("cpu_ns", "macs", "flops", "uncounted")}
     ranks = []
     for rank in (0, 1):

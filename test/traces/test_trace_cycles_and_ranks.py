@@ -30,7 +30,7 @@ from build.warnings import sentences
 from torch import Tensor, nn
 
 import torchprof
-from torchprof.run.cycles import add_cycle
+from torchprof.run.merge import add_cycle
 from torchprof.run.run import Run
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from typing import TYPE_CHECKING
 
 import torchprof
 from torchprof.analyze.report import printable
-from torchprof.cli.options import add_json_option, add_options, add_output_option, check_output, whole_number
-from torchprof.cli.output import print_json, write_files
-
-if TYPE_CHECKING:
-    from torchprof.cli.options import Commands
+from torchprof.cli.options import Commands, add_json_option, add_options, add_output_option, check_output, whole_number
+from torchprof.cli.output import write_files
 
 _EPILOG = """\
 A LIMIT is [LAYERS: ]MEASURE > AMOUNT. Without LAYERS it is on the models; * in a path is any one step.
@@ -40,7 +37,6 @@ def add_to(commands: Commands) -> None:
         usage="torchprof compare BEFORE.json AFTER.json [options]",
         description="Compare two saved runs layer by layer, the largest changes first. This needs no torch.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("before", metavar="BEFORE.json")
     parser.add_argument("after", metavar="AFTER.json")
@@ -71,7 +67,7 @@ def execute(arguments: argparse.Namespace) -> int:
     table = diff.report("table", **{name: getattr(arguments, name) for name in names})
     outcomes = check(diff, limits)
     if arguments.json:
-        print_json(table)
+        print(json.dumps(table.data))
     else:
         print(table, *([""] if outcomes else []), sep="\n")
     for outcome in outcomes:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torchprof.cli.options import Commands
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import known
 from torchprof.run.words import PHASES
-
-if TYPE_CHECKING:
-    from torchprof.cli.options import Commands
 
 _SHELLS = ("bash", "zsh", "fish")
 _NAMES_OF_FILES = ("files", "before", "after", "script", "output")
@@ -33,7 +31,6 @@ def add_to(commands: Commands) -> None:
         usage="torchprof completion SHELL",
         description="Print the script with which a shell completes commands, options, reports and files.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", metavar="SHELL", help=", ".join(_SHELLS))
     parser.set_defaults(execute=execute)

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from torchprof.cli.models import call_of, make_model
-from torchprof.cli.options import (
-    add_json_option,
-    add_model_options,
-    add_output_option,
-    add_report_options,
-    add_table_options,
-    check_output,
-    check_report,
-)
-from torchprof.cli.output import print_failure, print_overview, print_run, write_files
+from torchprof.cli.options import Commands, add_model_options, add_report_options, check_output, check_report
+from torchprof.cli.output import print_failure, print_run, write_files
 from torchprof.errors import TorchprofError
-
-if TYPE_CHECKING:
-    from torchprof.cli.options import Commands
 
 _EPILOG = """\
 SPEC and INPUT are as of `torchprof profile`. No data is made, so a model of any size will do.
@@ -38,12 +26,9 @@ def add_to(commands: Commands) -> None:
         usage="torchprof flops SPEC --input INPUT [options]",
         description="Make a model on the meta device, whose tensors have no data, and count what a call computes.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_model_options(parser)
     add_report_options(parser)
-    add_table_options(parser)
-    add_json_option(add_output_option(parser))
     parser.set_defaults(execute=execute)
 
 
@@ -70,5 +55,5 @@ def execute(arguments: argparse.Namespace) -> int:
     except Exception as error:
         return print_failure(call.text, error)
     code = write_files(run.export, arguments)
-    print_run(run, arguments, lambda: print_overview(run))
+    print_run(run, arguments)
     return code

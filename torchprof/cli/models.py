@@ -96,10 +96,8 @@ def make_without_data(spec: str, kwargs_text: str) -> torch.nn.Module:
 
 
 def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
-    """The module that ``spec`` names; if it names a callable, the module that this makes.
-
-    ``kwargs_text``: the keyword arguments of the callable, a JSON object. Raises TorchprofError.
-    """
+    """The module that ``spec`` names; if it names a callable, the module that this makes. ``kwargs_text``: the keyword
+    arguments of the callable, a JSON object. Raises TorchprofError."""
     from torch import nn
 
     kwargs = _json_object("--kwargs", kwargs_text, '{"width": 64}')
@@ -123,14 +121,6 @@ def make_model(spec: str, kwargs_text: str) -> torch.nn.Module:
     return made
 
 
-def _of_timm(timm: Any, name: str, **kwargs: Any) -> Any:
-    return timm.create_model(name, pretrained=False, **kwargs)
-
-
-def _of_torchvision(torchvision: Any, name: str, **kwargs: Any) -> Any:
-    return torchvision.models.get_model(name, weights=None, **kwargs)
-
-
 def _of_transformers(transformers: Any, place: str, **kwargs: Any) -> Any:
     """The model of a ``config.json``, or of a folder with one, with random weights. ``kwargs``: for its config."""
     path = Path(place)
@@ -146,8 +136,8 @@ def _of_transformers(transformers: Any, place: str, **kwargs: Any) -> Any:
 
 
 _LIBRARIES: dict[str, Callable[..., Any]] = {
-    "timm": _of_timm,
-    "torchvision": _of_torchvision,
+    "timm": lambda timm, name, **kwargs: timm.create_model(name, pretrained=False, **kwargs),
+    "torchvision": lambda torchvision, name, **kwargs: torchvision.models.get_model(name, weights=None, **kwargs),
     "transformers": _of_transformers,
 }
 """What makes a model of a library from a name that is not in its package."""
@@ -188,10 +178,8 @@ def _find(spec: str) -> Any:
 
 class _Input(NamedTuple):
     """The description of a random tensor: its shape, dtype and range of values, from ``low`` to ``high`` (exclusive).
-
     ``name``: the keyword argument; None for a positional argument. ``dtype``: None if the user wrote none. ``text``:
-    the text that the user wrote.
-    """
+    the text that the user wrote."""
 
     text: str
     name: str | None

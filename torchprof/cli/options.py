@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from torchprof.analyze.amounts import parse_amount
 from torchprof.cli.models import SPECS
@@ -17,9 +17,8 @@ from torchprof.run.dtypes import DTYPES
 from torchprof.run.job_folder import make_room, names_job_folder
 from torchprof.run.parquet import check_pyarrow
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
-    """The type that ``add_subparsers`` returns."""
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""The type that ``add_subparsers`` returns."""
 
 TABLE_OPTIONS = ("depth", "show_events", "sort_by", "top", "percent", "tablefmt", "hot")
 """The options of a table, as attributes of the parsed arguments."""
@@ -91,19 +90,6 @@ def dtype_name(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is not a dtype for a model. {suggest(text, names)}") from None
 
 
-def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """The choice of one report, and the options that only reports have."""
-    group = parser.add_argument_group(
-        "one report", "--depth, --sort-by, --top and --tablefmt work here, too, if the report has them"
-    )
-    group.add_argument("--report", metavar="NAME", help="top, ops, memory, … (torchprof --help lists all)")
-    group.add_argument("--op", metavar="OP", help="ops: the layers that use this operator: aten::mm")
-    group.add_argument("--layer", metavar="PATH", help="ops, kernels: only in these layers: features.0, layer.*")
-    group.add_argument("--phase", metavar="PHASE", help="only in this phase: forward, backward or recompute")
-    group.add_argument("--by-shape", action="store_true", help="ops: a row for each shape of the inputs")
-    group.add_argument("--full-names", action="store_true", help="kernels: names in full")
-
-
 _RUN_FILES = "write a file, once for each: run.json (to show and compare), report.html, table.csv, run.json.gz, …"
 
 
@@ -119,8 +105,17 @@ def add_json_option(output: argparse._ArgumentGroup) -> None:
     output.add_argument("--json", action="store_true", help="print the report as JSON instead of text")
 
 
-def add_table_options(parser: argparse.ArgumentParser) -> None:
-    """The options of the table of layers, and ``--summary``, which replaces the table."""
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """What to print: one report, with the options that only reports have, or the table of layers; and the output."""
+    group = parser.add_argument_group(
+        "one report", "--depth, --sort-by, --top and --tablefmt work here, too, if the report has them"
+    )
+    group.add_argument("--report", metavar="NAME", help="top, ops, memory, … (torchprof --help lists all)")
+    group.add_argument("--op", metavar="OP", help="ops: the layers that use this operator: aten::mm")
+    group.add_argument("--layer", metavar="PATH", help="ops, kernels: only in these layers: features.0, layer.*")
+    group.add_argument("--phase", metavar="PHASE", help="only in this phase: forward, backward or recompute")
+    group.add_argument("--by-shape", action="store_true", help="ops: a row for each shape of the inputs")
+    group.add_argument("--full-names", action="store_true", help="kernels: names in full")
     table = parser.add_argument_group("the table")
     add_options(table, "--depth")
     table.add_argument("--show-events", action="store_true", help="list the operators of each layer")
@@ -129,6 +124,7 @@ def add_table_options(parser: argparse.ArgumentParser) -> None:
     table.add_argument("--percent", action="store_true", help="add shares in percent")
     add_options(table, "--hot", "--tablefmt")
     table.add_argument("--summary", action="store_true", help="shapes and parameters instead of the tree")
+    add_json_option(add_output_option(parser))
 
 
 def given_options(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
@@ -143,10 +139,8 @@ def in_words(names: Iterable[str]) -> str:
 
 
 def check_report(arguments: argparse.Namespace) -> None:
-    """Check the report's name and options. Call this before any file is read, since reading may take long.
-
-    Raises TorchprofError.
-    """
+    """Check the report's name and options. Call this before any file is read, since reading may take long. Raises
+    TorchprofError."""
     given = given_options(arguments, REPORT_OPTIONS)
     if arguments.report and arguments.summary:
         raise TorchprofError("--report and --summary exclude each other. The summary is also --report summary.")
@@ -157,13 +151,11 @@ def check_report(arguments: argparse.Namespace) -> None:
 
 
 def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The given options, by the names that the report's function uses for them.
-
-    Raises TorchprofError for an unknown report, and for an option that the report does not have.
-    """
+    """The given options, by the names that the report's function uses for them. Raises TorchprofError for an unknown
+    report, and for an option that the report does not have."""
     name = arguments.report
     accepted = options_of(name)
-    name_in_report = {_name_on_command_line(option): option for option in accepted}
+    name_in_report = {"by_shape" if option == _BY_SHAPE_IN_REPORTS else option: option for option in accepted}
     given = given_options(arguments, (*TABLE_OPTIONS, *REPORT_OPTIONS))
     refused = [option for option in given if option not in name_in_report]
     if refused:
@@ -174,11 +166,6 @@ def report_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if "op" in given and not_with_op:
         raise TorchprofError(f"--op shows the layers of one operator: leave out {in_words(not_with_op)}.")
     return {name_in_report[option]: value for option, value in given.items()}
-
-
-def _name_on_command_line(option: str) -> str:
-    """The command line's name for an option of a report's function."""
-    return "by_shape" if option == _BY_SHAPE_IN_REPORTS else option
 
 
 def check_output(

@@ -22,7 +22,6 @@ from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report
 from torchprof.errors import TorchprofError, some
 from torchprof.reports import content_of, options_of
 from torchprof.reports.text import terminal_width, text_of
-from torchprof.run.outputs import ReportText
 from torchprof.run.words import FrameKind
 
 if TYPE_CHECKING:
@@ -42,26 +41,23 @@ _OPTION_THAT_RECORDS = {"record_shapes": "--shapes (shapes and types)", "profile
 
 def in_color(stream: TextIO) -> bool:
     """Whether to write colors to a stream: it is a terminal with colors, and ``NO_COLOR`` is unset or empty.
-
-    https://no-color.org defines ``NO_COLOR``.
-    """
+    https://no-color.org defines ``NO_COLOR``."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 # Print a run
 
 
-def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Callable[[], None]) -> None:
-    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``.
-
-    With ``--json`` the data of the report is printed, of the overview if none was chosen.
-    """
+def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Callable[[], None] | None = None) -> None:
+    """Print the report or the table that the user chose; if none was chosen, call ``otherwise``, or print the overview.
+    With ``--json`` the data of the report is printed, of the overview if none was chosen."""
     name, options = _chosen(arguments)
-    if arguments.json:
-        print_json(run.report(name or "overview", **options))
-        return
-    if not name:
+    if not name and not arguments.json and otherwise is not None:
         otherwise()
+        return
+    name = name or "overview"
+    if arguments.json:
+        print(json.dumps(run.report(name, **options).data))
         return
     accepted = options_of(name)
     for_terminal = {"color": in_color(sys.stdout), "width": terminal_width(), "whole": _whole(run)}
@@ -69,16 +65,9 @@ def print_run(run: torchprof.Run, arguments: argparse.Namespace, otherwise: Call
     print(run.report(name, **options))
 
 
-def print_json(report: ReportText) -> None:
-    """Print the data of a report in one line. Raises TorchprofError for a report that is a file format."""
-    print(json.dumps(report.data))
-
-
 def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """The report of ``--report`` or ``--summary``, or the table if one of its options was given; its options.
-
-    ``""`` if the user chose none.
-    """
+    """The report of ``--report`` or ``--summary``, or the table if one of its options was given; its options. ``""`` if
+    the user chose none."""
     if arguments.report:
         all_findings = {"top": None} if arguments.report == "advice" else {}
         return arguments.report, all_findings | report_options(arguments)
@@ -91,11 +80,6 @@ def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     return "tree" if given else "", given
 
 
-def print_overview(run: torchprof.Run) -> None:
-    """Print the headline, the largest places and the layers in few rows."""
-    print(run.report("overview", width=terminal_width(), whole=_whole(run), color=in_color(sys.stdout)))
-
-
 def _whole(run: torchprof.Run) -> str:
     """The option that shows all layers."""
     deepest = max((len(layer.path) for layer in run.layers), default=1) - 1
@@ -103,12 +87,7 @@ def _whole(run: torchprof.Run) -> str:
 
 
 def print_all(
-    run: torchprof.Run,
-    arguments: argparse.Namespace,
-    files: Sequence[str],
-    of_ranks: torchprof.Run,
-    *,
-    is_trace: bool,
+    run: torchprof.Run, arguments: argparse.Namespace, files: Sequence[str], of_ranks: torchprof.Run, *, is_trace: bool
 ) -> None:
     """Print all sections of a run that was read from files. ``of_ranks``: the run that compares the ranks of the job.
 
@@ -156,6 +135,7 @@ def _sections(
     is_trace: bool,
 ) -> Iterator[str]:
     from torchprof.analyze.advice import advise
+    from torchprof.analyze.layers.entries import fitting_depth
 
     all_findings = advise(run)
     yield text_of(spaced(verdict(run, terminal_width(), all_findings)))
@@ -166,7 +146,7 @@ def _sections(
     yield section(title_of_parts(run), places)
     # The sections above have the warnings, so those below do not repeat them.
     advice = _advice(run, all_findings, command, is_trace)
-    depth = _depth(run, arguments)
+    depth = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
     if run.layers:
         yield section("The layers", _layers(run, arguments, color))
     if advice:
@@ -178,7 +158,7 @@ def _sections(
     yield from _operators(run)
     if run.memory:
         yield section("Memory", _without_warnings(run, "memory", depth=depth))
-    if arguments.subcommand != "run" and _has_several_calls(run):
+    if arguments.subcommand != "run" and any(spread.count > 1 for spread in run.samples.values()):
         yield section("One forward call, CPU time", _without_warnings(run, "calls", depth=depth))
     if run.meta.environment:
         yield section("Recorded on", "\n".join(f"  {name:<8} {value}" for name, value in run.meta.environment))
@@ -191,18 +171,6 @@ def _without_warnings(run: torchprof.Run, report: str, **options: Any) -> Part:
 def section(title: str, part: Part) -> str:
     """The text of a report, or of a part of one, with an underlined title."""
     return f"\n{title}\n{'=' * len(title)}\n{text_of(part)}"
-
-
-def _has_several_calls(run: torchprof.Run) -> bool:
-    return any(spread.count > 1 for spread in run.samples.values())
-
-
-def _depth(run: torchprof.Run, arguments: argparse.Namespace) -> int:
-    """``--depth``; without it, the depth whose layers fit on a screen."""
-    from torchprof.analyze.layers.entries import fitting_depth
-
-    depth: int = fitting_depth(run, _LAYERS_SHOWN) if arguments.depth is None else arguments.depth
-    return depth
 
 
 def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> str:
@@ -257,10 +225,8 @@ def write_files(export: Callable[[str], None], arguments: argparse.Namespace) ->
 
 
 def write_file(export: Callable[[str], None], path: str, name: str) -> str:
-    """Write one file. Returns "", or a sentence that says why the file was not written.
-
-    That does not raise, so that the caller can still print the report and write the other files.
-    """
+    """Write one file. Returns "", or a sentence that says why the file was not written. That does not raise, so that
+    the caller can still print the report and write the other files."""
     try:
         export(path)
     except OSError as error:
@@ -271,6 +237,9 @@ def write_file(export: Callable[[str], None], path: str, name: str) -> str:
 
 
 # While a model runs
+
+ERASED = "\r\033[K"
+"""What erases the line of ``show_status``."""
 
 
 def print_failure(given: str, failure: Exception) -> int:
@@ -285,20 +254,21 @@ def print_failure(given: str, failure: Exception) -> int:
 def progress(what: str, count: int) -> Iterator[int]:
     """Like ``range(count)``; on a terminal, stderr shows the current number."""
     for number in range(count):
-        _show(f"\r{what} {number + 1} of {count} ")
+        show_status(f"\r{what} {number + 1} of {count} ")
         yield number
     if count:
-        _show("\r\033[K")
+        show_status(ERASED)
 
 
 @contextmanager
 def shown_meanwhile(text: str) -> Iterator[None]:
     """On a terminal, stderr shows a text until the block ends."""
-    _show(f"\r{text} ")
+    show_status(f"\r{text} ")
     yield
-    _show("\r\033[K")
+    show_status(ERASED)
 
 
-def _show(text: str) -> None:
+def show_status(text: str) -> None:
+    """Show a text on stderr, if that is a terminal, in place of the last one."""
     if sys.stderr.isatty():
         print(text, end="", file=sys.stderr, flush=True)

@@ -48,7 +48,10 @@ More
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of a command. Its errors name similar options."""
+    """The parser of a command. Its help keeps the line breaks of the epilog, its errors name similar options."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def unknown_options(self, words: Sequence[str]) -> NoReturn:
         """End with an error for words that no option and no argument took."""

@@ -11,32 +11,20 @@ from typing import TYPE_CHECKING
 import torchprof
 from torchprof.cli.models import ModelCall, call_of, make_model, sum_of
 from torchprof.cli.options import (
-    add_json_option,
+    Commands,
     add_model_options,
     add_options,
-    add_output_option,
     add_report_options,
-    add_table_options,
     check_output,
     check_report,
     wants_timeline,
     whole_number,
 )
-from torchprof.cli.output import (
-    INTERRUPTED,
-    print_failure,
-    print_overview,
-    print_run,
-    progress,
-    shown_meanwhile,
-    write_files,
-)
+from torchprof.cli.output import INTERRUPTED, print_failure, print_run, progress, shown_meanwhile, write_files
 from torchprof.errors import TorchprofError, suggest
 
 if TYPE_CHECKING:
     import torch
-
-    from torchprof.cli.options import Commands
 
 _EPILOG = """\
 SPEC names what makes the model: a class or a function, or the model itself.
@@ -62,7 +50,6 @@ def add_to(commands: Commands) -> None:
         usage="torchprof profile SPEC --input INPUT [options]",
         description="Make a model, call it with random inputs, and print what each layer cost.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     model = add_model_options(parser)
     model.add_argument(
@@ -75,8 +62,6 @@ def add_to(commands: Commands) -> None:
     add_options(recorded, "--memory", "--flops", "--shapes")
     recorded.add_argument("--paths", nargs="+", metavar="PATH", help="only these layers: features.0, layer.*")
     add_report_options(parser)
-    add_table_options(parser)
-    add_json_option(add_output_option(parser))
     parser.set_defaults(execute=execute)
 
 
@@ -113,7 +98,7 @@ def execute(arguments: argparse.Namespace) -> int:
     code = 0
     if prof.exited:
         code = write_files(prof.run.export, arguments)  # first, since the table may fail: closed pipe, unknown column
-        print_run(prof.run, arguments, lambda: print_overview(prof.run))
+        print_run(prof.run, arguments)
         sys.stdout.flush()
     if isinstance(failure, KeyboardInterrupt):
         what = "the report shows what ran until then" if prof.exited else "nothing was recorded yet"

@@ -13,23 +13,16 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import torchprof
 from torchprof.analyze.report import ReportTable
-from torchprof.cli.options import (
-    add_options,
-    add_output_option,
-    check_output,
-    wants_timeline,
-    whole_number,
-)
+from torchprof.cli.options import Commands, add_options, add_output_option, check_output, wants_timeline, whole_number
 from torchprof.cli.output import in_color, section, sections_of, write_file
 from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
 from torchprof.reports import PARQUET_RUN, format_of
 from torchprof.reports.text import text_of
 from torchprof.run.job_folder import names_job_folder
-from torchprof.run.launchers import name_of_job
+from torchprof.run.meta import name_of_job
 
 if TYPE_CHECKING:
-    from torchprof.cli.options import Commands
     from torchprof.profile.program import Program
     from torchprof.profile.script import Ending, Script
 
@@ -61,7 +54,6 @@ def add_to(commands: Commands) -> None:
         help="profile a whole script, unchanged",
         description="Run a script as Python would, find the models that it calls, and print where the time went.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="torchprof run [options] script.py [args ...]\n       torchprof run [options] -m module [args ...]",
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")

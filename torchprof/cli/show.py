@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torchprof
-from torchprof.cli.files import files_of, read, runs_of
-from torchprof.cli.job import JobRun, job_to_write, read_job, read_many, write_job
+from torchprof.cli.files import JobRun, files_of, job_to_write, read_job, read_many, runs_of, write_job
 from torchprof.cli.models import SPECS
-from torchprof.cli.options import (
-    add_json_option,
-    add_output_option,
-    add_report_options,
-    add_table_options,
-    check_output,
-    check_report,
-    whole_number,
-)
+from torchprof.cli.options import Commands, add_report_options, check_output, check_report, whole_number
 from torchprof.cli.output import print_all, print_run, write_files
 from torchprof.errors import TorchprofError
 from torchprof.reports import format_of
-
-if TYPE_CHECKING:
-    from torchprof.cli.options import Commands
 
 _EPILOG = """\
 FILE is a saved run (run.json, run.parquet), a trace of torch.profiler (trace.json), either gzipped, or a folder of
@@ -62,12 +49,9 @@ def add_to(commands: Commands) -> None:
         usage="torchprof show FILE [FILE ...] [options]",
         description="Show saved runs and traces of torch.profiler; several make one run. Saved runs need no torch.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="saved runs, traces, or folders of them")
     add_report_options(parser)
-    add_table_options(parser)
-    add_json_option(add_output_option(parser))
     several = parser.add_argument_group("several ranks or cycles")
     several.add_argument("--rank", type=whole_number, metavar="N", help="only this rank")
     several.add_argument("--add-cycles", action="store_true", help="add up saved runs of one rank, in this order")
@@ -105,7 +89,9 @@ def execute(arguments: argparse.Namespace) -> int:
     job, names, is_trace = read_job(arguments), arguments.files, False
     if job is None:
         files = files_of(arguments.files)
-        job = read_many(files, arguments) or JobRun(read(files, arguments))
+        job = read_many(files, arguments)
+        if job is None:
+            job = JobRun(torchprof.merge(runs_of(files, arguments), add_cycles=arguments.add_cycles))
         names, is_trace = [*files.saved, *files.traces], bool(files.traces)
     run = job.run if arguments.rank is None else job.run.of_rank(arguments.rank)
     code = write_files(partial(_export, run, job.compared), arguments)

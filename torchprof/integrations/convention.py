@@ -38,11 +38,8 @@ class Counted:
     device_ns: int = 0
 
     def add(self, other: Counted) -> None:
-        self.calls += other.calls
-        self.macs += other.macs
-        self.flops += other.flops
-        self.ns += other.ns
-        self.device_ns += other.device_ns
+        for name, number in vars(other).items():
+            setattr(self, name, getattr(self, name) + number)
 
 
 def input_shape(signature: Any, index: int = 0) -> tuple[int, ...] | None:

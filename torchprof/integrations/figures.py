@@ -1,8 +1,8 @@
-"""Figures that may be unknown: an unknown number is None, and ``–`` as text."""
+"""Figures as text. A figure may be unknown: then it is None, and ``–`` as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 UNKNOWN_TEXT = "–"
 
@@ -22,3 +22,18 @@ def share_text(part: float | None, whole: float | None, decimals: int = 2) -> st
     if part is None or whole is None:
         return UNKNOWN_TEXT
     return f"{part / whole if whole else 0:.{decimals}%}"
+
+
+def scaled(value: float | None, units: Mapping[str, float], precision: int = 2) -> str:
+    """A value in the first unit that is not larger than it, or else in the last one. ``units``: largest first.
+    ``precision`` is the maximum number of decimals. A whole number in a unit of 1 stays as it is."""
+    if value is None:
+        return UNKNOWN_TEXT
+    unit = next((unit for unit, size in units.items() if abs(value) >= size), [*units][-1])
+    number = value if units[unit] == 1 and isinstance(value, int) else round(value / units[unit], precision)
+    return f"{number} {unit}".rstrip()
+
+
+def at_least(text: str, is_lower_bound: bool) -> str:
+    """Put ``≥`` before a figure that is a lower bound; an unknown figure stays ``–``."""
+    return f"≥ {text}" if is_lower_bound and text != UNKNOWN_TEXT else text

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from functools import partialmethod
 from importlib import import_module
-from os import PathLike
 from typing import Any
 
-from torch import nn
-from torch.profiler import ProfilerAction
-
-from torchprof import Profile, Run, TorchprofError
-from torchprof.integrations.training_loop import LoopProfile
+from torchprof.integrations.training_loop import LoopCallback
 
 __all__ = ["ProfileCallback"]
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_STAGES = ("fit", "validate", "test", "predict")
 
 
 def _base() -> type:
     """Lightning's Callback class. If both of Lightning's packages are imported, a subclass of both Callback classes.
-
-    This is needed because a Trainer accepts only callbacks of its own package.
-    """
+    This is needed because a Trainer accepts only callbacks of its own package."""
     imported = [sys.modules[name] for name in _PACKAGES if sys.modules.get(name)]
     for name in _PACKAGES:
         if imported:
@@ -42,7 +34,7 @@ def _base() -> type:
 Callback: Any = _base()
 
 
-class ProfileCallback(Callback):  # type: ignore[misc]  # its type is unknown without the package
+class ProfileCallback(LoopCallback, Callback):  # type: ignore[misc]  # its type is unknown without the package
     """Profile the LightningModule, layer by layer: ``Trainer(callbacks=[ProfileCallback()])``.
 
     ``stage``: what is profiled, in Lightning's terms: "fit" (training batches only; validation during training is not
@@ -61,85 +53,29 @@ class ProfileCallback(Callback):  # type: ignore[misc]  # its type is unknown wi
     raised or was interrupted, they have what was recorded until then. Nothing is printed; use ``print(callback.run)``.
     """
 
-    def __init__(
-        self,
-        stage: str = "fit",
-        *,
-        schedule: Callable[[int], ProfilerAction] | None = None,
-        on_trace_ready: Callable[[Profile], Any] | None = None,
-        dirpath: str | PathLike[str] | None = None,
-        **options: Any,
-    ) -> None:
-        if stage not in _STAGES:
-            raise TorchprofError(
-                f"stage={stage!r} is not a stage of Lightning. Choose from {', '.join(map(repr, _STAGES))}."
-            )
-        super().__init__()
-        self._stage = stage
-        self._loop = LoopProfile(stage, schedule, on_trace_ready, dirpath, options)
+    STAGES = ("fit", "validate", "test", "predict")
+    NOT_A_STAGE = "is not a stage of Lightning. Choose from 'fit', 'validate', 'test', 'predict'."
 
-    @property
-    def profile(self) -> Profile:
-        """The Profile. Raises TorchprofError if the stage has not run a batch."""
-        return self._loop.profile
+    def _begin_step(self, stage: str, trainer: Any, pl_module: Any, *args: Any) -> None:
+        if stage == self._stage and not trainer.sanity_checking:
+            self._loop.begin_step(pl_module)
 
-    @property
-    def run(self) -> Run:
-        """The result. Raises TorchprofError before the end of the stage, and with ``enabled=False``."""
-        return self._loop.run
-
-    def _begin(self, stage: str, module: nn.Module) -> None:
-        if stage == self._stage:
-            self._loop.begin_step(module)
-
-    def _end(self, stage: str) -> None:
-        if stage == self._stage:
-            self._loop.end_step()
-
-    def _stop(self, stage: str) -> None:
-        if stage == self._stage:
-            self._loop.stop()
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        self._begin("fit", pl_module)
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self._end("fit")
-
-    def on_train_end(self, *args: Any) -> None:
-        self._stop("fit")
+    on_train_batch_start = partialmethod(_begin_step, "fit")
+    on_train_batch_end = partialmethod(LoopCallback._end_step, "fit")
+    on_train_end = partialmethod(LoopCallback._stop_stage, "fit")
+    on_validation_batch_start = partialmethod(_begin_step, "validate")
+    on_validation_batch_end = partialmethod(LoopCallback._end_step, "validate")
+    on_validation_end = partialmethod(LoopCallback._stop_stage, "validate")
+    on_test_batch_start = partialmethod(_begin_step, "test")
+    on_test_batch_end = partialmethod(LoopCallback._end_step, "test")
+    on_test_end = partialmethod(LoopCallback._stop_stage, "test")
+    on_predict_batch_start = partialmethod(_begin_step, "predict")
+    on_predict_batch_end = partialmethod(LoopCallback._end_step, "predict")
+    on_predict_end = partialmethod(LoopCallback._stop_stage, "predict")
 
     def on_validation_start(self, *args: Any) -> None:
         if self._stage == "fit":
             self._loop.pause()
-
-    def on_validation_batch_start(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        if not trainer.sanity_checking:
-            self._begin("validate", pl_module)
-
-    def on_validation_batch_end(self, *args: Any) -> None:
-        self._end("validate")
-
-    def on_validation_end(self, *args: Any) -> None:
-        self._stop("validate")
-
-    def on_test_batch_start(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        self._begin("test", pl_module)
-
-    def on_test_batch_end(self, *args: Any) -> None:
-        self._end("test")
-
-    def on_test_end(self, *args: Any) -> None:
-        self._stop("test")
-
-    def on_predict_batch_start(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        self._begin("predict", pl_module)
-
-    def on_predict_batch_end(self, *args: Any) -> None:
-        self._end("predict")
-
-    def on_predict_end(self, *args: Any) -> None:
-        self._stop("predict")
 
     def on_exception(self, *args: Any) -> None:
         self._loop.stop()

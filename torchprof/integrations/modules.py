@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from math import inf
 from typing import NamedTuple
 
 from torch import nn
@@ -10,10 +11,8 @@ from torch.nn.parameter import is_lazy
 
 
 class Position(NamedTuple):
-    """One place in the tree of modules. ``path``: the root's class name, then attribute names.
-
-    ``module`` is None if the child is None, as after ``self.downsample = None`` for a registered module.
-    """
+    """One place in the tree of modules. ``path``: the root's class name, then attribute names. ``module`` is None if
+    the child is None, as after ``self.downsample = None`` for a registered module."""
 
     depth: int
     name: str
@@ -35,6 +34,36 @@ def positions(model: nn.Module) -> Iterator[Position]:
             )
 
 
+def repr_lines(model: nn.Module, figures_at: Callable[[Position], str | None]) -> Iterator[str]:
+    """The lines of the model's repr, with the figures of each module before its ``extra_repr``. Where they are None, a
+    module is written without figures, and without the modules in it."""
+    opened = 0  # how many modules are not written to their end yet
+    shown: float = inf  # the greatest depth that is written here
+    for position in positions(model):
+        if position.depth > shown:
+            continue
+        while opened > position.depth:
+            opened -= 1
+            yield "  " * opened + ")"
+        pad = "  " * position.depth
+        head = f"{pad}({position.name}): " if position.depth else ""
+        module = position.module
+        if module is None:
+            yield f"{head}None"
+            continue
+        figures, text = figures_at(position), module.extra_repr()
+        shown = position.depth if figures is None else inf
+        text = text if figures is None else f"{figures}, {text}"
+        head += f"{module._get_name()}("
+        if "\n" not in text and (figures is None or not module._modules):
+            yield f"{head}{text})"
+            continue
+        yield head
+        yield from (f"{pad}  {line}".rstrip() for line in text.split("\n"))
+        opened += 1
+    yield from ("  " * depth + ")" for depth in reversed(range(opened)))
+
+
 def modules_of(model: nn.Module) -> list[nn.Module]:
     """All modules of a model, each once. ``Module.modules()`` fails on models deeper than Python's recursion limit."""
     modules = (position.module for position in positions(model))
@@ -48,10 +77,7 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 
 
 def parameter_sizes(model: nn.Module) -> dict[int, int | None]:
-    """The number of elements of each parameter, by the parameter's ``id``; None if it is unknown.
-
-    It is unknown for lazy parameters, and for the packed parameters of a quantized module (by the ``id`` of that
-    module).
-    """
+    """The number of elements of each parameter, by the parameter's ``id``; None if it is unknown. It is unknown for
+    lazy parameters, and for the packed parameters of a quantized module (by the ``id`` of that module)."""
     packed = {id(module): None for module in modules_of(model) if hasattr(module, "_packed_params")}
     return packed | {id(param): None if is_lazy(param) else param.numel() for param in parameters_of(model)}

@@ -1,11 +1,11 @@
-"""A Profile of another library's loop, controlled step by step by the library's callbacks."""
+"""The Profile of another library's loop, which is controlled step by step by a callback of the library."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from torch.profiler import ProfilerAction, schedule
@@ -71,10 +71,8 @@ class LoopProfile:
         return self.profile.run
 
     def begin_step(self, model: nn.Module, first: int = 0) -> None:
-        """Begin a step. The loop's first step has the number ``first``.
-
-        If the last step has not ended, because its batch was skipped, that step continues instead.
-        """
+        """Begin a step. The loop's first step has the number ``first``. If the last step has not ended, because its
+        batch was skipped, that step continues instead."""
         if not self._begun:
             self._enter(model, first)
         elif self._open and self._ended:
@@ -130,3 +128,45 @@ class LoopProfile:
             return ProfilerAction.NONE
         recorded = self._recorded or schedule(wait=_WAIT, warmup=_WARMUP, active=_ACTIVE, repeat=1)
         return recorded(self._step)
+
+
+class LoopCallback:
+    """What the callbacks of all libraries have in common: they profile one ``stage``, and have its ``run``. ``STAGES``:
+    the stages of the library, the default first. The arguments are as in ``LoopProfile``."""
+
+    STAGES: ClassVar[tuple[str, ...]]
+    NOT_A_STAGE: ClassVar[str]
+    """The end of the sentence that begins with another ``stage``."""
+
+    def __init__(
+        self,
+        stage: str | None = None,
+        *,
+        schedule: Callable[[int], ProfilerAction] | None = None,
+        on_trace_ready: Callable[[Profile], Any] | None = None,
+        dirpath: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        self._stage = self.STAGES[0] if stage is None else stage
+        if self._stage not in self.STAGES:
+            raise TorchprofError(f"stage={stage!r} {self.NOT_A_STAGE}")
+        super().__init__()
+        self._loop = LoopProfile(self._stage, schedule, on_trace_ready, dirpath, options)
+
+    @property
+    def profile(self) -> Profile:
+        """The Profile. Raises TorchprofError if the stage has not run a step."""
+        return self._loop.profile
+
+    @property
+    def run(self) -> Run:
+        """The result. Raises TorchprofError before the end of the stage, and with ``enabled=False``."""
+        return self._loop.run
+
+    def _end_step(self, stage: str, *args: Any, **kwargs: Any) -> None:
+        if stage == self._stage:
+            self._loop.end_step()
+
+    def _stop_stage(self, stage: str, *args: Any, **kwargs: Any) -> None:
+        if stage == self._stage:
+            self._loop.stop()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from functools import partialmethod
 from importlib import import_module
-from os import PathLike
 from typing import Any, ClassVar
 
 from torch import nn
-from torch.profiler import ProfilerAction
 
-from torchprof import Profile, Run, TorchprofError
-from torchprof.integrations.training_loop import LoopProfile
+from torchprof.integrations.training_loop import LoopCallback
 
 __all__ = ["ProfileCallback"]
 
@@ -25,10 +22,8 @@ except ModuleNotFoundError as error:
         "torchprof.integrations.transformers needs Hugging Face transformers: pip install 'transformers[torch]'"
     ) from None
 
-_STAGES = ("train", "evaluate")
 
-
-class ProfileCallback(TrainerCallback):  # type: ignore[misc]  # its type is unknown without the package
+class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # its type is unknown without the package
     """Profile the model of a Trainer, layer by layer: ``Trainer(..., callbacks=[ProfileCallback()])``.
 
     ``stage``: "train" profiles the steps of ``train()``; evaluation in between is not recorded. "evaluate" profiles the
@@ -53,33 +48,13 @@ class ProfileCallback(TrainerCallback):  # type: ignore[misc]  # its type is unk
     calls ``stop()``.
     """
 
+    STAGES = ("train", "evaluate")
+    NOT_A_STAGE = "cannot be profiled: choose 'train' or 'evaluate'."
     _all: ClassVar[weakref.WeakSet[ProfileCallback]] = weakref.WeakSet()
 
-    def __init__(
-        self,
-        stage: str = "train",
-        *,
-        schedule: Callable[[int], ProfilerAction] | None = None,
-        on_trace_ready: Callable[[Profile], Any] | None = None,
-        dirpath: str | PathLike[str] | None = None,
-        **options: Any,
-    ) -> None:
-        if stage not in _STAGES:
-            raise TorchprofError(f"stage={stage!r} cannot be profiled: choose 'train' or 'evaluate'.")
-        super().__init__()
-        self._stage = stage
-        self._loop = LoopProfile(stage, schedule, on_trace_ready, dirpath, options)
+    def __init__(self, stage: str | None = None, **options: Any) -> None:
+        super().__init__(stage, **options)
         ProfileCallback._all.add(self)
-
-    @property
-    def profile(self) -> Profile:
-        """The Profile. Raises TorchprofError if the stage has not run a step."""
-        return self._loop.profile
-
-    @property
-    def run(self) -> Run:
-        """The result. Raises TorchprofError before the end of the stage, and with ``enabled=False``."""
-        return self._loop.run
 
     def stop(self) -> None:
         """End the Profile after the Trainer has raised. Does nothing if the stage has ended."""
@@ -91,43 +66,28 @@ class ProfileCallback(TrainerCallback):  # type: ignore[misc]  # its type is unk
     def __exit__(self, *exc_info: Any) -> None:
         self.stop()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         for callback in ProfileCallback._all:  # a Trainer that has raised may have left them open
             callback.stop()
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, *, model: nn.Module, **kwargs: Any) -> None:
+    def on_step_begin(self, *args: Any, model: nn.Module, **kwargs: Any) -> None:
         if self._stage == "train":
             self._loop.begin_step(model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._stage == "train":
-            self._loop.end_step()
-            self._pause_before_evaluation(control)
+        self._end_step("train")
+        self.on_epoch_end(args, state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._pause_before_evaluation(control)
-
-    def _pause_before_evaluation(self, control: Any) -> None:
         if self._stage == "train" and control.should_evaluate:
             self._loop.pause()
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, *, model: nn.Module, **kwargs: Any) -> None:
+    def on_prediction_step(self, *args: Any, model: nn.Module, **kwargs: Any) -> None:
         if self._stage == "train":
             self._loop.pause()  # an evaluation that control.should_evaluate did not announce
         else:
             self._loop.end_step()
             self._loop.begin_step(model, first=1)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._stage == "train":
-            self._loop.stop()
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._stop_evaluation()
-
-    def on_predict(self, args: Any, state: Any, control: Any, *unused: Any, **kwargs: Any) -> None:
-        self._stop_evaluation()
-
-    def _stop_evaluation(self) -> None:
-        if self._stage == "evaluate":
-            self._loop.stop()
+    on_train_end = partialmethod(LoopCallback._stop_stage, "train")
+    on_evaluate = on_predict = partialmethod(LoopCallback._stop_stage, "evaluate")

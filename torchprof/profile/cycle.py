@@ -33,8 +33,8 @@ from torchprof.record.python_lines import Sampler
 from torchprof.record.session import Session
 from torchprof.record.split_ranges import SplitRanges
 from torchprof.record.this_process import Job, queued_collectives, this_job, this_process
-from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layer
+from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Compilation, CompiledRegion
 from torchprof.run.run import Run
 from torchprof.run.warnings import RunWarning

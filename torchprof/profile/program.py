@@ -28,7 +28,7 @@ from torchprof.record.outermost_calls import OutermostCalls
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, is_observed, missing_device, record, refuse_if_profiled
 from torchprof.record.torch_internals import optional
-from torchprof.run.cycles import add_cycle
+from torchprof.run.merge import add_cycle
 from torchprof.run.run import Run
 from torchprof.run.warnings import RunWarning
 

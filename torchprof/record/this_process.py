@@ -20,9 +20,8 @@ from torchprof.attribute.gloo_queues import Queued
 from torchprof.attribute.process_groups import group_of_ranks, mesh_of_groups, sole_group
 from torchprof.record.peak import measured_peaks
 from torchprof.record.torch_internals import optional
-from torchprof.run.launchers import name_of_job
 from torchprof.run.lockstep import GroupOfRanks
-from torchprof.run.meta import MeshDim, Meta
+from torchprof.run.meta import MeshDim, Meta, name_of_job
 from torchprof.run.words import is_host_collective
 from torchprof.version import __version__
 

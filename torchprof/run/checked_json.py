@@ -1,7 +1,5 @@
-"""Converts JSON values to types, and checks them: a file may be damaged, or changed by hand.
-
-All functions raise TypeError, ValueError, KeyError or OverflowError if a value does not fit.
-"""
+"""Converts JSON values to types, and checks them: a file may be damaged, or changed by hand. All functions raise
+TypeError, ValueError, KeyError or OverflowError if a value does not fit."""
 
 from __future__ import annotations
 

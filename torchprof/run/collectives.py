@@ -11,23 +11,6 @@ from torchprof.run.dtypes import DTYPES
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.words import Frame, FrameKind, Signature
 
-COLLECTIVE_ARGS = (
-    "Collective name",
-    "In msg nelems",
-    "Out msg nelems",
-    "dtype",
-    "Process Group Name",
-    "Process Group Description",
-    "Group size",
-    "Process Group Ranks",
-)
-"""The keys of a trace event's ``args`` that are read here.
-
-torch writes them for the op ``record_param_comms`` (``torch/csrc/profiler/util.h``), and Kineto for the kernels that
-this op launches (``libkineto/src/output_json.cpp``); older versions write fewer. Arguments that differ in each call
-(``Seq``, addresses of tensors) are not read: each call would get a row of its own.
-"""
-
 _MARK = "collective"
 _NO_TENSORS = ("", "Scalar", "ScalarList")  # torch's type names for inputs that are not tensors
 _NO_COLLECTIVES = ("wait", "init")  # recorded like collectives: waiting for one, making a group
@@ -88,6 +71,10 @@ def signature_of(args: Mapping[str, Any]) -> Signature | None:
     ``((elements in,), (elements out,))``, the dtypes have the type twice, and the scalars are
     ``("collective", name, group, description, size, ranks)``. The signature of an op has as many scalars as shapes, or
     none, so it cannot be mistaken for this.
+
+    torch writes the ``args`` for that op (``torch/csrc/profiler/util.h``), and Kineto for the kernels that it launches
+    (``libkineto/src/output_json.cpp``); older versions write fewer. Those that differ in each call (``Seq``, addresses
+    of tensors) are not read: each call would get a row of its own.
     """
     name = args.get("Collective name")
     if not isinstance(name, str) or not name or name in _NO_COLLECTIVES:
@@ -145,7 +132,7 @@ def collective_of(frames: Sequence[Frame]) -> Collective | None:
         if collective is not None:
             return collective
     for frame in reversed(frames):
-        if _is_range(frame):
+        if frame.kind == FrameKind.COLLECTIVE:
             return _of_range(frame)
     return _named(frames) if frames and frames[-1].kind == FrameKind.KERNEL else None
 
@@ -162,11 +149,7 @@ def _named(frames: Sequence[Frame]) -> Collective | None:
 def shows_collective(frame: Frame) -> bool:
     """Whether a frame alone shows that it is a collective: the range of a backend by its name, a kernel or the op
     ``record_param_comms`` by its signature."""
-    return _is_range(frame) or _recorded(frame) is not None
-
-
-def _is_range(frame: Frame) -> bool:
-    return frame.kind == FrameKind.COLLECTIVE
+    return frame.kind == FrameKind.COLLECTIVE or _recorded(frame) is not None
 
 
 def _recorded(frame: Frame) -> Collective | None:

@@ -1,14 +1,10 @@
-"""``Cost``: the measures that are summed over layers, ops and ranks; and how numbers with units become text.
-
-A ``Cost`` holds additive *self* measures only. Each field declares its heading and its unit; tables, sort keys and
-files read that declaration.
-"""
+"""``Cost``: the measures that are summed over layers, ops and ranks; and how numbers with units become text. A ``Cost``
+holds additive *self* measures only. Tables, sort keys and files show those of ``MEASURES``."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from operator import add, attrgetter
 from typing import NamedTuple, TypeAlias
@@ -100,26 +96,6 @@ def as_lower_bound(cell: ReportCell) -> ReportCell:
     return ReportCell(f"{AT_LEAST} {cell}", cell.value, cell.unit, True, cell.ids)
 
 
-@dataclass(frozen=True)
-class Shown:
-    """How a field of ``Cost`` is shown: its heading, its unit and its sign.
-
-    Fields with the same heading are added up with their signs (memory is shown net: allocated minus freed).
-    ``{device}`` in a heading stands for the kind of device that was profiled. ``lower_bound_if`` names the field that
-    counts what this one may have missed: if that field is not 0, this one is a lower bound.
-    """
-
-    heading: str
-    unit: Unit
-    sign: int = 1
-    lower_bound_if: str | None = None
-
-
-def _shown(heading: str, unit: Unit, sign: int = 1, lower_bound_if: str | None = None) -> int:
-    shown: int = field(default=0, metadata={"shown": Shown(heading, unit, sign, lower_bound_if)})
-    return shown
-
-
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Additive self measures: times in nanoseconds, memory in bytes. ``device`` is everything but the CPU.
@@ -134,14 +110,14 @@ class Cost:
       took, including the wait for the slowest rank.
     """
 
-    cpu_ns: int = _shown("CPU total", Unit.TIME)
-    device_ns: int = _shown("{device} total", Unit.TIME)
-    cpu_allocated: int = _shown("CPU Mem", Unit.BYTES)
-    cpu_freed: int = _shown("CPU Mem", Unit.BYTES, -1)
-    device_allocated: int = _shown("{device} Mem", Unit.BYTES)
-    device_freed: int = _shown("{device} Mem", Unit.BYTES, -1)
-    macs: int = _shown("MACs", Unit.COUNT, lower_bound_if="uncounted")
-    flops: int = _shown("FLOPs", Unit.COUNT, lower_bound_if="uncounted")
+    cpu_ns: int = 0
+    device_ns: int = 0
+    cpu_allocated: int = 0
+    cpu_freed: int = 0
+    device_allocated: int = 0
+    device_freed: int = 0
+    macs: int = 0
+    flops: int = 0
     uncounted: int = 0
     collective_ns: int = 0
 
@@ -157,7 +133,7 @@ class Cost:
 
 
 NO_COST = Cost()
-FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Cost))
+FIELDS: tuple[str, ...] = tuple(field.name for field in fields(Cost))
 _values: Callable[[Cost], tuple[int, ...]] = attrgetter(*FIELDS)
 
 
@@ -169,8 +145,9 @@ def sum_of_costs(costs: Iterable[Cost]) -> Cost:
 
 @dataclass(frozen=True)
 class Measure:
-    """What a table can show of a ``Cost``: its ``heading``, its ``unit``, and the ``fields`` that share the heading,
-    each with its sign. ``lower_bound_if``: the field that makes it a lower bound if it is not 0."""
+    """What a table can show of a ``Cost``: the sum of ``fields``, each with its sign: memory is shown net, allocated
+    minus freed. ``unit``: of the sum. ``{device}`` in the ``heading`` stands for the kind of device that was profiled.
+    ``lower_bound_if``: the field that counts what this may have missed. If it is not 0, this is a lower bound."""
 
     heading: str
     unit: Unit
@@ -192,21 +169,14 @@ class Measure:
         return FORMATS[self.unit](value)
 
 
-def _measures() -> tuple[Measure, ...]:
-    fields: dict[str, list[tuple[str, int]]] = {}
-    declared: dict[str, Shown] = {}
-    for column in dataclasses.fields(Cost):
-        shown: Shown | None = column.metadata.get("shown")
-        if shown is not None:
-            fields.setdefault(shown.heading, []).append((column.name, shown.sign))
-            declared[shown.heading] = shown
-    return tuple(
-        Measure(heading, shown.unit, tuple(fields[heading]), shown.lower_bound_if)
-        for heading, shown in declared.items()
-    )
-
-
-MEASURES: tuple[Measure, ...] = _measures()
+MEASURES = (
+    Measure("CPU total", Unit.TIME, (("cpu_ns", 1),)),
+    Measure("{device} total", Unit.TIME, (("device_ns", 1),)),
+    Measure("CPU Mem", Unit.BYTES, (("cpu_allocated", 1), ("cpu_freed", -1))),
+    Measure("{device} Mem", Unit.BYTES, (("device_allocated", 1), ("device_freed", -1))),
+    Measure("MACs", Unit.COUNT, (("macs", 1),), lower_bound_if="uncounted"),
+    Measure("FLOPs", Unit.COUNT, (("flops", 1),), lower_bound_if="uncounted"),
+)
 
 
 def as_key(heading: str) -> str:

@@ -7,9 +7,11 @@ import json
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, replace
 from itertools import chain
+from pathlib import Path
+from secrets import token_hex
 from typing import Any, BinaryIO
 
 from torchprof.errors import TorchprofError
@@ -32,10 +34,8 @@ _json = json.JSONEncoder(separators=(",", ":"), default=array.tolist).encode
 
 
 def json_of_run(run: Run, *, strip: bool = False, computed: Mapping[str, Any] | None = None) -> str:
-    """The text of the file of a run. ``strip`` leaves out the names of files, machines and jobs.
-
-    ``computed``: more keys, for other programs. ``load`` ignores them: their values follow from the run.
-    """
+    """The text of the file of a run. ``strip`` leaves out the names of files, machines and jobs. ``computed``: more
+    keys, for other programs. ``load`` ignores them: their values follow from the run."""
     return "".join(_pieces(run, strip, computed or {}))
 
 
@@ -169,3 +169,22 @@ def _with_idle_time(run: Run) -> Run:
         if ns > 0
     }
     return replace(run, rows=run.rows.added(rows_of_lines(run.layers, lines, [()], ["cpu"], [()], [()])))
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, under another name until the block ends: then it replaces ``path``. An error removes it. A pipe
+    or a terminal is written directly. Raises OSError like ``open``."""
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    # Processes of other machines, in containers with the same process number, may write a file of this name, too.
+    written = path.with_name(f".{path.name}.{token_hex(4)}.part")
+    try:
+        with written.open("wb") as file:
+            yield file
+        written.replace(path)
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchprof.errors import TorchprofError, some
-from torchprof.run.atomic_files import atomic_file
-from torchprof.run.file import comparison_of, run_of, stripped
+from torchprof.run.file import atomic_file, comparison_of, run_of, stripped
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.parquet import (
@@ -61,10 +60,8 @@ class JobFolder:
 
     def run(self, ranks: Iterable[int] | None = None) -> Run:
         """One run of these ranks, of all without ``ranks``: what ``torchprof.merge`` makes of the runs as they were
-        saved. They are read one at a time.
-
-        Raises TorchprofError for a rank that is not in the folder, for none at all, and for a damaged file.
-        """
+        saved. They are read one at a time. Raises TorchprofError for a rank that is not in the folder, for none at all,
+        and for a damaged file."""
         known = self.ranks
         wanted = known if ranks is None else tuple(ranks)
         missing = {*wanted} - {*known}
@@ -93,11 +90,8 @@ class JobFolder:
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """The answer of DuckDB to a query in SQL over the tables ``ranks``, ``rows`` and ``steps``, as its relation:
-        ``.fetchall()``, ``.df()``, or print it.
-
-        docs/job-folder.md has the columns. Raises TorchprofError if DuckDB is not installed and if the folder has no
-        rank; errors of the query are those of DuckDB.
-        """
+        ``.fetchall()``, ``.df()``, or print it. docs/job-folder.md has the columns. Raises TorchprofError if DuckDB is
+        not installed and if the folder has no rank; errors of the query are those of DuckDB."""
         return self._database.sql(query)
 
     @cached_property
@@ -125,10 +119,8 @@ def _comparison_of_rank(file: Path) -> Run:
 
 
 def open_job(path: str | PathLike[str]) -> JobFolder:
-    """Open a job folder, which ``run.save("job/")`` and ``torchprof show RUNS -o job/`` write.
-
-    Raises TorchprofError if it is not a job folder, and if a newer torchprof wrote it.
-    """
+    """Open a job folder, which ``run.save("job/")`` and ``torchprof show RUNS -o job/`` write. Raises TorchprofError if
+    it is not a job folder, and if a newer torchprof wrote it."""
     return JobFolder(path)
 
 
@@ -208,10 +200,8 @@ def _ranks_in(folder: Path) -> Iterator[int]:
 
 
 def _make(folder: Path) -> None:
-    """Make a job folder without ranks, if there is none. Several processes may do so at once.
-
-    Raises TorchprofError like ``add_to_job``, OSError like ``mkdir``.
-    """
+    """Make a job folder without ranks, if there is none. Several processes may do so at once. Raises TorchprofError
+    like ``add_to_job``, OSError like ``mkdir``."""
     if not is_job_folder(folder):
         if not folder.parent.is_dir():
             raise TorchprofError(f"{folder} cannot be made: the folder {folder.parent} does not exist. Make it first.")

@@ -199,10 +199,8 @@ class Layers(tuple[Layer, ...]):
         return tuple(reversed(indices))
 
     def roll_up(self, values: Sequence[_Value], plus: Callable[[_Value, _Value], _Value] = add) -> list[_Value]:
-        """For each layer the total: its own value plus those of all layers below it.
-
-        ``values`` may be longer than the layers (work of no layer, for example): the rest is not changed.
-        """
+        """For each layer the total: its own value plus those of all layers below it. ``values`` may be longer than the
+        layers (work of no layer, for example): the rest is not changed."""
         totals = list(values)
         for index in range(len(self) - 1, -1, -1):  # children come after their parents
             above = self.parent[index]
@@ -275,11 +273,8 @@ class _Known:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """The sort key among its siblings.
-
-        Numbers come first and in their order, because a pipeline spreads numbered layers over ranks, and so do its
-        stages. Then come names: those of the lowest rank first, in its order.
-        """
+        """The sort key among its siblings. Numbers come first and in their order, because a pipeline spreads numbered
+        layers over ranks, and so do its stages. Then come names: those of the lowest rank first, in its order."""
         name = self.layer.path[-1]
         number = int(name) if name.isdecimal() else stage_of_root(name)
         return (float("inf") if number is None else number, self.rank, self.place)

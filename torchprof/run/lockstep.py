@@ -181,10 +181,8 @@ class Lockstep:
         return len(set(self.counts)) == 1 and len(self.last_ns) == len(self.times or range(self.counts[0]))
 
     def waiting_ns(self, rank: int) -> int | None:
-        """How long a rank waited in a collective for the last rank, over all calls; None if unknown.
-
-        If not all times are kept, this is extrapolated from those that are.
-        """
+        """How long a rank waited in a collective for the last rank, over all calls; None if unknown. If not all times
+        are kept, this is extrapolated from those that are."""
         if not self.is_paired or rank not in self.ranks:
             return None
         index = self.ranks.index(rank)
@@ -200,10 +198,8 @@ _MOST_KNOWN = 64
 
 
 def _kept(count: int, size: int) -> tuple[int, ...]:
-    """The numbers of the times that are kept of ``count`` times. Every layer has the same ones.
-
-    A long recording asks for larger and larger counts: what is kept of a smaller one has all that can be kept of it.
-    """
+    """The numbers of the times that are kept of ``count`` times. Every layer has the same ones. A long recording asks
+    for larger and larger counts: what is kept of a smaller one has all that can be kept of it."""
     if count <= size:
         return tuple(range(count))
     if (count, size) not in _known:

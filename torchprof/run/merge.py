@@ -1,4 +1,4 @@
-"""``merge``: one run from the runs of the ranks of a job."""
+"""One run from several: of the ranks of a job (``merge``), or of the cycles of one process (``add_cycle``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from os import PathLike
 from typing import Any
 
 from torchprof.errors import TorchprofError
-from torchprof.run.cycles import add_cycle
 from torchprof.run.layers import Layers, MergingLayers
 from torchprof.run.meta import Meta
 from torchprof.run.paused_gc import paused_gc
@@ -17,6 +16,7 @@ from torchprof.run.rows import MergingRows
 from torchprof.run.run import RUN_PARTS, Run
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.warnings import RunWarning, sharing_key
+from torchprof.run.words import StepEnd
 
 
 @paused_gc()
@@ -83,11 +83,9 @@ def _sums_of_cycles(runs: Iterable[Run]) -> list[Run]:
 
 
 def _warnings_of_sum(of_runs: Sequence[Sequence[RunWarning]]) -> tuple[RunWarning, ...]:
-    """The stored warnings of a sum of runs, from those of each run. Each has the numbers of the runs that had it.
-
-    A stored warning is about one recording: a layer that was never called in one may be called in the next. The
-    exception are operators without recorded shapes: if one recording knows that they have a formula, it holds for all.
-    """
+    """The stored warnings of a sum of runs, from those of each run. Each has the numbers of the runs that had it. A
+    stored warning is about one recording: a layer that was never called in one may be called in the next. The exception
+    are operators without recorded shapes: if one recording knows that they have a formula, it holds for all."""
     numbers: dict[RunWarning, list[int]] = {}
     without_shapes: dict[str, None] = {}
     for number, warnings in enumerate(of_runs, 1):
@@ -148,3 +146,37 @@ class _Merged:
         indices, layers = self._layers.merged(tuple(meta.rank for meta in metas))
         parts = {name: part.merged(self._parts[name]) for name, part in RUN_PARTS.items()}
         return Run(metas, Layers(), self._rows.merged(), **parts).renumbered(indices, layers)
+
+
+def add_cycle(before: Run | None, cycle: Run) -> Run:
+    """Add the run of a new cycle to ``before``, the sum of the earlier cycles of the process (None: there are none).
+
+    - Rows with equal keys are added up, and so are device times.
+    - The samples of both are joined.
+    - Of each device's memory, the higher peak stays, with what was live at it.
+    - The timeline is that of the new cycle.
+    - Steps that end in different ways are not steps of one loop. Only those of the stronger way are kept.
+    - Layers are matched by path. They are those of the new cycle, with the shapes of their first call in any cycle.
+    - The sum has no stored warnings: a warning of one cycle need not hold for the sum.
+    """
+    if before is None:
+        return cycle
+    if _strength(before) < _strength(cycle):
+        before = _without_steps(before)
+    elif _strength(cycle) < _strength(before):
+        cycle = _without_steps(cycle)
+    layers = before.layers.added(cycle.layers)
+    before, cycle = before.on_layers(layers), cycle.on_layers(layers)
+    sums = {name: part.added(getattr(before, name), getattr(cycle, name)) for name, part in RUN_PARTS.items()}
+    return Run((before.meta + cycle.meta,), layers, before.rows.added(cycle.rows), **sums)
+
+
+def _strength(run: Run) -> int:
+    """How certain the ends of the steps are, from 0 for a run without steps."""
+    return 0 if not run.meta.steps else len(StepEnd) - [*StepEnd].index(run.meta.step_end)
+
+
+def _without_steps(run: Run) -> Run:
+    """The run without what is kept of single steps, and without its lockstep, which counts in steps or cycles."""
+    samples = {key: spread for key, spread in run.samples.items() if not key.measure.startswith("step_")}
+    return replace(run, metas=(replace(run.meta, steps=0),), samples=samples, lockstep={})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -157,9 +158,7 @@ class Meta:
 
     def __add__(self, cycle: Meta) -> Meta:
         """The recording of both cycles of a rank. It has no stored warnings: those of one cycle need not hold for both.
-
-        The later cycle also knows the compilations of the earlier one, as before it.
-        """
+        The later cycle also knows the compilations of the earlier one, as before it."""
         busy = Counter(dict(self.busy_ns))
         busy.update(dict(cycle.busy_ns))
         key = attrgetter("name", "phase", "began_ns")
@@ -170,8 +169,8 @@ class Meta:
         return replace(
             cycle,
             wall_ns=self.wall_ns + cycle.wall_ns,
-            process_cpu_ns=_sum_of_known(self.process_cpu_ns, cycle.process_cpu_ns),
-            run_delay_ns=_sum_of_known(self.run_delay_ns, cycle.run_delay_ns),
+            process_cpu_ns=sum_if_known(self.process_cpu_ns, cycle.process_cpu_ns),
+            run_delay_ns=sum_if_known(self.run_delay_ns, cycle.run_delay_ns),
             cycles=self.cycles + cycle.cycles,
             steps=self.steps + cycle.steps,
             step_end=cycle.step_end if cycle.steps else self.step_end,
@@ -199,7 +198,7 @@ class Meta:
         return replace(meta, warnings=tuple(warnings[number] for number in numbers))
 
 
-def _sum_of_known(before: int | None, cycle: int | None) -> int | None:
+def sum_if_known(before: int | None, cycle: int | None) -> int | None:
     return None if before is None or cycle is None else before + cycle
 
 
@@ -210,3 +209,9 @@ def _unambiguous(regions: Sequence[CompiledRegion]) -> tuple[CompiledRegion, ...
     for region in regions:
         of_name.setdefault(region.name, set()).add(region)
     return tuple(region for same in of_name.values() if len(same) == 1 for region in same)
+
+
+def name_of_job() -> str:
+    """The job ID of torchrun or Slurm, "" without one. torchrun's is "none" if the user gave none."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return os.environ.get("SLURM_JOB_ID", "") if name == "none" else name

@@ -1,7 +1,5 @@
 """The functions that methods of ``Run`` call by name, most of ``reports`` and ``analyze``; and the text of a report.
-
-They are imported when they are first called, so ``run`` imports none of the packages that read it.
-"""
+They are imported when they are first called, so ``run`` imports none of the packages that read it."""
 
 from __future__ import annotations
 
@@ -36,10 +34,8 @@ def output(name: str) -> Callable[..., Any]:
 
 
 class ReportText(str):
-    """The text of a report: a ``str`` that also has the report's ``data``.
-
-    Python's prompt shows the ``repr`` of a value, so its ``repr`` is the text. A notebook shows its tables.
-    """
+    """The text of a report: a ``str`` that also has the report's ``data``. Python's prompt shows the ``repr`` of a
+    value, so its ``repr`` is the text. A notebook shows its tables."""
 
     __slots__ = ("_content", "_name")
 
@@ -58,9 +54,7 @@ class ReportText(str):
     @property
     def data(self) -> dict[str, Any]:
         """The report for other programs, as values that JSON can store: its ``tables`` and ``sentences``.
-
-        docs/exports.md describes them. Raises TorchprofError for a report that is a file format, such as "csv".
-        """
+        docs/exports.md describes them. Raises TorchprofError for a report that is a file format, such as "csv"."""
         if self._content is None:
             raise TorchprofError(
                 f"The report {self._name!r} is a file format: its text is for other programs, and it has no other data."

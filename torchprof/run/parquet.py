@@ -1,7 +1,5 @@
 """A run as a Parquet file, and the tables that a job folder has of each rank. docs/job-folder.md describes the columns.
-
-pyarrow is optional, so it is imported when it is used.
-"""
+pyarrow is optional, so it is imported when it is used."""
 
 from __future__ import annotations
 
@@ -66,10 +64,8 @@ _LONGEST_METADATA = 2**31 - 1  # bytes: a run of many ranks may have more than t
 
 
 def write_parquet(run: Run, file: BinaryIO, *, strip: bool = False) -> None:
-    """Write a run to an open file: its rows are the columns, everything else is in the metadata of the file.
-
-    ``strip`` leaves out the names of files, machines and jobs. Raises TorchprofError without pyarrow.
-    """
+    """Write a run to an open file: its rows are the columns, everything else is in the metadata of the file. ``strip``
+    leaves out the names of files, machines and jobs. Raises TorchprofError without pyarrow."""
     keys = {name: run.rows.columns[name] for name in Rows.KEYS}
     without_values = replace(run, rows=replace(run.rows, columns=keys))
     metadata = BytesIO()
@@ -78,11 +74,8 @@ def write_parquet(run: Run, file: BinaryIO, *, strip: bool = False) -> None:
 
 
 def run_of_parquet(data: bytes, path: str) -> Run:
-    """The run in a file that ``write_parquet`` wrote; ``path`` is its name in error messages.
-
-    Raises TorchprofError if it is not the file of a run, is damaged or was written by a newer torchprof, and without
-    pyarrow.
-    """
+    """The run in a file that ``write_parquet`` wrote; ``path`` is its name in error messages. Raises TorchprofError if
+    it is not the file of a run, is damaged or was written by a newer torchprof, and without pyarrow."""
     parquet = _pyarrow().parquet
     with _damaged(path):
         file = parquet.ParquetFile(BytesIO(data), thrift_string_size_limit=_LONGEST_METADATA)

@@ -127,15 +127,25 @@ class _Workers:
 
 
 def _work(call: Callable[[Any], Any], connection: Connection) -> None:
-    """What a process does: ``call`` each item that comes, and send the result or the error."""
-    _exit_quietly_on_sigint()
+    """What a process does: ``call`` each item that comes, and send the result or the error. Ctrl-C, which the terminal
+    sends to all processes, ends it without a traceback: the main process reports it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     with suppress(EOFError, ConnectionError):  # the main process has ended
         while True:
-            connection.send_bytes(_pickled(*_outcome(call, connection.recv())))
+            connection.send_bytes(_outcome(call, connection.recv()))
 
 
-def _pickled(result: Any, error: Exception | None) -> bytes:
-    """An outcome in bytes. One that cannot be sent to the main process is a TorchprofError, which has it as text."""
+def _outcome(call: Callable[[Any], Any], item: Any) -> bytes:
+    """The result and the error of a call, pickled. What cannot be sent to the main process is a TorchprofError, which
+    has it as text."""
+    result: Any = None
+    error: Exception | None = None
+    try:
+        result = call(item)
+    except Exception as failure:  # any error is one of the main process
+        error = failure
     try:
         data = pickle.dumps((result, error))
         if error is not None:
@@ -144,13 +154,6 @@ def _pickled(result: Any, error: Exception | None) -> bytes:
     except Exception as failure:  # whatever pickling raises
         problem = f"{error!r:.500}" if error is not None else f"its result cannot be sent to another: {failure!r:.500}"
         return pickle.dumps((None, TorchprofError(f"One of the processes that read files failed: {problem}.")))
-
-
-def _outcome(call: Callable[[Any], Any], item: Any) -> tuple[Any, Exception | None]:
-    try:
-        return call(item), None
-    except Exception as error:  # any error is one of the main process
-        return None, error
 
 
 def _main_can_be_imported() -> bool:
@@ -171,13 +174,3 @@ def _sigint_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _exit_quietly_on_sigint() -> None:
-    """Let Ctrl-C end this process without a traceback.
-
-    The terminal sends it to all processes, and the main process already reports it.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

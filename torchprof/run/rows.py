@@ -49,11 +49,8 @@ SIGNATURES = 64
 
 
 class Chains:
-    """Chains of frames, numbered; ``()`` has the number 0.
-
-    If an operator was called on more than ``SIGNATURES`` different inputs in one place, all further inputs share one
-    chain, with unknown shapes.
-    """
+    """Chains of frames, numbered; ``()`` has the number 0. If an operator was called on more than ``SIGNATURES``
+    different inputs in one place, all further inputs share one chain, with unknown shapes."""
 
     def __init__(self) -> None:
         self.all: list[tuple[Frame, ...]] = [()]
@@ -309,10 +306,8 @@ class Rows(Sequence[Row]):
 
     @cached_property
     def by_layer(self) -> dict[tuple[int, int], tuple[Cost, int]]:
-        """Self cost and calls of each (layer index, phase number), in one pass over the columns.
-
-        Device work that was launched before the recording began is left out.
-        """
+        """Self cost and calls of each (layer index, phase number), in one pass over the columns. Device work that was
+        launched before the recording began is left out."""
         columns, left_over = self.columns, [*map(is_left_over, self.frames)]
         own_time = [not frames for frames in self.frames]
         keys: list[tuple[int, int]] = list(zip(columns["layer"], columns["phase"]))

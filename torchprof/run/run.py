@@ -13,7 +13,7 @@ from torchprof.run.cost import FIELDS, NO_COST, Cost, sum_of_costs
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart, ranks_in_words
 from torchprof.run.memory import Memory
-from torchprof.run.meta import Meta
+from torchprof.run.meta import Meta, sum_if_known
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.outputs import ReportText, output
 from torchprof.run.part import PerDevice, RunPart
@@ -24,14 +24,7 @@ from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.timeline import DeviceTime, Timeline, TimelinePart
 from torchprof.run.unfinished import Unfinished, UnfinishedPart
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import (
-    FORWARD,
-    NOT_SELECTED,
-    OUTSIDE,
-    PHASES,
-    is_left_over,
-    number_of_phase,
-)
+from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, is_left_over, number_of_phase
 
 if TYPE_CHECKING:
     import pandas
@@ -247,19 +240,15 @@ class Run:
 
     def no_layer(self, phase: str, *, selected: bool = True) -> Cost:
         """The cost of work of no layer: loss, optimizer, data. With ``selected=False``: of layers that are not
-        selected. "forward" gives that of rows with the phase "other", which tables show with the forward.
-
-        Device work that was launched before the recording is not in it: see ``left_over``.
-        """
+        selected. "forward" gives that of rows with the phase "other", which tables show with the forward. Device work
+        that was launched before the recording is not in it: see ``left_over``."""
         layer = OUTSIDE if selected else NOT_SELECTED
         return self.rows.by_layer.get((layer, number_of_phase(phase)), (Cost(), 0))[0]
 
     @cached_property
     def left_over(self) -> Cost:
-        """The cost of device work that was launched before the recording began.
-
-        It is not in any sum of a layer or of ``no_layer``: all layers' self + ``no_layer`` + this = Σ over all rows.
-        """
+        """The cost of device work that was launched before the recording began. It is not in any sum of a layer or of
+        ``no_layer``: all layers' self + ``no_layer`` + this = Σ over all rows."""
         rows, columns = self.rows, self.rows.columns
         wanted = [*map(is_left_over, rows.frames)]
         taken = [index for index, chain in enumerate(columns["frames"]) if wanted[chain]] if any(wanted) else ()
@@ -279,7 +268,7 @@ class Run:
 
     def total_params(self) -> dict[tuple[str, ...], int | None]:
         """The parameters of each layer and all layers below it, by path; None if a lazy layer has not made them yet."""
-        totals = self.layers.roll_up([layer.params for layer in self.layers], _sum_if_known)
+        totals = self.layers.roll_up([layer.params for layer in self.layers], sum_if_known)
         return dict(zip(self.layers.index_of, totals))
 
     def phases(self) -> tuple[str, ...]:
@@ -312,10 +301,8 @@ class Run:
         return self.report("notebook")
 
     def show(self, *, height: int = 640) -> None:
-        """Show the page of ``export("report.html")`` in a notebook, in a frame of ``height`` pixels.
-
-        Needs IPython, which every notebook has. Raises TorchprofError without it and outside of notebooks.
-        """
+        """Show the page of ``export("report.html")`` in a notebook, in a frame of ``height`` pixels. Needs IPython,
+        which every notebook has. Raises TorchprofError without it and outside of notebooks."""
         output("show_page")(self.report("html"), height)
 
     def export(self, path: str | PathLike[str], **options: Any) -> None:
@@ -359,7 +346,3 @@ RUN_PARTS: dict[str, RunPart[Any]] = {
     "pipelines": PerDevice(Pipeline),
 }
 """The parts of a run by their names in ``Run`` and in the file, where they have this order."""
-
-
-def _sum_if_known(first: int | None, other: int | None) -> int | None:
-    return None if first is None or other is None else first + other

@@ -106,10 +106,8 @@ class Spread:
 
 
 def spreads_at(starts: Sequence[int]) -> Callable[[Sequence[int]], Spread]:
-    """A function that makes the ``Spread`` of a value for each of these starts, which must be different.
-
-    The hashes of the starts, which take most of the time, are computed once for all spreads.
-    """
+    """A function that makes the ``Spread`` of a value for each of these starts, which must be different. The hashes of
+    the starts, which take most of the time, are computed once for all spreads."""
     hashes = [*map(scrambled, starts)]
     chosen = nsmallest(Spread.SIZE, range(len(starts)), hashes.__getitem__)
     first = min(range(len(starts)), key=starts.__getitem__)

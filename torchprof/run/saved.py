@@ -11,8 +11,7 @@ from os import PathLike
 from pathlib import Path
 
 from torchprof.errors import TorchprofError
-from torchprof.run.atomic_files import atomic_file
-from torchprof.run.file import comparison_of, run_of, write_json
+from torchprof.run.file import atomic_file, comparison_of, run_of, write_json
 from torchprof.run.job_folder import add_to_job, is_job_folder, names_job_folder, open_job
 from torchprof.run.merge import merge
 from torchprof.run.parquet import PARQUET, run_of_parquet, write_parquet

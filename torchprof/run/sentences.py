@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from torchprof.errors import some
 from torchprof.run.cost import format_time
 from torchprof.run.lockstep import ranks_in_words
-from torchprof.run.why_unknown import COMPILE_IN_BLOCK, WHY_UNKNOWN
-from torchprof.run.words import LAUNCHED_BEFORE
+from torchprof.run.words import COMPILE_IN_BLOCK, LAUNCHED_BEFORE, WHY_UNKNOWN
 
 Fact = Any
 """An int, float, str or bool, or nested tuples of these: what JSON can store."""
@@ -18,42 +17,116 @@ Fact = Any
 Sentence = Callable[..., str]
 _Function = TypeVar("_Function", bound=Sentence)
 
-SENTENCES: dict[str, Sentence] = {}
-"""For each code the function that makes the sentence of the layers and facts. It has the name of the code."""
+_TEXTS = {
+    # Modules and their calls
+    "modules_added": "Added or replaced inside the block: {layers}. Their work counts in the layer above.",
+    "modules_removed": "Removed inside the block: {layers}. Their figures end there.",
+    "layers_unlabelled": "Cannot be labeled: {layers}. Their work counts in the layer above.",
+    "never_called": "Never called: {layers}. If another layer uses the parameters, that work counts there.",
+    "exported": "{layers}: a graph of torch.export runs the operators of its layers itself, so their figures are "
+    "unknown. To see them, profile torch.export.unflatten(program).",
+    # Communication between ranks
+    "collectives_unmatched": "{count} collective(s) without a known caller: counted outside of layers.",
+    "buckets_uncertain": "{count} gradient bucket(s) with unknown layers, as in the first backward of "
+    "DistributedDataParallel: counted in the layer of the last gradient before.",
+    "buckets_unordered": "The layers of gradient buckets are estimates in {layers}. DistributedDataParallel had not "
+    "sorted its buckets when the recording began: it does so after the first backward, but never with "
+    "find_unused_parameters=True. A bucket counts in the layers whose gradients were ready before it.",
+    # What could not be recorded
+    "device_without_kernels": "{device} reports no kernels to torch's profiler: its columns are unknown. The columns "
+    "of the CPU are correct.",
+    "no_device": "{device} was requested, but torch finds no {device} device: its columns are unknown.",
+    "device_not_recordable": "{device} was requested, but this version of torch cannot record its kernels: its columns "
+    "are unknown.",
+    "moved_to_device": "The model was moved to {device} inside the block: only the CPU was recorded. Move it before "
+    'the block, or use device="{kind}".',
+    "recording_lost": "The last recording is lost: an error occurred while torch's profiler was stopping.",
+    "nothing_after_steps": "Nothing was recorded: after {steps} calls of step() the schedule had not started to "
+    "record.",
+    "nothing_after_warmup": "Nothing was recorded: warmup={warmup} leaves out the first {warmup} calls of the model, "
+    "and there were {calls}. Only calls of the model's own forward count. If you use the model in other ways, warm up "
+    "before the block.",
+    "nothing_after_calls": "Nothing was recorded: the first {warmup} model calls are left out as warm-up, and there "
+    "were {calls}.",
+    "compiler_unknown": "The layers of kernels that torch.compile generated are unknown: the compiler of this version "
+    "of torch does not report them ({reason}). torch 2.13 is supported.",
+    "backward_incomplete": "Backward is incomplete: on the meta device it stopped with {error}",
+    # Programs that were recorded as a whole
+    "too_many_models": "Only the first {count} models have layers. The work of later models counts outside of layers.",
+    "gave_way": "The recording ended early: the program started a profiler of its own. Only the time before is in the "
+    "figures.",
+    "no_model_called": "No model was called: all recorded work is outside of models.",
+    # Trace files
+    "trace_around_unread": "The text {where} the events of {file} could not be read.",
+    "trace_end_unread": "All events of {file} were read, but {reason}.",
+    "trace_goes_on": "{file} has more text after the end of its trace: it was ignored.",
+    "trace_without_operators": "{file} has no operators, as if recorded without ProfilerActivity.CPU: the work of the "
+    "CPU is unknown, and so are the operator and the layer of each kernel.",
+    "trace_events_missing": "{count} event(s) of {file} are missing: without a name, time or thread, or with an "
+    "impossible time.",
+    "trace_of_processes": "{file} has events of {count} processes, but torch writes one file per process. Where two "
+    "processes use the same numbers, kernels and backward may count in the wrong layer.",
+    "trace_without_numbers": "{file} has no sequence numbers, as in traces of torch 1.8: the layers of backward are "
+    "unknown, and backward is shown outside of layers.",
+    "trace_events_unread": "Missing, because unreadable: {lost:,} of {events:,} events of {file}. The first begins at "
+    "character {at:,}.",
+    "trace_events_twice": "Twice in {file}, with the same time, thread or stream, name and number: {count:,} event(s). "
+    "The copies were ignored. Was the file merged with a copy of itself?",
+    "layers_by_alignment": "The trace names no layers: its operators were aligned with those of the model's forward, "
+    "in {count:,} call(s).",
+    "adjacent_forwards": "{count:,} call(s) of the model follow another one at once: they may be parts of one call of "
+    "a deeper model.",
+    # Matching a trace with a model
+    "too_many_places": "Called in more than {most} places, and not shown as layers: {modules}. Their work counts in "
+    "the layer around them.",
+    "labelled_in_trace_only": "Labeled in the trace, but not in the model: {layers}. Their work counts in the layer "
+    "that called them.",
+    "matched_by_order": "Matched by the order of first calls, which is assumed to be the order in the source code: "
+    "{modules}.",
+    "matched_of_more": "The model has more modules of this class that were never called. It is assumed that the first "
+    "ones were called: {modules}.",
+    "matched_of_fewer": "The trace has more modules of this class than the model. It is assumed that the first that "
+    "fit are these: {modules}.",
+    "matched_far": "Not called by their parent, so these may be other modules of the same class: {modules}.",
+    "trace_left_out": "{file} is left out: {why}",
+    "not_in_model_shown": "Not found in the model, and shown below their callers: {modules}.",
+    "not_in_model": "Not found in the model, and not shown as layers: {modules}.",
+    "model_of_other_sizes": "No operator in the trace has an input with the shape of a parameter of the model. Is this "
+    "the model that was traced, with the same sizes?",
+    "classes_of_one_name": "Several classes of the model have the same name ({classes}). torch numbers the modules of "
+    "each class separately, so different modules have the same name in the trace, and figures may be of another "
+    "module. To distinguish them, record inside torchprof.annotate(model).",
+    # What follows from the run
+    "kernels_divided": "The time of a kernel that serves several layers is {how} among them: an estimate.",
+    "inside_compiled": "The times of layers inside compiled code are unknown: compiled code does not call them one by "
+    f"one. To see their share of the kernels, use compile_layers=True, and {COMPILE_IN_BLOCK}.",
+    "uncounted_more": "Not counted: {operators} more operators without a FLOPs formula (calls: {calls}).",
+}
+"""The sentences by their codes, if they only have layers and facts in them: in place of ``{layers}`` and ``{name}``,
+tuples as a list in words. ``(s)`` is the plural of a noun after ``{count}``."""
+
+
+def _of_text(code: str, text: str) -> Sentence:
+    has_facts = "{" in text.replace("{layers}", "")
+
+    def sentence(layers: list[str], **facts: Fact) -> str:
+        if facts and not has_facts:
+            raise TypeError(f"{code} has no facts")
+        words = {name: some(list(fact)) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
+        plural = "" if facts.get("count") == 1 else "s"
+        return text.replace("(s)", plural).format(layers=some(layers), **words)
+
+    return sentence
+
+
+SENTENCES: dict[str, Sentence] = {code: _of_text(code, text) for code, text in _TEXTS.items()}
+"""For each code the function that makes the sentence of the layers and facts."""
 
 
 def _sentence(function: _Function) -> _Function:
+    """Declare a sentence by a function, which has the name of the code."""
     SENTENCES[function.__name__] = function
     return function
-
-
-def _fixed(code: str, text: str) -> None:
-    """Declare a code with a constant sentence."""
-
-    def sentence(layers: list[str]) -> str:
-        return text
-
-    SENTENCES[code] = sentence
-
-
-def _of_layers(code: str, text: str) -> None:
-    """Declare a code whose sentence names layers: they replace ``{layers}`` in ``text``."""
-
-    def sentence(layers: list[str]) -> str:
-        return text.replace("{layers}", some(layers))
-
-    SENTENCES[code] = sentence
-
-
-def _of_facts(code: str, text: str) -> None:
-    """Declare a code whose sentence has facts: ``{name}`` in ``text`` is that fact. A tuple becomes a list in words.
-    ``(s)`` is the plural of a noun after ``{count}``."""
-
-    def sentence(layers: list[str], **facts: Fact) -> str:
-        words = {name: some(list(fact)) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
-        return text.replace("(s)", "" if facts.get("count") == 1 else "s").format(**words)
-
-    SENTENCES[code] = sentence
 
 
 def _counted(count: int, noun: str) -> str:
@@ -61,16 +134,6 @@ def _counted(count: int, noun: str) -> str:
 
 
 # Modules and their calls
-
-_of_layers("modules_added", "Added or replaced inside the block: {layers}. Their work counts in the layer above.")
-_of_layers("modules_removed", "Removed inside the block: {layers}. Their figures end there.")
-_of_layers("layers_unlabelled", "Cannot be labeled: {layers}. Their work counts in the layer above.")
-_of_layers("never_called", "Never called: {layers}. If another layer uses the parameters, that work counts there.")
-_of_layers(
-    "exported",
-    "{layers}: a graph of torch.export runs the operators of its layers itself, so their figures are unknown. To see "
-    "them, profile torch.export.unflatten(program).",
-)
 
 
 @_sentence
@@ -134,55 +197,7 @@ def ranks_chosen(
 RANKS_CHOSEN = "ranks_chosen"  # the code of that sentence
 
 
-_of_facts("collectives_unmatched", "{count} collective(s) without a known caller: counted outside of layers.")
-_of_facts(
-    "buckets_uncertain",
-    "{count} gradient bucket(s) with unknown layers, as in the first backward of DistributedDataParallel: counted in "
-    "the layer of the last gradient before.",
-)
-_of_layers(
-    "buckets_unordered",
-    "The layers of gradient buckets are estimates in {layers}. DistributedDataParallel had not sorted its buckets when "
-    "the recording began: it does so after the first backward, but never with find_unused_parameters=True. A bucket "
-    "counts in the layers whose gradients were ready before it.",
-)
-
 # What could not be recorded
-
-_of_facts(
-    "device_without_kernels",
-    "{device} reports no kernels to torch's profiler: its columns are unknown. The columns of the CPU are correct.",
-)
-_of_facts("no_device", "{device} was requested, but torch finds no {device} device: its columns are unknown.")
-_of_facts(
-    "device_not_recordable",
-    "{device} was requested, but this version of torch cannot record its kernels: its columns are unknown.",
-)
-_of_facts(
-    "moved_to_device",
-    "The model was moved to {device} inside the block: only the CPU was recorded. Move it before the block, or use "
-    'device="{kind}".',
-)
-_fixed("recording_lost", "The last recording is lost: an error occurred while torch's profiler was stopping.")
-_of_facts(
-    "nothing_after_steps",
-    "Nothing was recorded: after {steps} calls of step() the schedule had not started to record.",
-)
-_of_facts(
-    "nothing_after_warmup",
-    "Nothing was recorded: warmup={warmup} leaves out the first {warmup} calls of the model, and there were {calls}. "
-    "Only calls of the model's own forward count. If you use the model in other ways, warm up before the block.",
-)
-_of_facts(
-    "nothing_after_calls",
-    "Nothing was recorded: the first {warmup} model calls are left out as warm-up, and there were {calls}.",
-)
-_of_facts(
-    "compiler_unknown",
-    "The layers of kernels that torch.compile generated are unknown: the compiler of this version of torch does not "
-    "report them ({reason}). torch 2.13 is supported.",
-)
-_of_facts("backward_incomplete", "Backward is incomplete: on the meta device it stopped with {error}")
 
 
 @_sentence
@@ -204,15 +219,6 @@ def stacks_left_out(layers: list[str], modules: Sequence[str]) -> str:
 
 
 # Programs that were recorded as a whole
-
-_of_facts(
-    "too_many_models", "Only the first {count} models have layers. The work of later models counts outside of layers."
-)
-_fixed(
-    "gave_way",
-    "The recording ended early: the program started a profiler of its own. Only the time before is in the figures.",
-)
-_fixed("no_model_called", "No model was called: all recorded work is outside of models.")
 
 
 @_sentence
@@ -255,42 +261,6 @@ MODULES_OF_CALL_STACKS = (
 )
 """How to record a trace with modules, if this one has only call stacks of operators."""
 
-_of_facts("trace_around_unread", "The text {where} the events of {file} could not be read.")
-_of_facts("trace_end_unread", "All events of {file} were read, but {reason}.")
-_of_facts("trace_goes_on", "{file} has more text after the end of its trace: it was ignored.")
-_of_facts(
-    "trace_without_operators",
-    "{file} has no operators, as if recorded without ProfilerActivity.CPU: the work of the CPU is unknown, and so "
-    "are the operator and the layer of each kernel.",
-)
-_of_facts(
-    "trace_events_missing",
-    "{count} event(s) of {file} are missing: without a name, time or thread, or with an impossible time.",
-)
-_of_facts(
-    "trace_of_processes",
-    "{file} has events of {count} processes, but torch writes one file per process. Where two processes use the same "
-    "numbers, kernels and backward may count in the wrong layer.",
-)
-_of_facts(
-    "trace_without_numbers",
-    "{file} has no sequence numbers, as in traces of torch 1.8: the layers of backward are unknown, and backward is "
-    "shown outside of layers.",
-)
-_of_facts(
-    "trace_events_unread",
-    "Missing, because unreadable: {lost:,} of {events:,} events of {file}. The first begins at character {at:,}.",
-)
-_of_facts(
-    "trace_events_twice",
-    "Twice in {file}, with the same time, thread or stream, name and number: {count:,} event(s). The copies were "
-    "ignored. Was the file merged with a copy of itself?",
-)
-_of_facts(
-    "layers_by_alignment",
-    "The trace names no layers: its operators were aligned with those of the model's forward, in {count:,} call(s).",
-)
-
 
 @_sentence
 def layers_in_doubt(layers: list[str], share: float) -> str:
@@ -298,12 +268,6 @@ def layers_in_doubt(layers: list[str], share: float) -> str:
         f"Operators that were not found in the model have no layer: {share:.1%} of the time of its calls. They come "
         f"after {some(layers)}."
     )
-
-
-_of_facts(
-    "adjacent_forwards",
-    "{count:,} call(s) of the model follow another one at once: they may be parts of one call of a deeper model.",
-)
 
 
 @_sentence
@@ -340,51 +304,6 @@ def _of_operators(kinds: Sequence[tuple[str, int]]) -> str:
     times = math.gcd(*(count for _, count in kinds))
     what = some([f"{count // times:,} {kind}" for kind, count in kinds], 6)
     return f" The operators: {f'{times:,} times ' if times > 1 else ''}{what}."
-
-
-# Matching a trace with a model
-
-_of_facts(
-    "too_many_places",
-    "Called in more than {most} places, and not shown as layers: {modules}. Their work counts in the layer around "
-    "them.",
-)
-_of_layers(
-    "labelled_in_trace_only",
-    "Labeled in the trace, but not in the model: {layers}. Their work counts in the layer that called them.",
-)
-_of_facts(
-    "matched_by_order",
-    "Matched by the order of first calls, which is assumed to be the order in the source code: {modules}.",
-)
-_of_facts(
-    "matched_of_more",
-    "The model has more modules of this class that were never called. It is assumed that the first ones were called: "
-    "{modules}.",
-)
-_of_facts(
-    "matched_of_fewer",
-    "The trace has more modules of this class than the model. It is assumed that the first that fit are these: "
-    "{modules}.",
-)
-_of_facts(
-    "matched_far",
-    "Not called by their parent, so these may be other modules of the same class: {modules}.",
-)
-_of_facts("trace_left_out", "{file} is left out: {why}")
-_of_facts("not_in_model_shown", "Not found in the model, and shown below their callers: {modules}.")
-_of_facts("not_in_model", "Not found in the model, and not shown as layers: {modules}.")
-_fixed(
-    "model_of_other_sizes",
-    "No operator in the trace has an input with the shape of a parameter of the model. Is this the model that was "
-    "traced, with the same sizes?",
-)
-_of_facts(
-    "classes_of_one_name",
-    "Several classes of the model have the same name ({classes}). torch numbers the modules of each class separately, "
-    "so different modules have the same name in the trace, and figures may be of another module. To distinguish them, "
-    "record inside torchprof.annotate(model).",
-)
 
 
 # What follows from the run
@@ -428,9 +347,6 @@ def compiled_meanwhile(layers: list[str], cpu_ns: int, by_layers: bool) -> str:
     return f"The totals include {format_time(cpu_ns)} of compilation by torch.compile. To leave it out, {without}."
 
 
-_of_facts("kernels_divided", "The time of a kernel that serves several layers is {how} among them: an estimate.")
-
-
 @_sentence
 def not_attributable(layers: list[str], reason: str, share: float, ns: int) -> str:
     """``share``: the fraction of the time in kernels of compiled graphs; ``ns``: that time."""
@@ -446,13 +362,6 @@ def layers_by_parameters(layers: list[str], asked: bool) -> str:
         f"In code {where}, a call of a library is at the layer whose parameter it reads or whose gradient it computes; "
         "of its other kernels only the layers before and after are known, if any."
     )
-
-
-_fixed(
-    "inside_compiled",
-    "The times of layers inside compiled code are unknown: compiled code does not call them one by one. To see their "
-    f"share of the kernels, use compile_layers=True, and {COMPILE_IN_BLOCK}.",
-)
 
 
 @_sentence
@@ -490,8 +399,6 @@ def _of_uncounted(code: str, text: str) -> None:
 
 for _code, _text in _UNCOUNTED.items():
     _of_uncounted(_code, _text)
-
-_of_facts("uncounted_more", "Not counted: {operators} more operators without a FLOPs formula (calls: {calls}).")
 
 
 def _short(name: str) -> str:

@@ -1,7 +1,5 @@
 """torch's operators by family: products, convolutions, attention, elementwise, views, and those of each kind of layer.
-
-Whatever needs a set of operators makes it of these.
-"""
+Whatever needs a set of operators makes it of these."""
 
 from __future__ import annotations
 

@@ -82,9 +82,7 @@ class RunWarning:
 
 def sharing_key(warning: RunWarning) -> tuple[Any, ...]:
     """Equal for two warnings only if they are written alike: one object, and one entry of a file, can serve for both.
-
-    Stricter than ``==``, for which 1, 1.0 and True are equal.
-    """
+    Stricter than ``==``, for which 1, 1.0 and True are equal."""
     return warning.code, warning.layers, repr([*warning.facts.items()]), warning.added, warning.ranks
 
 

@@ -36,6 +36,28 @@ REPLACED_PARAMETER = "replaced parameter"
 FROZEN_PARAMETER = "frozen parameter"
 IN_CPP = "C++ wrapper"
 
+COMPILE_IN_BLOCK = (
+    "compile the model inside the block (call torch.compiler.reset() before the block, or start a new process); "
+    "warmup=1 leaves the first call, which compiles, out of the figures"
+)
+"""How to have the layers of compiled code recorded."""
+
+WHY_UNKNOWN = {
+    COMPILED_BEFORE: f"they were compiled before the block. To see their layers, {COMPILE_IN_BLOCK}",
+    LAYERS_NOT_RECORDED: f"these were not recorded. To record them, use compile_layers=True, and {COMPILE_IN_BLOCK}",
+    NESTED_GRAPHS: "they are in graphs inside another graph (torch.cond, torch.while_loop, nested regions)",
+    GRAPH_NOT_READ: "their graphs could not be read during compilation",
+    UNKNOWN_KERNEL: "their names are in no graph, or several kernels have the same name",
+    UNKNOWN_MODULE: "torch does not record which module their operations come from",
+    OTHER_MODULE: "they belong to modules that are not profiled",
+    AMBIGUOUS_MODULE: "the compiled function may have called any of several modules of one class",
+    SHARED_PARAMETER: "their parameter is of several layers, or of an embedding that other code multiplies with",
+    REPLACED_PARAMETER: "their parameter was replaced or freed before the block ended",
+    FROZEN_PARAMETER: "torch._inductor.config.freezing is on, and the compiler made their weights anew",
+    IN_CPP: "torch._inductor.config.cpp_wrapper is on, and its calls of libraries have no events",
+}
+"""Why the layers of kernels of torch.compile are unknown, by the reason in the name of their row."""
+
 REPLAY = "CUDA graph replay"
 
 DIVIDED = "divided by "
@@ -51,10 +73,8 @@ _GENERATED = re.compile(r"(graph_\d+_)?(cpp|triton)_\w+")
 
 
 def is_overhead(op: str) -> bool:
-    """Whether an op in a compiled region is overhead of torch.compile, such as checking guards.
-
-    The call of the graph is not: its time includes that of C++ kernels that have no ranges of their own.
-    """
+    """Whether an op in a compiled region is overhead of torch.compile, such as checking guards. The call of the graph
+    is not: its time includes that of C++ kernels that have no ranges of their own."""
     return _OVERHEAD.fullmatch(op) is not None
 
 
@@ -122,9 +142,6 @@ class FrameKind(str, Enum):
     __str__ = str.__str__
     __repr__ = str.__repr__
 
-    def __format__(self, format_spec: str) -> str:
-        return format(self.value, format_spec)
-
 
 INTERRUPTIONS = frozenset({FrameKind.GC, FrameKind.PROFILER})
 """The kinds of what can interrupt anything, and belongs to no layer."""
@@ -149,11 +166,8 @@ class Signature(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One step from a layer inward to an event.
-
-    ``name`` is torch's, or that of the range. ``signature`` has the inputs of an op; None if they were not recorded.
-    ``kind`` is compared with text as well: ``frame.kind == "op"``.
-    """
+    """One step from a layer inward to an event. ``name`` is torch's, or that of the range. ``signature`` has the inputs
+    of an op; None if they were not recorded. ``kind`` is compared with text as well: ``frame.kind == "op"``."""
 
     kind: FrameKind
     name: str

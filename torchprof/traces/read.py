@@ -17,8 +17,7 @@ from torchprof.attribute.process_groups import sole_group
 from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.recording import Observations, Options, Recording
-from torchprof.run.cycles import add_cycle
-from torchprof.run.merge import merge
+from torchprof.run.merge import add_cycle, merge
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.processes import check_processes, in_processes
 from torchprof.run.run import Run

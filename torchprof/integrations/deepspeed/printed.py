@@ -16,7 +16,7 @@ from torchprof.integrations.deepspeed.strings import (
     params_to_string,
 )
 from torchprof.integrations.figures import UNKNOWN_TEXT, known_sum, share_text
-from torchprof.integrations.modules import Position, parameter_sizes, positions
+from torchprof.integrations.modules import Position, parameter_sizes, positions, repr_lines
 
 
 def _largest(column: Mapping[str, tuple[float | None, str]], number: int) -> dict[str, str]:
@@ -44,9 +44,9 @@ class Printed:
         layer = self._recorded.layer_of.get(path)
         return self.totals.get(layer, LayerSums()) if layer is not None else LayerSums()
 
-    def _line(self, position: Position, module: nn.Module) -> str:
+    def _line(self, position: Position) -> str:
         figures = self._figures(position.path)
-        params = known_sum(parameter_sizes(module).values())
+        params = known_sum(parameter_sizes(position.module).values()) if position.module is not None else None
         macs, seconds = figures.known_macs, figures.seconds
         rate: float | None = None
         if macs is not None and seconds is not None and (seconds or not macs):
@@ -64,28 +64,8 @@ class Printed:
         )
 
     def tree(self) -> str:
-        """The model's repr with figures, in torch's layout: a leaf with a short text is one line."""
-        lines = []
-        opened = 0
-        for position in positions(self._model):
-            while opened > position.depth:
-                opened -= 1
-                lines.append("  " * opened + ")")
-            pad = "  " * position.depth
-            head = f"{pad}({position.name}): " if position.depth else ""
-            if position.module is None:
-                lines.append(f"{head}None")
-                continue
-            head += f"{position.module._get_name()}("
-            figures, more = self._line(position, position.module), position.module.extra_repr()
-            if not position.module._modules and "\n" not in more:
-                lines.append(f"{head}{figures}, {more})")
-                continue
-            lines.append(head)
-            lines.extend(f"{pad}  {line}" for line in f"{figures}, {more}".rstrip().split("\n"))
-            opened += 1
-        lines.extend("  " * depth + ")" for depth in reversed(range(opened)))
-        return "\n".join(lines)
+        """The model's repr with figures."""
+        return "\n".join(repr_lines(self._model, self._line))
 
     def top(self, depth: int, top_num: int) -> str:
         """The module classes at one depth with the most multiply-adds, parameters and time."""

@@ -70,10 +70,8 @@ class StepProfiler:
     steps: int = 0
 
     def step(self, model: nn.Module) -> AbstractContextManager[None]:
-        """A ``with`` block for one step of this model. Errors inside pass through, and then nothing is printed.
-
-        In a distributed job, only rank 0 is profiled. Raises TorchprofError for anything but a module.
-        """
+        """A ``with`` block for one step of this model. Errors inside pass through, and then nothing is printed. In a
+        distributed job, only rank 0 is profiled. Raises TorchprofError for anything but a module."""
         if not self.enabled:
             return nullcontext()
         check_model(model)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torchprof import TorchprofError
 from torchprof.integrations.deepspeed.arguments import choose, is_number
-from torchprof.integrations.figures import UNKNOWN_TEXT
+from torchprof.integrations.figures import UNKNOWN_TEXT, scaled
 
 _MACS = {"GMac": 1e9, "MMac": 1e6, "KMac": 1e3, "Mac": 1.0}
 _FLOPS = {"TFLOPS": 1e12, "GFLOPS": 1e9, "MFLOPS": 1e6, "KFLOPS": 1e3, "FLOPS": 1.0}
@@ -25,10 +25,8 @@ def macs_to_string(macs: float | None, units: str | None = None, precision: int 
 
 
 def flops_to_string(flops: float | None, units: str | None = None, precision: int = 2) -> str:
-    """The same as ``macs_to_string``: this tool's "flops" are multiply-adds.
-
-    With ``units`` TFLOPS, GFLOPS, MFLOPS, KFLOPS or FLOPS, the number is in operations per second; it is not doubled.
-    """
+    """The same as ``macs_to_string``: this tool's "flops" are multiply-adds. With ``units`` TFLOPS, GFLOPS, MFLOPS,
+    KFLOPS or FLOPS, the number is in operations per second; it is not doubled."""
     return _text(flops, units, precision, _MACS, _FLOPS)
 
 
@@ -54,16 +52,14 @@ def _text(
     choices: Mapping[str, float],
     more: Mapping[str, float] | None = None,
 ) -> str:
-    """A value in ``units``; if they are None, in the largest unit of ``choices`` that is not larger than the value."""
+    """A value in ``units``; if they are None, in one of ``choices`` as ``scaled`` has it."""
     if value is None:
         return UNKNOWN_TEXT
     if not is_number(value):
         raise TorchprofError(f"{value!r} is not a number: give one that get_model_profile(as_strings=False) returns.")
-    known = {**choices, **(more or {})}
     if units is None:
-        units = next((unit for unit, size in choices.items() if abs(value) >= size), list(choices)[-1])
-    elif units not in known:
+        return scaled(value, choices, precision)
+    known = {**choices, **(more or {})}
+    if units not in known:
         raise TorchprofError(f"units={units!r} are not known here. {choose(str(units), known)}")
-    if known[units] == 1 and isinstance(value, int):
-        return f"{value} {units}".rstrip()
-    return f"{round(value / known[units], precision)} {units}".rstrip()
+    return scaled(value, {units: known[units]}, precision)

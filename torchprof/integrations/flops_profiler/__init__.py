@@ -7,7 +7,6 @@ docs/coming-from-flops-profiler.md says which figures differ, and why.
 
 from __future__ import annotations
 
-from torchprof.integrations.flops_profiler.model_profile import get_model_profile
-from torchprof.integrations.flops_profiler.profiler import FlopsProfiler
+from torchprof.integrations.flops_profiler.profiler import FlopsProfiler, get_model_profile
 
 __all__ = ["FlopsProfiler", "get_model_profile"]

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
-
-from torchprof.integrations.figures import known_sum, share_text
-from torchprof.integrations.flops_profiler.counting import LayerPath
-from torchprof.integrations.flops_profiler.measured import LayerFigures, Measured
-from torchprof.integrations.flops_profiler.strings import (
-    at_least,
-    duration_text,
-    macs_text,
-    number_text,
-    params_text,
-    rate_text,
-)
+from torchprof.integrations.figures import at_least, known_sum, share_text
+from torchprof.integrations.flops_profiler.measured import LayerFigures, LayerPath, Measured
+from torchprof.integrations.flops_profiler.strings import duration_text, macs_text, number_text, params_text, rate_text
+from torchprof.integrations.modules import Position, repr_lines
 
 _CONVENTION = (
     "Flops are counted as flops-profiler counts them: 2 for each multiply-accumulate, the bias of convolutions, and a "
@@ -84,27 +75,13 @@ def lines_by_depth(measured: Measured, module_depth: int, top_modules: int) -> I
 
 
 def lines_by_module(measured: Measured) -> Iterator[str]:
-    """The lines of the model's repr, with the figures of each module before its ``extra_repr``."""
-    waiting: list[tuple[str, str, nn.Module | None, LayerPath | None]] = [("", "", measured.model, measured.root)]
-    while waiting:
-        indent, name, module, path = waiting.pop()
-        if module is None:  # the end of a module with children, or a child that is None
-            yield indent + name
-            continue
-        head = f"{indent}{name}{module._get_name()}("
-        extra = module.extra_repr()
-        lines = (extra if path is None else f"{_figures_text(measured, measured.of[path])}, {extra}").split("\n")
-        children = [] if path is None else list(measured.below(module, path))
-        if len(lines) == 1 and not children:
-            yield f"{head}{lines[0]})"
-            continue
-        yield head
-        yield from (f"{indent}  {line}".rstrip() for line in lines)
-        waiting.append((indent, ")", None, None))
-        waiting.extend(
-            (indent + "  ", f"({key}): " + ("None" if child is None else ""), child, child_path)
-            for key, child, child_path in reversed(children)
-        )
+    """The lines of the model's repr, with the figures of each module of the run."""
+
+    def figures_at(position: Position) -> str | None:
+        path = measured.layer_of.get(position.path)
+        return None if path is None else _figures_text(measured, measured.of[path])
+
+    return repr_lines(measured.model, figures_at)
 
 
 def _figures_text(measured: Measured, figures: LayerFigures) -> str:
