@@ -280,6 +280,15 @@ class Evidence:
             for row in self._rows_of(chain, wanted):
                 yield MatchingRow(layer[row], phase[row], frames, calls[row], cpu_ns[row], device_ns[row])
 
+    def chains(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Iterator[tuple[Frames, Took]]:
+        """The chains of frames that match, with the sums of their rows, whatever the layer; without bytes."""
+        wanted = {*map(PHASES.index, phases)}
+        columns = [self.run.rows.columns[name] for name in ("calls", "cpu_ns", "device_ns")]
+        for chain in self._matching(holds):
+            rows = self._rows_of(chain, wanted)
+            if rows:
+                yield self.run.rows.frames[chain], Took(*(sum(map(column.__getitem__, rows)) for column in columns))
+
     def took(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Mapping[int, Took]:
         """The sums of the rows whose frames match, by the number of their layer (negative: no layer).
 

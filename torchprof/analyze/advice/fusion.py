@@ -326,10 +326,10 @@ def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str]:
     """The names of the matching outermost ops and nodes that take less than 10 us on average, with all in them."""
     ns: Counter[str] = Counter()
     calls: Counter[str] = Counter()
-    for row in evidence.rows(holds, phases=phases):
-        name = outermost_op(row.frames) or ""
-        ns[name] += evidence.time_of(row)
-        calls[name] += 0 if holds(row.frames[:-1]) else row.calls
+    for frames, took in evidence.chains(holds, phases=phases):
+        name = outermost_op(frames) or ""
+        ns[name] += evidence.time_of(took)
+        calls[name] += 0 if holds(frames[:-1]) else took.calls
     return {name for name in ns if ns[name] < _FEW_NS * calls[name]}
 
 
