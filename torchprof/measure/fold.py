@@ -12,6 +12,7 @@ from operator import add
 from torchprof.attribute.events import Kind
 from torchprof.attribute.op_groups import OpGroup, OpTree
 from torchprof.attribute.places import Attributed, Place
+from torchprof.measure.waiting import Covered
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
 from torchprof.run.rows import Around, Chains, Rows
@@ -66,8 +67,7 @@ def fold(
     not_taken: defaultdict[Place, int] = defaultdict(int)
     durations: dict[tuple[int, str], list[_Call]] = {}
     interruptions: list[_Call] = []
-    busy: dict[str, int] = {}
-    busy_until: dict[str, int] = {}
+    busy: dict[str, Covered] = {}
     memory, kernel, label, step = Kind.MEMORY, Kind.KERNEL, Kind.LABEL, Kind.STEP
     collective, interruption = Kind.COLLECTIVE, Kind.INTERRUPTION
     covered = covered_until = 0
@@ -94,9 +94,9 @@ def fold(
             if kind is kernel:
                 values[_DEVICE_NS] += ns
                 values[-1] += counted
-                until = busy_until.get(device, event.start_ns)
-                busy[device] = busy.get(device, 0) + max(0, event.end_ns - max(until, event.start_ns))
-                busy_until[device] = max(until, event.end_ns)
+                if device not in busy:
+                    busy[device] = Covered(event.start_ns)
+                busy[device].add(event.start_ns, event.end_ns)
             elif event.nbytes >= 0:
                 values[_ALLOCATED[device == "cpu"]] += event.nbytes
             else:
@@ -147,9 +147,8 @@ def fold(
         SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(_without(interrupted, calls_of))
         for (layer, phase), calls_of in sorted(durations.items())
     }
-    if timed:
-        busy["cpu"] = covered
-    return rows, samples, busy
+    busy_ns = {device: of_device.ns for device, of_device in busy.items()}
+    return rows, samples, {**busy_ns, "cpu": covered} if timed else busy_ns
 
 
 def _add_memory(values: dict[tuple[int, str], list[int]], group: OpGroup) -> None:
