@@ -23,10 +23,9 @@ from torchprof.measure.fold import fold
 from torchprof.measure.live_memory import NOT_MEASURED, add_frees, allocators_between
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
-from torchprof.measure.observer import Observer
 from torchprof.measure.open_step import CycleEnd, OpenStep
 from torchprof.measure.pipelines import Pipelines
-from torchprof.measure.recording import LayerPlan, Observations, Options, Recording
+from torchprof.measure.recording import LayerPlan, Observations, Observer, Options, Recording
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import warnings_of

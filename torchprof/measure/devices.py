@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from operator import itemgetter
 
 from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.op_groups import OpGroup
@@ -26,12 +25,12 @@ class _Times:
         self.busy = Covered(start)
         self.by_work = [Covered(start) for _ in KernelWork]
 
-    def add(self, work: int, start: int, end: int) -> None:
+    def add(self, kind: KernelWork, start: int, end: int) -> None:
         """Add an interval. Intervals must come in the order of their start."""
         self.kernels += 1
         self.busy.add(start, end)
-        new_from = end - self.by_work[work].add(start, end)
-        other = _BESIDE[work]
+        new_from = end - self.by_work[kind.value].add(start, end)
+        other = _BESIDE[kind.value]
         if other is not None:
             # All earlier intervals have begun. So after this start, the other kind covers one piece, up to its end. A
             # later interval of the other kind will add its own overlap with this interval.
@@ -52,9 +51,7 @@ class DeviceTimes:
 
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
-        self._devices: dict[str, _Times] = {}
-        self._streams: dict[tuple[str, int], tuple[_Times, _Times]] = {}  # (of the device, of the stream)
-        self._works: dict[str, int] = {}  # by name
+        self._devices: dict[str, tuple[_Times, dict[int, _Times]]] = {}  # the whole device, and its streams
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         """Pass all events on, and add up the busy times of devices."""
@@ -64,16 +61,14 @@ class DeviceTimes:
                 self._note(item.event)
 
     def _note(self, event: Event) -> None:
-        start, device = event.start_ns, event.device
-        work = self._works.get(event.name)
-        if work is None:
-            work = self._works[event.name] = kind_of_work(event.name).value
-        of_stream = self._streams.get((device, event.thread))
-        if of_stream is None:
-            whole = self._devices.setdefault(device, _Times(start))
-            of_stream = self._streams[device, event.thread] = whole, _Times(start)
-        for times in of_stream:
-            times.add(work, start, event.end_ns)
+        start, device, stream = event.start_ns, event.device, event.thread
+        if device not in self._devices:
+            self._devices[device] = _Times(start), {}
+        whole, streams = self._devices[device]
+        if stream not in streams:
+            streams[stream] = _Times(start)
+        for times in (whole, streams[stream]):
+            times.add(kind_of_work(event.name), start, event.end_ns)
 
     def result(self) -> dict[str, tuple[DeviceTime, ...]]:
         """The times of each device that ran any work."""
@@ -84,12 +79,8 @@ class DeviceTimes:
                 whole.busy.until - whole.busy.start_ns,
                 *whole.kinds(),
                 whole.overlap_ns,
-                tuple(
-                    StreamTime(stream, times.kernels, *times.kinds())
-                    for (of_device, stream), (_, times) in sorted(self._streams.items(), key=itemgetter(0))
-                    if of_device == device
-                ),
+                tuple(StreamTime(stream, times.kernels, *times.kinds()) for stream, times in sorted(streams.items())),
             )
-            for device, whole in sorted(self._devices.items(), key=itemgetter(0))
+            for device, (whole, streams) in sorted(self._devices.items())
         )
         return {"device_times": tuple(times)}
