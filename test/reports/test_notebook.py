@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from build.browser import chromium, open_tab  # noqa: F401
 from build.colors import luminance
 from build.hand_made import label, row, run_of
 from build.warnings import run_warnings
@@ -127,7 +126,7 @@ def test_names_that_are_cut_off_have_a_title() -> None:
     ids=["light", "dark", "JupyterLab's dark", "dark page of unknown kind"],
 )
 def test_headings_and_names_stay_visible(
-    open_tab: Any,  # noqa: F811
+    open_tab: Any,
     tmp_path: Path,
     style: str,
     is_dark: bool,

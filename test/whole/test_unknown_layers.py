@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas
 import pytest
-from build.browser import Tab, chromium, open_tab  # noqa: F401
 from build.hand_made import cells, kernel, label, line, names, op, row, run_of
 
 import torchprof
@@ -507,20 +506,6 @@ def test_limits_on_unknown_values_never_pass() -> None:
 
 
 # The page
-
-
-@pytest.fixture
-def look(tmp_path: Path, open_tab: Callable[..., Tab]) -> Iterator[Callable[..., Page]]:  # noqa: F811
-    tabs: list[Tab] = []
-
-    def look_at(what: Any) -> Page:
-        file = tmp_path / f"{len(tabs)}.html"
-        what.export(file)
-        tabs.append(open_tab(file))
-        return tabs[-1].page
-
-    yield look_at
-    assert [tab.errors for tab in tabs] == [[] for _ in tabs]
 
 
 def facts_on(page: Page, selector: str) -> dict[str, str]:
