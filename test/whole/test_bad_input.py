@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.models import called
 from build.snapshots import snapshot
 from build.warnings import run_warnings
 from torch import nn
@@ -49,8 +50,7 @@ def model() -> Iterator[nn.Module]:
     before = snapshot(made, values=True)
     yield made
     assert snapshot(made, values=True) == before
-    with Profile(made) as prof:
-        made(torch.rand(2, 3))
+    prof = called(made, torch.rand(2, 3))
     assert {node.calls for node in prof.run.tree().walk()} == {1}
 
 
@@ -58,9 +58,7 @@ def model() -> Iterator[nn.Module]:
 def prof() -> Profile:
     model = Net().eval()
     x = torch.rand(2, 3)
-    with Profile(model) as prof:
-        model(x)
-    return prof
+    return called(model, x)
 
 
 def refused(call: Callable[[], Any], *words: str, error: type[BaseException] = TorchprofError) -> None:
@@ -143,8 +141,7 @@ def test_two_contradicting_devices_raise(model, device) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_the_same_device_given_twice_is_accepted(model) -> None:
-    with Profile(model, use_cuda=True, use_device="cuda") as prof:
-        model(torch.rand(2, 3))
+    prof = called(model, torch.rand(2, 3), use_cuda=True, use_device="cuda")
     assert prof.run.meta.device == "cuda"
 
 
