@@ -194,7 +194,7 @@ def trained(model: nn.Module, *inputs: Tensor, **options: Any) -> Profile:
     return prof
 
 
-def called(model: nn.Module, *inputs: Tensor, **options: Any) -> Profile:
+def profiled(model: nn.Module, *inputs: Tensor, **options: Any) -> Profile:
     """The same of a forward alone."""
     with Profile(model, **options) as prof:
         model(*(inputs or (torch.rand(3, 4),)))

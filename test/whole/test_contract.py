@@ -13,7 +13,7 @@ from collections import defaultdict
 import pytest
 import torch
 from build.calls import calls_of
-from build.models import called, trained
+from build.models import profiled, trained
 from torch import nn
 from torch.autograd.profiler_util import EventList
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -63,12 +63,6 @@ LEAVES = [path for path in ALEXNET_PATHS if path not in CONTAINERS]
 
 def images(batch: int = 1) -> torch.Tensor:
     return torch.rand(batch, 3, 8, 8)
-
-
-def profiled(model: nn.Module, *inputs: torch.Tensor, **options: object) -> Profile:
-    with Profile(model, **options) as prof:  # type: ignore[arg-type]
-        model(*inputs)
-    return prof
 
 
 def rows_of(table: str) -> dict[str, list[str]]:
@@ -467,7 +461,7 @@ def test_a_recursive_module_has_one_list_for_each_call() -> None:
         def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
             return self(torch.cos(x), times - 1) if times else x
 
-    prof = called(Recursive(), torch.rand(2), 3)
+    prof = profiled(Recursive(), torch.rand(2), 3)
     lists = prof.raw()[1]["Recursive",]
     # In the order in which they ended: the innermost did nothing, the outermost holds all three cosines.
     assert [[event.name for event in events] for events in lists] == [["aten::cos"] * times for times in range(4)]
@@ -778,7 +772,7 @@ def test_direct_calls_of_forward_are_recorded_as_in_1_4() -> None:
 def test_the_program_in_the_readme_of_1_4_runs() -> None:
     model = AlexNet()
     paths = [("AlexNet", "features", "3"), ("AlexNet", "classifier")]
-    prof = called(model, images(), use_cuda=False, profile_memory=True, paths=paths)
+    prof = profiled(model, images(), use_cuda=False, profile_memory=True, paths=paths)
     trace, event_lists_dict = prof.raw()
     assert str(trace[2]) == (
         "Trace(path=('AlexNet', 'features', '0'), leaf=True, "
@@ -808,6 +802,6 @@ print("done")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_frozen_script_module_has_no_mode() -> None:
     frozen = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Linear(2, 2)).eval()))
-    prof = called(frozen, torch.rand(1, 2))
+    prof = profiled(frozen, torch.rand(1, 2))
     assert prof.run.tree().calls == 1
     assert not prof.run.layers[0].training

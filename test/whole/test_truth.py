@@ -28,7 +28,7 @@ from build.models import (
     Tied,
     Work,
     WritesToViews,
-    called,
+    profiled,
     trained,
 )
 from build.phases import in_column_of
@@ -728,7 +728,7 @@ def test_a_recursive_module() -> None:
 
 def test_one_module_at_two_paths() -> None:
     """Its calls are distinguished by the parent that made them; its parameters count once."""
-    prof = called(Tied())
+    prof = profiled(Tied())
     assert calls_of(prof) == {"Tied": 1, "Tied.left": 1, "Tied.left.inner": 1, "Tied.right": 2, "Tied.right.inner": 2}
     assert owners_of(prof, "aten::linear") == {"Tied.left.inner": 1, "Tied.right.inner": 2}
     assert sum(layer.params for layer in prof.run.layers) == 4 * 4 + 4
@@ -1119,7 +1119,7 @@ def test_a_script_module_as_the_model() -> None:
     model = torch.jit.script(Mlp())
     x = torch.rand(3, 4)
     model(x), model(x)
-    prof = called(model, x)
+    prof = profiled(model, x)
     assert prof.run.tree().calls == 1
     assert prof.run.tree().self.cpu_ns > 0
     assert prof.run.layers[0].kind == "Mlp"
@@ -1382,7 +1382,7 @@ def test_forces_from_energies() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.autograd.grad(self.energy(x).sum(), x)[0]
 
-    prof = called(Forces(), torch.rand(3, 4, requires_grad=True))
+    prof = profiled(Forces(), torch.rand(3, 4, requires_grad=True))
     assert makers_of(prof, "AddmmBackward0") == {"Forces.energy.fc1": 1, "Forces.energy.fc2": 1}
     assert makers_of(prof, "SumBackward0") == {"Forces": 1}
     assert OUTSIDE_NAME not in nodes_of(prof)
@@ -1550,7 +1550,7 @@ def test_a_shared_module_belongs_where_it_is_called_also_when_selected(
 
 def test_the_second_place_of_a_module_in_one_parent_is_a_layer_too() -> None:
     relu = nn.ReLU()
-    prof = called(nn.Sequential(relu, nn.Linear(2, 2), relu), torch.rand(1, 2), paths=["2", "1"])
+    prof = profiled(nn.Sequential(relu, nn.Linear(2, 2), relu), torch.rand(1, 2), paths=["2", "1"])
     assert [trace.path[-1] for trace in prof.traces] == ["Sequential", "0", "1", "2"]
     assert prof.run.layers[1].shared_with == (("Sequential", "2"),)
     assert prof.run.meta.paths == (("Sequential", "1"), ("Sequential", "2"))
@@ -1588,7 +1588,7 @@ def test_a_user_label_with_our_prefix_stays_the_users() -> None:
 
 
 def test_the_labels_of_layers_that_were_not_selected_cost_too() -> None:
-    prof = called(nn.Sequential(*(nn.Identity() for _ in range(300))), torch.rand(1), paths=["0"])
+    prof = profiled(nn.Sequential(*(nn.Identity() for _ in range(300))), torch.rand(1), paths=["0"])
     attribution = attribution_of(prof._plan)
     list(walk_of(attribution, prof._session.columns().events()))
     assert attribution.labels == 301
