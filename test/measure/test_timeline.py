@@ -194,13 +194,7 @@ def test_backward_is_stretches_of_a_layer_and_of_the_layers_below_it(thread: int
         node_of(A, 110, 115, thread=thread),
         node_of(NET, 120, 125, thread=thread),
     )
-    assert of_phase(spans, BACKWARD) == [
-        (80, 125, NET),
-        (80, 85, B),
-        (90, 115, A),
-        (90, 95, Y),
-        (100, 105, X),
-    ]
+    assert of_phase(spans, BACKWARD) == [(80, 125, NET), (80, 85, B), (90, 115, A), (90, 95, Y), (100, 105, X)]
     assert {one.lane.number for one in lines(spans) if one.phase == BACKWARD} == {thread}
 
 
@@ -1072,11 +1066,7 @@ def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert all(f"| {name} |" in page for name in shown)
 
 
-def test_speedscope_reads_the_trace(
-    tmp_path: Path,
-    open_tab: Callable[..., Tab],
-    speedscope: Path,
-) -> None:
+def test_speedscope_reads_the_trace(tmp_path: Path, open_tab: Callable[..., Tab], speedscope: Path) -> None:
     """Its table of the first track has the same time for each layer as our spans."""
     model = Mlp()
     run = profiled(model, lambda: [model(torch.rand(64, 4)) for _ in range(3)]).run

@@ -687,11 +687,7 @@ def open_speedscope(open_tab: Callable[..., Tab], folder: Path) -> Tab:
     return open_tab(folder / "dist" / "release" / "index.html", height=3000, fragment="view=sandwich")
 
 
-def test_speedscope_shows_the_same_numbers(
-    open_tab: Callable[..., Tab],
-    speedscope: Path,
-    tmp_path: Path,
-) -> None:
+def test_speedscope_shows_the_same_numbers(open_tab: Callable[..., Tab], speedscope: Path, tmp_path: Path) -> None:
     file = tmp_path / "net.speedscope.json"
     device_run().export(file)
     tab = open_speedscope(open_tab, speedscope)
@@ -733,9 +729,7 @@ def test_speedscope_shows_the_same_numbers(
 
 
 def test_speedscope_shows_hostile_names_unchanged(
-    open_tab: Callable[..., Tab],
-    speedscope: Path,
-    tmp_path: Path,
+    open_tab: Callable[..., Tab], speedscope: Path, tmp_path: Path
 ) -> None:
     hostile_run().export(tmp_path / "net.speedscope.json")
     tab = open_speedscope(open_tab, speedscope)

@@ -1485,10 +1485,7 @@ def test_hostile_names_of_models(look: Callable[..., Page]) -> None:
         check_nothing_ran(page)
 
 
-def test_the_policy_allows_only_the_script_of_the_page(
-    open_tab: Callable[..., Tab],
-    tmp_path: Path,
-) -> None:
+def test_the_policy_allows_only_the_script_of_the_page(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
     tree_of(SMALL).export(tmp_path / "page.html")
     tab = open_tab(tmp_path / "page.html")
     assert tab.errors == []

@@ -150,11 +150,7 @@ def test_a_pipeline_of_one_stage_is_compared_as_ranks_are() -> None:
 @pytest.mark.parametrize(
     "paths, layers, movable",
     [
-        (
-            ["embed", "layers", "layers.0", "layers.1", "layers.1.0", "norm"],
-            "embed, layers.0–layers.1, norm",
-            2,
-        ),
+        (["embed", "layers", "layers.0", "layers.1", "layers.1.0", "norm"], "embed, layers.0–layers.1, norm", 2),
         (["0", "1", "2"], "0–2", 3),
         (["model", "model.layers", "model.layers.10", "model.layers.9"], "model.layers.9–model.layers.10", 2),
         (["layers", "layers.3"], "layers.3", 1),

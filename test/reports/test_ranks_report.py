@@ -488,11 +488,7 @@ def test_waiting_that_is_unknown_or_a_lower_bound() -> None:
     assert (barrier["Module"], barrier["Group"], barrier["Ranks"]) == ("(outside)", "–", "–")
     for row in (barrier, line(rows, Collective="all_gather")):
         assert [row[name] for name in ("Waiting a step", "Waits most", "Last to arrive", "How often")] == ["–"] * 4
-    assert [note.partition(":")[0] for note in notes(run, COLLECTIVES)[1:]] == [
-        "– under Waiting",
-        "– under Group",
-        "≥",
-    ]
+    assert [note.partition(":")[0] for note in notes(run, COLLECTIVES)[1:]] == ["– under Waiting", "– under Group", "≥"]
     assert [row["Waiting a step"] for row in table(run, RANKS)[:2]] == ["≥ 2.000us", "≥ 0.000us"]
     assert line(table(run, LAYERS), Module="Net.b")["Waiting"] == "–"
     assert notes(run, COLLECTIVES, top=1)[1] == ("2 rows are hidden: shown are the 1 in which ranks wait longest.")

@@ -482,13 +482,7 @@ def test_parent_and_child_may_both_be_selected() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [
-        ("AlexNet", "features", "3"),
-        ["AlexNet", "features", "3"],
-        ("features", "3"),
-        "AlexNet.features.3",
-        "features.3",
-    ],
+    [("AlexNet", "features", "3"), ["AlexNet", "features", "3"], ("features", "3"), "AlexNet.features.3", "features.3"],
 )
 def test_a_path_in_any_spelling_names_the_same_layer(path) -> None:
     prof = profiled(AlexNet(), images(), paths=[path])

@@ -352,10 +352,7 @@ LABELLED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] 
     "the tutorial": (Tutorial, lambda model: model(torch.rand(8, 50), torch.rand(9, 9))[0].sum().backward()),
     "a custom function": (DoublesInside, lambda model: model(torch.rand(3, requires_grad=True)).sum().backward()),
     "a backward in a label": (Mlp, lambda model: labelled_backward(model(torch.rand(3, 4)).sum())),
-    "a recursive module in labels": (
-        Recursive,
-        lambda model: [labelled(model, torch.rand(2, 4), 3) for _ in range(2)],
-    ),
+    "a recursive module in labels": (Recursive, lambda model: [labelled(model, torch.rand(2, 4), 3) for _ in range(2)]),
 }
 
 
@@ -412,12 +409,7 @@ def test_a_label_around_a_layer_holds_what_ran_in_it() -> None:
     assert owners_of(prof, "aten::linear") == {"Tutorial.linear": 3}
     lines = prof.display().splitlines()
     names = [line.split("|")[0].strip() for line in lines[2:6]]
-    assert names == [
-        "Tutorial",
-        "├── LABEL1: linear pass (label)",
-        "├── LABEL2: masked indices (label)",
-        "└── linear",
-    ]
+    assert names == ["Tutorial", "├── LABEL1: linear pass (label)", "├── LABEL2: masked indices (label)", "└── linear"]
 
 
 def test_labels_in_labels_are_nested() -> None:

@@ -38,14 +38,7 @@ NODE = op("autograd::engine::evaluate_function: AddmmBackward0")
 def unknown(*path: str, kind: str = "") -> Layer:
     """A layer with a known path, and perhaps a known class."""
     return Layer(
-        path,
-        kind,
-        params=None,
-        trainable_params=None,
-        param_bytes=None,
-        buffers=None,
-        buffer_bytes=None,
-        training=None,
+        path, kind, params=None, trainable_params=None, param_bytes=None, buffers=None, buffer_bytes=None, training=None
     )
 
 
@@ -369,10 +362,7 @@ def test_the_idle_time_of_a_device_is_omitted_if_the_recorded_time_is_unknown() 
     assert "idle" not in no_time.report("top")
     assert names(no_time.report("top"))[0] == "98.9%"
     assert "cuda:0 was busy for 9.100us of 20.000us, idle for 10.900us (54.5%)." in known_time.report("kernels")
-    assert no_time.report("kernels").splitlines()[:2] == [
-        "cpu was busy for 1.000us.",
-        "cuda:0 was busy for 9.100us.",
-    ]
+    assert no_time.report("kernels").splitlines()[:2] == ["cpu was busy for 1.000us.", "cuda:0 was busy for 9.100us."]
 
 
 def test_work_that_no_operator_launched_has_time_on_the_device_alone() -> None:
