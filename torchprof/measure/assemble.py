@@ -28,7 +28,7 @@ from torchprof.measure.pipelines import Pipelines
 from torchprof.measure.recording import LayerPlan, Observations, Observer, Options, Recording
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.measure.timeline import OpenSpans
-from torchprof.measure.warnings import warnings_of
+from torchprof.measure.warnings import recorded_warnings
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOT_RECORDED
@@ -354,4 +354,4 @@ def with_warnings(run: Run, observations: Observations) -> Run:
     if recursive:
         layers = Layers(replace(layer, recursive=index in recursive) for index, layer in enumerate(run.layers))
         run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
-    return replace(run, metas=(replace(run.meta, warnings=tuple(warnings_of(run, observations))),))
+    return replace(run, metas=(replace(run.meta, warnings=tuple(recorded_warnings(run, observations))),))

@@ -414,25 +414,23 @@ class Locksteps:
         count, before = len(self._steps), self._before or OpenStep(self._layers)
         pieces = Pieces(count, self._before is not None)
         whole = range(count)[pieces.whole]
+        of_steps, last = pieces.cut(work, before.work)
         as_one = {key: [sum(times)] for key, times in work.items()}
         lockstep = {} if whole else self._locksteps(as_one, calls)
-        for key, ns in before.work.items():
-            work.setdefault(key, [0] * count)[0] += ns
         for key, earlier in before.calls.items():
             calls[key] = [*((ns, beside, 0) for ns, beside in earlier), *calls.get(key, ())]
         in_steps = {key: [call for call in of_key if call[2] in whole] for key, of_key in calls.items()}
         if whole:
-            of_steps = {key: times[pieces.whole] for key, times in work.items() if any(times[pieces.whole])}
             lockstep = self._locksteps(of_steps, in_steps, before.steps, before.counts)
         if not pieces.has_open:
             return {"lockstep": lockstep}
-        last = {
-            "work": {key: times[-1] for key, times in work.items()},
+        open_step = {
+            "work": last,
             "calls": {key: [call[:2] for call in of_key if call[2] == count - 1] for key, of_key in calls.items()},
             "steps": before.steps + len(whole),
             "counts": Counter(before.counts) + Counter({key: len(of_key) for key, of_key in in_steps.items()}),
         }
-        return {"lockstep": lockstep, "open": last}
+        return {"lockstep": lockstep, "open": open_step}
 
     def _locksteps(
         self,

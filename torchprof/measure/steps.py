@@ -219,16 +219,10 @@ class Steps:
         if not self._is_cycle:
             return {"samples": _spreads(dict(self._values()), self._starts[: self.count]), "steps": self.count}
         pieces = Pieces(self.count, self._before is not None)
-        values = {key: [*of_key] for key, of_key in self._values()}
-        if self._before is not None:
-            for key, ns in self._before.samples.items():
-                values.setdefault(key, [0] * self.count)[0] += ns
-        whole = {key: of_key[pieces.whole] for key, of_key in values.items() if any(of_key[pieces.whole])}
+        whole, last = pieces.cut(dict(self._values()), self._before.samples if self._before else {})
         starts = self._starts[pieces.whole]
-        of_cycle: dict[str, Any] = {"samples": _spreads(whole, starts), "steps": len(starts)}
-        if pieces.has_open:
-            of_cycle["open"] = {"samples": {key: of_key[-1] for key, of_key in values.items()}}
-        return of_cycle
+        of_cycle = {"samples": _spreads(whole, starts), "steps": len(starts)}
+        return {**of_cycle, "open": {"samples": last}} if pieces.has_open else of_cycle
 
     def _values(self) -> Iterator[tuple[SampleKey, Sequence[int]]]:
         """By sample, a value for each step."""

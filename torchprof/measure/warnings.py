@@ -18,7 +18,7 @@ _CALLS_MATTER = 0.01  # the share of the recorded time in calls that bypass a la
 _LABELS_MATTER = 0.02  # warn if labels take more than this share of the recorded time
 
 
-def warnings_of(run: Run, observations: Observations) -> Iterator[RunWarning]:
+def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarning]:
     """The warnings that do not follow from the run itself."""
     yield from observations.warnings
     yield from about_modules(observations.added, observations.removed)
