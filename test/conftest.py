@@ -1,12 +1,14 @@
 """Fixtures and hooks that all tests share."""
 
 import gc
+import re
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from build.browser import chromium, look, open_tab, speedscope  # noqa: F401  # fixtures
 from hypothesis import settings
 
 import torchprof.measure.cpu_time
@@ -14,13 +16,18 @@ import torchprof.measure.cpu_time
 settings.register_profile("without a time limit", deadline=None)  # a busy machine may stall a single example
 settings.load_profile("without a time limit")
 
+SLOW = "browser or compiler or jobs"
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """``make test-slow`` does not import files that have none of its tests: that would be most of its start."""
-    if config.option.markexpr != "browser or compiler or jobs" or not collection_path.match("test_*.py"):
+    """``make test`` and ``make test-slow`` import only files with tests of theirs: that is much of their start."""
+    if config.option.markexpr.removeprefix("not ").strip("()") != SLOW or not collection_path.match("test_*.py"):
         return None
     text = collection_path.read_text(encoding="utf-8")
-    return None if any(word in text for word in ("chromium", "mark.compiler", "mark.jobs")) else True
+    if config.option.markexpr == SLOW:
+        words = ("open_tab", "look: Callable", "chromium", "mark.compiler", "mark.jobs")
+        return None if any(word in text for word in words) else True
+    return True if re.search(r"^pytestmark = \[?\s*pytest\.mark\.(compiler|jobs)\b", text, re.MULTILINE) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects tests

@@ -10,8 +10,14 @@ from build.warnings import run_warnings
 from torchprof.analyze.sentences import about_flops, about_sums, warnings_of
 from torchprof.analyze.warnings import about_processors, about_start
 from torchprof.errors import some
-from torchprof.measure.assemble import own_ns_of_layers
-from torchprof.measure.warnings import about_callers, about_cost, about_labels, about_modules, about_uncalled
+from torchprof.measure.warnings import (
+    about_callers,
+    about_cost,
+    about_labels,
+    about_modules,
+    about_uncalled,
+    own_ns_of_layers,
+)
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.meta import Meta

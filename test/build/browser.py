@@ -1,7 +1,7 @@
 """A real browser for tests: Chromium without a window and without a network, driven by Playwright.
 
-Import the fixtures that a test file needs: ``from browser import chromium, open_tab  # noqa: F401``. Where the browser,
-Playwright or a page that is looked at is missing, its tests are skipped and say why; with ``CI=true`` they fail.
+``conftest.py`` has the fixtures. Where the browser, Playwright or a page that is looked at is missing, its tests are
+skipped and say why; with ``CI=true`` they fail.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import pytest
 from build.places import ROOT
@@ -102,6 +102,26 @@ def open_tab(chromium: Browser) -> Iterator[Callable[..., Tab]]:
     yield open_one
     for context in contexts:
         context.close()
+
+
+@pytest.fixture
+def look(tmp_path: Path, open_tab: Callable[..., Tab]) -> Iterator[Callable[..., Page]]:
+    """``look(what, width=…, height=…, dark=…, **options) -> Page``: the report of a run or comparison, or any text, in
+    a tab. It must have no errors and request nothing."""
+    tabs: list[Tab] = []
+
+    def look_at(what: Any, *, width: int = 1280, height: int = 900, dark: bool = False, **options: Any) -> Page:
+        file = tmp_path / f"{len(tabs)}.html"
+        if isinstance(what, str):
+            file.write_text(what, encoding="utf-8")
+        else:
+            what.export(file, **options)
+        tabs.append(open_tab(file, width=width, height=height, dark=dark))
+        return tabs[-1].page
+
+    yield look_at
+    assert [tab.errors for tab in tabs] == [[] for _ in tabs]
+    assert [tab.requests for tab in tabs] == [[] for _ in tabs]
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,14 @@
-"""Small models that the tests share."""
+"""Small models that the tests share, and profiles of them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from torchprof import Profile
 
 
 class Mlp(nn.Module):
@@ -181,3 +185,17 @@ class Deep(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 1
+
+
+def trained(model: nn.Module, *inputs: Tensor, **options: Any) -> Profile:
+    """A profile of a forward and a backward, of random numbers (3, 4) if there are no ``inputs``."""
+    with Profile(model, **options) as prof:
+        model(*(inputs or (torch.rand(3, 4),))).sum().backward()
+    return prof
+
+
+def profiled(model: nn.Module, *inputs: Tensor, **options: Any) -> Profile:
+    """The same of a forward alone."""
+    with Profile(model, **options) as prof:
+        model(*(inputs or (torch.rand(3, 4),)))
+    return prof

@@ -33,13 +33,18 @@ _FORKS.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distrib
 
 
 class WarmPython:
-    """A command that runs: ``arguments`` are those of ``python``, a file or ``-m`` and a module first."""
+    """A command that runs: ``arguments`` are those of ``python``, a file or ``-m`` and a module first. Its streams are
+    the device ``terminal``, or files."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], terminal: str = ""
+    ) -> None:
         self._arguments = [str(one) for one in arguments]
         self._streams = Path(tempfile.mkdtemp(prefix="streams-", dir=folder.parent))
+        for name in ("out", "error"):
+            (self._streams / name).touch()
         self._process = _FORKS.Process(
-            target=_run, args=(self._arguments, str(folder), dict(environment), str(self._streams))
+            target=_run, args=(self._arguments, str(folder), dict(environment), str(self._streams), terminal)
         )
         self._since = time.monotonic()
         self._process.start()
@@ -107,9 +112,9 @@ def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
     return {**os.environ, **own, **(more or {})}
 
 
-def _run(arguments: list[str], folder: str, environment: dict[str, str], streams: str) -> None:
+def _run(arguments: list[str], folder: str, environment: dict[str, str], streams: str, terminal: str) -> None:
     """Do in the forked process what ``python`` does with these arguments."""
-    _open_streams(Path(streams))
+    _open_streams(Path(streams), terminal)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -146,12 +151,11 @@ def _set_threads(number: int) -> None:
     torch.set_num_threads(number)  # OpenMP read OMP_NUM_THREADS in the server, when torch was imported
 
 
-def _open_streams(folder: Path) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+def _open_streams(folder: Path, terminal: str) -> None:
     for number, opened in (
-        (0, os.open(os.devnull, os.O_RDONLY)),
-        (1, os.open(folder / "out", flags)),
-        (2, os.open(folder / "error", flags)),
+        (0, os.open(terminal or os.devnull, os.O_RDONLY)),
+        (1, os.open(terminal or folder / "out", os.O_WRONLY)),
+        (2, os.open(terminal or folder / "error", os.O_WRONLY)),
     ):
         os.dup2(opened, number)
         os.close(opened)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.warm import run_warm
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerAction
@@ -471,12 +472,10 @@ def test_each_rank_saves_its_run_with_paths_without_wrappers(tmp_path: Path) -> 
     ],
     ids=["neither", "the old name alone"],
 )
-def test_the_base_class_comes_from_the_imported_packages(code: str, expected: str) -> None:
+def test_the_base_class_comes_from_the_imported_packages(code: str, expected: str, tmp_path: Path) -> None:
     if expected == "True":
         for name in PACKAGES:
             pytest.importorskip(name)
-    code = f"import sys\nimport torchprof\n{code}"
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False, timeout=300
-    )
+    (tmp_path / "script.py").write_text(f"import sys\nimport torchprof\n{code}", encoding="utf-8")
+    result = run_warm(["script.py"], tmp_path)
     assert result.stdout.strip() == expected, result.stderr

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+from pathlib import Path
 
 from build.places import ROOT
+from build.warm import run_warm
 
 from torchprof.measure.flops.formulas import operators_with_formula
 
@@ -41,7 +41,7 @@ def test_every_name_on_the_page_has_a_formula() -> None:
     assert NAMED - NO_FORMULA - operators_with_formula() == set()
 
 
-def test_the_example_runs() -> None:
+def test_the_example_runs(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     use = """
 import torchprof
@@ -52,8 +52,7 @@ with torchprof.Profile(Net(), with_flops=True) as prof:
     prof(torch.rand(3, 5))
 print(prof.run.tree().total.flops, prof.run.tree().total.macs, prof.run.tree().total.uncounted)
 """
-    result = subprocess.run(
-        [sys.executable, "-c", example + use], capture_output=True, text=True, check=False, timeout=300
-    )
+    (tmp_path / "example.py").write_text(example + use, encoding="utf-8")
+    result = run_warm(["example.py"], tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["30", "15", "0"]

@@ -314,12 +314,7 @@ def test_the_cpu_is_busy_while_the_thread_that_began_is_in_any_op_or_range() -> 
 
 def test_without_times_there_are_calls_and_memory() -> None:
     """No times were measured: there are no times, and no durations of calls."""
-    run = run_of(
-        ran("Net", 0, 100),
-        ran("mul", 10, 20),
-        memory(12, 64),
-        timed=False,
-    )
+    run = run_of(ran("Net", 0, 100), ran("mul", 10, 20), memory(12, 64), timed=False)
     assert run.samples == {}
     assert {row.frames: (row.calls, row.cost) for row in run.rows} == {
         (): (1, Cost()),

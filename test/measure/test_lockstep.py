@@ -231,10 +231,7 @@ def test_the_main_thread_waits_while_another_thread_works() -> None:
         op("aten::d", 80, 90),
         step(100),
     )
-    assert work(found) == {
-        (OUTSIDE, FORWARD, WORK): (10 + 20 + 10 + 10,),
-        (OUTSIDE, FORWARD, STEP): (100,),
-    }
+    assert work(found) == {(OUTSIDE, FORWARD, WORK): (10 + 20 + 10 + 10,), (OUTSIDE, FORWARD, STEP): (100,)}
 
 
 def test_a_function_of_the_user_may_wait() -> None:
@@ -522,9 +519,7 @@ def event_of(one: Range) -> Event:
 
 @given(sessions())
 @examples(300)
-def test_own_work_equals_a_count_of_each_ns(
-    session: tuple[list[Range], list[tuple[int, int]], list[int]],
-) -> None:
+def test_own_work_equals_a_count_of_each_ns(session: tuple[list[Range], list[tuple[int, int]], list[int]]) -> None:
     """Times are in ms: this is how promptly a thread continues after a wait."""
     assert PROMPTLY_NS == MS
     ranges, collectives, marks = session

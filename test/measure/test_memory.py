@@ -1473,10 +1473,7 @@ def test_two_models_in_one_run() -> None:
     run = profiled([first, second], work).run
     *_, table = tables_of(run.report("memory"))
     at = table[0].index("Saved for backward")
-    assert {row[0]: row[at] for row in table[1:] if row[0].startswith("Mlp")} == {
-        "Mlp": "2.00 KB",
-        "Mlp#2": "1.00 KB",
-    }
+    assert {row[0]: row[at] for row in table[1:] if row[0].startswith("Mlp")} == {"Mlp": "2.00 KB", "Mlp#2": "1.00 KB"}
 
 
 # What the model holds

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,18 +22,18 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from build.architectures import ARCHITECTURES
-from build.browser import Tab, chromium, open_tab, speedscope  # noqa: F401
+from build.browser import Tab
 from build.events import ENGINE, MAIN, kernel, label, memory, node, op, step, user_label, walk_of
 from build.examples import examples
 from build.forests import Paths, sessions
 from build.hand_made import row, run_of
-from build.models import Checkpointed, Holder, Mlp, Raises, Recursive, Several, Tied
+from build.models import Checkpointed, Holder, Mlp, Raises, Recursive, Several, Tied, trained
 from build.places import ROOT
 from build.texts import format_time
 from build.warnings import run_warnings
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import torchprof
 from torchprof import Profile, Run, TorchprofError
@@ -193,13 +194,7 @@ def test_backward_is_stretches_of_a_layer_and_of_the_layers_below_it(thread: int
         node_of(A, 110, 115, thread=thread),
         node_of(NET, 120, 125, thread=thread),
     )
-    assert of_phase(spans, BACKWARD) == [
-        (80, 125, NET),
-        (80, 85, B),
-        (90, 115, A),
-        (90, 95, Y),
-        (100, 105, X),
-    ]
+    assert of_phase(spans, BACKWARD) == [(80, 125, NET), (80, 85, B), (90, 115, A), (90, 95, Y), (100, 105, X)]
     assert {one.lane.number for one in lines(spans) if one.phase == BACKWARD} == {thread}
 
 
@@ -603,71 +598,27 @@ def check_backward(prof: Profile, of_layer: dict[tuple[int, str], list[tuple[int
                 assert holders[ours.index(one)] == holders[ours.index(after)]
 
 
-SCENES: dict[str, Callable[[], tuple[Any, Callable[[], Any], dict[str, Any]]]] = {}
+def of_architecture(name: str, steps: int) -> Profile:
+    model = ARCHITECTURES[name].make()
+    return profiled(model, lambda: [model(*ARCHITECTURES[name].inputs()).sum().backward() for _ in range(steps)])
 
 
-def scene(function: Callable[[], Any]) -> Callable[[], Any]:
-    SCENES[function.__name__] = function
-    return function
-
-
-@scene
-def mlp() -> Any:
-    model = Mlp()
-    return model, lambda: model(torch.rand(3, 4)).sum().backward(), {}
-
-
-@scene
-def alexnet() -> Any:
-    of = ARCHITECTURES["AlexNet"]
-    model = of.make()
-    return model, lambda: [model(*of.inputs()).sum().backward() for _ in range(2)], {}
-
-
-@scene
-def encoder_and_decoder() -> Any:
-    of = ARCHITECTURES["encoder and decoder"]
-    model = of.make()
-    return model, lambda: model(*of.inputs()).sum().backward(), {}
-
-
-@scene
-def one_layer_called_three_times() -> Any:
-    model = Several()
-    return model, lambda: model(torch.rand(3, 4)).sum().backward(), {}
-
-
-@scene
-def a_module_at_two_paths() -> Any:
-    model = Tied()
-    return model, lambda: model(torch.rand(3, 4)).sum().backward(), {}
-
-
-@scene
-def recursion() -> Any:
-    model = Recursive()
-    return model, lambda: model(torch.rand(3, 4)).sum().backward(), {}
-
-
-@scene
-def two_models() -> Any:
+def two_models() -> Profile:
     models = [Mlp(), Holder(nn.Linear(2, 2))]
-    return models, lambda: models[1](models[0](torch.rand(3, 4))).sum().backward(), {}
+    return profiled(models, lambda: models[1](models[0](torch.rand(3, 4))).sum().backward())
 
 
-@scene
-def without_gradients() -> Any:
+def without_gradients() -> Profile:
     model = Mlp()
 
+    @torch.no_grad()
     def run() -> None:
-        with torch.no_grad():
-            model(torch.rand(3, 4))
+        model(torch.rand(3, 4))
 
-    return model, run, {}
+    return profiled(model, run)
 
 
-@scene
-def a_call_on_an_unobserved_thread() -> Any:
+def a_call_on_an_unobserved_thread() -> Profile:
     model = Mlp()
 
     def run() -> None:
@@ -676,11 +627,10 @@ def a_call_on_an_unobserved_thread() -> Any:
         thread.join(60)
         model(torch.rand(3, 4)).sum().backward()
 
-    return model, run, {}
+    return profiled(model, run)
 
 
-@scene
-def labels() -> Any:
+def labels() -> Profile:
     model = Mlp()
     optimizer = torch.optim.Adam(model.parameters())
 
@@ -692,14 +642,13 @@ def labels() -> Any:
                 model(x).sum().backward()
             optimizer.step()
 
-    return model, run, {}
+    return profiled(model, run, profile_memory=True)
 
 
-@scene
-def a_label_in_a_hook() -> Any:
+def a_label_in_a_hook() -> Profile:
     model = Mlp()
 
-    def hook(grad: torch.Tensor) -> torch.Tensor:
+    def hook(grad: Tensor) -> Tensor:
         with torch.profiler.record_function("hook"):
             return grad * 2
 
@@ -708,25 +657,39 @@ def a_label_in_a_hook() -> Any:
         y.register_hook(hook)
         model.fc2(y).sum().backward()
 
-    return model, run, {}
+    return profiled(model, run)
 
 
-@scene
-def memory_as_well() -> Any:
-    model = Mlp()
-    return model, lambda: model(torch.rand(3, 4)).sum().backward(), {"profile_memory": True, "with_flops": True}
+SCENES: dict[str, Callable[[], Profile]] = {
+    "mlp": lambda: trained(Mlp(), with_timeline=True),
+    "AlexNet": lambda: of_architecture("AlexNet", steps=2),
+    "encoder and decoder": lambda: of_architecture("encoder and decoder", steps=1),
+    "one layer called three times": lambda: trained(Several(), with_timeline=True),
+    "a module at two paths": lambda: trained(Tied(), with_timeline=True),
+    "recursion": lambda: trained(Recursive(), with_timeline=True),
+    "memory and FLOPs as well": lambda: trained(Mlp(), with_timeline=True, profile_memory=True, with_flops=True),
+    "two models": two_models,
+    "without gradients": without_gradients,
+    "a call on an unobserved thread": a_call_on_an_unobserved_thread,
+    "labels": labels,
+    "a label in a hook": a_label_in_a_hook,
+}
+
+
+@cache
+def recorded(name: str) -> Profile:
+    """The profile of a scene, once for all tests."""
+    return SCENES[name]()
 
 
 @pytest.mark.parametrize("name", SCENES)
 def test_spans_are_what_torch_recorded(name: str) -> None:
-    model, run, options = SCENES[name]()
-    check(profiled(model, run, **options))
+    check(recorded(name))
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_a_checkpoint_runs_again_inside_backward(use_reentrant: bool) -> None:
-    model = Checkpointed(use_reentrant)
-    prof = profiled(model, lambda: model(torch.rand(3, 4, requires_grad=True)).sum().backward())
+    prof = trained(Checkpointed(use_reentrant), torch.rand(3, 4, requires_grad=True), with_timeline=True)
     ours = lines(check(prof, called_inside_parents=False))
     names = [layer.name for layer in prof.run.layers]
     again = [one for one in ours if one.phase == RECOMPUTE]
@@ -746,8 +709,7 @@ def test_an_exception_ends_the_spans() -> None:
 
 
 def test_layers_that_were_not_selected_have_no_spans_in_a_real_run() -> None:
-    model = Holder(Mlp())
-    run = profiled(model, lambda: model(torch.rand(3, 4)).sum().backward(), paths=["inner.fc1"]).run
+    run = trained(Holder(Mlp()), with_timeline=True, paths=["inner.fc1"]).run
     names = [run.layers[one.layer].name for one in lines(spans_of(run))]
     assert names == ["Holder.inner.fc1", "Holder.inner.fc1"]
     assert_all_nested(spans_of(run))
@@ -846,8 +808,7 @@ def test_a_saved_timeline_loads_as_it_was(timeline: Timeline) -> None:
 
 
 def test_a_real_run_loads_as_it_was(tmp_path: Path) -> None:
-    model, scene, _ = SCENES["labels"]()
-    run = profiled(model, scene, profile_memory=True).run
+    run = recorded("labels").run
     run.save(tmp_path / "run.json.gz")
     loaded = torchprof.load(tmp_path / "run.json.gz")
     assert loaded == run
@@ -882,8 +843,7 @@ GONE = object()
     ids=lambda value: "gone" if value is GONE else repr(value)[:30],
 )
 def test_damaged_files(where: str, value: Any, tmp_path: Path) -> None:
-    model, scene, _ = SCENES["labels"]()
-    profiled(model, scene).run.save(tmp_path / "run.json")
+    recorded("labels").run.save(tmp_path / "run.json")
     document = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     here = document["timeline"]
     *keys, last = [int(key) if key.isdigit() else key for key in where.split(".")]
@@ -930,17 +890,16 @@ def tracks_of(text: str) -> tuple[Tracks, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", SCENES)
 def test_the_trace_has_every_span_once(name: str) -> None:
-    model, run, options = SCENES[name]()
-    run_ = profiled(model, run, **options).run
-    tracks, _ = tracks_of(run_.report("chrome-trace"))
+    run = recorded(name).run
+    tracks, _ = tracks_of(run.report("chrome-trace"))
     written = Counter(
         (ns(event["ts"]), ns(event["ts"]) + ns(event["dur"]), track, event["name"])
         for track, events in tracks.items()
         for event in events
     )
     expected: Counter[tuple[Any, ...]] = Counter()
-    for one in lines(spans_of(run_)):
-        shown = one.name or run_.layers[one.layer].path[-1]
+    for one in lines(spans_of(run)):
+        shown = one.name or run.layers[one.layer].path[-1]
         if shown.isdecimal():
             shown = next(event for event in written if event[0] == one.start and event[3].endswith("." + shown))[3]
         expected[one.start, one.end, f"{one.phase}, thread {one.lane.number}", shown] += 1
@@ -1107,11 +1066,7 @@ def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert all(f"| {name} |" in page for name in shown)
 
 
-def test_speedscope_reads_the_trace(
-    tmp_path: Path,
-    open_tab: Callable[..., Tab],  # noqa: F811
-    speedscope: Path,  # noqa: F811
-) -> None:
+def test_speedscope_reads_the_trace(tmp_path: Path, open_tab: Callable[..., Tab], speedscope: Path) -> None:
     """Its table of the first track has the same time for each layer as our spans."""
     model = Mlp()
     run = profiled(model, lambda: [model(torch.rand(64, 4)) for _ in range(3)]).run

@@ -674,7 +674,8 @@ def documented(*, dies: str, dst: int = 0) -> str:
 
 @pytest.mark.jobs
 def test_the_documented_script_gathers_all_ranks(tmp_path: Path) -> None:
-    job = torchrun(tmp_path, 2, documented(dies="pass"))
+    (tmp_path / "job.py").write_text(documented(dies="pass"), encoding="utf-8")
+    job = warm_job(tmp_path, 2, "job.py")
     assert job.code == 0, job
     run = torchprof.load(tmp_path / "job.json.gz")
     assert run.missing_ranks == () and [meta.steps for meta in run.metas] == [20, 20]

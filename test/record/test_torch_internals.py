@@ -103,13 +103,9 @@ def test_what_is_listed_for_this_version_is_there(name: str) -> None:
 
 
 TAKE_AWAY = """
-import json, sys
-import torchprof.record.torch_internals as internals
-
-name, real = sys.argv[1], internals.optional
-internals.optional = lambda asked, default=None: default if asked == name else real(asked, default)
-
-import torch, torchprof
+import json, os, sys
+import torch
+import torch._dynamo  # ``flops`` has torch import it: once for all parts
 
 def figures(run):
     return {
@@ -117,48 +113,51 @@ def figures(run):
         for node in run.tree().walk()
     }
 
-try:
-    from torchprof.profile.program import Program
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    x = torch.rand(3, 4)
-    with torchprof.Profile(model, profile_memory=True, with_flops=True) as prof:
-        model(x).sum().backward()
-    with Program() as program:
-        model(x).sum().backward()
-    counted = torchprof.flops(model, x)
-    found = [figures(prof.run), figures(program.run), figures(counted), prof.run.report("tree") != ""]
-except torchprof.TorchprofError as error:
-    found = str(error)
-print(json.dumps(found))
+def step_without(name):
+    import torchprof.record.torch_internals as internals
+
+    real = internals.optional
+    internals.optional = lambda asked, default=None: default if asked == name else real(asked, default)
+    import torchprof
+
+    try:
+        from torchprof.profile.program import Program
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        x = torch.rand(3, 4)
+        with torchprof.Profile(model, profile_memory=True, with_flops=True) as prof:
+            model(x).sum().backward()
+        with Program() as program:
+            model(x).sum().backward()
+        counted = torchprof.flops(model, x)
+        return [figures(prof.run), figures(program.run), figures(counted), prof.run.report("tree") != ""]
+    except torchprof.TorchprofError as error:
+        return str(error)
+
+for name in json.loads(sys.argv[1]):
+    if not os.fork():
+        print(json.dumps([name, step_without(name)]), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, name
 """
-
-
-def without(name: str, folder: Path) -> object:
-    """What a training step gives if torchprof does not find a part of torch; a text is the error."""
-    script = folder / "take_away.py"
-    script.write_text(TAKE_AWAY, encoding="utf-8")
-    result = run_warm([str(script), name], folder)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
-
-
-@pytest.fixture(scope="module")
-def complete(tmp_path_factory: pytest.TempPathFactory) -> object:
-    return without("nothing", tmp_path_factory.mktemp("complete"))
-
-
 CALLS = "\n".join(file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py") if file.stem != "torch_internals")
 LOOKED_UP = [name for name in INTERNALS if f'"{name}"' in CALLS or "profiler.profile._" in name]
 
 
-@pytest.mark.parametrize("name", LOOKED_UP)
-def test_without_a_part_the_other_figures_are_the_same(name: str, complete: object, tmp_path: Path) -> None:
-    """Or nothing is recorded, and the error names the part."""
-    found = without(name, tmp_path)
-    if isinstance(found, str):
-        assert name in found and torch.__version__ in found
-        assert not INTERNALS[name].without
-    else:
-        assert INTERNALS[name].without
-        assert found == complete
+def test_without_a_part_the_other_figures_are_the_same(tmp_path: Path) -> None:
+    """In a training step, each in a process of its own. Or nothing is recorded, and the error names the part."""
+    script = tmp_path / "take_away.py"
+    script.write_text(TAKE_AWAY, encoding="utf-8")
+    result = run_warm([str(script), json.dumps(["nothing", *LOOKED_UP])], tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = dict(json.loads(line) for line in result.stdout.splitlines() if line.startswith('["'))
+    assert list(found) == ["nothing", *LOOKED_UP]
+    complete = found.pop("nothing")
+    assert not isinstance(complete, str)
+    for name, figures in found.items():
+        if isinstance(figures, str):
+            assert name in figures and torch.__version__ in figures
+            assert not INTERNALS[name].without, name
+        else:
+            assert INTERNALS[name].without, name
+            assert figures == complete, name

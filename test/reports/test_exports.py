@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.browser import Tab, chromium, missing, open_tab, speedscope  # noqa: F401
+from build.browser import Tab, missing
 from build.hand_made import FORWARD, kernel, label, op, row, run_of
 from build.models import Checkpointed
 from build.places import ROOT
@@ -658,7 +658,7 @@ def test_layers_of_one_name_are_different_boxes() -> None:
     assert [frame["name"] for frame in document["shared"]["frames"]] == ["Net", "Net.a", "Net.b"]
 
 
-def test_speedscopes_own_schema_holds(run: Run, speedscope: Path) -> None:  # noqa: F811
+def test_speedscopes_own_schema_holds(run: Run, speedscope: Path) -> None:
     jsonschema = needed("jsonschema")
     schema = json.loads((speedscope / "dist/release/file-format-schema.json").read_text(encoding="utf-8"))
     for one in (run, hostile_run()):
@@ -683,15 +683,11 @@ def without_share(found: dict[str, tuple[str, str]]) -> dict[str, tuple[str, str
     return {name: (total.split(" (")[0], own.split(" (")[0]) for name, (total, own) in found.items()}
 
 
-def open_speedscope(open_tab: Callable[..., Tab], folder: Path) -> Tab:  # noqa: F811
+def open_speedscope(open_tab: Callable[..., Tab], folder: Path) -> Tab:
     return open_tab(folder / "dist" / "release" / "index.html", height=3000, fragment="view=sandwich")
 
 
-def test_speedscope_shows_the_same_numbers(
-    open_tab: Callable[..., Tab],  # noqa: F811
-    speedscope: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_speedscope_shows_the_same_numbers(open_tab: Callable[..., Tab], speedscope: Path, tmp_path: Path) -> None:
     file = tmp_path / "net.speedscope.json"
     device_run().export(file)
     tab = open_speedscope(open_tab, speedscope)
@@ -733,9 +729,7 @@ def test_speedscope_shows_the_same_numbers(
 
 
 def test_speedscope_shows_hostile_names_unchanged(
-    open_tab: Callable[..., Tab],  # noqa: F811
-    speedscope: Path,  # noqa: F811
-    tmp_path: Path,
+    open_tab: Callable[..., Tab], speedscope: Path, tmp_path: Path
 ) -> None:
     hostile_run().export(tmp_path / "net.speedscope.json")
     tab = open_speedscope(open_tab, speedscope)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from build.colors import luminance
 from build.hand_made import label, names, op, row, run_of
 from build.places import ROOT
-from build.processes import killed_after
+from build.warm import WarmPython, run_warm
 from build.warnings import run_warnings
 from tabulate import tabulate_formats
 
@@ -213,39 +213,38 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def environment(**more: str) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM", "COLUMNS")}
-    return {**own, "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "99", "TERM": "xterm-256color", **more}
+    return {**own, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", **more}
 
 
-def in_terminal(command: Sequence[str], **more: str) -> str:
-    """The output of a command to a pseudo terminal."""
+def in_terminal(folder: Path, *command: str, **more: str) -> str:
+    """The output of a command of torchprof to a pseudo terminal."""
     pty = pytest.importorskip("pty", reason="no pseudo terminals here")
     ours, theirs = pty.openpty()
-    with (
-        subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(**more)) as process,
-        killed_after(120, process),
-    ):
-        os.close(theirs)
+
+    def read() -> bytes:
         written = b""
         with suppress(OSError):  # Linux raises this when the other end is closed
-            while read := os.read(ours, 65_536):
-                written += read
-        process.wait(60)
+            while part := os.read(ours, 65_536):
+                written += part
+        return written
+
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(read)
+        try:
+            arguments = ["-m", "torchprof", *command]
+            WarmPython(arguments, folder, environment(**more), os.ttyname(theirs)).wait(time.monotonic() + 120)
+        finally:
+            os.close(theirs)
     os.close(ours)
-    return written.decode().replace("\r\n", "\n")
-
-
-def show(file: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "torchprof", "show", str(file), *options]
+    return written.result().decode().replace("\r\n", "\n")
 
 
 def test_a_terminal_gets_colors_and_a_pipe_gets_none(saved: Path) -> None:
-    colored = in_terminal(show(saved, "--hot"))
+    command = ("show", str(saved), "--hot")
+    colored = in_terminal(saved.parent, *command)
     expected = run_of(LINES).report("tree", hot=True, color=True)
     assert colored == expected + "\n"
-    piped = subprocess.run(
-        show(saved, "--hot"), capture_output=True, text=True, check=True, env=environment(), timeout=300
-    )
-    assert piped.stdout == plain(expected) + "\n"
+    assert run_warm(["-m", "torchprof", *command], saved.parent).stdout == plain(expected) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -254,15 +253,18 @@ def test_a_terminal_gets_colors_and_a_pipe_gets_none(saved: Path) -> None:
     ids=str,
 )
 def test_environment_variables_switch_colors_off(saved: Path, more: dict[str, str], has: bool) -> None:
-    assert ("\x1b" in in_terminal(show(saved), **more)) == has
+    assert ("\x1b" in in_terminal(saved.parent, "show", str(saved), **more)) == has
 
 
 def test_reports_by_name(saved: Path) -> None:
-    assert in_terminal(show(saved, "--report", "tree", "--hot")) == in_terminal(show(saved, "--hot"))
-    assert "\x1b" not in in_terminal(show(saved, "--report", "ops"))
-    assert "\x1b" not in in_terminal(show(saved, "--summary"))
-    assert "The summary has no --hot" in in_terminal(show(saved, "--summary", "--hot"))
-    assert "\x1b" not in in_terminal(show(saved, "--tablefmt", "github"))
+    def show(*options: str) -> str:
+        return in_terminal(saved.parent, "show", str(saved), *options)
+
+    assert show("--report", "tree", "--hot") == show("--hot")
+    assert "\x1b" not in show("--report", "ops")
+    assert "\x1b" not in show("--summary")
+    assert "The summary has no --hot" in show("--summary", "--hot")
+    assert "\x1b" not in show("--tablefmt", "github")
 
 
 def test_a_whole_script_has_its_headline_first_and_its_tree_in_color(tmp_path: Path) -> None:
@@ -270,12 +272,10 @@ def test_a_whole_script_has_its_headline_first_and_its_tree_in_color(tmp_path: P
         "import torch\nnet = torch.nn.Sequential(torch.nn.Linear(9, 9), torch.nn.ReLU())\nnet(torch.rand(2, 9))\n"
     )
     file = tmp_path / "run.json"
-    command = [sys.executable, "-m", "torchprof", "run", "--hot", "-o", str(file), str(tmp_path / "script.py")]
-    written = in_terminal(command)
+    command = ("run", "--hot", "-o", str(file), str(tmp_path / "script.py"))
+    written = in_terminal(tmp_path, *command)
     assert "\x1b[1mSequential ◄\x1b[0m" in written and "◄ marks the hottest path by CPU total" in written
-    piped = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=environment(), cwd=tmp_path, timeout=300
-    ).stdout
+    piped = run_warm(["-m", "torchprof", *command], tmp_path).stdout
     assert "Sequential ◄" in piped and "\x1b" not in piped
     lines = [line for line in piped.splitlines() if line]
     assert lines[0].startswith("torchprof: ") and lines[1].startswith("1 forward call of Sequential: ")
@@ -283,7 +283,7 @@ def test_a_whole_script_has_its_headline_first_and_its_tree_in_color(tmp_path: P
 
 
 @pytest.mark.parametrize("command", ["profile", "flops"])
-def test_commands_that_make_a_model(command: str) -> None:
+def test_commands_that_make_a_model(command: str, tmp_path: Path) -> None:
     model = [f"{ROOT / 'examples' / 'models.py'}:LeNet5", "--input", "1,1,32,32"]
-    written = in_terminal([sys.executable, "-m", "torchprof", command, *model, "--hot"])
+    written = in_terminal(tmp_path, command, *model, "--hot")
     assert "\x1b[1mLeNet5 ◄\x1b[0m" in written and "◄ marks the hottest path by" in written

@@ -13,7 +13,7 @@ import random
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from html import escape
@@ -26,7 +26,7 @@ import pytest
 import torch
 from build import pipelines
 from build.all_kinds import KINDS
-from build.browser import Tab, chromium, open_tab  # noqa: F401
+from build.browser import Tab
 from build.hand_made import cells, headings, kernel, label, op, row, run_of
 from build.hand_made_ranks import everybody, lockstep, run_of_ranks
 from build.models import Checkpointed, Holder, Tied
@@ -77,25 +77,6 @@ LIGHT_AND_DARK = [pytest.param(False, id="light"), pytest.param(True, id="dark")
 WIDE_AND_NARROW = (1280, 400)
 
 
-@pytest.fixture
-def look(tmp_path: Path, open_tab: Callable[..., Tab]) -> Iterator[Callable[..., Page]]:  # noqa: F811
-    """``look(run, width=…, height=…, dark=…, **options) -> Page``: the report of a run, or any text, in a tab."""
-    tabs: list[Tab] = []
-
-    def look_at(what: Run | str, *, width: int = 1280, height: int = 900, dark: bool = False, **options: Any) -> Page:
-        file = tmp_path / f"{len(tabs)}.html"
-        if isinstance(what, str):
-            file.write_text(what, encoding="utf-8")
-        else:
-            what.export(file, **options)
-        tabs.append(open_tab(file, width=width, height=height, dark=dark))
-        return tabs[-1].page
-
-    yield look_at
-    assert [tab.errors for tab in tabs] == [[] for _ in tabs]
-    assert [tab.requests for tab in tabs] == [[] for _ in tabs]
-
-
 # Runs
 
 
@@ -134,14 +115,17 @@ def trained(model: nn.Module, *inputs: Tensor, steps: int = 2, **options: Any) -
     return prof.run
 
 
+@cache
 def training() -> Run:
     return trained(Net(), torch.rand(2, 3, 6, 6))
 
 
+@cache
 def checkpointed() -> Run:
     return trained(Checkpointed(use_reentrant=False), torch.rand(3, 4, requires_grad=True))
 
 
+@cache
 def on_a_device() -> Run:
     """Kernels of ops, of a label, and without an op; in both phases, in layers and outside; memory on the device."""
     every = ("cpu_ns", "device_ns", "cpu_allocated", "cpu_freed", "device_allocated", "device_freed")
@@ -176,6 +160,7 @@ def on_a_device() -> Run:
     return run_of(rows, device="cuda", requested=every, measured=every, wall_ns=10**10, busy_ns=(("cuda:0", 10**9),))
 
 
+@cache
 def called_back() -> Run:
     """An op of a layer that calls another layer, as in ``torch.utils.checkpoint`` and vmap; a label around both."""
     around = Around(0, FORWARD, (label("mine"), op("aten::outer")))
@@ -194,6 +179,7 @@ def called_back() -> Run:
     return run_of(rows)
 
 
+@cache
 def of_ranks() -> Run:
     """The rows of a run on rank 0, and on rank 3 with three times the figures and without the calls of Net.b.0."""
     run = called_back()
@@ -213,7 +199,7 @@ def of_ranks() -> Run:
 
 RUNS: dict[str, Callable[[], Run]] = {
     **{name: make for name, make in KINDS.items() if name not in ("ranks", "selected")},
-    **{make.__name__: cache(make) for make in (training, checkpointed, on_a_device, called_back, of_ranks)},
+    **{make.__name__: make for make in (training, checkpointed, on_a_device, called_back, of_ranks)},
 }
 """For parts of the page that are not its table: test_views compares that for all kinds of runs."""
 
@@ -323,7 +309,7 @@ def test_the_data_of_many_layers_is_small() -> None:
     assert len(page_data([Take("this run", run)])["samples"]["node"]) == len(run.samples)
 
 
-def test_a_browser_that_cannot_decompress_the_data_says_so(chromium: Browser, tmp_path: Path) -> None:  # noqa: F811
+def test_a_browser_that_cannot_decompress_the_data_says_so(chromium: Browser, tmp_path: Path) -> None:
     big_run(10, 20).export(tmp_path / "run.html")
     context = chromium.new_context()
     page = context.new_page()
@@ -406,10 +392,8 @@ def operator_rows(run: Run, fields: Sequence[str], **chosen: Any) -> list[list[s
     return sorted(rows)
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_panel_of_each_layer_shows_its_figures_and_operators(name: str, look: Callable[..., Page]) -> None:
-    run = RUNS[name]()
-    page = look(run)
+def check_panels(page: Page, run: Run) -> None:
+    """The panel of each layer shows its figures and operators."""
     columns = columns_of(run, show_events=True)
     figures = figures_by_path(run)
     fields = [field for field in (measured_field(run, one["heading"]) for one in data_of(page)["measures"]) if field]
@@ -575,10 +559,8 @@ def check_icicle(page: Page, run: Run, field: str, phases: Sequence[str], whole_
             assert inner["top"] > outer["top"]
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_width_of_a_block_is_its_share(name: str, look: Callable[..., Page]) -> None:
-    run = RUNS[name]()
-    page = look(run)
+def check_widths(page: Page, run: Run) -> None:
+    """The width of each block is its share, for all measures, phases and ranks."""
     data = data_of(page)
     for measure in data["measures"]:
         if len(data["measures"]) > 1:
@@ -595,6 +577,16 @@ def test_the_width_of_a_block_is_its_share(name: str, look: Callable[..., Page])
         for meta in run.metas:
             page.get_by_label("Rank").select_option(f"rank {meta.rank}")
             check_icicle(page, run.of_rank(meta.rank), "cpu_ns", [run.phases()[-1]], run)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_panels_show_the_figures_of_layers_and_blocks_are_as_wide_as_their_shares(
+    name: str, look: Callable[..., Page]
+) -> None:
+    run = RUNS[name]()
+    page = look(run)
+    check_panels(page, run)
+    check_widths(page, run)
 
 
 def tree_of(own: Mapping[str, int], **meta: Any) -> Run:
@@ -922,6 +914,7 @@ READ_ROOFLINE = """() => {
 }"""
 
 
+@cache
 def roofline_run() -> Run:
     """Net.a: 1920 FLOPs per call, 192 bytes, 192 ns: 10 FLOP/byte, 10 GFLOP/s. Net.b.0: 1 FLOP/byte, 1 GFLOP/s."""
     counted = ("cpu_ns", "macs", "flops", "uncounted")
@@ -1294,6 +1287,7 @@ def test_spread_over_the_ranks(look: Callable[..., Page]) -> None:
     assert sheets["Net.b.0"]["By rank"] == [["rank 0", format_time(300_000)], ["rank 3", UNKNOWN]]
 
 
+@cache
 def beside() -> tuple[Run, Run]:
     """Two runs: the second has one more layer, lacks one, and has a larger one of the same name."""
     first = {"Net": 100, "Net.both": 1000, "Net.first": 3000, "Net.grown": 500}
@@ -1417,6 +1411,7 @@ HOSTILE = [
 ]
 
 
+@cache
 def hostile_run() -> Run:
     """A run in which every name is hostile."""
     rows = []
@@ -1497,10 +1492,7 @@ def test_hostile_names_of_models(look: Callable[..., Page]) -> None:
         check_nothing_ran(page)
 
 
-def test_the_policy_allows_only_the_script_of_the_page(
-    open_tab: Callable[..., Tab],  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_the_policy_allows_only_the_script_of_the_page(open_tab: Callable[..., Tab], tmp_path: Path) -> None:
     tree_of(SMALL).export(tmp_path / "page.html")
     tab = open_tab(tmp_path / "page.html")
     assert tab.errors == []
@@ -1563,7 +1555,7 @@ def test_page_works_in_a_frame(attributes: str, look: Callable[..., Page]) -> No
     inside.locator("#layers .found", has_text=re.compile("Copied|copy")).wait_for()
 
 
-def test_without_scripts_the_page_says_so(chromium: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_without_scripts_the_page_says_so(chromium: Any, tmp_path: Path) -> None:
     tree_of(SMALL).export(tmp_path / "page.html")
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
@@ -1575,6 +1567,7 @@ def test_without_scripts_the_page_says_so(chromium: Any, tmp_path: Path) -> None
 # Layout and contrast
 
 
+@cache
 def everything() -> Run:
     """A run with all sections of the page."""
     run = roofline_run()
@@ -1591,20 +1584,22 @@ def everything() -> Run:
     return with_memory(measured, steps, Memory("cpu", peak_bytes=900, peak_ns=50, held=held))
 
 
-@pytest.mark.parametrize("dark", LIGHT_AND_DARK)
 @pytest.mark.parametrize("width", WIDE_AND_NARROW)
 @pytest.mark.parametrize("name", ["training", "of_ranks", "everything", "hostile_run"])
-def test_page_is_no_wider_than_the_window(name: str, width: int, dark: bool, look: Callable[..., Page]) -> None:
-    page = look({**RUNS, "everything": everything, "hostile_run": hostile_run}[name](), width=width, dark=dark)
+def test_page_is_no_wider_than_the_window(name: str, width: int, look: Callable[..., Page]) -> None:
+    """In light colors, then in dark ones."""
+    page = look({**RUNS, "everything": everything, "hostile_run": hostile_run}[name](), width=width)
     # An element wider than its section is cut off, and the user could not scroll to it.
     fits = """() => document.documentElement.scrollWidth <= window.innerWidth
         && [...document.querySelectorAll("header, section, section > div, aside, footer")].every(
             (one) => one.scrollWidth <= one.clientWidth)"""
-    assert page.evaluate(fits)
-    button(page, "Open all").click()
-    for line in page.locator(".lines .line").all()[:8]:
-        line.locator(".number").first.dispatch_event("click")
+    for _ in LIGHT_AND_DARK:
         assert page.evaluate(fits)
+        button(page, "Open all").click()
+        for line in page.locator(".lines .line").all()[:8]:
+            line.locator(".number").first.dispatch_event("click")
+            assert page.evaluate(fits)
+        button(page, "Light or dark").click()
 
 
 # The contrast of a text with its background (WCAG 2.1). A canvas converts any color of CSS to sRGB.

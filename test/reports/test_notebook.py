@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from build.browser import chromium, open_tab  # noqa: F401
 from build.colors import luminance
 from build.hand_made import label, row, run_of
 from build.warnings import run_warnings
@@ -126,12 +125,7 @@ def test_names_that_are_cut_off_have_a_title() -> None:
     [("", False), (":root{color-scheme:dark}", True), (JUPYTER, True), ("body{background:#111;color:#fff}", False)],
     ids=["light", "dark", "JupyterLab's dark", "dark page of unknown kind"],
 )
-def test_headings_and_names_stay_visible(
-    open_tab: Any,  # noqa: F811
-    tmp_path: Path,
-    style: str,
-    is_dark: bool,
-) -> None:
+def test_headings_and_names_stay_visible(open_tab: Any, tmp_path: Path, style: str, is_dark: bool) -> None:
     fields = ("cpu_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted")
     rows = [*LINES, *(row(1, label(f"{LONG}{number}"), cpu_ns=5) for number in range(60))]
     html = run_of(rows, requested=fields, measured=fields).report("notebook")

@@ -17,7 +17,7 @@ import torch
 from build.architectures import ARCHITECTURES
 from build.hand_made import cells, headings, kernel, label, line, names, op, row, run_of
 from build.libraries import RELEASE, usable_transformers
-from build.models import Checkpointed, DoublesInside, Mlp, PackedLstm, Recursive, Several, Tied, WritesToViews
+from build.models import Checkpointed, DoublesInside, Mlp, PackedLstm, Recursive, Several, Tied, WritesToViews, profiled
 from build.nonempty import at_least_one
 from build.phases import in_column_of
 from build.places import ROOT
@@ -270,8 +270,7 @@ def our_calls_by_stack(prof: Profile, depth: int) -> Counter[Key]:
 def test_operators_by_source_line_are_torchs(name: str, depth: int) -> None:
     """Calls by name and the innermost lines, in forward."""
     model, inputs = MODELS[name]()
-    with Profile(model, with_stack=True) as prof:
-        model(*inputs)
+    prof = profiled(model, *inputs, with_stack=True)
     truth = calls_by_stack(prof, depth)
     assert our_calls_by_stack(prof, depth) == truth
     assert len({lines for _, lines in truth}) > 3
@@ -758,12 +757,10 @@ def test_a_layer_that_was_not_selected_is_refused() -> None:
 def test_errors_name_the_missing_option_also_after_saving(tmp_path: Any) -> None:
     """With the options, before and after saving."""
     model = Mlp()
-    with Profile(model, with_flops=True) as prof:
-        model(torch.rand(3, 4))
+    prof = profiled(model, with_flops=True)
     with pytest.raises(TorchprofError, match="record_shapes=True"):
         prof.run.report("ops", group_by_input_shape=True)  # it has some shapes, not all
-    with Profile(model, record_shapes=True, with_stack=True) as prof:
-        model(torch.rand(3, 4))
+    prof = profiled(model, record_shapes=True, with_stack=True)
     table = prof.run.report("ops", group_by_input_shape=True, group_by_stack_n=2)
     assert any("[8], [3, 4], [4, 8]" in cell for one in cells(table) for cell in one)
     assert "linear.py" in table

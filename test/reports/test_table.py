@@ -10,6 +10,7 @@ import pytest
 import torch
 from build import hand_made
 from build.hand_made import headings
+from build.models import profiled
 from build.warnings import run_warnings, sentences
 from tabulate import tabulate_formats
 from torch import nn
@@ -633,8 +634,7 @@ class Net(nn.Module):
 
 def test_file_gets_the_returned_text_and_a_newline() -> None:
     model = nn.Sequential(nn.ReLU())
-    with Profile(model) as prof:
-        model(torch.rand(2))
+    prof = profiled(model, torch.rand(2))
     file = io.StringIO()
     text = prof.display(show_events=True, file=file)
     assert file.getvalue() == text + "\n"
@@ -648,8 +648,7 @@ def test_file_gets_the_returned_text_and_a_newline() -> None:
 def test_display_passes_its_options_to_the_report() -> None:
     model = Net()
     x = torch.rand(3, 4)
-    with Profile(model) as prof:
-        model(x)
+    prof = profiled(model, x)
     assert [line.split()[0] for line in prof.display(depth=0).split("\n\n")[0].splitlines()[2:]] == ["Net", "(outside)"]
     assert prof.display(percent=True) == prof.run.report("tree", percent=True)
     assert prof.display(tablefmt="html").startswith("<table>")
@@ -675,18 +674,14 @@ def test_a_device_that_is_not_there_has_unknown_figures_and_one_warning(device: 
 
 
 def test_sorting_by_a_measure_that_was_not_measured_is_refused() -> None:
-    model = nn.Linear(2, 2)
-    with Profile(model, use_device="mps") as prof:
-        model(torch.rand(1, 2))
+    prof = profiled(nn.Linear(2, 2), torch.rand(1, 2), use_device="mps")
     for options in ({"sort_by": "mps_total"}, {"sort_by": "self_mps_total", "top": 1}):
         with pytest.raises(TorchprofError, match="MPS total' was not measured"):
             prof.display(**options)
 
 
 def test_how_often_a_layer_inside_a_script_module_ran_is_unknown() -> None:
-    model = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
-    with Profile(model) as prof:
-        model(torch.rand(1, 2))
+    prof = profiled(torch.jit.script(nn.Sequential(nn.Linear(2, 2))), torch.rand(1, 2))
     row = next(line for line in prof.display().splitlines() if line.startswith("└── 0"))
     assert [cell.strip() for cell in row.split(" | ")][1:] == ["–", "–", "–"]
 

@@ -10,13 +10,12 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from build.all_kinds import KINDS
-from build.browser import Tab, chromium, open_tab  # noqa: F401
 from build.hand_made import headings
 from build.page import READ_TABLE, button, choice
 from build.phases import in_column_of
@@ -335,20 +334,6 @@ def test_operators_of_csv_have_the_rows_of_labels_and_regions(run: Run) -> None:
 
 
 # The page
-
-
-@pytest.fixture
-def look(tmp_path: Path, open_tab: Callable[..., Tab]) -> Iterator[Callable[[str], Page]]:  # noqa: F811
-    tabs: list[Tab] = []
-
-    def look_at(text: str) -> Page:
-        file = tmp_path / f"{len(tabs)}.html"
-        file.write_text(text, encoding="utf-8")
-        tabs.append(open_tab(file))
-        return tabs[-1].page
-
-    yield look_at
-    assert [tab.errors for tab in tabs] == [[] for _ in tabs]
 
 
 def shown_on(page: Page) -> Rows:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.models import profiled
 from build.snapshots import snapshot
 from build.warnings import run_warnings
 from torch import nn
@@ -49,8 +50,7 @@ def model() -> Iterator[nn.Module]:
     before = snapshot(made, values=True)
     yield made
     assert snapshot(made, values=True) == before
-    with Profile(made) as prof:
-        made(torch.rand(2, 3))
+    prof = profiled(made, torch.rand(2, 3))
     assert {node.calls for node in prof.run.tree().walk()} == {1}
 
 
@@ -58,9 +58,7 @@ def model() -> Iterator[nn.Module]:
 def prof() -> Profile:
     model = Net().eval()
     x = torch.rand(2, 3)
-    with Profile(model) as prof:
-        model(x)
-    return prof
+    return profiled(model, x)
 
 
 def refused(call: Callable[[], Any], *words: str, error: type[BaseException] = TorchprofError) -> None:
@@ -143,8 +141,7 @@ def test_two_contradicting_devices_raise(model, device) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_the_same_device_given_twice_is_accepted(model) -> None:
-    with Profile(model, use_cuda=True, use_device="cuda") as prof:
-        model(torch.rand(2, 3))
+    prof = profiled(model, torch.rand(2, 3), use_cuda=True, use_device="cuda")
     assert prof.run.meta.device == "cuda"
 
 
@@ -614,14 +611,14 @@ def _places(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def test_if_any_part_of_a_file_is_replaced_it_is_refused_or_its_reports_work(saved, tmp_path) -> None:
     """Each part of a file in turn is deleted, and replaced by values of every type."""
     file = tmp_path / "given.json"
-    file.write_text(json.dumps(saved), encoding="utf-8")
+    text = json.dumps(saved)
+    file.write_text(text, encoding="utf-8")
     sound = load(file)
     assert sound.report("tree")
     refusals = 0
     for way in _places(saved):
         for value in (GONE, None, "x", 1.5, [3]):
-            document = copy.deepcopy(saved)
-            here = document
+            here = document = json.loads(text)  # a copy
             for step in way[:-1]:
                 here = here[step]
             if value is GONE:

@@ -13,6 +13,7 @@ from collections import defaultdict
 import pytest
 import torch
 from build.calls import calls_of
+from build.models import profiled, trained
 from torch import nn
 from torch.autograd.profiler_util import EventList
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
@@ -62,12 +63,6 @@ LEAVES = [path for path in ALEXNET_PATHS if path not in CONTAINERS]
 
 def images(batch: int = 1) -> torch.Tensor:
     return torch.rand(batch, 3, 8, 8)
-
-
-def profiled(model: nn.Module, *inputs: torch.Tensor, **options: object) -> Profile:
-    with Profile(model, **options) as prof:  # type: ignore[arg-type]
-        model(*inputs)
-    return prof
 
 
 def rows_of(table: str) -> dict[str, list[str]]:
@@ -466,9 +461,7 @@ def test_a_recursive_module_has_one_list_for_each_call() -> None:
         def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
             return self(torch.cos(x), times - 1) if times else x
 
-    model = Recursive()
-    with Profile(model) as prof:
-        model(torch.rand(2), 3)
+    prof = profiled(Recursive(), torch.rand(2), 3)
     lists = prof.raw()[1]["Recursive",]
     # In the order in which they ended: the innermost did nothing, the outermost holds all three cosines.
     assert [[event.name for event in events] for events in lists] == [["aten::cos"] * times for times in range(4)]
@@ -489,13 +482,7 @@ def test_parent_and_child_may_both_be_selected() -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [
-        ("AlexNet", "features", "3"),
-        ["AlexNet", "features", "3"],
-        ("features", "3"),
-        "AlexNet.features.3",
-        "features.3",
-    ],
+    [("AlexNet", "features", "3"), ["AlexNet", "features", "3"], ("features", "3"), "AlexNet.features.3", "features.3"],
 )
 def test_a_path_in_any_spelling_names_the_same_layer(path) -> None:
     prof = profiled(AlexNet(), images(), paths=[path])
@@ -594,15 +581,13 @@ def test_a_model_wrapped_in_ddp_is_shown_as_itself_and_found_by_both_paths(one_p
     model = nn.parallel.DistributedDataParallel(inner)
     real = ("DistributedDataParallel", "module", "features", "3")
     for path in (real, ("AlexNet", "features", "3"), "features.3"):
-        with Profile(model, paths=[path]) as prof:
-            model(images()).sum().backward()
+        prof = trained(model, images(), paths=[path])
         assert [layer.name for layer in prof.run.roots] == ["AlexNet"]
         assert prof.run.meta.paths == (("AlexNet", "features", "3"),)
         assert [trace.path for trace in prof.traces][:2] == [("DistributedDataParallel",), real[:2]]
         assert {path: len(lists) for path, lists in prof.raw()[1].items()} == {real: 1}
 
-    with Profile(model) as prof:
-        model(images()).sum().backward()
+    prof = trained(model, images())
     assert calls_of(prof) == {".".join(path): 1 for path in ALEXNET_PATHS}
     assert rows_of(prof.display())["features"]
     assert prof.run.tree("backward").total.cpu_ns > 0
@@ -625,12 +610,10 @@ def test_a_checkpoint_wrapper_is_shown_as_the_module_it_wraps() -> None:
     model = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), nn.ReLU())
     real = ("Sequential", "0", "_checkpoint_wrapped_module")
     for path in (real, ("Sequential", "0")):
-        with Profile(model, paths=[path]) as prof:
-            model(torch.rand(1, 2)).sum().backward()
+        prof = trained(model, torch.rand(1, 2), paths=[path])
         assert prof.run.meta.paths == (("Sequential", "0"),)
         assert calls_of(prof)["Sequential.0"] == 1
-    with Profile(model) as prof:
-        model(torch.rand(1, 2)).sum().backward()
+    prof = trained(model, torch.rand(1, 2))
     assert list(calls_of(prof).items()) == [("Sequential", 1), ("Sequential.0", 1), ("Sequential.1", 1)]
     assert [trace.path for trace in prof.traces] == [("Sequential",), ("Sequential", "0"), real, ("Sequential", "1")]
 
@@ -783,8 +766,7 @@ def test_direct_calls_of_forward_are_recorded_as_in_1_4() -> None:
 def test_the_program_in_the_readme_of_1_4_runs() -> None:
     model = AlexNet()
     paths = [("AlexNet", "features", "3"), ("AlexNet", "classifier")]
-    with torchprof.Profile(model, use_cuda=False, profile_memory=True, paths=paths) as prof:
-        model(images())
+    prof = profiled(model, images(), use_cuda=False, profile_memory=True, paths=paths)
     trace, event_lists_dict = prof.raw()
     assert str(trace[2]) == (
         "Trace(path=('AlexNet', 'features', '0'), leaf=True, "
@@ -814,7 +796,6 @@ print("done")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_frozen_script_module_has_no_mode() -> None:
     frozen = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Linear(2, 2)).eval()))
-    with torchprof.Profile(frozen) as prof:
-        frozen(torch.rand(1, 2))
+    prof = profiled(frozen, torch.rand(1, 2))
     assert prof.run.tree().calls == 1
     assert not prof.run.layers[0].training

@@ -33,6 +33,8 @@ from torchprof.run.rows import Row
 if not dist.is_available():
     pytest.skip("this torch was built without torch.distributed", allow_module_level=True)
 
+pytestmark = pytest.mark.jobs
+
 SCRIPT = ROOT / "test" / "build" / "distributed_models.py"
 
 
@@ -231,7 +233,6 @@ def test_backward_belongs_to_the_layers_of_forward(how: str, of_block: int, requ
 # DistributedDataParallel
 
 
-@pytest.mark.jobs
 def test_a_bucket_belongs_to_all_layers_with_gradients_in_it(ddp: Finished) -> None:
     """The reference is DDP's own list of the parameters in each bucket."""
     for rank, run in enumerate(ddp.runs):
@@ -253,14 +254,12 @@ def test_a_bucket_belongs_to_all_layers_with_gradients_in_it(ddp: Finished) -> N
             assert len(names) == 1 or len({*map(tuple, below)}) > 1  # and the nearest
 
 
-@pytest.mark.jobs
 def test_each_rank_of_ddp_computes_the_whole_model_for_its_own_batch(ddp: Finished) -> None:
     for run in ddp.runs:
         assert total_macs(run, "Net") == STEPS * (EMBED + 3 * BLOCK + HEAD)
     assert total_macs(ddp.run, "Net") == ddp.ranks * STEPS * (EMBED + 3 * BLOCK + HEAD)
 
 
-@pytest.mark.jobs
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_a_trace_without_labels_gets_the_layers_of_the_model(how: str, request: pytest.FixtureRequest) -> None:
     """The model that is given is not wrapped, and is in no job."""
@@ -275,7 +274,6 @@ def test_a_trace_without_labels_gets_the_layers_of_the_model(how: str, request: 
 # FSDP2
 
 
-@pytest.mark.jobs
 def test_all_gathers_and_reduce_scatters_belong_to_the_layer_of_the_parameters(fsdp: Finished) -> None:
     """Each block is gathered for forward; its parameters are freed, and gathered again for backward. The root is kept.
     gloo implements a reduce-scatter as an all-reduce."""
@@ -291,7 +289,6 @@ def test_all_gathers_and_reduce_scatters_belong_to_the_layer_of_the_parameters(f
         assert by_layer(run, "recompute") == Counter()
 
 
-@pytest.mark.jobs
 def test_each_rank_of_fsdp_computes_the_whole_model_and_stores_its_shard(fsdp: Finished) -> None:
     for rank, run in enumerate(fsdp.runs):
         assert total_macs(run, "Net") == STEPS * (EMBED + 3 * BLOCK + HEAD)
@@ -303,7 +300,6 @@ def test_each_rank_of_fsdp_computes_the_whole_model_and_stores_its_shard(fsdp: F
         assert [(dim.name, dim.size, dim.position) for dim in run.meta.mesh] == [("dp", 2, rank)]
 
 
-@pytest.mark.jobs
 @pytest.mark.parametrize("how", ["fsdp", "both"])
 def test_all_gathers_of_fsdp_have_the_sizes_of_their_outputs(how: str, request: pytest.FixtureRequest) -> None:
     """The range of gloo has only its input. The operator that started it has both, in the trace."""
@@ -328,7 +324,6 @@ def test_all_gathers_of_fsdp_have_the_sizes_of_their_outputs(how: str, request: 
 # Tensor parallel
 
 
-@pytest.mark.jobs
 def test_collectives_in_hooks_belong_to_the_layer_with_the_hooks(tp: Finished) -> None:
     """The row-wise product is summed after forward, the gradient of the column-wise input after backward."""
     for run in tp.runs:
@@ -340,7 +335,6 @@ def test_collectives_in_hooks_belong_to_the_layer_with_the_hooks(tp: Finished) -
         )
 
 
-@pytest.mark.jobs
 def test_each_rank_of_tensor_parallel_counts_its_own_work(tp: Finished) -> None:
     """Half of each block, and all of what is not split. Backward has twice that, without the model's input."""
     for run in tp.runs:
@@ -350,7 +344,6 @@ def test_each_rank_of_tensor_parallel_counts_its_own_work(tp: Finished) -> None:
     assert total_macs(tp.run, "Net.layers") == STEPS * 3 * BLOCK  # those of the whole model
 
 
-@pytest.mark.jobs
 def test_calls_of_hooks_do_not_count_as_calls_of_the_layer(tp: Finished) -> None:
     for run in tp.runs:
         calls = {node.layer.name: node.calls for node in run.tree("forward").walk()}
@@ -362,7 +355,6 @@ def test_calls_of_hooks_do_not_count_as_calls_of_the_layer(tp: Finished) -> None
 # Both
 
 
-@pytest.mark.jobs
 def test_collectives_on_a_2d_mesh_have_their_groups(both: Finished) -> None:
     """gloo's events name no group. Of ranks 0 to 3, those of a row are tensor parallel, those of a column share the
     parameters: an all-gather is among a column. So is the reduce-scatter at the end of backward, which gloo runs as an
@@ -388,7 +380,6 @@ def test_collectives_on_a_2d_mesh_have_their_groups(both: Finished) -> None:
     assert "could not be matched" not in text
 
 
-@pytest.mark.jobs
 def test_a_group_waits_only_for_its_own_ranks(job: Callable[..., Finished]) -> None:
     """Rank 1 sleeps for 250 ms before it sums a product with rank 0, which waits for it there; the other row does not.
     Then both are late in the next gather, in which each waits for nobody, and the other rank of its column for it."""
@@ -419,7 +410,6 @@ def test_a_group_waits_only_for_its_own_ranks(job: Callable[..., Finished]) -> N
 # Planted faults
 
 
-@pytest.mark.jobs
 def test_a_straggler_is_found_with_its_slow_layer(job: Callable[..., Finished]) -> None:
     """The rank sleeps 150 ms in each call of one layer; nothing else takes as long."""
     run = job("slow", 2).run
@@ -435,7 +425,6 @@ def test_a_straggler_is_found_with_its_slow_layer(job: Callable[..., Finished]) 
     assert "Most of the difference is Net.layers.1.2 in forward" in text
 
 
-@pytest.mark.jobs
 @pytest.mark.parametrize("how", ["steps", "steps, with a worker", "torchprof run"])
 def test_a_rank_that_loads_its_data_slowly_is_found(tmp_path: Path, how: str) -> None:
     """16 batches of 80 ms; those of the other rank take next to nothing."""
@@ -451,7 +440,6 @@ def test_a_rank_that_loads_its_data_slowly_is_found(tmp_path: Path, how: str) ->
     assert "Most of the difference is loading data: " in text
 
 
-@pytest.mark.jobs
 def test_work_during_an_early_receive_is_not_counted_as_waiting(job: Callable[..., Finished]) -> None:
     """Rank 1 sleeps 150 ms in each call of one layer during a receive that rank 0 answers at once."""
     run = job("ahead", 2).run
@@ -464,7 +452,6 @@ def test_work_during_an_early_receive_is_not_counted_as_waiting(job: Callable[..
     assert "Most of the difference is Ahead.layers.1.2 in forward" in run.report("ranks")
 
 
-@pytest.mark.jobs
 def test_an_unbalanced_expert_is_found(job: Callable[..., Finished]) -> None:
     """Each rank has one expert. The expert of rank 2 gets 60 of 100 tokens: 2.4 times the mean."""
     done = job("experts", 4, "with_flops")

@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ from build.models import (
     Tied,
     Work,
     WritesToViews,
+    profiled,
+    trained,
 )
 from build.phases import in_column_of
 from build.torchs_list import torchs_list
@@ -196,35 +199,9 @@ SCENES: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] = 
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_rows_add_up_to_torchs_own_list(scene: str) -> None:
-    """Σ self CPU, Σ memory, to the ns and the byte."""
-    make, work = SCENES[scene]
-    model = make()
-    with Profile(model, profile_memory=True) as prof:
-        work(model)
-    check_sums(prof)
-
-
-@pytest.mark.parametrize("scene", SCENES)
-def test_rows_add_up_with_paths(scene: str) -> None:
-    """The same where only one layer is selected: the rest is not lost."""
-    make, work = SCENES[scene]
-    model = make()
-    child = next(name for name, _ in model.named_children())
-    with Profile(model, profile_memory=True, paths=[child]) as prof:
-        work(model)
-    check_sums(prof)
-    assert no_layer(prof, FORWARD)[NOT_SELECTED_NAME].cpu_ns > 0
-    assert not cost_of(prof, type(model).__name__, FORWARD), "the root was not selected"
-
-
-@pytest.mark.parametrize("scene", SCENES)
 def test_the_calls_of_nodes_agree_with_torchs_averages(scene: str) -> None:
     """Every autograd node that torch counted is counted once, in some layer or outside."""
-    make, work = SCENES[scene]
-    model = make()
-    with Profile(model) as prof:
-        work(model)
+    prof = recorded(scene)
     theirs = {event.key: event.count for event in prof.key_averages() if event.key.startswith(NODE_PREFIX)}
     ours: dict[str, int] = {}
     for nodes in nodes_of(prof).values():
@@ -237,10 +214,7 @@ def test_the_calls_of_nodes_agree_with_torchs_averages(scene: str) -> None:
 @pytest.mark.parametrize("scene", SCENES)
 def test_the_ops_of_a_layer_agree_with_torchs_list_of_its_calls(scene: str) -> None:
     """Self time and calls of each op under each leaf, against the averages over the lists that ``raw()`` gives."""
-    make, work = SCENES[scene]
-    model = make()
-    with Profile(model) as prof:
-        work(model)
+    prof = recorded(scene)
     raw = prof.raw()
     assert raw is not None
     traces, lists = raw
@@ -252,8 +226,9 @@ def test_the_ops_of_a_layer_agree_with_torchs_list_of_its_calls(scene: str) -> N
         theirs: dict[str, tuple[float, int]] = {}
         for events in lists[trace.path]:
             for event in events.key_averages():
-                time, count = theirs.get(event.key, (0.0, 0))
-                theirs[event.key] = time + event.self_cpu_time_total, count + event.count
+                if event.key != "[memory]":
+                    time, count = theirs.get(event.key, (0.0, 0))
+                    theirs[event.key] = time + event.self_cpu_time_total, count + event.count
         unfinished = (
             sum(node.calls for node in prof.run.tree(RECOMPUTE).walk() if node.layer.path == trace.path)
             + sum(node.calls for node in prof.run.tree(FORWARD).walk() if node.layer.path == trace.path)
@@ -377,10 +352,7 @@ LABELLED: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] 
     "the tutorial": (Tutorial, lambda model: model(torch.rand(8, 50), torch.rand(9, 9))[0].sum().backward()),
     "a custom function": (DoublesInside, lambda model: model(torch.rand(3, requires_grad=True)).sum().backward()),
     "a backward in a label": (Mlp, lambda model: labelled_backward(model(torch.rand(3, 4)).sum())),
-    "a recursive module in labels": (
-        Recursive,
-        lambda model: [labelled(model, torch.rand(2, 4), 3) for _ in range(2)],
-    ),
+    "a recursive module in labels": (Recursive, lambda model: [labelled(model, torch.rand(2, 4), 3) for _ in range(2)]),
 }
 
 
@@ -394,25 +366,28 @@ def labelled(model: nn.Module, *inputs: Any) -> Any:
         return model(*inputs)
 
 
-@pytest.mark.parametrize("scene", LABELLED)
-def test_totals_of_ops_agree_with_torchs_list(scene: str) -> None:
-    """Ops that call layers (checkpoints), labels around layers, and ops of which one is in another of its name."""
+@cache
+def recorded(scene: str, with_paths: bool = False) -> Profile:
+    """The profile of a scene, once for all tests; ``with_paths``: with one layer selected."""
     make, work = LABELLED[scene]
     model = make()
-    with Profile(model) as prof:
+    child = next((name for name, _ in model.named_children()), type(model).__name__)
+    with Profile(model, profile_memory=True, paths=[child] if with_paths else None) as prof:
         work(model)
-    check_totals(prof)
+    return prof
+
+
+@pytest.mark.parametrize("scene", LABELLED)
+@pytest.mark.parametrize("with_paths", [False, True], ids=["all layers", "one layer"])
+def test_rows_and_totals_of_ops_agree_with_torchs_list(scene: str, with_paths: bool) -> None:
+    """Σ self CPU and Σ memory, to the ns and the byte; totals of ops that call layers (checkpoints), of labels around
+    layers, and of ops of which one is in another of its name. With one layer selected, the rest is not lost."""
+    prof = recorded(scene, with_paths)
     check_sums(prof)
-
-
-@pytest.mark.parametrize("scene", LABELLED)
-def test_totals_of_ops_agree_with_torchs_list_with_paths(scene: str) -> None:
-    """The same where only one layer is selected."""
-    make, work = LABELLED[scene]
-    model = make()
-    with Profile(model, paths=[next((name for name, _ in model.named_children()), type(model).__name__)]) as prof:
-        work(model)
     check_totals(prof)
+    if with_paths and scene in SCENES:
+        assert no_layer(prof, FORWARD)[NOT_SELECTED_NAME].cpu_ns > 0
+        assert not cost_of(prof, prof.run.layers[0].name, FORWARD), "the root was not selected"
 
 
 def test_a_label_around_a_layer_holds_what_ran_in_it() -> None:
@@ -434,12 +409,7 @@ def test_a_label_around_a_layer_holds_what_ran_in_it() -> None:
     assert owners_of(prof, "aten::linear") == {"Tutorial.linear": 3}
     lines = prof.display().splitlines()
     names = [line.split("|")[0].strip() for line in lines[2:6]]
-    assert names == [
-        "Tutorial",
-        "├── LABEL1: linear pass (label)",
-        "├── LABEL2: masked indices (label)",
-        "└── linear",
-    ]
+    assert names == ["Tutorial", "├── LABEL1: linear pass (label)", "├── LABEL2: masked indices (label)", "└── linear"]
 
 
 def test_labels_in_labels_are_nested() -> None:
@@ -497,9 +467,7 @@ def test_a_label_inside_an_op() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return Cubes.apply(x)
 
-    model = Uses()
-    with Profile(model) as prof:
-        model(torch.rand(5, requires_grad=True)).sum().backward()
+    prof = trained(Uses(), torch.rand(5, requires_grad=True))
     theirs = averages_of(prof)
     for phase, function, label, products in (
         (FORWARD, "Cubes", "cubing", 2),
@@ -708,9 +676,7 @@ def test_memory_of_backward_is_the_gradients() -> None:
 
 def test_a_training_step() -> None:
     """Each node at the layer that made it, the loss outside, the gradients with the node before them."""
-    model = Mlp()
-    with Profile(model) as prof:
-        model(torch.rand(3, 4)).sum().backward()
+    prof = trained(Mlp())
     assert calls_of(prof) == {"Mlp": 1, "Mlp.fc1": 1, "Mlp.act": 1, "Mlp.fc2": 1}
     assert nodes_of(prof) == {
         "Mlp.fc1": {"AddmmBackward0": 1, "TBackward0": 1, ACCUMULATE: 2},
@@ -737,9 +703,7 @@ def test_convolutions_and_norms() -> None:
 
 def test_a_module_called_several_times() -> None:
     """Three calls, three nodes, the gradients accumulated once."""
-    model = Several()
-    with Profile(model) as prof:
-        model(torch.rand(3, 4)).sum().backward()
+    prof = trained(Several())
     assert calls_of(prof) == {"Several": 1, "Several.shared": 3, "Several.once": 1}
     assert makers_of(prof, "AddmmBackward0") == {"Several.shared": 3, "Several.once": 1}
     assert makers_of(prof, ACCUMULATE) == {"Several.shared": 2, "Several.once": 2}
@@ -747,9 +711,7 @@ def test_a_module_called_several_times() -> None:
 
 def test_a_recursive_module() -> None:
     """Four calls of which three are nested; the total is the outermost range's."""
-    model = Recursive()
-    with Profile(model) as prof:
-        model(torch.rand(3, 4)).sum().backward()
+    prof = trained(Recursive())
     assert calls_of(prof) == {"Recursive": 4, "Recursive.fc": 4}
     assert makers_of(prof, "AddmmBackward0") == {"Recursive.fc": 4}
     outermost = max(e.duration_ns() for e in raw_events(prof) if e.name() == PREFIX + "Recursive")
@@ -758,9 +720,7 @@ def test_a_recursive_module() -> None:
 
 def test_one_module_at_two_paths() -> None:
     """Its calls are distinguished by the parent that made them; its parameters count once."""
-    model = Tied()
-    with Profile(model) as prof:
-        model(torch.rand(3, 4))
+    prof = profiled(Tied())
     assert calls_of(prof) == {"Tied": 1, "Tied.left": 1, "Tied.left.inner": 1, "Tied.right": 2, "Tied.right.inner": 2}
     assert owners_of(prof, "aten::linear") == {"Tied.left.inner": 1, "Tied.right.inner": 2}
     assert sum(layer.params for layer in prof.run.layers) == 4 * 4 + 4
@@ -774,9 +734,7 @@ def test_one_module_at_two_paths() -> None:
 
 def test_the_backward_of_a_module_at_two_paths() -> None:
     """Each call's nodes belong to the path of that call."""
-    model = Tied()
-    with Profile(model) as prof:
-        model(torch.rand(3, 4)).sum().backward()
+    prof = trained(Tied())
     assert makers_of(prof, "AddmmBackward0") == {"Tied.left.inner": 1, "Tied.right.inner": 2}
 
 
@@ -822,8 +780,7 @@ def test_functional_ops_belong_to_the_container() -> None:
     """Between its children a container has work of its own, and its backward."""
     model = Functional()
     x = torch.rand(3, 4, requires_grad=True)
-    with Profile(model) as prof:
-        model(x).sum().backward()
+    prof = trained(model, x)
     assert owners_of(prof, "aten::softmax") == {"Functional": 1}
     assert owners_of(prof, "aten::tanh") == {"Functional": 1}
     assert owners_of(prof, "aten::linear") == {"Functional.fc": 1}
@@ -835,9 +792,7 @@ def test_functional_ops_belong_to_the_container() -> None:
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpoints(use_reentrant: bool) -> None:
     """The block runs once forward and once again in backward; that is recompute, and no call."""
-    model = Checkpointed(use_reentrant)
-    with Profile(model, profile_memory=True) as prof:
-        model(torch.rand(3, 4)).sum().backward()
+    prof = trained(Checkpointed(use_reentrant), profile_memory=True)
     names = ["Checkpointed", "Checkpointed.first", "Checkpointed.block", "Checkpointed.block.0", "Checkpointed.block.1"]
     assert calls_of(prof) == dict.fromkeys([*names, "Checkpointed.last"], 1)
     again = calls_of(prof, RECOMPUTE)
@@ -879,9 +834,7 @@ def test_nested_checkpoints() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
 
-    model = Outer()
-    with Profile(model) as prof:
-        model(torch.rand(3, 4, requires_grad=True)).sum().backward()
+    prof = trained(Outer(), torch.rand(3, 4, requires_grad=True))
     assert set(calls_of(prof).values()) == {1}
     again = calls_of(prof, RECOMPUTE)
     assert again["Outer"] == 0
@@ -896,8 +849,7 @@ def test_a_frozen_first_layer_has_no_backward() -> None:
     """Nothing flows back to it."""
     model = Mlp()
     model.fc1.requires_grad_(False)
-    with Profile(model) as prof:
-        model(torch.rand(3, 4)).sum().backward()
+    prof = trained(model)
     assert set(nodes_of(prof)) == {"Mlp.fc2", OUTSIDE_NAME}
     assert not cost_of(prof, "Mlp.fc1", BACKWARD)
     assert not cost_of(prof, "Mlp.act", BACKWARD)
@@ -909,8 +861,7 @@ def test_a_frozen_layer_in_the_middle_passes_gradients_on() -> None:
     """Its node runs, but no gradient of its own is accumulated."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].requires_grad_(False)
-    with Profile(model) as prof:
-        model(torch.rand(3, 4)).sum().backward()
+    prof = trained(model)
     assert makers_of(prof, "AddmmBackward0") == {"Sequential.0": 1, "Sequential.1": 1, "Sequential.2": 1}
     assert makers_of(prof, ACCUMULATE) == {"Sequential.0": 2, "Sequential.2": 2}
 
@@ -1017,9 +968,7 @@ def test_a_transformer_layer_on_its_fast_path() -> None:
 
 def test_a_transformer_layer_in_training() -> None:
     """Off the fast path every child has its call and its backward."""
-    model = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-    with Profile(model) as prof:
-        model(torch.rand(2, 5, 16)).sum().backward()
+    prof = trained(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), torch.rand(2, 5, 16))
     assert owners_of(prof, "aten::_transformer_encoder_layer_fwd") == {}
     root = "TransformerEncoderLayer."
     calls = calls_of(prof)
@@ -1033,8 +982,7 @@ def test_packed_sequences_and_lstm() -> None:
     """Packing is the caller's, the recurrence the LSTM's, each with its backward."""
     model = PackedLstm()
     x = torch.rand(3, 6, 3, requires_grad=True)
-    with Profile(model) as prof:
-        model(x, torch.tensor([6, 4, 2])).sum().backward()
+    prof = trained(model, x, torch.tensor([6, 4, 2]))
     assert calls_of(prof) == {"PackedLstm": 1, "PackedLstm.lstm": 1, "PackedLstm.head": 1}
     assert owners_of(prof, "aten::lstm") == {"PackedLstm.lstm": 1}
     assert owners_of(prof, "aten::_pack_padded_sequence") == {"PackedLstm": 1}
@@ -1050,9 +998,7 @@ def test_packed_sequences_and_lstm() -> None:
 
 def test_a_custom_function() -> None:
     """Its forward and its backward belong to the layer that applied it, the ops inside too."""
-    model = nn.Sequential(nn.Linear(4, 4), DoublesInside(), nn.Linear(4, 4))
-    with Profile(model) as prof:
-        model(torch.rand(3, 4)).sum().backward()
+    prof = trained(nn.Sequential(nn.Linear(4, 4), DoublesInside(), nn.Linear(4, 4)))
     assert owners_of(prof, "Double") == {"Sequential.1": 1}
     assert makers_of(prof, "DoubleBackward") == {"Sequential.1": 1}
     assert owners_of(prof, "aten::mul", FORWARD) == {"Sequential.1": 1}
@@ -1062,9 +1008,7 @@ def test_a_custom_function() -> None:
 
 def test_in_place_writes_to_views() -> None:
     """They renumber nodes: those still belong to the module that wrote, the others to theirs."""
-    model = WritesToViews()
-    with Profile(model) as prof:
-        model(torch.rand(3, 4, requires_grad=True)).sum().backward()
+    prof = trained(WritesToViews(), torch.rand(3, 4, requires_grad=True))
     assert makers_of(prof, "torch::autograd::CopySlices") == {"WritesToViews": 2}
     assert makers_of(prof, "AddmmBackward0") == {"WritesToViews.fc": 1, "WritesToViews.last": 1}
     nodes = nodes_of(prof)
@@ -1117,8 +1061,7 @@ def test_user_hooks_belong_to_the_caller() -> None:
     model.fc1.register_forward_hook(lambda module, args, result: torch.erf(result))
     model.fc1.register_forward_pre_hook(lambda module, args: (torch.sin(args[0]),))
     model.register_forward_hook(lambda module, args, result: torch.exp(result))
-    with Profile(model) as prof:
-        model(torch.rand(3, 4)).sum().backward()
+    prof = trained(model)
     assert owners_of(prof, "aten::erf") == {"Mlp": 1}
     assert owners_of(prof, "aten::sin") == {"Mlp": 1}
     assert owners_of(prof, "aten::exp") == {OUTSIDE_NAME: 1}
@@ -1136,8 +1079,7 @@ def test_hooks_on_gradients_belong_to_the_node() -> None:
         parameter.grad.cos_()
 
     model.fc2.weight.register_post_accumulate_grad_hook(hook)
-    with Profile(model) as prof:
-        model(torch.rand(3, 4)).sum().backward()
+    prof = trained(model)
     assert owners_of(prof, "aten::cos_", BACKWARD) == {"Mlp.fc2": 1}
 
 
@@ -1169,8 +1111,7 @@ def test_a_script_module_as_the_model() -> None:
     model = torch.jit.script(Mlp())
     x = torch.rand(3, 4)
     model(x), model(x)
-    with Profile(model) as prof:
-        model(x)
+    prof = profiled(model, x)
     assert prof.run.tree().calls == 1
     assert prof.run.tree().self.cpu_ns > 0
     assert prof.run.layers[0].kind == "Mlp"
@@ -1380,8 +1321,7 @@ def test_paths_in_a_wrapped_model() -> None:
     """Paths are accepted with and without the wrapper's step; ``traces`` keep the real ones."""
     model = nn.parallel.DistributedDataParallel(Mlp())
     for path in ("fc1", "module.fc1", ("Mlp", "fc1"), ("DistributedDataParallel", "module", "fc1")):
-        with Profile(model, paths=[path]) as prof:
-            model(torch.rand(3, 4)).sum().backward()
+        prof = trained(model, paths=[path])
         assert {name: calls for name, calls in calls_of(prof).items() if calls} == {"Mlp.fc1": 1}
         raw = prof.raw()
         assert raw is not None
@@ -1397,9 +1337,7 @@ def test_data_parallel_on_the_cpu() -> None:
     """Without devices it only passes its input on: one call, paths without ``module``."""
     if torch.cuda.is_available():
         pytest.skip("with a GPU it uses that")
-    model = nn.DataParallel(Mlp())
-    with Profile(model) as prof:
-        model(torch.rand(3, 4)).sum().backward()
+    prof = trained(nn.DataParallel(Mlp()))
     assert calls_of(prof) == {"Mlp": 1, "Mlp.fc1": 1, "Mlp.act": 1, "Mlp.fc2": 1}
     assert makers_of(prof, "AddmmBackward0") == {"Mlp.fc1": 1, "Mlp.fc2": 1}
 
@@ -1436,9 +1374,7 @@ def test_forces_from_energies() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.autograd.grad(self.energy(x).sum(), x)[0]
 
-    model = Forces()
-    with Profile(model) as prof:
-        model(torch.rand(3, 4, requires_grad=True))
+    prof = profiled(Forces(), torch.rand(3, 4, requires_grad=True))
     assert makers_of(prof, "AddmmBackward0") == {"Forces.energy.fc1": 1, "Forces.energy.fc2": 1}
     assert makers_of(prof, "SumBackward0") == {"Forces": 1}
     assert OUTSIDE_NAME not in nodes_of(prof)
@@ -1453,8 +1389,7 @@ def test_the_layer_with_a_hundred_times_the_work_has_the_largest_backward(heavy:
     model(x).sum().backward()
     times: dict[str, list[list[int]]] = {FORWARD: [], BACKWARD: []}
     for _ in range(3):
-        with Profile(model) as prof:
-            model(x).sum().backward()
+        prof = trained(model, x)
         assert makers_of(prof, "MmBackward0") == {f"Sequential.{at}": 100 if at == heavy else 1 for at in range(3)}
         for phase, steps in times.items():
             steps.append([node.total.cpu_ns for node in prof.run.tree(phase).children])
@@ -1607,9 +1542,7 @@ def test_a_shared_module_belongs_where_it_is_called_also_when_selected(
 
 def test_the_second_place_of_a_module_in_one_parent_is_a_layer_too() -> None:
     relu = nn.ReLU()
-    model = nn.Sequential(relu, nn.Linear(2, 2), relu)
-    with Profile(model, paths=["2", "1"]) as prof:
-        model(torch.rand(1, 2))
+    prof = profiled(nn.Sequential(relu, nn.Linear(2, 2), relu), torch.rand(1, 2), paths=["2", "1"])
     assert [trace.path[-1] for trace in prof.traces] == ["Sequential", "0", "1", "2"]
     assert prof.run.layers[1].shared_with == (("Sequential", "2"),)
     assert prof.run.meta.paths == (("Sequential", "1"), ("Sequential", "2"))
@@ -1647,9 +1580,7 @@ def test_a_user_label_with_our_prefix_stays_the_users() -> None:
 
 
 def test_the_labels_of_layers_that_were_not_selected_cost_too() -> None:
-    model = nn.Sequential(*(nn.Identity() for _ in range(300)))
-    with Profile(model, paths=["0"]) as prof:
-        model(torch.rand(1))
+    prof = profiled(nn.Sequential(*(nn.Identity() for _ in range(300))), torch.rand(1), paths=["0"])
     attribution = attribution_of(prof._plan)
     list(walk_of(attribution, prof._session.columns().events()))
     assert attribution.labels == 301

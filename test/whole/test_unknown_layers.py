@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pandas
 import pytest
-from build.browser import Tab, chromium, open_tab  # noqa: F401
 from build.hand_made import cells, kernel, label, line, names, op, row, run_of
 
 import torchprof
@@ -39,14 +38,7 @@ NODE = op("autograd::engine::evaluate_function: AddmmBackward0")
 def unknown(*path: str, kind: str = "") -> Layer:
     """A layer with a known path, and perhaps a known class."""
     return Layer(
-        path,
-        kind,
-        params=None,
-        trainable_params=None,
-        param_bytes=None,
-        buffers=None,
-        buffer_bytes=None,
-        training=None,
+        path, kind, params=None, trainable_params=None, param_bytes=None, buffers=None, buffer_bytes=None, training=None
     )
 
 
@@ -370,10 +362,7 @@ def test_the_idle_time_of_a_device_is_omitted_if_the_recorded_time_is_unknown() 
     assert "idle" not in no_time.report("top")
     assert names(no_time.report("top"))[0] == "98.9%"
     assert "cuda:0 was busy for 9.100us of 20.000us, idle for 10.900us (54.5%)." in known_time.report("kernels")
-    assert no_time.report("kernels").splitlines()[:2] == [
-        "cpu was busy for 1.000us.",
-        "cuda:0 was busy for 9.100us.",
-    ]
+    assert no_time.report("kernels").splitlines()[:2] == ["cpu was busy for 1.000us.", "cuda:0 was busy for 9.100us."]
 
 
 def test_work_that_no_operator_launched_has_time_on_the_device_alone() -> None:
@@ -507,20 +496,6 @@ def test_limits_on_unknown_values_never_pass() -> None:
 
 
 # The page
-
-
-@pytest.fixture
-def look(tmp_path: Path, open_tab: Callable[..., Tab]) -> Iterator[Callable[..., Page]]:  # noqa: F811
-    tabs: list[Tab] = []
-
-    def look_at(what: Any) -> Page:
-        file = tmp_path / f"{len(tabs)}.html"
-        what.export(file)
-        tabs.append(open_tab(file))
-        return tabs[-1].page
-
-    yield look_at
-    assert [tab.errors for tab in tabs] == [[] for _ in tabs]
 
 
 def facts_on(page: Page, selector: str) -> dict[str, str]:

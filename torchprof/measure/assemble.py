@@ -23,28 +23,17 @@ from torchprof.measure.fold import fold
 from torchprof.measure.live_memory import NOT_MEASURED, add_frees, allocators_between
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
-from torchprof.measure.observer import Observer
 from torchprof.measure.open_step import CycleEnd, OpenStep
 from torchprof.measure.pipelines import Pipelines
-from torchprof.measure.recording import LayerPlan, Observations, Options, Recording
+from torchprof.measure.recording import LayerPlan, Observations, Observer, Options, Recording
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.measure.timeline import OpenSpans
-from torchprof.measure.warnings import (
-    about_callers,
-    about_cost,
-    about_exchanges,
-    about_exported,
-    about_labels,
-    about_modules,
-    about_shapes,
-    about_uncalled,
-)
+from torchprof.measure.warnings import recorded_warnings
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.meta import Compilation, CompiledRegion, Meta
 from torchprof.run.paused_gc import paused_gc
-from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.warnings import RunWarning
@@ -365,38 +354,4 @@ def with_warnings(run: Run, observations: Observations) -> Run:
     if recursive:
         layers = Layers(replace(layer, recursive=index in recursive) for index, layer in enumerate(run.layers))
         run = replace(run, layers=layers, rows=replace(run.rows, layers=layers))
-    return replace(run, metas=(replace(run.meta, warnings=tuple(_warnings(run, observations))),))
-
-
-def _warnings(run: Run, observations: Observations) -> Iterator[RunWarning]:
-    yield from observations.warnings
-    yield from about_modules(observations.added, observations.removed)
-    yield from about_exchanges(observations.unmatched, observations.uncertain)
-    yield from about_labels(run.layers, observations.unobserved, sorted(observations.unlabelled))
-    if observations.nothing:
-        yield observations.nothing
-        return
-    called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if layer >= 0 and calls}
-    inlined = {index for index, layer in enumerate(run.layers) if layer.compiled}
-    silent = observations.callable_layers - called - {*observations.unobserved} - inlined
-    yield from about_uncalled(run.rows, run.layers, called, silent)
-    yield from about_exported(run.layers, called)
-    callers = observations.callers
-    yield from about_callers(run.layers, observations.callable_layers, called, callers, run.meta.wall_ns)
-    yield from about_shapes(run.rows, _has_formula)
-    if observations.label_ns is not None:
-        yield from about_cost(observations.labels, observations.label_ns, own_ns_of_layers(run.rows), run.meta.wall_ns)
-
-
-def _has_formula(operator: str) -> bool:
-    from torchprof.measure.flops.estimate import Estimate
-
-    return Estimate.has_formula(operator)
-
-
-def own_ns_of_layers(rows: Rows) -> int:
-    """The self time of all labelled ranges, between ops. It includes the cost of the labels."""
-    of_range = [not frames for frames in rows.frames]
-    columns = rows.columns
-    lines = zip(columns["layer"], columns["frames"], columns["cpu_ns"])
-    return sum(ns for layer, chain, ns in lines if layer != OUTSIDE and of_range[chain])
+    return replace(run, metas=(replace(run.meta, warnings=tuple(recorded_warnings(run, observations))),))

@@ -12,6 +12,7 @@ from operator import add
 from torchprof.attribute.events import Kind
 from torchprof.attribute.op_groups import OpGroup, OpTree
 from torchprof.attribute.places import Attributed, Place
+from torchprof.measure.waiting import Covered
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
 from torchprof.run.rows import Around, Chains, Rows
@@ -66,8 +67,7 @@ def fold(
     not_taken: defaultdict[Place, int] = defaultdict(int)
     durations: dict[tuple[int, str], list[_Call]] = {}
     interruptions: list[_Call] = []
-    busy: dict[str, int] = {}
-    busy_until: dict[str, int] = {}
+    busy: dict[str, Covered] = {}
     memory, kernel, label, step = Kind.MEMORY, Kind.KERNEL, Kind.LABEL, Kind.STEP
     collective, interruption = Kind.COLLECTIVE, Kind.INTERRUPTION
     covered = covered_until = 0
@@ -94,9 +94,9 @@ def fold(
             if kind is kernel:
                 values[_DEVICE_NS] += ns
                 values[-1] += counted
-                until = busy_until.get(device, event.start_ns)
-                busy[device] = busy.get(device, 0) + max(0, event.end_ns - max(until, event.start_ns))
-                busy_until[device] = max(until, event.end_ns)
+                if device not in busy:
+                    busy[device] = Covered(event.start_ns)
+                busy[device].add(event.start_ns, event.end_ns)
             elif event.nbytes >= 0:
                 values[_ALLOCATED[device == "cpu"]] += event.nbytes
             else:
@@ -147,9 +147,8 @@ def fold(
         SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(_without(interrupted, calls_of))
         for (layer, phase), calls_of in sorted(durations.items())
     }
-    if timed:
-        busy["cpu"] = covered
-    return rows, samples, busy
+    busy_ns = {device: of_device.ns for device, of_device in busy.items()}
+    return rows, samples, {**busy_ns, "cpu": covered} if timed else busy_ns
 
 
 def _add_memory(values: dict[tuple[int, str], list[int]], group: OpGroup) -> None:
@@ -219,7 +218,6 @@ def _rows(
         on_devices.setdefault(index, []).append((device, values))
     lines = _Lines()
     chains_of: dict[tuple[int, OpTree], list[int]] = {}  # of the paths of a tree inside a place with this chain
-    devices: dict[str, int] = {}
     shares: dict[tuple[int, ...], int] = {(): 0}
     phases = {phase: number for number, phase in enumerate(PHASES)}
     for place, ns, called in zip(places, cpu_ns, calls):
@@ -230,22 +228,17 @@ def _rows(
         chain = chain_of[index]
         home = place.layer, phases[place.phase], shares.setdefault(place.shared, len(shares)), within_of[index]
         if ns or called:
-            lines.add(home, devices.setdefault("cpu", len(devices)), (chain,), (called,), (ns,))
+            lines.add(home, "cpu", (chain,), (called,), (ns,))
         for tree, times, own_ns in trees:
             inside = chains_of.get((chain, tree))
             if inside is None:
                 inside = chains_of[chain, tree] = _chains_inside(chains, chain, tree, signatures)
-            cpu = devices.setdefault("cpu", len(devices))
-            lines.add(home, cpu, inside[1:], [times * calls_in_one for calls_in_one in tree.calls[1:]], own_ns[1:])
+            lines.add(home, "cpu", inside[1:], [times * calls_in_one for calls_in_one in tree.calls[1:]], own_ns[1:])
             for (path, device), costs in of_groups.get((place, tree), {}).items():
-                number = devices.setdefault(device, len(devices))
-                lines.add(home, number, (inside[path],), (0,), (0,))
-                lines.add_costs(home, number, inside[path], costs)
+                lines.add_costs(home, device, inside[path], 0, costs)
         for device, (*costs, called) in on_devices.get(index, ()):
-            number = devices.setdefault(device, len(devices))
-            lines.add(home, number, (chain,), (called,), (0,))
-            lines.add_costs(home, number, chain, costs)
-    return lines.rows(layers, rank, chains.all, devices, arounds, shares)
+            lines.add_costs(home, device, chain, called, costs)
+    return lines.rows(layers, rank, chains.all, arounds, shares)
 
 
 def _surroundings(
@@ -299,6 +292,7 @@ class _Lines:
     """Rows, as columns, while values are added to them. All that is not a value is a number."""
 
     def __init__(self) -> None:
+        self._devices: dict[str, int] = {}
         self._numbers: dict[tuple[_Home, int], dict[int, int]] = {}  # by home and device: chain → number of the row
         self._blocks: list[tuple[_Home, int, int]] = []  # rows with one home and device, and how many
         self._chains: list[int] = []
@@ -306,9 +300,10 @@ class _Lines:
         self._cpu_ns: list[int] = []
         self._costs: dict[int, list[int]] = {}  # by number of a row: what it has beside CPU time
 
-    def add(self, home: _Home, device: int, chains: Sequence[int], calls: Sequence[int], cpu_ns: Sequence[int]) -> None:
+    def add(self, home: _Home, device: str, chains: Sequence[int], calls: Sequence[int], cpu_ns: Sequence[int]) -> None:
         """Add calls and CPU time to the rows with these chains of frames."""
-        known = self._numbers.setdefault((home, device), {})
+        on = self._devices.setdefault(device, len(self._devices))
+        known = self._numbers.setdefault((home, on), {})
         if known and not known.keys().isdisjoint(chains):
             if len(chains) > 1:
                 for line in zip(chains, calls, cpu_ns):
@@ -319,14 +314,15 @@ class _Lines:
             self._cpu_ns[number] += cpu_ns[0]
             return
         known.update(zip(chains, count(len(self._chains))))
-        self._blocks.append((home, device, len(chains)))
+        self._blocks.append((home, on, len(chains)))
         self._chains += chains
         self._calls += calls
         self._cpu_ns += cpu_ns
 
-    def add_costs(self, home: _Home, device: int, chain: int, costs: Sequence[int]) -> None:
-        """Add a value for each field of ``Cost`` to a row that is there."""
-        number = self._numbers[home, device][chain]
+    def add_costs(self, home: _Home, device: str, chain: int, calls: int, costs: Sequence[int]) -> None:
+        """Add calls, and a value for each field of ``Cost``, to the row with this chain."""
+        self.add(home, device, (chain,), (calls,), (0,))
+        number = self._numbers[home, self._devices[device]][chain]
         before = self._costs.get(number)
         self._costs[number] = [*costs] if before is None else [*map(add, before, costs)]
 
@@ -335,7 +331,6 @@ class _Lines:
         layers: tuple[Layer, ...],
         rank: int,
         chains: Sequence[tuple[Frame, ...]],
-        devices: Iterable[str],
         arounds: Iterable[tuple[Around, ...]],
         shares: Iterable[tuple[int, ...]],
     ) -> Rows:
@@ -358,4 +353,6 @@ class _Lines:
         for number, costs in self._costs.items():
             for name, value in zip(FIELDS, costs):
                 arrays[name][number] += value
-        return Rows(layers, tuple(map(chains.__getitem__, used)), tuple(devices), arrays, tuple(arounds), tuple(shares))
+        return Rows(
+            layers, tuple(map(chains.__getitem__, used)), tuple(self._devices), arrays, tuple(arounds), tuple(shares)
+        )

@@ -15,7 +15,7 @@ from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.open_step import OpenStep, Pieces
 from torchprof.measure.steps import RECORDING_END
-from torchprof.measure.waiting import Intervals, Waiting, covered_ns, is_communication
+from torchprof.measure.waiting import Covered, Intervals, Waiting, covered_ns, is_communication
 from torchprof.run.collectives import C10D_OPS, POINT_TO_POINT, Collective, collective_of, name_of_collective
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
@@ -208,7 +208,7 @@ class Locksteps:
         self._host_collectives: dict[Place, LockstepKey] = {}
         self._collectives: defaultdict[LockstepKey, list[tuple[int, int, int]]] = defaultdict(list)
         self._latest_end: dict[str, int] = {}  # by device: the latest end of a collective that has begun
-        self._latest_end_of_group: dict[LockstepKey, int] = {}
+        self._running: dict[LockstepKey, Covered] = {}  # the time in which any collective of a group runs
         self._together: defaultdict[LockstepKey, Counter[int]] = defaultdict(Counter)  # by step
         self._waiting = Waiting()
         self._elsewhere = Intervals()  # the outermost ranges of all threads but the one with the steps
@@ -266,21 +266,19 @@ class Locksteps:
         if self._marks:
             self._end_step(time)
         if self._marks or self._from_first_mark:
-            self._discard_until(time)
+            self._advance_all(time)
+            self._own.clear()  # what was before does not belong to the current step
+            self._gap = 0
             self._marks.append(time)
             self._last = _LastStep()
         self._from_first_mark = True
 
-    def _discard_until(self, time: int) -> None:
-        """Forget the time before: it does not belong to the current step."""
+    def _advance_all(self, until: int) -> None:
         for number in self._threads:
-            self._advance(number, time)
-        self._own.clear()
-        self._gap = 0
+            self._advance(number, until)
 
     def _end_step(self, time: int) -> None:
-        for number in self._threads:
-            self._advance(number, time)
+        self._advance_all(time)
         sums: defaultdict[tuple[int, str], int] = defaultdict(int)
         for place, ns in self._own.items():
             sums[place.layer, place.phase] += ns
@@ -361,19 +359,16 @@ class Locksteps:
         self._collectives[key].append((end - start, max(0, min(latest_end, end) - start), marks))
         if key.group is not None:
             whole = LockstepKey(OUTSIDE, FORWARD, key.device, EXCHANGES, key.group)
-            self._together[whole][marks] += max(0, end - max(start, self._latest_end_of_group.get(whole, start)))
-            self._latest_end_of_group[whole] = max(self._latest_end_of_group.get(whole, end), end)
+            self._together[whole][marks] += self._running.setdefault(whole, Covered(start)).add(start, end)
 
     def _collective_of(self, place: Place) -> LockstepKey | None:
         """The collective of all ranks of a group that a kernel runs; None for other kernels."""
-        if place.frame is None or not is_communication([place.frame._replace(signature=self._signature_of(place))]):
-            return None
         frames: list[Frame] = []
         outer: Place | None = place
         while outer is not None and outer.frame is not None:
-            frames.insert(0, outer.frame._replace(signature=self._signature_of(outer)))
+            frames.insert(0, self._frame_of(outer, outer.frame))
             outer = outer.outer
-        collective = collective_of(frames)
+        collective = collective_of(frames) if is_communication(frames[-1:]) else None
         if collective is None or collective.name.startswith(POINT_TO_POINT):
             return None
         return LockstepKey(place.layer, place.phase, "device", collective.name, self._group_of(collective))
@@ -383,7 +378,7 @@ class Locksteps:
         key = self._host_collectives.get(place)
         if key is None:
             assert place.frame is not None
-            collective = collective_of([place.frame._replace(signature=self._signature_of(place))])
+            collective = collective_of([self._frame_of(place, place.frame)])
             group = self._group if collective is None else self._group_of(collective)
             key = self._host_collectives[place] = LockstepKey(place.layer, place.phase, "cpu", name, group)
         return key
@@ -393,8 +388,9 @@ class Locksteps:
             return self._group
         return GroupOfRanks(collective.group, collective.description, collective.size, collective.ranks)
 
-    def _signature_of(self, place: Place) -> Signature | None:
-        return self._signatures[place.signature] if place.signature else None
+    def _frame_of(self, place: Place, frame: Frame) -> Frame:
+        """The frame of a place, with its signature."""
+        return frame._replace(signature=self._signatures[place.signature] if place.signature else None)
 
     def result(self) -> dict[str, Any]:
         """Own work, with one value for each step (0 if a layer did nothing in it), and collectives; the state of the
@@ -418,25 +414,23 @@ class Locksteps:
         count, before = len(self._steps), self._before or OpenStep(self._layers)
         pieces = Pieces(count, self._before is not None)
         whole = range(count)[pieces.whole]
+        of_steps, last = pieces.cut(work, before.work)
         as_one = {key: [sum(times)] for key, times in work.items()}
         lockstep = {} if whole else self._locksteps(as_one, calls)
-        for key, ns in before.work.items():
-            work.setdefault(key, [0] * count)[0] += ns
         for key, earlier in before.calls.items():
             calls[key] = [*((ns, beside, 0) for ns, beside in earlier), *calls.get(key, ())]
         in_steps = {key: [call for call in of_key if call[2] in whole] for key, of_key in calls.items()}
         if whole:
-            of_steps = {key: times[pieces.whole] for key, times in work.items() if any(times[pieces.whole])}
             lockstep = self._locksteps(of_steps, in_steps, before.steps, before.counts)
         if not pieces.has_open:
             return {"lockstep": lockstep}
-        last = {
-            "work": {key: times[-1] for key, times in work.items()},
+        open_step = {
+            "work": last,
             "calls": {key: [call[:2] for call in of_key if call[2] == count - 1] for key, of_key in calls.items()},
             "steps": before.steps + len(whole),
             "counts": Counter(before.counts) + Counter({key: len(of_key) for key, of_key in in_steps.items()}),
         }
-        return {"lockstep": lockstep, "open": last}
+        return {"lockstep": lockstep, "open": open_step}
 
     def _locksteps(
         self,

@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any
@@ -25,6 +26,7 @@ _OP = FrameKind.OP  # members of an enum are found slowly before Python 3.12
 _NONE = -1
 
 
+@dataclass(slots=True, eq=False)
 class _Stage:
     """The stage of a loop in which a block was allocated: a call of a model, a backward pass, an optimizer's step, or
     the time between these, until the next call or pass begins.
@@ -33,15 +35,13 @@ class _Stage:
     autograd graph: then its blocks that a later backward pass frees were part of the graph.
     """
 
-    __slots__ = ("end_ns", "has_graph", "keeps", "start_ns")
-
-    def __init__(self, keeps: str, start_ns: int, end_ns: float = inf, has_graph: bool = False) -> None:
-        self.keeps = keeps
-        self.start_ns = start_ns
-        self.end_ns = end_ns
-        self.has_graph = has_graph
+    keeps: str
+    start_ns: int
+    end_ns: float = inf
+    has_graph: bool = False
 
 
+@dataclass(slots=True)
 class _Range:
     """An interval with a peak: a call, with its ``stage``; or a stretch of a layer's backward, without a stage.
 
@@ -49,28 +49,15 @@ class _Range:
     live memory at the start; ``top`` is the largest live memory after that, if it was larger.
     """
 
-    __slots__ = ("base", "call", "end_ns", "layer", "phase", "stage", "start_ns", "top", "within")
-
-    def __init__(
-        self,
-        start_ns: int,
-        end_ns: float,
-        layer: int,
-        phase: str,
-        live_bytes: Mapping[str, int],
-        stage: _Stage | None = None,
-        call: int = _NONE,
-        within: float = inf,
-    ) -> None:
-        self.start_ns = start_ns
-        self.end_ns = end_ns
-        self.layer = layer
-        self.phase = phase
-        self.stage = stage
-        self.call = call
-        self.within = within
-        self.base = dict(live_bytes)
-        self.top: dict[str, int] = {}
+    start_ns: int
+    end_ns: float
+    layer: int
+    phase: str
+    base: Mapping[str, int]
+    stage: _Stage | None = None
+    call: int = _NONE
+    within: float = inf
+    top: dict[str, int] = field(default_factory=dict)
 
     def rise(self, device: str, live_bytes: int) -> None:
         """Note the live memory now."""
@@ -301,7 +288,7 @@ class Allocations:
         if place.phase == FORWARD:
             call = len(self._calls)
             self._calls.append((place.layer, start, stage))
-        ranges.append(_Range(start, end, place.layer, place.phase, self._live_bytes, stage, call))
+        ranges.append(_Range(start, end, place.layer, place.phase, dict(self._live_bytes), stage, call))
 
     def _on_node(self, item: Attributed) -> None:
         event, place, around, _, ns, _ = item
@@ -334,7 +321,7 @@ class Allocations:
         while len(ranges) > first + same:
             self._leave(ranges)
         for layer in lineage[same:]:
-            ranges.append(_Range(start, limit, layer, BACKWARD, self._live_bytes, within=within))
+            ranges.append(_Range(start, limit, layer, BACKWARD, dict(self._live_bytes), within=within))
 
     def _next_begins(self, time: int, keeps: str) -> None:
         """The next call or pass begins. It uses the live blocks that were allocated between stages."""

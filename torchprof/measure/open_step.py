@@ -41,14 +41,8 @@ class OpenStep:
             numbers = ((key, to[key.layer], value) for key, value in keys.items())
             return {key._replace(layer=layer): value for key, layer, value in numbers if layer is not None}
 
-        return OpenStep(
-            layers,
-            renumbered(self.samples),
-            renumbered(self.work),
-            renumbered(self.calls),
-            self.steps,
-            renumbered(self.counts),
-        )
+        samples, work, calls = renumbered(self.samples), renumbered(self.work), renumbered(self.calls)
+        return OpenStep(layers, samples, work, calls, self.steps, renumbered(self.counts))
 
 
 class CycleEnd(NamedTuple):
@@ -72,6 +66,18 @@ class Pieces:
     def whole(self) -> slice:
         """The pieces that are whole steps, once the first has what was recorded of it before."""
         return slice(0 if self.goes_on else 1, max(self.count - 1, 0))
+
+    def cut(
+        self, values: Mapping[_Key, Sequence[int]], before: Mapping[_Key, int]
+    ) -> tuple[dict[_Key, list[int]], dict[_Key, int]]:
+        """Of values for each piece: those of the whole steps, and that of the last piece. ``before``: what was recorded
+        of the first step before. Keys without a value in whole steps are left out there."""
+        pieces = {key: list(of_pieces) for key, of_pieces in values.items()}
+        for key, value in before.items():
+            pieces.setdefault(key, [0] * self.count)[0] += value
+        of_whole = {key: of_pieces[self.whole] for key, of_pieces in pieces.items()}
+        whole = {key: of_steps for key, of_steps in of_whole.items() if any(of_steps)}
+        return whole, {key: of_pieces[-1] for key, of_pieces in pieces.items()}
 
     @property
     def has_open(self) -> bool:

@@ -13,7 +13,7 @@ from torchprof.attribute.events import Kind
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.pipeline_ranges import PipelineStep
 from torchprof.attribute.places import Attributed, Place
-from torchprof.measure.waiting import Intervals, covered_ns, is_communication
+from torchprof.measure.waiting import Covered, Intervals, covered_ns, is_communication
 from torchprof.run.pipeline import KEPT_STEPS, Pipeline, StageAction
 from torchprof.run.words import OUTSIDE
 
@@ -171,7 +171,7 @@ class _OnDevice:
         self._steps = steps
         self._work = Intervals()  # without communication
         self._communication = Intervals()
-        self._of_actions: dict[tuple[int, int], _Busy] = {}  # by step and action, without communication
+        self._of_actions: dict[tuple[int, int], Covered] = {}  # by step and action, without communication
         self._spans: dict[int, tuple[int, int]] = {}  # by step: its begin, and the end of its last kernel
         self._until = 0  # the latest end of a kernel
 
@@ -188,7 +188,7 @@ class _OnDevice:
             begin = begin or max(self._steps[step].start_ns, min(self._until, start))
             self._spans[step] = begin, max(until, end)
             if action != _AROUND and not communicates:
-                self._of_actions.setdefault(launched_in, _Busy(start)).add(start, end)
+                self._of_actions.setdefault(launched_in, Covered(start)).add(start, end)
         (self._communication if communicates else self._work).add(start, end)
         self._until = max(self._until, end)
 
@@ -207,17 +207,3 @@ class _OnDevice:
         """The time in an interval in which communication ran, and nothing else."""
         work = [*self._work.within(start, max(start, end))]
         return covered_ns([*work, *self._communication.within(start, max(start, end))]) - covered_ns(work)
-
-
-class _Busy:
-    """The time in which any kernel of an action ran, from ``start_ns`` of the first one ``until`` the latest end."""
-
-    __slots__ = ("ns", "start_ns", "until")
-
-    def __init__(self, start: int) -> None:
-        self.ns = 0
-        self.start_ns = self.until = start
-
-    def add(self, start: int, end: int) -> None:
-        self.ns += max(0, end - max(start, self.until))
-        self.until = max(self.until, end)

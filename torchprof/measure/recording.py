@@ -1,9 +1,9 @@
-"""The inputs of ``assemble``: one recording, from a session or a trace file; the plan of its layers; the options."""
+"""What ``assemble`` works with: one recording, the plan of its layers, the options, and the protocol of observers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -12,6 +12,8 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Site
 from torchprof.attribute.gloo_queues import Queued
 from torchprof.attribute.loops import Loop
+from torchprof.attribute.op_groups import OpGroup
+from torchprof.attribute.places import Attributed
 from torchprof.measure.cpu_time import CpuTime
 from torchprof.measure.live_memory import NOT_MEASURED, LiveMemory
 from torchprof.measure.open_step import CycleEnd
@@ -200,3 +202,16 @@ class LayerPlan(Protocol):
 
     @property
     def replicated(self) -> Mapping[int, Set[int]] | None: ...
+
+
+class Observer(Protocol):
+    """One walk over the attributed events of one session: for memory, steps, timeline, devices or lockstep.
+
+    ``observe`` passes every event on, unchanged and in order, and reads it. ``assemble`` lists the observers of a run.
+    """
+
+    def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]: ...
+
+    def result(self) -> Mapping[str, Any]:
+        """Fields of ``Run`` (and ``steps`` of ``Meta``), after the last event. If several observers have a field, ``|``
+        joins what they have."""

@@ -32,9 +32,6 @@ RECORDING_END = Place(-1, OUTSIDE, FORWARD, None, (), None, None, 0)
 _LOOP_END = Place(-1, OUTSIDE, FORWARD, None, (), None, None, 0)
 """The place of the other marks that were not recorded."""
 
-_Sums = dict[str, "array[int]"]
-"""By device: a sum for each step."""
-
 
 class Steps:
     """Observes all events: the time of each step.
@@ -62,8 +59,8 @@ class Steps:
         self._starts: list[int] = []  # of the steps, and the end of the last step
         self._cpu: dict[tuple[int, str], array[int]] = {}  # (layer, phase) → self time, by step
         self._outside: list[defaultdict[str, int]] = []  # by step: part → time
-        self._device: defaultdict[tuple[int, str], _Sums] = defaultdict(dict)
-        self._device_outside: defaultdict[str, _Sums] = defaultdict(dict)
+        self._device: defaultdict[str, dict[tuple[int, str], array[int]]] = defaultdict(dict)
+        self._device_outside: dict[tuple[str, str], array[int]] = {}  # (part, device) → time, by step
         # Whether the layers are only ranges of a trace without a model. Such a range may be around any work.
         self._are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
         self._parts = _Parts(self._are_ranges)
@@ -196,16 +193,16 @@ class Steps:
             step = bisect_right(self._starts, event.start_ns) - 1
         if not 0 <= step < self.count:
             return
-        by_step = [self._device[place.layer, place.phase]]
         part = self._parts[place]
-        if place.layer == OUTSIDE:
-            by_step.append(self._device_outside[part])
-        elif part in _IN_RANGES:
-            by_step += [self._device_outside[part], self._device_outside[OVERLAP_NS]]
-        for sums in by_step:
-            if event.device not in sums:
-                sums[event.device] = array("q", bytes(8 * self.count))
-            sums[event.device][step] += ns
+        parts = (part,) if place.layer == OUTSIDE else (part, OVERLAP_NS) if part in _IN_RANGES else ()
+        counts_in: list[tuple[dict[Any, array[int]], Any]] = [
+            (self._device[event.device], (place.layer, place.phase)),
+            *((self._device_outside, (name, event.device)) for name in parts),
+        ]
+        for sums, key in counts_in:
+            if key not in sums:
+                sums[key] = array("q", bytes(8 * self.count))
+            sums[key][step] += ns
         if event.correlation in copies and WITHIN_DEVICES.fullmatch(event.name):
             step, copying, took = copies.pop(event.correlation)
             self._outside[step][COPY_NS] -= took
@@ -222,38 +219,35 @@ class Steps:
         if not self._is_cycle:
             return {"samples": _spreads(dict(self._values()), self._starts[: self.count]), "steps": self.count}
         pieces = Pieces(self.count, self._before is not None)
-        values = {key: [*of_key] for key, of_key in self._values()}
-        if self._before is not None:
-            for key, ns in self._before.samples.items():
-                values.setdefault(key, [0] * self.count)[0] += ns
-        whole = {key: of_key[pieces.whole] for key, of_key in values.items() if any(of_key[pieces.whole])}
+        whole, last = pieces.cut(dict(self._values()), self._before.samples if self._before else {})
         starts = self._starts[pieces.whole]
-        of_cycle: dict[str, Any] = {"samples": _spreads(whole, starts), "steps": len(starts)}
-        if pieces.has_open:
-            of_cycle["open"] = {"samples": {key: of_key[-1] for key, of_key in values.items()}}
-        return of_cycle
+        of_cycle = {"samples": _spreads(whole, starts), "steps": len(starts)}
+        return {**of_cycle, "open": {"samples": last}} if pieces.has_open else of_cycle
 
     def _values(self) -> Iterator[tuple[SampleKey, Sequence[int]]]:
         """By sample, a value for each step."""
 
-        def by_device(layer: int, phase: str, measure: str, sums: _Sums) -> Iterator[tuple[SampleKey, Sequence[int]]]:
-            for device, values in sorted(sums.items()):
-                yield SampleKey(layer, phase, self._rank, device, measure), values
+        def key(measure: str, layer: int = OUTSIDE, phase: str = FORWARD, device: str = "cpu") -> SampleKey:
+            return SampleKey(layer, phase, self._rank, device, measure)
 
-        durations = array("q", (end - start for start, end in zip(self._starts, self._starts[1:])))
-        yield from by_device(OUTSIDE, FORWARD, "step_ns", {"cpu": durations})
+        yield key("step_ns"), array("q", (end - start for start, end in zip(self._starts, self._starts[1:])))
         for own in self._cpu.values():
             own.frombytes(bytes(8 * (self.count - len(own))))
         for (layer, phase), totals in sorted(self._layers.roll_up_by_phase(self._cpu, _sum).items()):
-            yield from by_device(layer, phase, "step_cpu_ns", {"cpu": totals})
-        for (layer, phase), sums in sorted(self._layers.roll_up_by_phase(self._device, _both).items()):
-            yield from by_device(layer, phase, "step_device_ns", sums)
+            yield key("step_cpu_ns", layer, phase), totals
+        on_devices = {
+            (*place, device): totals
+            for device, own in self._device.items()
+            for place, totals in self._layers.roll_up_by_phase(own, _sum).items()
+        }
+        for (layer, phase, device), totals in sorted(on_devices.items()):
+            yield key("step_device_ns", layer, phase, device), totals
         for measure in _PARTS:
             values = array("q", (parts[measure] for parts in self._outside))
             if any(values):
-                yield from by_device(OUTSIDE, FORWARD, measure, {"cpu": values})
-        for measure, sums in sorted(self._device_outside.items()):
-            yield from by_device(OUTSIDE, FORWARD, measure, sums)
+                yield key(measure), values
+        for (measure, device), values in sorted(self._device_outside.items()):
+            yield key(measure, device=device), values
 
 
 def _spreads(values: Mapping[SampleKey, Sequence[int]], starts: Sequence[int]) -> dict[SampleKey, Spread]:
@@ -262,15 +256,6 @@ def _spreads(values: Mapping[SampleKey, Sequence[int]], starts: Sequence[int]) -
         return {}
     spread_of = spreads_at(starts)
     return {key: spread_of(of_key) for key, of_key in values.items()}
-
-
-def _both(first: _Sums, other: _Sums) -> _Sums:
-    """The sums of both, for each device and step."""
-    total = dict(first)
-    for device, values in other.items():
-        before = total.get(device)
-        total[device] = _sum(before, values) if before else values
-    return total
 
 
 def _sum(first: array[int], other: array[int]) -> array[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from math import inf
 
 from torchprof.attribute.events import Kind
@@ -19,16 +20,14 @@ from torchprof.run.words import BACKWARD, FORWARD, PHASES
 _NONE = -1
 
 
+@dataclass(slots=True)
 class _Open:
     """A span that is open on a thread: a call, a label or a node, until ``end_ns``; or a stretch of backward of a
     ``layer``, with its ``row``. The ``end_ns`` of a stretch is that of the span around it: it may end earlier."""
 
-    __slots__ = ("end_ns", "layer", "row")
-
-    def __init__(self, end_ns: float, layer: int = _NONE, row: int = _NONE) -> None:
-        self.end_ns = end_ns
-        self.layer = layer
-        self.row = row
+    end_ns: float
+    layer: int = _NONE
+    row: int = _NONE
 
 
 class OpenSpans:
@@ -117,10 +116,8 @@ class OpenSpans:
         for ranges in self._open.by_thread.values():
             while ranges and (ranges[-1].end_ns <= time or ranges[-1].layer != _NONE):
                 ranges.pop()
-            if ranges and any(
-                open_range.layer != _NONE for open_range in ranges
-            ):  # a node is still running on another thread
-                self._in_backward = True
+            # A node may still be running on another thread.
+            self._in_backward |= any(open_range.layer != _NONE for open_range in ranges)
 
     def _on_label(self, item: Attributed) -> None:
         event, place, _, calls, ns, _ = item

@@ -64,6 +64,23 @@ class Intervals:
             index -= 1
 
 
+class Covered:
+    """The length of a union of intervals, which must be added in the order of their start. ``until``: its end."""
+
+    __slots__ = ("ns", "start_ns", "until")
+
+    def __init__(self, start: int) -> None:
+        self.ns = 0
+        self.start_ns = self.until = start
+
+    def add(self, start: int, end: int) -> int:
+        """Add an interval. The length that this adds."""
+        new = max(0, end - max(start, self.until))
+        self.ns += new
+        self.until = max(self.until, end)
+        return new
+
+
 def covered_ns(pieces: Iterable[tuple[int, int]]) -> int:
     """The length of the union of intervals."""
     covered = until = 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
+from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.rows import Rows
+from torchprof.run.run import Run
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.torch_names import ON_PARAMETERS
 from torchprof.run.warnings import RunWarning
@@ -14,6 +16,41 @@ from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind, is_left_over
 _CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # a jump up to this share of the time, or up to this time, is no warning
 _CALLS_MATTER = 0.01  # the share of the recorded time in calls that bypass a layer: from this on it is a warning
 _LABELS_MATTER = 0.02  # warn if labels take more than this share of the recorded time
+
+
+def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarning]:
+    """The warnings that do not follow from the run itself."""
+    yield from observations.warnings
+    yield from about_modules(observations.added, observations.removed)
+    yield from about_exchanges(observations.unmatched, observations.uncertain)
+    yield from about_labels(run.layers, observations.unobserved, sorted(observations.unlabelled))
+    if observations.nothing:
+        yield observations.nothing
+        return
+    called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if layer >= 0 and calls}
+    inlined = {index for index, layer in enumerate(run.layers) if layer.compiled}
+    silent = observations.callable_layers - called - {*observations.unobserved} - inlined
+    yield from about_uncalled(run.rows, run.layers, called, silent)
+    yield from about_exported(run.layers, called)
+    callers = observations.callers
+    yield from about_callers(run.layers, observations.callable_layers, called, callers, run.meta.wall_ns)
+    yield from about_shapes(run.rows, _has_formula)
+    if observations.label_ns is not None:
+        yield from about_cost(observations.labels, observations.label_ns, own_ns_of_layers(run.rows), run.meta.wall_ns)
+
+
+def _has_formula(operator: str) -> bool:
+    from torchprof.measure.flops.estimate import Estimate
+
+    return Estimate.has_formula(operator)
+
+
+def own_ns_of_layers(rows: Rows) -> int:
+    """The self time of all labelled ranges, between ops. It includes the cost of the labels."""
+    of_range = [not frames for frames in rows.frames]
+    columns = rows.columns
+    lines = zip(columns["layer"], columns["frames"], columns["cpu_ns"])
+    return sum(ns for layer, chain, ns in lines if layer != OUTSIDE and of_range[chain])
 
 
 def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[RunWarning]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import cache
 
 _COMMUNICATION = re.compile(
     r"(void )?("
@@ -32,6 +33,7 @@ class KernelWork(Enum):
     COPYING = 2
 
 
+@cache
 def kind_of_work(name: str) -> KernelWork:
     """The kind of work of a kernel, copy or set with this name.
 
