@@ -169,6 +169,10 @@ def test_where_the_difference_is() -> None:
     spread = {("Net.b.0", FORWARD): {**even(10), 3: [50] * 5}, ("Net.b.1", FORWARD): {**even(10), 3: [60] * 5}}
     found = slow(run_of_ranks(spread))
     assert found.difference == Difference("cpu", PATHS.index("Net.b.1"), FORWARD, 50)
+    run = run_of_ranks(spread)
+    selected = tuple(run.layers[PATHS.index(path)].path for path in ("Net.b.0", "Net.b.1"))
+    found = slow(replace(run, metas=tuple(replace(meta, paths=selected) for meta in run.metas)))
+    assert found.difference == Difference("cpu", PATHS.index("Net.b.1"), FORWARD, 50)
     outside = {("Net.a", FORWARD): even(100), (NOWHERE, FORWARD): {**even(10), 0: [90] * 5}}
     found = slow(run_of_ranks(outside))
     assert found.difference == Difference("cpu", OUTSIDE, FORWARD, 80)

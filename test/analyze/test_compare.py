@@ -381,6 +381,12 @@ def test_a_layer_wrapped_in_a_new_one_is_moved() -> None:
     }
 
 
+def test_parts_of_a_model_that_are_models_of_their_own_after_are_moved() -> None:
+    before = [layer("Net"), layer("Net.body", **CONV), layer("Net.head", **FC)]
+    found = matched(before, [layer("Body", **CONV), layer("Head", **FC)])
+    assert found == {"Body": ("moved", "Net.body"), "Head": ("moved", "Net.head"), "-Net": ("removed", "Net")}
+
+
 def test_added_and_removed_layers_are_reported_and_count_in_full() -> None:
     before = made([layer("Net"), layer("Net.old", **FC)], [row(0, cpu_ns=1), row(1, cpu_ns=5)])
     after = made([layer("Net"), layer("Net.new", **CONV)], [row(0, cpu_ns=1), row(1, cpu_ns=9)])

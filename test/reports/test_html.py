@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from html import escape
+from itertools import accumulate
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import quantiles
@@ -307,6 +308,21 @@ def test_the_data_of_many_layers_is_small() -> None:
     assert len(data["samples"]["node"]) == 0
     assert len(replace(run, samples=once).report("html")) < len(page_script()) + 100_000
     assert len(page_data([Take("this run", run)])["samples"]["node"]) == len(run.samples)
+
+
+def test_a_layer_that_is_called_once_in_each_step_has_one_distribution() -> None:
+    """Calls and steps begin at different times. The second layer is called once more."""
+    steps = [Spread.of([(0, 5), (10, 7)]), Spread.of([(0, 3), (10, 4)])]
+    calls = [Spread.of([(1, 5), (11, 7)]), Spread.of([(2, 3), (12, 2), (14, 2)])]
+    samples = {
+        SampleKey(layer, FORWARD, 0, "cpu", measure): spreads[layer]
+        for layer in (0, 1)
+        for measure, spreads in (("cpu_ns", calls), ("step_cpu_ns", steps))
+    }
+    run = replace(run_of([row(0, calls=2), row(1, calls=3)], steps=2), samples=samples)
+    shown = page_data([Take("this run", run)])["samples"]
+    measures = [("cpu_ns", "step_cpu_ns")[number] for number in shown["measure"]]
+    assert sorted(zip(accumulate(shown["node"]), measures)) == [(0, "cpu_ns"), (1, "cpu_ns"), (1, "step_cpu_ns")]
 
 
 def test_a_browser_that_cannot_decompress_the_data_says_so(chromium: Browser, tmp_path: Path) -> None:

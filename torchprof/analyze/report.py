@@ -26,7 +26,8 @@ class TableRow:
     """A row of a table. A cell that is a figure or an id is a ``ReportCell``.
 
     - ``lead``: the lines of the tree before the first cell. ``is_hot``: it is a layer on the hottest path.
-    - ``is_part``: its figures are parts of the sums of their columns; it is not a row about all others.
+    - ``is_part``: its figures are parts of the sums of their columns. Rows about several others are not: they stay last
+      where a reader sorts the table.
     - ``layer``: the index of the layer that it is about, negative for work of no layer; None if it is about none.
     - ``continues``: it continues the texts of the row above, which stands for both in data.
     """

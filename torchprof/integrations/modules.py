@@ -59,7 +59,7 @@ def repr_lines(model: nn.Module, figures_at: Callable[[Position], str | None]) -
             yield f"{head}{text})"
             continue
         yield head
-        yield from (f"{pad}  {line}".rstrip() for line in text.split("\n"))
+        yield from (f"{pad}  {line}".rstrip() for line in text.rstrip().split("\n"))
         opened += 1
     yield from ("  " * depth + ")" for depth in reversed(range(opened)))
 

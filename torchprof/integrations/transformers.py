@@ -76,9 +76,12 @@ class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # i
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end_step("train")
-        self.on_epoch_end(args, state, control)
+        self._pause_before_evaluation(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._pause_before_evaluation(control)
+
+    def _pause_before_evaluation(self, control: Any) -> None:
         if self._stage == "train" and control.should_evaluate:
             self._loop.pause()
 

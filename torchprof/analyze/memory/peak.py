@@ -80,15 +80,17 @@ def _by_kind(memory: Memory, tablefmt: str | None) -> ReportTable:
         entry[0] += held.nbytes
         entry[1] += held.blocks
     before = dict(memory.before or ())
-    rows: list[list[Cell]] = []
+    rows: list[TableRow] = []
     for kind in sorted({*sums, *before}, key=lambda kind: (-sums.get(kind, [0])[0], kind)):
         nbytes, blocks = sums.get(kind, (0, 0))
         is_known = kind in _MODELS_OWN and memory.before is not None
         there = format_memory(before.get(kind, 0)) if is_known else "" if kind == _FREED_SINCE else UNKNOWN
         share = "" if kind == _FREED_SINCE else _share(nbytes, memory)
-        rows.append([kind, format_memory(nbytes), share, format_number(blocks) if blocks else "", there])
-    rows.append(["all", format_memory(memory.peak_bytes), "" if _FREED_SINCE in sums else format_share(1), "", ""])
-    drawn = ReportTable.of_cells(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows, tablefmt)
+        cells: list[Cell] = [kind, format_memory(nbytes), share, format_number(blocks) if blocks else "", there]
+        rows.append(TableRow(cells, is_part=kind != _FREED_SINCE))
+    share = "" if _FREED_SINCE in sums else format_share(1)
+    rows.append(TableRow(["all", format_memory(memory.peak_bytes), share, "", ""], is_part=False))
+    drawn = ReportTable(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows, tablefmt)
     return drawn.of("live_by_kind", device=memory.device, rank=memory.rank)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
 
 from torchprof.analyze.ranks.significance import CLEARLY_SLOWER, WORTH_NAMING, Stragglers, stragglers
 from torchprof.analyze.ranks.values import Compared, OneCollective, OneRank, Times
 from torchprof.run.lockstep import EXCHANGES, NO_LAST_RANK, NOT_RECORDED
+from torchprof.run.run import Run
 from torchprof.run.words import OUTSIDE
 
 
@@ -298,6 +299,15 @@ def _waiting_together(compared: Compared) -> Iterator[dict[int, list[int]]]:
         yield {rank: waits[rank] for rank in sorted(ranks)}
 
 
+def _nearest_above(run: Run, layer: int, known: Container[int]) -> int | None:
+    """The innermost layer around a layer that is known: others may not have been selected. None without one."""
+    while layer >= 0:
+        layer = run.layers.parent[layer]
+        if layer >= 0 and layer in known:
+            return layer
+    return None
+
+
 def _difference(compared: Compared, device: str, slow: Sequence[int], least: float) -> Difference | None:
     """The innermost layer, and its phase, in which the first of the slow ranks takes at least ``least`` longer in a
     step than the median of the others; outside all layers, the part of the step. A rank without a layer takes 0
@@ -310,11 +320,13 @@ def _difference(compared: Compared, device: str, slow: Sequence[int], least: flo
         by_rank[layer].update(took)
         by_phase[layer][phase] = _excess(took, slow[0], others)
     excess = {layer: _excess(took, slow[0], others) for layer, took in by_rank.items()}
+    above = {layer: _nearest_above(compared.run, layer, excess) for layer in excess}
     inner: int | None = None
-    below = [layer for layer in excess if layer < 0 or compared.run.layers.parent[layer] < 0]
-    while below and excess[largest := max(below, key=excess.__getitem__)] >= least:
+    while below := [layer for layer in excess if above[layer] == inner]:
+        largest = max(below, key=excess.__getitem__)
+        if excess[largest] < least:
+            break
         inner = largest
-        below = [layer for layer in excess if layer >= 0 and compared.run.layers.parent[layer] == inner]
     if inner is None:
         return None
     phase, most = max(by_phase[inner].items(), key=lambda item: item[1])

@@ -134,7 +134,8 @@ def _per_call(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str,
     def samples(measures: Sequence[str]) -> Iterator[tuple[int, int, int, SampleKey, Spread]]:
         for number, take in enumerate(takes):
             for key, spread in take.run.samples.items():
-                is_call = take.run.samples.get(key._replace(measure="cpu_ns")) == spread and key.measure != "cpu_ns"
+                of_calls = take.run.samples.get(key._replace(measure="cpu_ns"))
+                is_call = key.measure != "cpu_ns" and of_calls is not None and _figures(of_calls) == _figures(spread)
                 if key.measure in measures and not is_call:  # a layer may be called once in each step
                     where = sources.of(number, key.rank), tree.nodes[number][key.layer], PHASES.index(key.phase)
                     yield *where, key, spread
@@ -149,6 +150,11 @@ def _per_call(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str,
         ],
         "peaks": _peaks([*samples(("peak_bytes",))]),
     }
+
+
+def _figures(spread: Spread) -> tuple[Any, ...]:
+    """All that does not depend on when the values were measured."""
+    return spread.count, spread.sum, spread.min, spread.max, spread.first, spread.sample
 
 
 def _of_devices(takes: Sequence[Take], tree: Tree, sources: _Sources) -> dict[str, Any]:
