@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from html import escape
-from itertools import accumulate
 from html.parser import HTMLParser
+from itertools import accumulate
 from pathlib import Path
 from statistics import quantiles
 from typing import TYPE_CHECKING, Any
