@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from build.machine import FOLDER, Machine
+from build.machine import DEVICE, FOLDER, Machine
 from build.recordings import SUBJECTS, check, record, skipping_without_compiler
 
 
@@ -20,6 +20,8 @@ from build.recordings import SUBJECTS, check, record, skipping_without_compiler
 def test_a_recording_is_read_as_it_was_recorded(
     subject: Callable[[Machine], object], machine: Machine, figure: Callable[..., None], tmp_path: Path
 ) -> None:
+    if "compiled" in subject.__name__ and not machine.is_gpu and DEVICE not in os.environ:
+        pytest.skip("needs a GPU: on the CPU it takes long, and other tests compile models")
     folder = tmp_path / subject.__name__
     with skipping_without_compiler():
         record(subject(machine), machine, folder)  # type: ignore[arg-type]

@@ -1230,6 +1230,8 @@ Made in   | Phase | Kind   | At the peak | Share  | Blocks
 ----------|-------|--------|-------------|--------|-------
 (outside) |       | inputs | 2.00 KB     | 100.0% | 2
 
+Memory from before the recording is unknown, and its frees: the peak may be lower than shown.
+
 cuda:0 peak: +6.50 KB above the start, after 2.500ms, in Net.fc (backward). Live at the peak:
 
 Kind        | At the peak | Share  | Blocks | Live at the start
@@ -1261,7 +1263,6 @@ Net               | 5.00 KB   | 1.00 KB | 4.00 KB | 5.00 KB | –           | 3.
 (outside)         | 512 B     | 0 B     | 512 B   |         |             |                    | 0 B                | 0 B            | 0 B          |
 
 To see memory over time, record with_timeline=True (Profile, from_trace).
-Memory from before the recording is unknown, and its frees: peaks may be lower than shown.
 A doubt."""  # noqa: E501
 
 

@@ -2023,7 +2023,8 @@ def test_the_tables_of_pipelines_are_those_of_the_terminal(look: Callable[..., P
     section.locator(".sheet tbody tr").nth(2).click()
     assert chosen(page) == "Stage2"
     assert look(run, beside={"other": training()}).locator("#pipelines h4").all_inner_texts() == ["this run"]
-    assert look(run.of_rank(2)).locator("#pipelines .who").all_inner_texts() == ["rank 2, stage 2"]
+    alone = look(run.of_rank(2)).locator("#pipelines")  # when it begins depends on the others
+    assert alone.locator(".who").count() == 0 and alone.locator(".sheet").count() == 3
     assert look(training()).locator("#pipelines").count() == 0
 
 

@@ -56,6 +56,9 @@ class ProfileCallback(LoopCallback, Callback):  # type: ignore[misc]  # its type
     STAGES = ("fit", "validate", "test", "predict")
     NOT_A_STAGE = "is not a stage of Lightning. Choose from 'fit', 'validate', 'test', 'predict'."
 
+    def __init__(self, stage: str = "fit", **options: Any) -> None:
+        super().__init__(stage, **options)
+
     def _begin_step(self, stage: str, trainer: Any, pl_module: Any, *args: Any) -> None:
         if stage == self._stage and not trainer.sanity_checking:
             self._loop.begin_step(pl_module)

@@ -132,7 +132,7 @@ class LoopProfile:
 
 class LoopCallback:
     """What the callbacks of all libraries have in common: they profile one ``stage``, and have its ``run``. ``STAGES``:
-    the stages of the library, the default first. The arguments are as in ``LoopProfile``."""
+    the stages of the library. The arguments are as in ``LoopProfile``."""
 
     STAGES: ClassVar[tuple[str, ...]]
     NOT_A_STAGE: ClassVar[str]
@@ -140,17 +140,17 @@ class LoopCallback:
 
     def __init__(
         self,
-        stage: str | None = None,
+        stage: str,
         *,
         schedule: Callable[[int], ProfilerAction] | None = None,
         on_trace_ready: Callable[[Profile], Any] | None = None,
         dirpath: str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
-        self._stage = self.STAGES[0] if stage is None else stage
-        if self._stage not in self.STAGES:
+        if stage not in self.STAGES:
             raise TorchprofError(f"stage={stage!r} {self.NOT_A_STAGE}")
         super().__init__()
+        self._stage = stage
         self._loop = LoopProfile(self._stage, schedule, on_trace_ready, dirpath, options)
 
     @property

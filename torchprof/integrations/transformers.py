@@ -52,7 +52,7 @@ class ProfileCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]  # i
     NOT_A_STAGE = "cannot be profiled: choose 'train' or 'evaluate'."
     _all: ClassVar[weakref.WeakSet[ProfileCallback]] = weakref.WeakSet()
 
-    def __init__(self, stage: str | None = None, **options: Any) -> None:
+    def __init__(self, stage: str = "train", **options: Any) -> None:
         super().__init__(stage, **options)
         ProfileCallback._all.add(self)
 

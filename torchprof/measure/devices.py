@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 
 from torchprof.attribute.events import Event, Kind
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
-from torchprof.measure.waiting import Covered
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.timeline import DeviceTime, StreamTime
 
@@ -16,30 +16,44 @@ _BESIDE = (KernelWork.COMMUNICATION.value, KernelWork.COMPUTING.value, None)
 
 
 class _Times:
-    """The busy time of a device or of one of its streams so far: of all work, and of each kind of work."""
+    """The busy time of a device or of one of its streams so far: lengths of unions of intervals, in ns.
 
-    __slots__ = ("busy", "by_work", "kernels", "overlap_ns")
+    ``busy_ns`` is the busy time of all work, and ``until`` is the end of that work. ``by_work`` and ``until_by_work``
+    are the same for each kind of work, in the order of ``KernelWork``.
+    """
+
+    __slots__ = ("busy_ns", "by_work", "kernels", "overlap_ns", "start_ns", "until", "until_by_work")
 
     def __init__(self, start: int) -> None:
-        self.kernels = self.overlap_ns = 0
-        self.busy = Covered(start)
-        self.by_work = [Covered(start) for _ in KernelWork]
+        self.kernels = self.busy_ns = self.overlap_ns = 0
+        self.start_ns = self.until = start
+        self.by_work = [0] * len(KernelWork)
+        self.until_by_work = [start] * len(KernelWork)
 
-    def add(self, kind: KernelWork, start: int, end: int) -> None:
+    def add(self, work: int, start: int, end: int) -> None:
         """Add an interval. Intervals must come in the order of their start."""
         self.kernels += 1
-        self.busy.add(start, end)
-        new_from = end - self.by_work[kind.value].add(start, end)
-        other = _BESIDE[kind.value]
+        if start >= self.until:  # nothing else runs, as in nearly all cases
+            self.busy_ns += end - start
+            self.by_work[work] += end - start
+            self.until = self.until_by_work[work] = end
+            return
+        self.busy_ns += max(0, end - self.until)
+        self.until = max(end, self.until)
+        until = self.until_by_work[work]
+        new_from = min(max(start, until), end)
+        self.by_work[work] += end - new_from
+        self.until_by_work[work] = max(end, until)
+        other = _BESIDE[work]
         if other is not None:
             # All earlier intervals have begun. So after this start, the other kind covers one piece, up to its end. A
             # later interval of the other kind will add its own overlap with this interval.
-            self.overlap_ns += max(0, min(end, self.by_work[other].until) - new_from)
+            self.overlap_ns += max(0, min(end, self.until_by_work[other]) - new_from)
 
     def kinds(self) -> tuple[int, int, int, int]:
         """The times: busy, computing, communicating, copying."""
-        computing, communication, copying = (work.ns for work in self.by_work)
-        return self.busy.ns, computing, communication, copying
+        computing, communication, copying = self.by_work
+        return self.busy_ns, computing, communication, copying
 
 
 class DeviceTimes:
@@ -51,7 +65,9 @@ class DeviceTimes:
 
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
-        self._devices: dict[str, tuple[_Times, dict[int, _Times]]] = {}  # the whole device, and its streams
+        self._devices: dict[str, _Times] = {}
+        self._streams: dict[tuple[str, int], tuple[_Times, _Times]] = {}  # (of the device, of the stream)
+        self._works: dict[str, int] = {}  # by name
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         """Pass all events on, and add up the busy times of devices."""
@@ -61,14 +77,16 @@ class DeviceTimes:
                 self._note(item.event)
 
     def _note(self, event: Event) -> None:
-        start, device, stream = event.start_ns, event.device, event.thread
-        if device not in self._devices:
-            self._devices[device] = _Times(start), {}
-        whole, streams = self._devices[device]
-        if stream not in streams:
-            streams[stream] = _Times(start)
-        for times in (whole, streams[stream]):
-            times.add(kind_of_work(event.name), start, event.end_ns)
+        name, start, end, device = event.name, event.start_ns, event.end_ns, event.device
+        work = self._works.get(name)
+        if work is None:
+            work = self._works[name] = kind_of_work(name).value
+        times = self._streams.get((device, event.thread))
+        if times is None:
+            whole = self._devices.setdefault(device, _Times(start))
+            times = self._streams[device, event.thread] = whole, _Times(start)
+        for stream in times:
+            stream.add(work, start, end)
 
     def result(self) -> dict[str, tuple[DeviceTime, ...]]:
         """The times of each device that ran any work."""
@@ -76,11 +94,15 @@ class DeviceTimes:
             DeviceTime(
                 device,
                 self._rank,
-                whole.busy.until - whole.busy.start_ns,
+                whole.until - whole.start_ns,
                 *whole.kinds(),
                 whole.overlap_ns,
-                tuple(StreamTime(stream, times.kernels, *times.kinds()) for stream, times in sorted(streams.items())),
+                tuple(
+                    StreamTime(stream, times.kernels, *times.kinds())
+                    for (of_device, stream), (_, times) in sorted(self._streams.items(), key=itemgetter(0))
+                    if of_device == device
+                ),
             )
-            for device, (whole, streams) in sorted(self._devices.items())
+            for device, whole in sorted(self._devices.items(), key=itemgetter(0))
         )
         return {"device_times": tuple(times)}

@@ -130,6 +130,7 @@ class Sampler(SharedChange):
             atexit.unregister(self.stop)
 
     def _make(self) -> None:
+        """Let threads that wait for the GIL get it sooner."""
         before = sys.getswitchinterval()
         sys.setswitchinterval(min(_SWITCH_S, before))
         ours = sys.getswitchinterval()  # as Python rounded it
@@ -189,26 +190,29 @@ class Sampler(SharedChange):
 
     def _note(self, intervals: int) -> None:
         with _frames_stay():
-            frame = sys._current_frames().get(self._ident)
-            while frame is not None and frame.f_code.co_filename.startswith(OUR_FILES):
-                frame = frame.f_back
-            frame, called = self._users(frame)
-            if frame is None:  # the thread has ended
-                return
-            caller = _calling_module(frame)
-            key = id(frame.f_code), frame.f_lasti, id(called), caller
-            index = self._indices.get(key)
-            if index is None:
-                index = self._indices[key] = len(self._locations)
-                self._locations.append((frame.f_code, frame.f_lineno, frame.f_lasti, called, caller))
-        self._times.append(time.perf_counter_ns())
-        self._at.append(index)
-        self._intervals.append(intervals)
+            self._note_line(intervals)
         if len(self._times) >= _MOST_SAMPLES:  # drop every second one
             self._times = self._times[::2]
             self._at = self._at[::2]
             self._intervals = array("q", map(add, self._intervals[::2], self._intervals[1::2]))
             self._every *= 2
+
+    def _note_line(self, intervals: int) -> None:
+        frame = sys._current_frames().get(self._ident)
+        while frame is not None and frame.f_code.co_filename.startswith(OUR_FILES):
+            frame = frame.f_back
+        frame, called = self._users(frame)
+        if frame is None:  # the thread has ended
+            return
+        caller = _calling_module(frame)
+        key = id(frame.f_code), frame.f_lasti, id(called), caller
+        index = self._indices.get(key)
+        if index is None:
+            index = self._indices[key] = len(self._locations)
+            self._locations.append((frame.f_code, frame.f_lineno, frame.f_lasti, called, caller))
+        self._times.append(time.perf_counter_ns())
+        self._at.append(index)
+        self._intervals.append(intervals)
 
     def _users(self, innermost: FrameType | None) -> tuple[FrameType | None, CodeType | None]:
         """The innermost frame of the user's code, or else the innermost one; and the library's function it called."""

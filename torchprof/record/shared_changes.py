@@ -13,7 +13,7 @@ _MOST_RECURSION = 2**31 - 1  # a C int
 
 class SharedChange:
     """A change of the process, from ``on`` to ``off``. Several objects may be on at the same time: the first one makes
-    the change, the last one undoes it. Both methods do nothing the second time.
+    the change, the last one undoes it. Both methods may be called again.
 
     Each class has a change of its own: ``_make`` makes it, and adds what undoes it to ``_undo``. If that stays empty,
     the change could not be made yet, and the next ``on`` tries it again.

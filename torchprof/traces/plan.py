@@ -141,7 +141,7 @@ def plan_trace(
             given = ", ".join(path[0] for path in model.plan.layer_paths if len(path) == 1)
             roots = sorted(dict.fromkeys(path_of(label)[0] for label in labels), key=_stage)
             are_stages = stage_of_root(roots[-1]) is not None
-            what = "a list with the model of each stage, in this order," if are_stages else "the model"
+            what = "a list with the model of each stage of this trace, in this order," if are_stages else "the model"
             raise TorchprofError(
                 f"{path} is of other modules than those of {given}: {some(roots)}. Give from_trace {what} and the "
                 "paths of the recording; or no model: then the labels are the layers."

@@ -307,9 +307,9 @@ class Evidence:
         """The same for all layers and the work of no layer together."""
         return Took(*map(sum, zip(*self.took(holds).values())))
 
-    def took_outside(self, holds: Holds, *phases: str) -> Took:
+    def took_outside(self, holds: Holds, phase: str) -> Took:
         """The same for the work outside all layers."""
-        return self.took(holds, phases=phases).get(OUTSIDE, Took())
+        return self.took(holds, phases=(phase,)).get(OUTSIDE, Took())
 
     def _all_sums(self, wanted: Set[int]) -> Mapping[int, Took]:
         """The sums of all rows, by layer, from those that the run has by layer and phase."""

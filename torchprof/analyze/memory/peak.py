@@ -53,6 +53,8 @@ def about_peak(
             [name, format_memory(start), format_memory(end)] for name, start, end in memory.allocator
         ]
         yield ReportTable.of_cells(headings, rows, tablefmt).of("allocator", device=memory.device, rank=memory.rank)
+    if memory.before is None:
+        yield "Memory from before the recording is unknown, and its frees: the peak may be lower than shown."
 
 
 def name_of_device(run: Run, memory: Memory) -> str:

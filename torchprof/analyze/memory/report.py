@@ -117,8 +117,6 @@ def _below_tables(run: Run, used: Sequence[MemoryUse]) -> Iterator[Part]:
         yield "To see memory over time, record with_timeline=True (Profile, from_trace)."
     if run.timeline is not None and len(run.metas) > 1:
         yield f"Memory over time is that of rank {run.timeline.rank}: a run has one timeline."
-    if any(memory.before is None for memory in run.memory):
-        yield "Memory from before the recording is unknown, and its frees: peaks may be lower than shown."
     yield warnings_below(run)
 
 

@@ -77,7 +77,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
         "kinds": KINDS,
         "sources": sources.data(),
         "areRanks": sources.are_ranks,
-        "largest": report_data(spaced(largest_parts(shown_first, _PLACES)), tree.nodes[0]),
+        "largest": [] if len(takes) > 1 else report_data(spaced(largest_parts(shown_first, _PLACES)), tree.nodes[0]),
         "ranks": None if compared is None else compared_ranks(compared, takes[0].run, tree.nodes[0]),
         **sentences,
         "pipelines": [

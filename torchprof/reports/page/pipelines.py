@@ -20,32 +20,33 @@ _MOST_ACTIONS = 6_000
 
 
 def pipelines_of_page(run: Run, nodes: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Pipelines that do the same are one: their part of the report, and a step of the first of them. ``nodes``: the
-    node of each layer."""
-    return [
-        {"report": report_data(about_alike(run, number, judged), nodes), "step": _step(judged.replicas.first)}
-        for number, judged in enumerate(judged_pipelines(run))
-    ]
+    """Pipelines that do the same are one: their part of the report, and a step of the first of them whose times are
+    known, None if there is none. ``nodes``: the node of each layer."""
+    pipelines = []
+    for number, judged in enumerate(judged_pipelines(run)):
+        known = (pipeline for pipeline in judged.replicas.pipelines if pipeline.typical_steps)
+        drawn = next(known, None)
+        report = report_data(about_alike(run, number, judged), nodes)
+        pipelines.append({"report": report, "step": None if drawn is None else _step(drawn)})
+    return pipelines
 
 
-def _step(pipeline: OnePipeline) -> dict[str, Any] | None:
+def _step(pipeline: OnePipeline) -> dict[str, Any]:
     """The step of median length: the actions of its ranks in their order, as columns. ``line``: the index of the rank
-    in ``ranks``; ``what``: an index in ``kinds``. None if the steps of the ranks cannot be paired.
+    in ``ranks``; ``what``: an index in ``kinds``.
 
     A rank that began the step before the others waits before its first action only as long as they let it.
     """
     steps = pipeline.steps_by_length
-    if not steps:
-        return None
     step = steps[(len(steps) - 1) // 2]
     shown = pipeline.members[: max(_MOST_ACTIONS // len(pipeline.members[0].actions), 1)]
-    lines = [
-        (line, action.stage, ACTIONS.index(action.what), action.microbatch, action.waited_ns[step] - early, took)
-        for line, member in enumerate(shown)
-        for number, action in enumerate(member.actions)
-        for early in [0 if number else pipeline.early_ns(member)[step]]
-        for took in [action.took_ns[step]]
-    ]
+    lines = []
+    for line, member in enumerate(shown):
+        early = pipeline.early_ns(member)[step]
+        for action in member.actions:
+            waited, took = action.waited_ns[step] - early, action.took_ns[step]
+            lines.append((line, action.stage, ACTIONS.index(action.what), action.microbatch, waited, took))
+            early = 0
     columns = ("line", "stage", "what", "microbatch", "waitedNs", "tookNs")
     hidden = len(pipeline.members) - len(shown)
     ns, ranks = pipeline.step_ns[step], [member.rank for member in shown]
