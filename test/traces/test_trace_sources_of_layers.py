@@ -264,7 +264,7 @@ def test_models_of_the_stages_of_a_pipeline_are_found(trace: Path, monkeypatch: 
     assert selected.meta.paths == (("Mlp (stage 5)", "fc1"),)
     with pytest.raises(
         torchprof.TorchprofError,
-        match=r"of Mlp: Mlp \(stage 1\), Several \(stage 2\), .* a list with the model of each stage of this trace, in this order",
+        match=r"Mlp: Mlp \(stage 1\), Several \(stage 2\), .* the model of each stage of this trace, in this order",
     ):
         torchprof.from_trace(trace, given[0])
 
