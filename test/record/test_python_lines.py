@@ -116,8 +116,8 @@ def test_a_line_whose_c_code_holds_the_gil_gets_all_its_time() -> None:
         line = sys._getframe().f_lineno - 1
         wait_for(sampler, 10)
     found = [sample for sample in sampler.samples() if sample.location.line == line]
-    intervals = sum(sample.intervals for sample in found)
-    assert len(found) < 10 < intervals, "one sample when it let go, for all that were missed"
+    most, intervals = max(sample.intervals for sample in found), sum(sample.intervals for sample in found)
+    assert intervals > 10 and most > intervals / 2, "one sample when it let go, for all that were missed"
     assert all(began <= sample.at_ns <= time.perf_counter_ns() for sample in found)
     assert found[-1].location == CodeLocation(HERE, line, sys._getframe().f_code.co_name, CALLED)
 
