@@ -187,6 +187,18 @@ def test_an_unannounced_evaluation_has_one_recorded_batch(trainer: Any) -> None:
     assert calls(callback.run)["body"] == EXAMPLES + 1
 
 
+def test_a_subclass_hears_of_an_epochs_end_once(trainer: Any) -> None:
+    ended: list[int] = []
+
+    class Counting(ProfileCallback):
+        def on_epoch_end(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
+            ended.append(state.global_step)
+            super().on_epoch_end(args, state, *rest, **kwargs)
+
+    trainer(Net(), Counting(), num_train_epochs=2).train()
+    assert ended == [EXAMPLES, 2 * EXAMPLES]
+
+
 def test_the_schedule_gets_the_number_of_the_step(trainer: Any) -> None:
     asked = []
     profiler_schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=2)
