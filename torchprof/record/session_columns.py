@@ -113,11 +113,13 @@ class SessionColumns:
                 self._calls.append(self._correlations[index])
                 self._unlinked.add(self._correlations[index])
                 self._correlations[index] *= -1
+        self._threads = threads
+        if not overhead:
+            return
         overhead.sort(key=events.starts.__getitem__)
         ops = ((events.starts[index], threads[index]) for index in ranges if scopes[index] != USER_SCOPE)
         for index, thread in zip(overhead, threads_of_overhead([events.starts[index] for index in overhead], ops)):
             threads[index] = thread or threads[index]
-        self._threads = threads
 
     def _number_kinds(self) -> None:
         """The kind of an event follows from its name and its scope."""

@@ -69,6 +69,7 @@ def kinds_in(frames: Frames) -> Collection[str]:
 
 
 def innermost_kind(frames: Frames) -> Collection[str]:
+    """The kind of the innermost frame."""
     return () if not frames else (frames[-1].kind,)
 
 
