@@ -343,6 +343,10 @@ def test_other_causes_of_idle_time_do_not_count_as_slow_launches() -> None:
         ([*launches(cpu_ns=10 * MS), row(1, op("cudaDeviceSynchronize"), cpu_ns=50 * MS)], 80 * MS),
         ([*launches(), row(OUTSIDE, label("enumerate(DataLoader)#x"), cpu_ns=50 * MS)], 80 * MS),
         ([*launches(cpu_ns=30 * MS), row(OUTSIDE, Frame(FrameKind.GC, GARBAGE_COLLECTION), cpu_ns=30 * MS)], 80 * MS),
+        (
+            [*launches(cpu_ns=30 * MS), row(OUTSIDE, Frame(FrameKind.PROFILER, "Instrumentation"), cpu_ns=30 * MS)],
+            80 * MS,
+        ),
         ([*launches(kernels=200), launched_before("gemm")], 80 * MS),  # 300 us for each of the 200 that it launched
     ],
 )

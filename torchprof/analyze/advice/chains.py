@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torchprof.run.torch_names import ELEMENTWISE, without_aten
 from torchprof.run.words import (
+    INTERRUPTIONS,
     LAUNCH_NOT_RECORDED,
     LOADING,
     NODE_PREFIX,
@@ -117,7 +118,8 @@ is_op = Having(innermost_kind, frozenset({FrameKind.OP}))
 is_line = Having(innermost_kind, frozenset({FrameKind.PYTHON}))
 """The predicate: it is a sampled line of Python."""
 has_label = Having(kinds_in, frozenset({FrameKind.LABEL}))
-_is_interrupted = Having(kinds_in, frozenset({FrameKind.GC}))
+is_interruption = Having(kinds_in, frozenset(INTERRUPTIONS))
+"""The predicate: it is a garbage collection, or work of the profiler itself."""
 
 
 def is_own_time(frames: Frames) -> bool:
@@ -173,7 +175,7 @@ def is_loading(frames: Frames) -> bool:
     return depth_of_label(frames, LOADING) >= 0
 
 
-@among(_is_interrupted)
+@among(is_interruption)
 def is_collection(frames: Frames) -> bool:
     """Whether it is a collection of Python's garbage collector."""
     return frames[0].kind == FrameKind.GC

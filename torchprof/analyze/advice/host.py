@@ -12,8 +12,8 @@ from torchprof.analyze.advice.chains import (
     Holds,
     among,
     inside,
-    is_collection,
     is_device_work,
+    is_interruption,
     is_loading,
     is_op,
 )
@@ -156,8 +156,8 @@ def waits_outside(evidence: Evidence) -> Iterator[Advice]:
 def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     """A device that is idle because the CPU does not launch its work fast enough.
 
-    Evidence: the device is idle for more than a third of the time, data loading, slow start and garbage collection
-    excluded. For as long the CPU is in operators and layers, not waiting, copying or collecting garbage, with at most
+    Evidence: the device is idle for more than a third of the time, data loading, slow start, garbage collection and the
+    profiler's own work excluded. For as long the CPU is in operators and layers, not waiting or copying, with at most
     200 us per kernel. A launch takes 5 to 50 us: more than 200 us is the CPU's own work, and other rules cover it. The
     threshold is a third because the profiler slows the CPU and not the device: less idle time may be due to the
     profiler. The gain is the shorter of the two times. Needs the time of a device.
@@ -168,10 +168,10 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     waiting = sum(row.cpu_ns for row in evidence.rows(_is_runtime))
     loading = evidence.whole_of(is_loading).cpu_ns
     unusual = evidence.beyond_median_ns(*evidence.run.layers.roots)
-    collecting = evidence.whole_of(is_collection).cpu_ns
-    launching = sum(evidence.run.rows.columns["cpu_ns"]) - waiting - loading - unusual - collecting
+    interrupted = evidence.whole_of(is_interruption).cpu_ns
+    launching = sum(evidence.run.rows.columns["cpu_ns"]) - waiting - loading - unusual - interrupted
     idle, wall = evidence.idle_ns, evidence.recorded_ns
-    gain = min(idle - loading - unusual - collecting, launching)
+    gain = min(idle - loading - unusual - interrupted, launching)
     if gain <= _IDLE * wall or launching > _LAUNCH_NS * launches:
         return
     launched_by: Counter[str] = Counter()

@@ -12,6 +12,7 @@ from torchprof.analyze.advice.chains import (
     among,
     is_collection,
     is_direct,
+    is_interruption,
     is_line,
     is_op,
     is_optimizer,
@@ -213,9 +214,9 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
             long_ns += row.cpu_ns
             stepping += row.cpu_ns if is_optimizer(row.frames) else 0
     own_ns = evidence.took_outside(is_own_time, FORWARD).cpu_ns
-    collecting = evidence.whole_of(is_collection).cpu_ns
+    interrupted = evidence.whole_of(is_interruption).cpu_ns
     python = sum(slow.own_ns for slow in layers_of_slow_python(evidence).values())
-    small = evidence.recorded_ns - long_ns - collecting - python - own_ns
+    small = evidence.recorded_ns - long_ns - interrupted - python - own_ns
     if not ops or small < _MOST_OF_IT * evidence.recorded_ns:
         return
     samples = f"{shapes[0][0]} sample{'s' * (shapes[0][0] > 1)}"
