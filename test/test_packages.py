@@ -144,11 +144,7 @@ def test_only_some_packages_import_torch() -> None:
     knowing = {name for name, found in imports().items() if any(one.split(".")[0] == "torch" for one in found)}
     others = {name for name in knowing if package_of(name) not in IMPORT_TORCH}
     # These import torch only when it is needed: for FLOP formulas of users, and for the model of a trace.
-    assert others == {
-        "torchprof.measure.flops.torch_registry",
-        "torchprof.traces.model",
-        "torchprof.traces.reference",
-    }
+    assert others == {"torchprof.measure.flops.torch_registry", "torchprof.traces.reference"}
 
 
 def test_only_two_files_import_torchs_profiler() -> None:

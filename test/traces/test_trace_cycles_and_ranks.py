@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.models import Mlp, Several
+from build.models import Mlp
 from build.processes import run_fresh
 from build.trace_files import exact_ns, session, trace_event, write
 from build.traced_runs import (
@@ -23,7 +23,6 @@ from build.traced_runs import (
     samples_of,
     trace_in,
     training,
-    with_modules,
     with_ranges,
 )
 from build.warnings import sentences
@@ -123,16 +122,6 @@ def test_a_warning_of_several_cycles_is_shown_once(tmp_path: Path) -> None:
     warnings = sentences(torchprof.from_trace(files, model))
     assert len({warning.partition(" took ")[0] for warning in warnings}) == len(warnings)
     assert sum("missing" in warning for warning in warnings) == 2  # each names its file
-
-
-def test_a_warning_about_an_uncertain_match_is_shown_once(tmp_path: Path) -> None:
-    """Both cycles have the same uncertain match."""
-    model, files = Several(), [tmp_path / "1.json", tmp_path / "2.json"]
-    for file in files:
-        with_modules(model, training(model, X), file)
-    alone = sentences(torchprof.from_trace(files[0], model))
-    uncertain = [warning for warning in sentences(torchprof.from_trace(files, model)) if warning in alone]
-    assert len(set(uncertain)) == len(uncertain) > 0
 
 
 def test_a_trace_with_every_event_twice_gives_the_same_run_and_a_warning(trace: Path, tmp_path: Path) -> None:

@@ -22,17 +22,12 @@ from torchprof.run.run import Run
 # The model, and the header
 
 
-@pytest.mark.parametrize("model", [None, Mlp()], ids=["alone", "with the model"])
-def test_source_lines_of_operators_are_no_modules(model: nn.Module | None, trace: Path) -> None:
+def test_source_lines_of_operators_are_no_modules(trace: Path) -> None:
     """Old versions of torch wrote source lines for with_stack=True, and no modules."""
     lines = {"Call_stack": "torch/nn/modules/module.py(1051): _call_impl;net.py(7): forward"}
     write(trace, {"traceEvents": [trace_event("Operator", "aten::mm", 5, 30, **lines)]})
-    if model is not None:
-        with pytest.raises(torchprof.TorchprofError, match="by an old version of torch, which writes the source lines"):
-            torchprof.from_trace(trace, model)
-    else:
-        (warning,) = sentences(torchprof.from_trace(trace))
-        assert "by an old version of torch, which writes the source lines" in warning
+    (warning,) = sentences(torchprof.from_trace(trace))
+    assert "by an old version of torch, which writes the source lines" in warning
 
 
 class Block(nn.Module):
@@ -66,23 +61,21 @@ class Residual(nn.Module):
         return self.head(self.stages(self.stem(x)))
 
 
-@pytest.mark.parametrize("labels", [True, False], ids=["labels", "modules"])
-def test_another_model_than_the_traced_one_is_refused(labels: bool, trace: Path) -> None:
-    """Both have the same class, and submodules of the same names, as ResNet-50 and ResNet-18."""
+def test_layers_of_the_model_that_the_trace_does_not_call_give_a_warning(trace: Path) -> None:
+    """Both models have the same class, and submodules of the same names, as ResNet-50 and ResNet-18."""
     traced, other = Residual(Block, 2, 2), Residual(Bottleneck, 3, 4)
-    if labels:
-        annotated(traced, lambda: traced(X), trace)
-    else:
-        with torch.profiler.profile(with_stack=True) as theirs:
-            traced(X)
-        theirs.export_chrome_trace(str(trace))
-    with pytest.raises(torchprof.TorchprofError, match=r"of another model: in the given model, Residual\.stages\.0"):
-        torchprof.from_trace(trace, other)
-    run = torchprof.from_trace(trace, Residual(Block, 2, 2))
-    assert not [warning for warning in sentences(run) if "Never called" in warning or "Not found" in warning]
-    compiled = trace_in(trace)  # inlined modules have no calls
-    compiled["traceEvents"].append(trace_event("cpu_op", "Torch-Compiled Region: 0/0", 0, 1))
-    torchprof.from_trace(write(trace, compiled), other)
+    annotated(traced, lambda: traced(X), trace)
+    never = {warning.code: warning.layers for warning in torchprof.from_trace(trace, other).warnings}["never_called"]
+    assert {"Residual.stages.0.0.third", "Residual.stages.0.2"} <= {*never}
+    assert not torchprof.from_trace(trace, Residual(Block, 2, 2)).warnings
+    (foreign,) = torchprof.from_trace(trace, Residual(Block, 2)).warnings
+    assert foreign.code == "labelled_in_trace_only" and foreign.layers[0] == "Residual.stages.1"
+
+
+def test_another_model_than_that_of_the_module_events_is_refused(trace: Path) -> None:
+    with_modules(traced := Residual(Block, 2, 2), training(traced, X), trace)
+    with pytest.raises(torchprof.TorchprofError, match=r"only the classes of modules\. No forward of the model"):
+        torchprof.from_trace(trace, Residual(Bottleneck, 3, 4))
 
 
 @pytest.mark.parametrize("annotation", [True, False], ids=["annotate", "Profile"])
@@ -106,8 +99,6 @@ def test_the_model_is_accepted_if_only_a_selection_has_labels(annotation: bool, 
     run = torchprof.from_trace(trace, model, paths=paths)
     calls = {node.layer.name.removeprefix("Residual."): node.calls for node in run.tree().walk() if node.calls}
     assert calls == dict.fromkeys(paths, 1)
-    with pytest.raises(torchprof.TorchprofError, match=r"Residual\.stages\.0\.0\.act .* and the paths of the"):
-        torchprof.from_trace(trace, model)  # a model whose blocks hold ``first`` alone would have the same labels
     record(["stages", "stages.0.0", "stages.1.0", "stages.1.0.first"])
     assert torchprof.from_trace(trace, model).meta.model == ("Residual",)
 
@@ -185,7 +176,8 @@ def test_layers_come_from_labels_else_from_modules_else_from_ranges(trace: Path)
 
 
 def test_modules_have_the_same_work_as_labels(trace: Path) -> None:
-    """The trace has modules and labels around the same operators: compare the calls of all operators by layer."""
+    """The trace has modules and labels around the same operators: compare the calls of all operators by layer.
+    Without labels, the modules are not needed if the model is given."""
     model = Mlp()
     step = training(model, X)
     settle(step)
@@ -224,7 +216,7 @@ def test_values_that_a_trace_does_not_have_are_unknown(trace: Path) -> None:
 
 
 def test_a_model_of_other_operators_is_refused_for_a_trace_without_modules(trace: Path) -> None:
-    with pytest.raises(torchprof.TorchprofError, match=r"names no layers.*Record it inside `torchprof.annotate"):
+    with pytest.raises(torchprof.TorchprofError, match=r"names no layers.*record it inside `torchprof.annotate"):
         torchprof.from_trace(with_ranges(trace), nn.Conv2d(3, 4, 3))
 
 
@@ -279,13 +271,6 @@ def test_labels_that_the_model_lacks_give_a_warning(trace: Path) -> None:
     assert warning.startswith("Labeled in the trace, but not in the model")
     assert ": Sequential.1, Sequential.2. " in warning
     assert not sentences(torchprof.from_trace(trace, longer))
-
-
-def test_modules_of_another_model_are_refused(trace: Path) -> None:
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
-    with_modules(model, lambda: model(torch.rand(1, 1, 4, 4)), trace)
-    with pytest.raises(torchprof.TorchprofError, match="of another model"):
-        torchprof.from_trace(trace, Several())
 
 
 def test_paths_need_a_model(trace: Path) -> None:

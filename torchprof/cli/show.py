@@ -26,7 +26,7 @@ merge. Shown, it is like its ranks; of more than 256 ranks all are compared, and
 
 The layers of a trace are torchprof's labels, if it was recorded inside torchprof.annotate(model); else the modules of
 with_stack=True; else the ranges of record_function. With --model, layers have their paths and parameters, and a trace
-that names no layers gets them: its operators are aligned with those of the model's forward (see --input).
+without labels gets them: its operators are aligned with those of the model's forward (see --input).
 
 Without an option that shapes the output, all that matters is printed; with one of the table, the table alone.
 

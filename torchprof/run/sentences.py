@@ -76,26 +76,11 @@ _TEXTS = {
     "in {count:,} call(s).",
     "adjacent_forwards": "{count:,} call(s) of the model follow another one at once: they may be parts of one call of "
     "a deeper model.",
-    # Matching a trace with a model
     "too_many_places": "Called in more than {most} places, and not shown as layers: {modules}. Their work counts in "
     "the layer around them.",
     "labelled_in_trace_only": "Labeled in the trace, but not in the model: {layers}. Their work counts in the layer "
     "that called them.",
-    "matched_by_order": "Matched by the order of first calls, which is assumed to be the order in the source code: "
-    "{modules}.",
-    "matched_of_more": "The model has more modules of this class that were never called. It is assumed that the first "
-    "ones were called: {modules}.",
-    "matched_of_fewer": "The trace has more modules of this class than the model. It is assumed that the first that "
-    "fit are these: {modules}.",
-    "matched_far": "Not called by their parent, so these may be other modules of the same class: {modules}.",
     "trace_left_out": "{file} is left out: {why}",
-    "not_in_model_shown": "Not found in the model, and shown below their callers: {modules}.",
-    "not_in_model": "Not found in the model, and not shown as layers: {modules}.",
-    "model_of_other_sizes": "No operator in the trace has an input with the shape of a parameter of the model. Is this "
-    "the model that was traced, with the same sizes?",
-    "classes_of_one_name": "Several classes of the model have the same name ({classes}). torch numbers the modules of "
-    "each class separately, so different modules have the same name in the trace, and figures may be of another "
-    "module. To distinguish them, record inside torchprof.annotate(model).",
     # What follows from the run
     "kernels_divided": "The time of a kernel that serves several layers is {how} among them: an estimate.",
     "inside_compiled": "The times of layers inside compiled code are unknown: compiled code does not call them one by "
@@ -255,12 +240,6 @@ def calls_on_other_threads(layers: list[str], classes: Sequence[tuple[str, int]]
 
 # Trace files
 
-MODULES_OF_CALL_STACKS = (
-    'It was recorded with_stack=True by an old version of torch, which writes the source lines of operators ("Call '
-    'stack"), but no modules: record it inside `torchprof.annotate(model)`, or with a newer torch'
-)
-"""How to record a trace with modules, if this one has only call stacks of operators."""
-
 
 @_sentence
 def layers_in_doubt(layers: list[str], share: float) -> str:
@@ -284,11 +263,14 @@ _WITH_THE_MODEL = (
 def trace_without_layers(
     layers: list[str], file: str, has_call_stacks: bool, kinds: Sequence[tuple[str, int]] = ()
 ) -> str:
-    how = f" {MODULES_OF_CALL_STACKS}." if has_call_stacks else ""
+    how = (
+        " It was recorded with_stack=True by an old version of torch, which writes the source lines of operators "
+        '("Call stack"), but no modules: record it inside `torchprof.annotate(model)`, or with a newer torch.'
+    )
     return (
         f"{file} has no layers, so all work is outside of layers.{_of_operators(kinds)} {_WITH_THE_MODEL} A trace has "
         "layers if it was recorded inside torchprof.annotate(model), with_stack=True, or with record_function ranges "
-        f"around operators.{how}"
+        f"around operators.{how * has_call_stacks}"
     )
 
 

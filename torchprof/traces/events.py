@@ -33,7 +33,6 @@ from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.layers import ModuleCall, RangeCall, traced_class_name
 from torchprof.traces.nesting import Line, nested, ranges_in
-from torchprof.traces.signatures import shapes_in
 from torchprof.traces.trace_columns import TraceColumns
 
 _RANGES = (RANGE, OP_OR_RANGE)
@@ -190,36 +189,34 @@ class TraceEvents:
         """torchprof's labels of modules, without its marks."""
         return [*filter(is_of_a_call, self._texts)]
 
+    @property
+    def has_modules(self) -> bool:
+        """Whether there are events of modules, as ``with_stack=True`` records them."""
+        return any(group is MODULE for group, _ in self._names)
+
     def classes(self) -> dict[str, str]:
         """The class of the labelled module for each of torchprof's labels, if the trace has events of modules."""
         of_label = [name.startswith(PREFIX) for name in self._texts]
-        of_module = [group is MODULE for group, _ in self._names]
-        if not any(of_module):
+        if not self.has_modules:
             return {}
+        of_module = [group is MODULE for group, _ in self._names]
         classes: dict[str, str] = {}
-        for number, _, around in nested(self._cpu_events(), self.table.lanes, self._texts, of_module):
+        for number, around in nested(self._cpu_events(), self.table.lanes, self._texts, of_module):
             if of_label[number]:
                 classes.setdefault(self._texts[number], traced_class_name(around))
         return classes
 
     def modules(self) -> list[ModuleCall]:
         """The modules that were called (from the events of ``with_stack=True``), in the order of first calls."""
-        wanted = [group is MODULE for group, _ in self._names]
-        if not any(wanted):
+        if not self.has_modules:
             return []
+        wanted = [group is MODULE for group, _ in self._names]
         names = self._texts
-        signatures: defaultdict[str, set[int]] = defaultdict(set)  # of the operators directly in each module
         parents: dict[str, dict[str, None]] = {}
-        for number, signature, around in nested(self._cpu_events(), self.table.lanes, names, wanted):
+        for number, around in nested(self._cpu_events(), self.table.lanes, names, wanted):
             if wanted[number]:
                 parents.setdefault(names[number], {})[around] = None
-            elif signature:
-                signatures[around].add(signature)
-        shapes = {
-            name: frozenset(shapes_in(self.signatures[number] for number in numbers))
-            for name, numbers in signatures.items()
-        }
-        return [ModuleCall(name, tuple(above), shapes.get(name, frozenset())) for name, above in parents.items()]
+        return [ModuleCall(name, tuple(above)) for name, above in parents.items()]
 
     def ranges(self) -> list[RangeCall]:
         """The ranges of users and of torch, in the order of first calls, without those of backward work and those that

@@ -1,7 +1,6 @@
 """The layers in a trace: from torchprof's labels, from the events of modules, or from the ranges of users.
 
-Each source gives a ``Hierarchy``. What a trace does not record of a layer (parameters, buffers, mode) is None. If the
-model is given, ``traces.matching`` finds its modules among the events of modules.
+Each source gives a ``Hierarchy``. What a trace does not record of a layer (parameters, buffers, mode) is None.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _WRAPPING_STEPS = {"_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_
 _PARALLEL = {"DataParallel", "DistributedDataParallel"}
 _WRAPPERS = {"CheckpointWrapper", "FullyShardedDataParallel", "OffloadWrapper", "OptimizedModule", *_PARALLEL}
 
-MOST_PLACES = 4096
+_MOST_PLACES = 4096
 """How many places one module or range may have. With many parents on many levels their number grows exponentially."""
 _MOST_OTHERS = 100
 """How many places of a name list each other. Together the lists are as long as the square of this number."""
@@ -50,12 +49,10 @@ class ModuleCall(NamedTuple):
     - ``name``: as in the trace, "nn.Module: Linear_0". The number counts the modules of a class by their first calls.
     - ``parents``: the names of the modules whose calls are directly around its calls, each once, in the order of first
       occurrence; "" for none.
-    - ``shapes``: of all inputs of the operators that ran directly in it; empty if no shapes were recorded.
     """
 
     name: str
     parents: tuple[str, ...]
-    shapes: frozenset[tuple[int, ...]] = frozenset()
 
 
 class RangeCall(NamedTuple):
@@ -132,7 +129,7 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
     - A module with too many places is not a layer: a warning names it.
     """
     parents = {call.name: call.parents for call in calls}
-    wrapper_of = dict(wrappers(parents))
+    wrapper_of = dict(_wrappers(parents))
     wrapped_by = {wrapper: name for name, wrapper in wrapper_of.items()}
     core_of = {name: _last(name, wrapped_by) for name in parents}
     inner = {
@@ -144,11 +141,11 @@ def layers_of_modules(calls: Sequence[ModuleCall]) -> Hierarchy:
 
     def shown(path: tuple[str, ...]) -> tuple[str, ...]:
         model = traced_class_name(path[0])
-        return (model if models[model] == 1 else strip_module_prefix(path[0]), *map(strip_module_prefix, path[1:]))
+        return (model if models[model] == 1 else _strip_module_prefix(path[0]), *map(_strip_module_prefix, path[1:]))
 
     paths = {name: [shown(path) for path in places[core]] for name, core in core_of.items() if core in places}
     kind_at = {path: traced_class_name(name) for name in places for path in paths[name]}
-    return _hierarchy(kind_at, paths, wrapper_of, about_crowded([name for name in inner if name not in places]))
+    return _hierarchy(kind_at, paths, wrapper_of, _about_crowded([name for name in inner if name not in places]))
 
 
 def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
@@ -175,10 +172,10 @@ def layers_of_ranges(calls: Sequence[RangeCall]) -> Hierarchy:
     places = _places({name: tuple(names) for name, names in parents.items()})
     kind_at = {path: "" for of_name in places.values() for path in of_name}
     paths = {name: places[fold] for name, fold in folded.items() if fold in places}
-    return _hierarchy(kind_at, paths, {}, about_crowded([name for name in parents if name not in places]))
+    return _hierarchy(kind_at, paths, {}, _about_crowded([name for name in parents if name not in places]))
 
 
-def wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
+def _wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
     """The modules in a trace that are inside a wrapper, each with the name of the wrapper."""
     called: defaultdict[str, list[str]] = defaultdict(list)
     for name, around in parents.items():
@@ -191,13 +188,13 @@ def wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]:
                 yield name, wrapper
 
 
-def about_crowded(names: Sequence[str]) -> Iterator[RunWarning]:
+def _about_crowded(names: Sequence[str]) -> Iterator[RunWarning]:
     """The warning about modules or ranges that have too many places."""
     if names:
-        yield RunWarning.of("too_many_places", most=MOST_PLACES, modules=tuple(map(strip_module_prefix, names)))
+        yield RunWarning.of("too_many_places", most=_MOST_PLACES, modules=tuple(map(_strip_module_prefix, names)))
 
 
-def other_places(paths: Iterable[Sequence[tuple[str, ...]]]) -> dict[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _other_places(paths: Iterable[Sequence[tuple[str, ...]]]) -> dict[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """For each path of a name with several paths, its other paths; for a name with more than 100 paths, none."""
     return {
         path: tuple(other for other in of_name if other != path)
@@ -213,7 +210,7 @@ def _last(name: str, following: Mapping[str, str]) -> str:
     return name
 
 
-def strip_module_prefix(name: str) -> str:
+def _strip_module_prefix(name: str) -> str:
     """ "Linear_0" for "nn.Module: Linear_0"; other names are returned as they are."""
     return name.removeprefix(_MODULE)
 
@@ -278,10 +275,10 @@ def _places(parents: Mapping[str, tuple[str, ...]]) -> dict[str, list[tuple[str,
         waiting: list[tuple[str, ...]] = [(name,)]
         while waiting:
             path = waiting.pop()
-            if len(places[path[-1]]) <= MOST_PLACES:
+            if len(places[path[-1]]) <= _MOST_PLACES:
                 places[path[-1]].append(path)
                 waiting.extend((*path, child) for child in reversed(inside[path[-1]]) if child not in path)
-    crowded = {name for name, paths in places.items() if len(paths) > MOST_PLACES}
+    crowded = {name for name, paths in places.items() if len(paths) > _MOST_PLACES}
     clear = {name: [path for path in paths if crowded.isdisjoint(path)] for name, paths in places.items()}
     return {name: paths for name, paths in clear.items() if paths}
 
@@ -300,20 +297,20 @@ def _hierarchy(
     below: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
     for path in kind_at:
         below[path[:-1]].append(path)
-    others = other_places(paths.values())
+    others = _other_places(paths.values())
     number: dict[tuple[str, ...], int] = {}
     layers: list[Layer] = []
     waiting = below[()][::-1]
     while waiting:
         path = waiting.pop()
         number[path] = len(layers)
-        layers.append(layer_of_trace(path, kind_at[path], others.get(path, ())))
+        layers.append(_layer_of_trace(path, kind_at[path], others.get(path, ())))
         waiting.extend(reversed(below[path]))
     sites = {name: Site(tuple(number[path] for path in paths), wrapper_of.get(name)) for name, paths in paths.items()}
     return Hierarchy(tuple(layers), sites, tuple(warnings))
 
 
-def layer_of_trace(path: tuple[str, ...], kind: str, shared_with: tuple[tuple[str, ...], ...] = ()) -> Layer:
+def _layer_of_trace(path: tuple[str, ...], kind: str, shared_with: tuple[tuple[str, ...], ...] = ()) -> Layer:
     """A layer that is known only from a trace: its parameters, buffers and mode are unknown."""
     return Layer(
         path=path,

@@ -46,26 +46,26 @@ class _InBackward:
 
 def nested(
     events: Iterable[Line], lanes: Sequence[tuple[int, int]], names: Sequence[str], wanted: Sequence[bool]
-) -> Iterator[tuple[int, int, str]]:
+) -> Iterator[tuple[int, str]]:
     """The events of ``wanted`` names and the events inside them, in the order of their start.
 
-    Each event is (number of its name, number of its signature, name of the innermost wanted event around it or "").
+    Each event is (number of its name, name of the innermost wanted event around it or "").
     ``events`` must not contain memory events, which have no duration. ``lanes``: (thread, forward thread or 0) by lane.
     """
     open_ranges: OpenRanges[_Wanted] = OpenRanges()
     by_thread = open_ranges.by_thread
-    for start, ns, number, lane, _, _, signature in events:
+    for start, ns, number, lane, *_ in events:
         thread = lanes[lane][0]
         stack = by_thread.get(thread)
         if stack is None or (stack and stack[-1].end_ns <= start):  # a call for each event would double the time
             stack = open_ranges.at(thread, start)
         if wanted[number]:
-            yield number, signature, stack[-1].name if stack else ""
+            yield number, stack[-1].name if stack else ""
             end = start + ns
             # A range ends with the one around it at the latest, as in the attribution.
             stack.append(_Wanted(min(end, stack[-1].end_ns) if stack else end, names[number]))
         elif stack:
-            yield number, signature, stack[-1].name
+            yield number, stack[-1].name
 
 
 def ranges_in(

@@ -15,16 +15,13 @@ from torchprof.errors import TorchprofError, some
 from torchprof.measure.recording import Observations
 from torchprof.run.layers import Layer
 from torchprof.run.paths import kind_of_root, stage_of_root
-from torchprof.run.sentences import MODULES_OF_CALL_STACKS
 from torchprof.run.torch_names import OF_LAYERS
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import OUTSIDE
-from torchprof.traces.aligned_calls import UNALIGNED
+from torchprof.traces.aligned_calls import UNALIGNED, AlignedCalls
 from torchprof.traces.alignment import Reference, align
 from torchprof.traces.events import TraceEvents
 from torchprof.traces.layers import layers_of_labels, layers_of_modules, layers_of_ranges, path_of
-from torchprof.traces.matching import match_modules
-from torchprof.traces.module_trees import ModelModule, refuse_another_model
 
 if TYPE_CHECKING:
     from torchprof.record.plan import Plan
@@ -53,20 +50,19 @@ class TracePlan:
 class ModelPlan:
     """The plan of the model that was given, without its modules.
 
-    ``references``: finds, for each model, the orders that the operators of its forward may have; an error message if
-    the model does not run. It is called only for a trace without layers, as it runs the models.
+    ``modules``: the layer of each module by its real path, which has the steps of wrappers, too. ``references``: finds,
+    for each model, the orders that the operators of its forward may have; an error message if the model does not run.
+    It is called only for a trace without labels, as it runs the models.
     """
 
     plan: TracePlan
     layers: tuple[Layer, ...]
-    modules: Sequence[ModelModule]
+    modules: Mapping[tuple[str, ...], int]
     references: Callable[[], References]
 
     @classmethod
     def of(cls, plan: Plan, references: Callable[[], References]) -> ModelPlan:
         """The plan of a model without its modules."""
-        from torchprof.traces.model import model_modules  # imports torch, which a trace without a model does not need
-
         layers = TracePlan(
             plan.sites,
             plan.layer_paths,
@@ -77,7 +73,8 @@ class ModelPlan:
         )
         # The mode in the recording is unknown.
         described = tuple(replace(layer, training=None) for layer in plan.layers())
-        return cls(layers, described, model_modules(plan), references)
+        modules = {path: module.layer for path, module in plan.modules.items()}
+        return cls(layers, described, modules, references)
 
     def of_stages(self, labels: Iterable[str]) -> ModelPlan:
         """The plan with the names that the models have in a trace of a pipeline: "Net (stage 1)" for "Net".
@@ -86,14 +83,14 @@ class ModelPlan:
         """
         label_of = {path_of(label)[0]: label for label in (label.partition(".")[0] for label in labels)}
         stages = sorted((root for root in label_of if stage_of_root(root) is not None), key=_stage)
-        models = [module for module in self.modules if len(module.path) == 1]
+        models = {path[0]: layer for path, layer in self.modules.items() if len(path) == 1}
         named, shown = {}, {}  # real name of a model, and the name that users see → that in the trace
         for kind in {*map(kind_of_root, stages)}:
-            of_class = [model for model in models if kind_of_root(model.path[0]) == kind]
+            of_class = [model for model in models if kind_of_root(model) == kind]
             in_trace = [root for root in stages if kind_of_root(root) == kind]
             for model, root in zip(of_class, in_trace if len(of_class) == len(in_trace) else ()):
-                named[model.path[0]] = root
-                layer = self.layers[model.layer]  # of a wrapped model, this one has another class
+                named[model] = root
+                layer = self.layers[models[model]]  # of a wrapped model, this one has another class
                 shown[layer.path[0]] = root.replace(kind, kind_of_root(layer.path[0]), 1)
         if not named:
             return self
@@ -118,7 +115,7 @@ class ModelPlan:
                 replace(layer, path=path, shared_with=tuple(shared))
                 for layer, path, shared in zip(self.layers, paths, others)
             ),
-            modules=[module._replace(path=renamed(named, module.path)) for module in self.modules],
+            modules={renamed(named, path): layer for path, layer in self.modules.items()},
         )
 
     def complete(self) -> ModelPlan:
@@ -129,36 +126,21 @@ class ModelPlan:
 def plan_trace(
     path: Path, events: TraceEvents, model: ModelPlan | None, seen: Observations
 ) -> tuple[TracePlan, tuple[Layer, ...]]:
-    """The layers of a trace, from the best source in it: labels, else events of modules, else ranges of users.
+    """The layers of a trace: those of the model, found by torchprof's labels, or else by the order of the operators.
+    Without a model, they come from the best source in the trace: labels, else events of modules, else ranges of users.
 
-    With a model, its layers, matched with the labels, with the events of modules, or with the order of operators.
     Warnings are added to ``seen``. Raises TorchprofError if the trace is of another model.
     """
-    labels = events.labels
-    if model is not None and labels:
-        model = model.of_stages(labels)
-        if set(labels).isdisjoint(model.plan.sites):
-            given = ", ".join(path[0] for path in model.plan.layer_paths if len(path) == 1)
-            roots = sorted(dict.fromkeys(path_of(label)[0] for label in labels), key=_stage)
-            are_stages = stage_of_root(roots[-1]) is not None
-            what = "a list with the model of each stage of this trace, in this order," if are_stages else "the model"
-            raise TorchprofError(
-                f"{path} is of other modules than those of {given}: {some(roots)}. Give from_trace {what} and the "
-                "paths of the recording; or no model: then the labels are the layers."
-            )
-        if not events.has_compiled:
-            refuse_another_model(model.modules, {*map(path_of, labels)}, model.plan.selected)
-        known = {module.path for module in model.modules}
-        foreign = [path for path in map(path_of, labels) if path not in known]
-        if foreign:
-            seen.warnings.append(RunWarning.of("labelled_in_trace_only", [".".join(path) for path in foreign]))
-        return model.plan, model.layers
-    if model is not None:
-        modules = events.modules()
-        if not modules:
-            return _aligned(path, events, model, seen), model.layers
-        hierarchy = match_modules(modules, model.modules, model.layers, compiled=events.has_compiled)
-    elif labels:
+    if model is None:
+        return _named_in_trace(path, events, seen)
+    if labels := events.labels:
+        return _labelled(path, labels, model.of_stages(labels), seen)
+    return _aligned(path, events, model, seen), model.layers
+
+
+def _named_in_trace(path: Path, events: TraceEvents, seen: Observations) -> tuple[TracePlan, tuple[Layer, ...]]:
+    """The layers that the trace itself names."""
+    if labels := events.labels:
         hierarchy = layers_of_labels(labels, events.classes())
     elif modules := events.modules():
         hierarchy = layers_of_modules(modules)
@@ -178,32 +160,54 @@ def plan_trace(
         )
     paths = [layer.path for layer in hierarchy.layers]
     called = {layer for site in hierarchy.sites.values() for layer in site.layers}
-    layers = TracePlan(hierarchy.sites, paths, called, layers_by_fqn(paths))
-    if model is None:
-        return layers, hierarchy.layers
-    selected = model.plan.selected
-    called |= model.plan.callable_layers  # without unselected modules
-    if selected is not None:
-        called &= selected
-    return replace(layers, selected=selected), hierarchy.layers
+    return TracePlan(hierarchy.sites, paths, called, layers_by_fqn(paths)), hierarchy.layers
+
+
+def _labelled(
+    path: Path, labels: Sequence[str], model: ModelPlan, seen: Observations
+) -> tuple[TracePlan, tuple[Layer, ...]]:
+    """The layers of the model that the labels name. A warning names the labels of other modules."""
+    if set(labels).isdisjoint(model.plan.sites):
+        given = ", ".join(path[0] for path in model.plan.layer_paths if len(path) == 1)
+        roots = sorted(dict.fromkeys(path_of(label)[0] for label in labels), key=_stage)
+        are_stages = stage_of_root(roots[-1]) is not None
+        what = "a list with the model of each stage of this trace, in this order," if are_stages else "the model"
+        raise TorchprofError(
+            f"{path} is of other modules than those of {given}: {some(roots)}. Give from_trace {what} and the "
+            "paths of the recording; or no model: then the labels are the layers."
+        )
+    foreign = [module for module in map(path_of, labels) if module not in model.modules]
+    if foreign:
+        seen.warnings.append(RunWarning.of("labelled_in_trace_only", [".".join(module) for module in foreign]))
+    return model.plan, model.layers
 
 
 def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observations) -> TracePlan:
-    """The plan of a trace that names no layers: its operators are aligned with those of the model."""
-    how = "Record it inside `torchprof.annotate(model)`, or with `torch.profiler.profile(with_stack=True)`"
-    if events.table.has_call_stacks:
-        how = MODULES_OF_CALL_STACKS
-    how_else = f"With layers in the trace no alignment is needed: {how}."
+    """The plan of a trace without labels: its operators are aligned with those of the model."""
+    no_layers = f"{path} names no layers{', only the classes of modules' if events.has_modules else ''}."
+    how_else = "With labels in the trace no alignment is needed: record it inside `torchprof.annotate(model)`."
     references = model.references()
     if isinstance(references, str):
-        raise TorchprofError(f"{path} names no layers. {references} {how_else}")
+        raise TorchprofError(f"{no_layers} {references} {how_else}")
     try:
         aligned = align(events.columns(()).events(), references, events.signatures)
     except TorchprofError as why:
         compiled = " Code that torch.compile compiled cannot be aligned, and the trace has some." * events.has_compiled
         raise TorchprofError(
-            f"{path} names no layers. {why}{compiled} Give from_trace the model of the recording. {how_else}"
+            f"{no_layers} {why}{compiled} Give from_trace the model of the recording, and what it was called with: "
+            f"inputs=. {how_else}"
         ) from None
+    _warn_of_alignment(aligned, seen)
+    sites = {**model.plan.sites, UNALIGNED: Site((OUTSIDE,))}
+    # Without those inside the selected layers; outer ones first.
+    labels = [label for calls in aligned for label in calls.labels if label.name in sites or label.kind is Kind.STOPPED]
+    labels.sort(key=lambda label: (label.start_ns, -label.end_ns))
+    called = {layer for label in labels if label.kind is Kind.LABEL for layer in sites[label.name].layers if layer >= 0}
+    return replace(model.plan, sites=sites, callable_layers=called & set(model.plan.callable_layers), labels=labels)
+
+
+def _warn_of_alignment(aligned: Sequence[AlignedCalls], seen: Observations) -> None:
+    """Add the warnings on what an alignment has found, and on what it has not."""
     seen.warnings.append(RunWarning.of("layers_by_alignment", count=sum(calls.forwards for calls in aligned)))
     unknown_ns: Counter[str] = Counter()
     for calls in aligned:
@@ -214,12 +218,6 @@ def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observatio
         seen.warnings.append(RunWarning.of("layers_in_doubt", layers, share=unknown / max(total, 1)))
     if adjacent := sum(calls.adjacent for calls in aligned):
         seen.warnings.append(RunWarning.of("adjacent_forwards", count=adjacent))
-    sites = {**model.plan.sites, UNALIGNED: Site((OUTSIDE,))}
-    # Without those inside the selected layers; outer ones first.
-    labels = [label for calls in aligned for label in calls.labels if label.name in sites or label.kind is Kind.STOPPED]
-    labels.sort(key=lambda label: (label.start_ns, -label.end_ns))
-    called = {layer for label in labels if label.kind is Kind.LABEL for layer in sites[label.name].layers if layer >= 0}
-    return replace(model.plan, sites=sites, callable_layers=called & set(model.plan.callable_layers), labels=labels)
 
 
 _KINDS_OF_LAYERS = {

@@ -63,9 +63,9 @@ def from_trace(
     - ``traces``: the path of a file, or several paths: ranks of one job, or cycles of one process, which are added up.
       A folder means all traces directly in it: see ``traces_in``. One of these that cannot be read is left out, with a
       warning.
-    - ``model``: a module or a list of modules. A trace has only the class and the order of modules; with the model,
-      they have their paths and parameters. If the trace names no layers at all, its operators are aligned with those of
-      the model's forward, which runs on the meta device for it: see docs/traces.md.
+    - ``model``: a module or a list of modules. With it, layers have their parameters and settings. If the trace has no
+      labels, its operators are aligned with those of the model's forward, which runs on the meta device for it: see
+      docs/traces.md.
     - ``inputs``, ``kwargs``: what the model is called with, for that alignment. ``inputs`` is a tensor, a tuple of
       arguments, or a dict of keyword arguments. Shapes are enough, on any device. Without them, likely inputs are
       tried; of several models, each is called with these.
@@ -124,12 +124,11 @@ def _part_of_trace(
     """The submodule of a model that made all of a trace, as Python, with its class. None if none did."""
     for name, part in _main_parts(model):
         try:
-            run = _read(file, _plan_of(part, None, inputs, kwargs), with_timeline=False)
+            _read(file, _plan_of(part, None, inputs, kwargs), with_timeline=False)
         except TorchprofError:
             continue
-        if all(warning.code != "not_in_model" for warning in run.seen.warnings):
-            step_by_step = re.sub(r"\.(\d+)", r"[\1]", f"model.{name}")
-            return f"{step_by_step} ({type(part).__name__})"
+        step_by_step = re.sub(r"\.(\d+)", r"[\1]", f"model.{name}")
+        return f"{step_by_step} ({type(part).__name__})"
     return None
 
 

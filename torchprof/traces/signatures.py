@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import marshal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchprof.attribute.events import Detail
@@ -98,14 +98,3 @@ class Signatures:
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 self._scalars[text] = text
         return self._scalars[text]
-
-
-def shapes_in(signatures: Iterable[Signature]) -> Iterator[tuple[int, ...]]:
-    """The shapes of all tensors, including tensors in lists."""
-    waiting = [shape for signature in signatures for shape in signature.shapes if shape]
-    while waiting:
-        shape = waiting.pop()
-        if all(type(size) is int for size in shape):
-            yield shape
-        else:
-            waiting.extend(part for part in shape if type(part) is tuple and part)
