@@ -109,6 +109,13 @@ def test_the_inputs_are_not_needed_if_likely_ones_call_the_same_operators(name: 
     assert share > 0.999
 
 
+@pytest.mark.parametrize("name", ["Siamese", "encoder", "encoder and decoder"])
+def test_likely_inputs_are_sequences_and_as_many_as_the_forward_needs(name: str, tmp_path: Path) -> None:
+    model, inputs = ARCHITECTURES[name].make(), ARCHITECTURES[name].inputs()
+    share, _ = compared(recorded(tmp_path, model, lambda: back(model(*inputs))), model, None)
+    assert share > 0.999
+
+
 def test_another_batch_size_is_as_good(tmp_path: Path) -> None:
     model = ARCHITECTURES["ResNet"].make()
     x = torch.rand(7, 3, 16, 16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -51,7 +52,7 @@ def references_of(
     while (step := wrapped_step(wrapped)) is not None:  # the copy is of the wrapped model
         path, wrapped = (*path, step), getattr(wrapped, step)
     twin = without_data(model)
-    inputs = [tuple(args)] if args is not None else [*_likely_inputs(twin)]
+    inputs = [tuple(args)] if args is not None else [(tensor,) * _arguments(twin) for tensor in _likely_inputs(twin)]
     references: dict[tuple[tuple[str, tuple[LayerCall, ...]], ...], Reference] = {}  # by what tells them apart
     failure: BaseException | None = None
 
@@ -162,20 +163,27 @@ def _ops(events: Iterator[Event], session: Session, label_at: Mapping[str, str])
             yield ReferenceOp(event.name, shapes, tuple(call for _, call in calls))
 
 
-def _likely_inputs(model: nn.Module) -> Iterator[tuple[torch.Tensor, ...]]:
+def _arguments(model: nn.Module) -> int:
+    """How many arguments a model needs at least."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return max(sum(each.default is each.empty and each.kind in by_position for each in parameters), 1)
+
+
+def _likely_inputs(model: nn.Module) -> Iterator[torch.Tensor]:
     """Inputs that may fit the first layer that has parameters."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):
-            yield (torch.zeros(1, _LENGTH, dtype=torch.long, device="meta"),)
+            yield torch.zeros(1, _LENGTH, dtype=torch.long, device="meta")
         elif isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             sizes = module.weight.dim() - 2
             for size in (_IMAGE, 32):
-                yield (torch.empty(1, module.in_channels, *[size if sizes < 3 else 16] * sizes, device="meta"),)
+                yield torch.empty(1, module.in_channels, *[size if sizes < 3 else 16] * sizes, device="meta")
         elif isinstance(module, nn.Linear):
-            yield (torch.empty(1, module.in_features, device="meta"),)
-            yield (torch.empty(1, _LENGTH, module.in_features, device="meta"),)
+            yield torch.empty(1, _LENGTH, module.in_features, device="meta")
+            yield torch.empty(1, module.in_features, device="meta")
         elif isinstance(module, nn.RNNBase):
-            yield (torch.empty(_LENGTH, 1, module.input_size, device="meta"),)
+            yield torch.empty(_LENGTH, 1, module.input_size, device="meta")
         else:
             continue
         return
