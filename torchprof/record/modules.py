@@ -12,21 +12,12 @@ from torch import nn
 
 from torchprof.errors import TorchprofError
 from torchprof.run.paths import find, matching
+from torchprof.run.torch_names import WRAPPERS
 
 Trace = namedtuple("Trace", ["path", "leaf", "module"])
 Trace.__doc__ = (
     "A module of the model: ``path`` (tuple, root class name first), ``leaf`` (has no children), ``module``."
 )
-
-# Classes of modules that only wrap another module, and the attribute that holds it. Both are shown as one layer.
-_WRAPPERS = {
-    "CheckpointWrapper": "_checkpoint_wrapped_module",
-    "DataParallel": "module",
-    "DistributedDataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "OffloadWrapper": "_checkpoint_wrapped_module",
-    "OptimizedModule": "_orig_mod",
-}
 
 
 def walk_modules(module: nn.Module, name: str = "", path: tuple[str, ...] = ()) -> Iterator[Trace]:
@@ -71,7 +62,7 @@ def instances_of(kind: type) -> list[Any]:
 def wrapped_step(module: nn.Module) -> str | None:
     """The attribute in which a wrapper has the wrapped module (``_orig_mod``); None if it is not a wrapper."""
     for cls in type(module).__mro__:
-        step = _WRAPPERS.get(cls.__name__)
+        step = WRAPPERS.get(cls.__name__)
         if step is not None and cls.__module__.startswith("torch."):
             return step
     return None

@@ -108,3 +108,13 @@ FUSED, FOREACH = "aten::_fused_", "aten::_foreach_"
 """Prefixes of the operators in which optimizers update many parameters at once."""
 BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 """The classes of torch's layers of batch normalization."""
+
+WRAPPERS = {
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OffloadWrapper": "_checkpoint_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
+"""Classes of modules that only wrap another module, and the attribute that holds it. Both are shown as one layer."""

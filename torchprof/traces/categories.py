@@ -6,6 +6,8 @@ from torchprof.traces.columns import DEVICE_WORK, OVERHEAD_EVENTS, RUNTIME_CALLS
 
 OP, RANGE, OP_OR_RANGE, MODULE = "op", "range", "op or range", "module"
 SESSION, NO_WORK = "session", ""
+MODULE_PREFIX = "nn.Module: "
+"""The beginning of the names of modules among the Python functions that ``with_stack=True`` records."""
 MTIA_WORK = "mtia_ccp_events"
 """The work of MTIA's command processors: kernels, copies ("dma…"), and waits for each other, with "Sync" in their
 names (Holistic Trace Analysis, ``hta/utils/utils.py``)."""

@@ -14,17 +14,25 @@ from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import Detail
 from torchprof.attribute.launches import threads_of_overhead
 from torchprof.run.words import is_host_collective
-from torchprof.traces.categories import GROUPS, MODULE, MTIA_WORK, NO_WORK, OP, OP_OR_RANGE, RUNTIMES, SESSION
+from torchprof.traces.categories import (
+    GROUPS,
+    MODULE,
+    MODULE_PREFIX,
+    MTIA_WORK,
+    NO_WORK,
+    OP,
+    OP_OR_RANGE,
+    RUNTIMES,
+    SESSION,
+)
 from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, OVERHEAD_EVENTS, RUNTIME_CALLS, Columns
 from torchprof.traces.signatures import Signatures
 from torchprof.traces.values import encodable_text, nanoseconds, parse_int
 
-_NOT_CPU = frozenset((DEVICE_WORK, SESSION, OVERHEAD_EVENTS, NO_WORK))
 _HIP = 6
 _DEVICE_TYPES = {1: "cuda", _HIP: "cuda", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}
 """The numbers of ``c10/core/DeviceType.h``, with the names that torch's own tables use."""
 _CPUS = (0, 2, 5)
-_MODULE_PREFIX = "nn.Module: "
 _ARROWS = ("fwdbwd", "forward_backward")
 """The categories of the arrows from an operator to the autograd node that it made."""
 _MANY_ARROWS = 1 << 16
@@ -111,7 +119,8 @@ class EventTable:
         would add a tenth to the time of reading.
         """
         groups, numbers_of, cpu = self._groups, self._numbers_of, self.cpu
-        module, runtime, not_cpu = MODULE, RUNTIME_CALLS, _NOT_CPU
+        module, runtime, no_work = MODULE, RUNTIME_CALLS, NO_WORK
+        add_of = {DEVICE_WORK: self._add_work, OVERHEAD_EVENTS: self._add_overhead, SESSION: self._add_session}
         starts, lengths, names, lanes = cpu.start.append, cpu.ns.append, cpu.name.append, cpu.lane.append
         sequences, numbers, signatures = cpu.sequence.append, cpu.number.append, cpu.signature.append
         of_operator, operators = self.signatures.of_operator, self.signatures.operators
@@ -122,10 +131,9 @@ class EventTable:
             try:
                 phase = event["ph"]
                 if phase != "X":
-                    if phase == "i":
-                        if event["name"] == MEMORY:
-                            self._add_memory(event)
-                            last = cpu.last
+                    if phase == "i" and event["name"] == MEMORY:
+                        self._add_memory(event)
+                        last = cpu.last
                     elif (phase == "s" or phase == "f") and event.get("cat") in _ARROWS:
                         self._add_arrow(event)
                     continue
@@ -134,16 +142,13 @@ class EventTable:
                     group = groups[category]
                 except KeyError:
                     group = self._add_category(category)
-                if group in not_cpu:
-                    if group is DEVICE_WORK:
-                        self._add_work(event)
-                    elif group is OVERHEAD_EVENTS:
-                        self._add_overhead(event)
-                    elif group is SESSION:
-                        self._add_session(event)
+                if group in add_of:
+                    add_of[group](event)
+                    continue
+                if group is no_work:
                     continue
                 name = event["name"]
-                if group is module and not name.startswith(_MODULE_PREFIX):
+                if group is module and not name.startswith(MODULE_PREFIX):
                     continue
                 try:
                     name_number = numbers_of[group][name]

@@ -16,16 +16,13 @@ from torchprof.attribute.event_names import is_of_a_call, is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
 from torchprof.run.layers import Layer
 from torchprof.run.paths import kind_of_root
+from torchprof.run.torch_names import WRAPPERS
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FSDP_RANGE, LOADING, OPTIMIZER_STEP, ZERO_GRAD
+from torchprof.traces.categories import MODULE_PREFIX
 
-_MODULE = "nn.Module: "
-
-# The attributes in which wrappers keep the module that they wrap. No other module has an attribute of these names.
-_WRAPPING_STEPS = {"_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod"}
-# These wrappers keep it in ``module``, a name that other modules use, too.
-_PARALLEL = {"DataParallel", "DistributedDataParallel"}
-_WRAPPERS = {"CheckpointWrapper", "FullyShardedDataParallel", "OffloadWrapper", "OptimizedModule", *_PARALLEL}
+_WRAPPING_STEPS = {*WRAPPERS.values()} - {"module"}  # no other module has an attribute of these names
+_PARALLEL = {kind for kind, step in WRAPPERS.items() if step == "module"}
 
 _MOST_PLACES = 4096
 """How many places one module or range may have. With many parents on many levels their number grows exponentially."""
@@ -83,7 +80,7 @@ def path_of(label: str) -> tuple[str, ...]:
 
 def traced_class_name(name: str) -> str:
     """The class of a module in a trace: "Linear" for "nn.Module: Linear_0"."""
-    return name.removeprefix(_MODULE).rpartition("_")[0]
+    return name.removeprefix(MODULE_PREFIX).rpartition("_")[0]
 
 
 def layers_of_labels(labels: Iterable[str], kinds: Mapping[str, str]) -> Hierarchy:
@@ -182,7 +179,7 @@ def _wrappers(parents: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, str]]
         for parent in around:
             called[parent].append(name)
     for wrapper in parents:
-        if traced_class_name(wrapper) in _WRAPPERS and len(called[wrapper]) == 1:
+        if traced_class_name(wrapper) in WRAPPERS and len(called[wrapper]) == 1:
             name = called[wrapper][0]
             if name != wrapper and set(parents[name]) <= {wrapper, ""}:
                 yield name, wrapper
@@ -212,7 +209,7 @@ def _last(name: str, following: Mapping[str, str]) -> str:
 
 def _strip_module_prefix(name: str) -> str:
     """ "Linear_0" for "nn.Module: Linear_0"; other names are returned as they are."""
-    return name.removeprefix(_MODULE)
+    return name.removeprefix(MODULE_PREFIX)
 
 
 def _nearest_kept(

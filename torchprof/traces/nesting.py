@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -115,18 +115,25 @@ def ranges_in(
             stack.append(_Open(end, around.range, True, None))
         elif sequence >= 0 and around.opened is not None:
             around.opened.records = True
+    _include_outer(full, parents)
+    calls = [RangeCall(name, tuple(above), name in full) for name, above in parents.items()]
+    return calls, {(event.start, event.thread, event.name) for event in _not_recomputed(in_backward, names, parents)}
+
+
+def _include_outer(full: set[str], parents: Mapping[str, Iterable[str]]) -> None:
+    """Add the ranges around those in ``full``: work inside a range is also inside the ranges around it."""
+    waiting = list(full)
+    while waiting:
+        outer = {*parents.get(waiting.pop(), ())} - full
+        full |= outer
+        waiting += outer
+
+
+def _not_recomputed(
+    in_backward: Sequence[_InBackward], names: Sequence[str], forward: Container[str]
+) -> Iterator[_InBackward]:
+    """Those of the ranges inside autograd nodes that are no forward which is computed again."""
     for event in reversed(in_backward):  # inner ones come after those around them
         if event.records and event.outer is not None:
             event.outer.records = True
-    of_backward = {
-        (event.start, event.thread, event.name)
-        for event in in_backward
-        if not (event.records and names[event.name] in parents)
-    }
-    waiting = list(full)
-    while waiting:  # work inside a range is also inside the ranges around it
-        for outer in parents.get(waiting.pop(), ()):
-            if outer not in full:
-                full.add(outer)
-                waiting.append(outer)
-    return [RangeCall(name, tuple(above), name in full) for name, above in parents.items()], of_backward
+    return (event for event in in_backward if not (event.records and names[event.name] in forward))
