@@ -1,4 +1,4 @@
-"""The calls of layers in a trace that names none, once it is known where the forwards of the model are."""
+"""The calls of layers in a trace without labels, once it is known where the forwards of the model are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers for a trace that has none: its operators are aligned with those of the model's forward. Knows no torch.
+"""Layers for a trace without labels: its operators are aligned with those of the model's forward. Knows no torch.
 
 The operators that make a model what it is (products, convolutions, norms, pooling, attention, activations) come in
 the same order in every forward. Each place of the trace where all of them come in this order is a forward of the model.

@@ -1,4 +1,4 @@
-"""The operators of a trace that names no layers: those of forwards, and those that backward computes again."""
+"""The operators of a trace without labels: those of forwards, and those that backward computes again."""
 
 from __future__ import annotations
 
