@@ -132,7 +132,7 @@ def _include_outer(full: set[str], parents: Mapping[str, Iterable[str]]) -> None
 def _not_recomputed(
     in_backward: Sequence[_InBackward], names: Sequence[str], forward: Container[str]
 ) -> Iterator[_InBackward]:
-    """Those of the ranges inside autograd nodes that are no forward which is computed again."""
+    """The ranges inside autograd nodes, without those of a forward that is computed again."""
     for event in reversed(in_backward):  # inner ones come after those around them
         if event.records and event.outer is not None:
             event.outer.records = True

@@ -48,7 +48,7 @@ class TracePlan:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The plan of the model that was given, without its modules.
+    """The plan of the model that was given. It holds no module, so that it can be sent to other processes.
 
     ``modules``: the layer of each module by its real path, which has the steps of wrappers, too. ``references``: finds,
     for each model, the orders that the operators of its forward may have; an error message if the model does not run.
@@ -62,7 +62,7 @@ class ModelPlan:
 
     @classmethod
     def of(cls, plan: Plan, references: Callable[[], References]) -> ModelPlan:
-        """The plan of a model without its modules."""
+        """The plan of a model, with what its modules are now."""
         layers = TracePlan(
             plan.sites,
             plan.layer_paths,
