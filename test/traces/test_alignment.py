@@ -86,6 +86,18 @@ def test_the_layers_of_an_architecture_are_found_again(name: str, training: bool
     assert snapshot(model) == before
 
 
+@pytest.mark.parametrize("name", sorted(OF_EQUAL_BLOCKS))
+def test_the_calls_of_modules_in_a_trace_show_where_a_forward_begins(name: str, tmp_path: Path) -> None:
+    model, inputs = ARCHITECTURES[name].make().eval(), ARCHITECTURES[name].inputs()
+    with torchprof.annotate(model), torch.profiler.profile(with_stack=True) as prof, torch.no_grad():
+        for _ in range(3):
+            model(*inputs)
+    prof.export_chrome_trace(str(tmp_path / "labelled.json"))
+    share, run = compared(tmp_path / "labelled.json", model, inputs)
+    assert (share > 0.999, run.tree().calls) == (True, 3)
+    assert "adjacent_forwards" not in {warning.code for warning in run.warnings}
+
+
 def test_a_forward_that_does_not_run_is_refused(tmp_path: Path) -> None:
     model, x = nn.Linear(4, 4), torch.rand(2, 4)
     trace = recorded(tmp_path, model, lambda: back(model(x)))

@@ -17,7 +17,7 @@ from torchprof.errors import TorchprofError
 from torchprof.run.torch_names import INSIDE_LAYERS, OF_LAYERS, aten
 from torchprof.run.words import Signature
 from torchprof.traces.aligned_calls import AlignedCalls, AlignedForward, ReferenceOp
-from torchprof.traces.traced_ops import ComputedAgain, TracedOp, TracedOps, traced_ops
+from torchprof.traces.traced_ops import ComputedAgain, Span, TracedOp, TracedOps, traced_ops
 
 Reference = tuple[ReferenceOp, ...]
 """The operators of one forward of a model, in their order."""
@@ -122,7 +122,7 @@ class _Search:
             for first in (end - size + 1 for end in ends)
             if self._has_same_parameters([ops[place] for place in places[first : first + size]])
         ]
-        starts = self._apart(fitting, [(ops[place].nodes, ops[place].ranges[:1]) for place in places])
+        starts = self._apart(fitting, [ops[place].span for place in places])
         forwards: list[AlignedForward] = []
         for first in starts:
             matched = places[first : first + size]
@@ -159,11 +159,11 @@ class _Search:
             self.longest = matched, ""
         return ends
 
-    def _apart(self, starts: list[int], spans: Sequence[tuple[int, tuple[Event, ...]]]) -> list[int]:
+    def _apart(self, starts: list[int], spans: Sequence[Span]) -> list[int]:
         """The starts of forwards that do not overlap. Where several overlap, which are right is known only if they fill
-        the time between two backward passes, or a range of the user such as that of a step (``spans``). If the model
-        repeats equal blocks and nothing else, several forwards may be one of a deeper model: then only one may fill
-        that time."""
+        the time between two backward passes, a range of the user such as that of a step, or an outermost call of a
+        module (``spans``). If the model repeats equal blocks and nothing else, several forwards may be one of a deeper
+        model: then only one may fill that time."""
         size = len(self._classes)
         kept: list[int] = []
         start = 0
@@ -176,13 +176,14 @@ class _Search:
         return kept
 
     def _is_adjacent(self, ops: list[TracedOp], last: int, first: int) -> bool:
-        """Whether a forward follows the one before at once: no backward, no range of users and no other operator is
-        between them. If the model is one of several equal blocks, both may be one forward of a deeper model."""
+        """Whether a forward follows the one before at once: in the same call of a module, and without a backward, a
+        range of users and another operator between them. If the model is one of several equal blocks, both may be one
+        forward of a deeper model."""
         before, after = ops[last], ops[first]
         lead = self._places[0]
-        return first - last - 1 <= lead and before.nodes == after.nodes and before.ranges == after.ranges
+        return first - last - 1 <= lead and (before.span, before.ranges) == (after.span, after.ranges)
 
-    def _filling(self, group: list[int], spans: Sequence[tuple[int, tuple[Event, ...]]]) -> list[int]:
+    def _filling(self, group: list[int], spans: Sequence[Span]) -> list[int]:
         size, known = len(self._classes), set(group)
         starts: list[int] = []
         for _, alike in groupby(range(group[0], group[-1] + size), spans.__getitem__):

@@ -190,14 +190,14 @@ class TraceEvents:
         return [*filter(is_of_a_call, self._texts)]
 
     @property
-    def has_modules(self) -> bool:
-        """Whether there are events of modules, as ``with_stack=True`` records them."""
-        return any(group is MODULE for group, _ in self._names)
+    def module_names(self) -> set[str]:
+        """The names of the events of modules, as ``with_stack=True`` records them."""
+        return {name for group, name in self._names if group is MODULE}
 
     def classes(self) -> dict[str, str]:
         """The class of the labelled module for each of torchprof's labels, if the trace has events of modules."""
         of_label = [name.startswith(PREFIX) for name in self._texts]
-        if not self.has_modules:
+        if not self.module_names:
             return {}
         of_module = [group is MODULE for group, _ in self._names]
         classes: dict[str, str] = {}
@@ -208,7 +208,7 @@ class TraceEvents:
 
     def modules(self) -> list[ModuleCall]:
         """The modules that were called (from the events of ``with_stack=True``), in the order of first calls."""
-        if not self.has_modules:
+        if not self.module_names:
             return []
         wanted = [group is MODULE for group, _ in self._names]
         names = self._texts

@@ -184,13 +184,13 @@ def _labelled(
 
 def _aligned(path: Path, events: TraceEvents, model: ModelPlan, seen: Observations) -> TracePlan:
     """The plan of a trace without labels: its operators are aligned with those of the model."""
-    no_layers = f"{path} names no layers{', only the classes of modules' if events.has_modules else ''}."
+    no_layers = f"{path} names no layers{', only the classes of modules' if events.module_names else ''}."
     how_else = "With labels in the trace no alignment is needed: record it inside `torchprof.annotate(model)`."
     references = model.references()
     if isinstance(references, str):
         raise TorchprofError(f"{no_layers} {references} {how_else}")
     try:
-        aligned = align(events.columns(()).events(), references, events.signatures)
+        aligned = align(events.columns(events.module_names).events(), references, events.signatures)
     except TorchprofError as why:
         compiled = " Code that torch.compile compiled cannot be aligned, and the trace has some." * events.has_compiled
         raise TorchprofError(

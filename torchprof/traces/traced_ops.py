@@ -15,13 +15,16 @@ from torchprof.run.words import FSDP_RANGE, OPTIMIZER_STEP, is_runtime_call
 _NO_FORWARD = (OPTIMIZER_STEP, FSDP_RANGE)
 """The beginnings of the names of ranges that contain nothing of a forward. FSDP's hooks name their layers."""
 
+Span = tuple[int, tuple[Event, ...], int | None]
+
 
 @dataclass(slots=True)
 class TracedOp:
     """An operator of the trace that is in no other one, or a function of autograd in Python.
 
     ``own_ns``: its time, without that of operators inside a function of autograd. ``ranges``: those of users around it.
-    ``nodes``: how many autograd nodes came before it: between two forwards of training there are some.
+    ``call``: when the outermost call of a module around it began, where the trace has modules. ``nodes``: how many
+    autograd nodes came before it: between two forwards of training there are some.
     """
 
     name: str
@@ -30,7 +33,13 @@ class TracedOp:
     own_ns: int
     signature: int
     ranges: tuple[Event, ...]
+    call: int | None
     nodes: int
+
+    @property
+    def span(self) -> Span:
+        """What it shares with the other operators of a forward, and perhaps with those of other forwards."""
+        return self.nodes, self.ranges[:1], self.call
 
 
 @dataclass(slots=True)
@@ -80,10 +89,11 @@ class TracedOps(NamedTuple):
 
 def traced_ops(events: Iterable[Event]) -> TracedOps:
     """The operators of forwards, without those inside others, in backward and in optimizers; and those that autograd
-    nodes compute again."""
+    nodes compute again. The labels among the events are calls of modules."""
     by_thread: defaultdict[int, OpsOfThread] = defaultdict(OpsOfThread)
     again: list[ComputedAgain] = []
     ranges: OpenRanges[Event] = OpenRanges()
+    calls: OpenRanges[Event] = OpenRanges()
     functions: OpenRanges[TracedOp] = OpenRanges()  # functions of autograd in Python
     open_nodes: OpenRanges[ComputedAgain] = OpenRanges()
     hidden_until: Counter[int] = Counter()  # by thread: the end of a range that is no forward, or of an operator
@@ -100,8 +110,9 @@ def traced_ops(events: Iterable[Event]) -> TracedOps:
         if kind is Kind.OP:
             if is_runtime_call(event.name):
                 continue
-            inside = tuple(ranges.at(thread, start))
-            op = TracedOp(event.name, start, end, end - start, event.signature, inside, nodes)
+            inside, call = tuple(ranges.at(thread, start)), next(iter(calls.at(thread, start)), None)
+            began = None if call is None else call.start_ns
+            op = TracedOp(event.name, start, end, end - start, event.signature, inside, began, nodes)
             of_python = functions.at(thread, start)
             if of_python:
                 of_python[-1].own_ns -= op.own_ns
@@ -112,6 +123,8 @@ def traced_ops(events: Iterable[Event]) -> TracedOps:
             (around[-1] if around else by_thread[thread]).add(op, event.sequence)
         elif kind is Kind.USER_LABEL and not event.name.startswith(_NO_FORWARD):
             ranges.at(thread, start).append(event)
+        elif kind is Kind.LABEL:
+            calls.at(thread, start).append(event)
         elif is_node:
             if kind is Kind.NODE or not around:
                 around.append(ComputedAgain(end, thread, event.sequence, event.forward_thread))
