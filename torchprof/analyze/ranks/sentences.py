@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import ceil
 
+from torchprof.analyze.pipeline.bubble import judged_pipelines
 from torchprof.analyze.pipeline.sentences import about_pipeline, name_of_stages
-from torchprof.analyze.pipeline.splits import judged_pipelines
 from torchprof.analyze.ranks.balance import Balance, balance_of
 from torchprof.analyze.ranks.significance import CLEARLY_SLOWER
 from torchprof.analyze.ranks.slow import Difference, Late, Slow
@@ -52,7 +52,7 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
     if run.choice is None:
         yield from _about_none(run, balance)
     for judged in judged_pipelines(run):
-        yield from about_pipeline(run, judged)
+        yield from about_pipeline(judged)
     if balance.inferred:
         yield (
             f"The group of {balance.inferred} calls of collectives is not in the traces. All {len(run.metas)} ranks of "

@@ -6,8 +6,8 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
+from torchprof.analyze.pipeline.bubble import judged_pipelines
 from torchprof.analyze.pipeline.report import about_alike
-from torchprof.analyze.pipeline.splits import judged_pipelines
 from torchprof.analyze.pipeline.values import OnePipeline
 from torchprof.reports.page.tables import report_data
 from torchprof.run.cost import format_time
