@@ -21,8 +21,8 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import warnings_below
 from torchprof.run.cost import UNKNOWN, Cell, format_number, format_share, format_time
-from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
+from torchprof.run.words import ranks_in_words
 
 _ROWS = 16
 _MOST_STAGES = 8  # with columns of their own

@@ -15,11 +15,10 @@ from torchprof.analyze.records import name_of_layer
 from torchprof.analyze.report import printable
 from torchprof.analyze.sentences import about_missing_ranks
 from torchprof.run.cost import UNKNOWN, format_time
-from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.unfinished import Entered, Unfinished
-from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
+from torchprof.run.words import FORWARD, OUTSIDE, StepEnd, ranks_in_words
 
 _ALIKE = 0.01  # FLOPs that differ by a smaller share are the same work
 _WORTH_SAYING = 0.005  # of a step
