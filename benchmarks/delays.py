@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torchprof
 from benchmarks.ratios import say, show, verdict
-from torchprof.analyze.pipeline.splits import judged_pipelines
+from torchprof.analyze.pipeline.bubble import judged_pipelines
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.sentences import sentences
 
@@ -46,7 +46,7 @@ class Planted(NamedTuple):
         """Whether the report names this rank and no other one, or none if none has a delay; and whether it names the
         place. A microbatch may be named without a rank: it is long in one stage."""
         balance = balance_of(run)
-        stages = [judged.split.slow for judged in judged_pipelines(run) if judged.split is not None]
+        stages = [judged.slow for judged in judged_pipelines(run)]
         parts = (balance.slow, balance.late, *stages)
         named = {rank for part in parts if part is not None for rank in part.ranks}
         text = " ".join(sentences(run, balance))

@@ -1,9 +1,8 @@
-"""Pipelines of hand-made runs: the bubble and its parts, slow stages, better splits, stragglers among replicas."""
+"""Pipelines of hand-made runs: the bubble and its parts, and slow stages."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from weakref import ref
@@ -16,7 +15,6 @@ from build.pipelines import (
     Takes,
     equal,
     gpipe,
-    interleaved,
     one_f_one_b,
     pipelines_of,
     run_of_pipelines,
@@ -25,8 +23,7 @@ from build.pipelines import (
 )
 from pytest import approx
 
-from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble
-from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
+from torchprof.analyze.pipeline.bubble import Bubble, Judged, UnknownBubble, judged_pipelines
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.run.run import Run
 
@@ -147,7 +144,7 @@ def test_the_bubble_is_unknown_if_ranks_are_missing() -> None:
     both = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
     run = run_of_pipelines(both[1:])
     assert why_unknown(run) == "ranks of it are not in this run"
-    assert judged(run).split is None
+    assert judged(run).slow is None
     assert "Rank 0 is not in this run." in run.report("pipeline")
 
 
@@ -269,65 +266,20 @@ def test_device_times_count_if_all_ranks_have_them() -> None:
 
 def test_launches_are_no_bubble_if_one_rank_lacks_device_times() -> None:
     """The actions of rank 1 are CUDA graphs, for example. Both ranks have measured the device."""
-    cpu = pipelines_of(one_f_one_b(2, 4), [equal()] * 3)
+    cpu = pipelines_of(one_f_one_b(2, 4), [unequal({1: 2})] * 3)
     device = pipelines_of(one_f_one_b(2, 4), [equal(3 * MS)] * 3, device="cuda:0")
     run = run_of_pipelines(cpu, device[:1])
-    assert judged(run).split is not None  # nothing says yet that the device was used
+    assert judged(run).slow is not None  # nothing says yet that the device was used
     metas = tuple(
         replace(meta, device="cuda", measured=("cpu_ns", "device_ns"), busy_ns=(("cpu", MS), ("cuda:0", 9 * MS)))
         for meta in run.metas
     )
     launched = replace(run, metas=metas)
     assert why_unknown(launched).startswith("times are of the CPU")
-    assert judged(launched).split is None
+    assert judged(launched).slow is None
 
 
-# Better splits
-
-
-def stages_of_blocks(blocks: list[int]) -> Takes:
-    """Each block takes 1 ms forward and 2 ms backward."""
-    return lambda stage, what, number: blocks[stage] * (MS if what == "F" else 2 * MS)
-
-
-@pytest.mark.parametrize("blocks, after", [([4, 4, 6, 4], [4, 5, 5, 4]), ([2, 2, 6], [2, 4, 4]), ([3, 1], [2, 2])])
-def test_a_move_saves_what_the_moved_model_takes_less(blocks: list[int], after: list[int]) -> None:
-    orders = one_f_one_b(len(blocks), 8)
-    before_ns, after_ns = (length(orders, stages_of_blocks(of), len(blocks)) for of in (blocks, after))
-    split = judged(run_of_pipelines(pipelines_of(orders, [stages_of_blocks(blocks)] * 3), blocks=blocks)).split
-    assert split is not None and split.slow is not None and split.move is not None
-    move, saving = split.move
-    assert split.slow.stages == (move.source,)
-    assert after[move.source] == blocks[move.source] - len(move.layers)
-    assert after[move.target] == blocks[move.target] + len(move.layers)
-    assert saving == approx((before_ns - after_ns, 1 - after_ns / before_ns), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "blocks, after, names",
-    [([3, 8, 6], [5, 6, 6], "layers.3 and layers.4 to stage 0"), ([5, 6, 3], [5, 5, 4], "layers.10 to stage 2")],
-)
-def test_layers_are_moved_from_the_border_of_a_stage(blocks: list[int], after: list[int], names: str) -> None:
-    """To the stage before the first ones, to the stage after the last ones."""
-    orders = one_f_one_b(3, 8)
-    saves = 1 - length(orders, stages_of_blocks(after), 3) / length(orders, stages_of_blocks(blocks), 3)
-    run = run_of_pipelines(pipelines_of(orders, [stages_of_blocks(blocks)] * 3), blocks=blocks)
-    assert f"Moving {names} would make a step about {saves:.0%} shorter." in run.report("pipeline")
-
-
-def test_equal_stages_have_no_move() -> None:
-    run = run_of_pipelines(pipelines_of(one_f_one_b(3, 8), [stages_of_blocks([5, 5, 5])] * 3), blocks=[5, 5, 5])
-    assert "Moving" not in run.report("pipeline")
-
-
-def test_moves_need_layers_with_numbers_and_times() -> None:
-    pipelines = pipelines_of(one_f_one_b(2, 8), [stages_of_blocks([2, 6])] * 3)
-    for run in (run_of_pipelines(pipelines, blocks=[2, 1]), run_of_pipelines(pipelines, with_rows=False)):
-        split = judged(run).split
-        assert split is not None and split.slow is not None and split.move is None
-    unknown = [replace(pipeline, roots=((pipeline.rank, -2),)) for pipeline in pipelines]
-    split = judged(replace(run_of_pipelines(pipelines, blocks=[2, 6]), pipelines=tuple(unknown))).split
-    assert split is not None and split.move is None
+# Slow stages
 
 
 def test_a_slow_replica_is_no_slow_stage() -> None:
@@ -336,8 +288,7 @@ def test_a_slow_replica_is_no_slow_stage() -> None:
         pipelines_of(orders, [takes] * 3, ranks=ranks)
         for takes, ranks in ((equal(), [0, 1]), (unequal({1: 2}), [2, 3]), (equal(), [4, 5]))
     ]
-    split = judged(run_of_pipelines(*replicas)).split
-    assert split is not None and split.slow is None
+    assert judged(run_of_pipelines(*replicas)).slow is None
 
 
 def test_steps_are_counted_once_however_many_pipelines_do_the_same() -> None:
@@ -347,13 +298,13 @@ def test_steps_are_counted_once_however_many_pipelines_do_the_same() -> None:
         pipelines_of(orders, steps, ranks=ranks)
         for steps, ranks in (([slow] * 5, [0, 1]), ([*[slow] * 4, equal()], [2, 3]), ([*[slow] * 4, equal()], [4, 5]))
     ]
-    split = judged(run_of_pipelines(*replicas)).split
-    assert split is not None and split.slow is not None
-    assert (split.slow.times, split.slow.steps, split.slow.may_be_chance) == (4, 5, False)
+    slow_stages = judged(run_of_pipelines(*replicas)).slow
+    assert slow_stages is not None
+    assert (slow_stages.times, slow_stages.steps, slow_stages.may_be_chance) == (4, 5, False)
     one_step = [pipelines_of(orders, [slow], ranks=[first, first + 1]) for first in (0, 2, 4, 6)]
-    split = judged(run_of_pipelines(*one_step)).split
-    assert split is not None and split.slow is not None
-    assert (split.slow.times, split.slow.steps, split.slow.may_be_chance) == (1, 1, True)
+    slow_stages = judged(run_of_pipelines(*one_step)).slow
+    assert slow_stages is not None
+    assert (slow_stages.times, slow_stages.steps, slow_stages.may_be_chance) == (1, 1, True)
 
 
 def noisy(seed: int, factor: float) -> Run:
@@ -375,31 +326,5 @@ def noisy(seed: int, factor: float) -> Run:
 
 @pytest.mark.parametrize("factor", [1, 1.1])
 def test_a_stage_that_is_a_tenth_slower_is_named_and_of_equal_ones_none(factor: float) -> None:
-    splits = [judged(noisy(seed, factor)).split for seed in range(12)]
-    named = [None if split is None or split.slow is None else split.slow.stages for split in splits]
-    assert named == [None if factor == 1 else (seed % 4,) for seed in range(12)]
-
-
-# More microbatches
-
-
-@pytest.mark.parametrize("orders, how", [(gpipe, "ScheduleGPipe"), (one_f_one_b, "Schedule1F1B")])
-@pytest.mark.parametrize("factors", [{}, {1: 2}, {0: 1.5}])
-@pytest.mark.parametrize("ranks, microbatches", [(2, 1), (4, 2), (4, 8)])
-def test_twice_as_many_microbatches(
-    orders: Callable[[int, int], Orders], how: str, factors: dict[int, float], ranks: int, microbatches: int
-) -> None:
-    now = length(orders(ranks, microbatches), unequal(factors), ranks)
-    then = length(orders(ranks, 2 * microbatches), unequal(factors, MS // 2, MS), ranks)
-    steps = [unequal(factors)] * 3
-    split = judged(run_of_pipelines(pipelines_of(orders(ranks, microbatches), steps, schedule=how))).split
-    assert split is not None and split.doubled is not None
-    assert split.doubled == approx((now - then, 1 - then / now))
-
-
-def test_of_other_schedules_more_microbatches_are_not_recommended() -> None:
-    for schedule in ("ScheduleZBVZeroBubble", "Schedule1F1B", ""):
-        split = judged(run_of_pipelines(pipelines_of(gpipe(4, 4), [equal()] * 3, schedule=schedule))).split
-        assert split is not None and split.doubled is None
-    split = judged(run_of_pipelines(pipelines_of(interleaved(2, 2, 4), [equal()] * 3))).split
-    assert split is not None and split.doubled is None
+    stages = [slow.stages if (slow := judged(noisy(seed, factor)).slow) else None for seed in range(12)]
+    assert stages == [None if factor == 1 else (seed % 4,) for seed in range(12)]

@@ -19,12 +19,11 @@ from torchprof.measure.warnings import (
     own_ns_of_layers,
 )
 from torchprof.run.layers import Layer
-from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, ranks_in_words
 
 NET, A, B = (Layer(path, "Module", 9) for path in [("Net",), ("Net", "a"), ("Net", "b")])
 

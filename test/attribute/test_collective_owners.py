@@ -19,14 +19,12 @@ import torchprof
 from torchprof import Profile
 from torchprof.attribute.collectives import CollectiveOwners, layers_by_fqn
 from torchprof.attribute.events import Event, Kind, Site
-from torchprof.attribute.gloo_queues import KnownGroups, Queued, Queues
 from torchprof.attribute.places import Attributed
 from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.warnings import about_buckets
 from torchprof.record import parameters
 from torchprof.record.plan import Plan
-from torchprof.run.collectives import Collective, collective_of
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.meta import MeshDim
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, RECOMPUTE, Signature
@@ -353,7 +351,7 @@ def test_a_name_refers_to_the_root_around_the_range() -> None:
 
 def test_with_several_groups_and_no_sizes_an_ambiguous_request_is_unknown() -> None:
     """Each group has its own order: the collective that began first need not be the one requested first."""
-    owners = CollectiveOwners({}, PATHS, SIGNATURES, None, KnownGroups(are_one=False))
+    owners = CollectiveOwners({}, PATHS, SIGNATURES, None, is_one_group=False)
     attribution = Attribution(SITES, PATHS, None, None, owners)
     events = [
         label(LABELS[1], 0, 9),
@@ -366,39 +364,6 @@ def test_with_several_groups_and_no_sizes_an_ambiguous_request_is_unknown() -> N
     found = [one.place.layer for one in walk_of(attribution, events) if one.event.kind is Kind.COLLECTIVE]
     assert found == [OUTSIDE, 2]  # the second is the only one left
     assert owners.unmatched == 1
-
-
-def test_with_several_groups_the_thread_and_the_request_show_the_group() -> None:
-    """Layer 2 requested after layer 1, but its group was first. The third is of a thread that nothing is known of."""
-    row, column = GroupOfRanks("1", "row", 2, "[0, 1]"), GroupOfRanks("2", "column", 2, "[0, 2]")
-    name = "gloo:all_reduce"
-    queues = Queues([Queued(1, name, row), Queued(12, name, column), Queued(21, name, row)])
-    signatures = [*SIGNATURES]
-    groups = KnownGroups(None, False, {7: row, 8: column}, queues)
-    attribution = Attribution(SITES, PATHS, None, None, CollectiveOwners({}, PATHS, signatures, None, groups))
-    events = [
-        label(LABELS[1], 0, 9),
-        op("c10d::allreduce_", 1, 2),
-        label(LABELS[2], 10, 19),
-        op("c10d::allreduce_", 11, 12),
-        label(LABELS[3], 20, 29),
-        op("c10d::allreduce_", 21, 22),
-        exchange(name, 50, thread=8, signature=FIVE),
-        exchange(name, 60, thread=7),
-        exchange(name, 70, thread=9),
-    ]
-    found = [one.place for one in walk_of(attribution, events) if one.event.kind is Kind.COLLECTIVE]
-    assert [place.layer for place in found] == [2, 1, 3]
-    known = [
-        collective_of([place.frame._replace(signature=signatures[place.signature])])
-        for place in found
-        if place.frame is not None
-    ]
-    assert known == [
-        Collective("all_reduce", "Float", 5, 5, *column),
-        Collective("all_reduce", "", None, None, *row),
-        Collective("all_reduce"),
-    ]
 
 
 # Hooks

@@ -49,11 +49,10 @@ class Slow(nn.Linear):
     """A layer that takes its time on one rank."""
 
     slow_rank = 1
-    seconds = DELAY_S
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if dist.get_rank() == self.slow_rank:
-            time.sleep(self.seconds)
+            time.sleep(DELAY_S)
         return super().forward(x)
 
 
@@ -141,13 +140,6 @@ def both(model: nn.Module) -> nn.Module:
 def slow(model: nn.Module) -> nn.Module:
     model.layers[1][2] = Slow(INNER, WIDTH)  # type: ignore[index, operator]
     return ddp(model)
-
-
-def slow_mesh(model: nn.Module) -> nn.Module:
-    """The same on a mesh of two by two, whose ranks share few processors: it takes longer."""
-    Slow.seconds = 0.25
-    model.layers[1][2] = Slow(INNER, WIDTH)  # type: ignore[index, operator]
-    return both(model)
 
 
 def ahead(_: nn.Module) -> nn.Module:

@@ -97,10 +97,9 @@ def pipelines_of(
     link_ns: int = 0,
     host_ns: int = 0,
     device: str = "cpu",
-    roots: Mapping[int, int] | None = None,
 ) -> tuple[Pipeline, ...]:
     """What the ranks of one pipeline recorded in these steps. ``host_ns``: the time of each rank after its last action,
-    in which it does not wait. ``roots``: the layer of each stage."""
+    in which it does not wait. The layers of the stages are unknown."""
     ranks = range(len(orders)) if ranks is None else ranks
     stages = 1 + max(stage for order in orders for stage, _, _ in order)
     starts = [starts_of(orders, takes, stages, link_ns) for takes in steps]
@@ -123,7 +122,7 @@ def pipelines_of(
                 schedule,
                 stages,
                 tuple(ranks),
-                tuple((stage, (roots or {}).get(stage, -2)) for stage in own),
+                tuple((stage, -2) for stage in own),
                 len(steps),
                 tuple(ends),
                 tuple(actions),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from build.hand_made import cells, headings, op, row, run_of
 from build.hand_made_ranks import everybody, lockstep
-from build.nonempty import at_least_one
 from build.pipelines import MS, Orders, equal, interleaved, one_f_one_b, pipelines_of, run_of_pipelines, unequal
 
 import torchprof
@@ -17,8 +15,7 @@ from torchprof import Run, TorchprofError
 from torchprof.analyze.advice import Advice, advise
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.first_screen.verdict import ran, short_gain
-from torchprof.analyze.pipeline.sentences import layers_of_stage
-from torchprof.analyze.pipeline.splits import numbered_layers
+from torchprof.analyze.pipeline.sentences import layers_of_stage, numbered_layers
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
 from torchprof.analyze.ranks.sentences import verdict_on_ranks
@@ -57,8 +54,7 @@ def test_a_pipeline_with_a_slow_stage() -> None:
         "Pipeline of 4 stages on ranks 0 to 3 (8 microbatches, 1F1B). Ranks are idle for 39% of a step, the bubble: "
         "27% is the schedule's own; unequal stages add 11%; the rest, 1%, is communication, the loss and the host. "
         "Stage 2 (rank 2) is the slow one, in 5 of 5 steps: a microbatch takes 4.500ms there, 3.000ms on the other "
-        "ranks (median). Moving layers.8 to stage 1 would make a step about 10% shorter. With 16 microbatches of half "
-        "the size, a step would be at most 8% shorter: the pipeline fills and drains faster."
+        "ranks (median)."
     )
 
 
@@ -129,7 +125,7 @@ def test_times_of_the_cpu_on_a_device_are_called_so() -> None:
     run = run_of_pipelines(four_stages(), blocks=FOUR)
     not_measured = replace(run, metas=tuple(replace(meta, device="cuda") for meta in run.metas))
     assert "is unknown: times are of the CPU, which only launches the work of the device." in about(not_measured)
-    assert "slow one" not in about(not_measured) and not of(not_measured, "unequal_stages")
+    assert "slow one" not in about(not_measured)
     metas = tuple(replace(meta, device="cuda", measured=("cpu_ns", "device_ns")) for meta in run.metas)
     assert about(replace(run, metas=metas)) == about(run)
 
@@ -422,50 +418,19 @@ def test_the_steps_of_a_rank_have_no_rows_of_the_stages_of_others() -> None:
 # Findings
 
 
-def of(run: Run, rule: str) -> list[Advice]:
-    return [advice for advice in advise(run) if advice.rule == rule]
-
-
-def test_unequal_stages_are_a_finding() -> None:
-    """A step of 44.3 ms on four ranks, five times, of which 4.5 ms are saved: test_pipelines.py simulates both."""
-    [advice] = of(run_of_pipelines(four_stages(), blocks=FOUR), "unequal_stages")
-    assert (advice.layer, advice.gain_ns) == ("Stage2", 5 * 4 * 4_500_000)
-    assert advice.finding == (
-        "Stage 2 (rank 2) is the slow one, in 5 of 5 steps: a microbatch takes 4.500ms there, 3.000ms on the other "
-        "ranks (median)."
-    )
-    assert advice.remedy == ("Move layers.8 to stage 1: in a simulation of the schedule, a step is then 10% shorter.")
-
-
 @pytest.mark.parametrize("after_ns", [0, 1_000 * MS], ids=["nothing after the loop", "work after the loop"])
 def test_the_gain_of_a_step_is_of_all_passes_of_a_loop_that_marks_none(after_ns: int) -> None:
-    """The schedule runs five times, and 4.5 ms of each are saved; the first pass of the loop is in no step."""
+    """The schedule runs five times on four ranks; the first pass of the loop is in no step."""
     run = run_of_pipelines(four_stages(), blocks=FOUR)
     samples = {
         SampleKey(OUTSIDE, FORWARD, pipeline.rank, "cpu", "step_ns"): Spread.of([*enumerate(pipeline.step_ns[1:])])
         for pipeline in run.pipelines
     }
     metas = [replace(meta, steps=4, step_end=StepEnd.OPTIMIZER, wall_ns=meta.wall_ns + after_ns) for meta in run.metas]
-    [advice] = of(run := replace(run, samples=samples, metas=tuple(metas)), "unequal_stages")
-    share = 5 * 4 * 4_500_000 / sum(meta.wall_ns for meta in run.metas)
-    assert short_gain(advice, Evidence(run)) == f"Up to {share:.0%} (4.5ms a step)"
-
-
-def silent() -> Sequence[Run]:
-    equal_stages = pipelines_of(one_f_one_b(2, 17), [equal()] * 3)
-    one_block = pipelines_of(one_f_one_b(2, 17), [unequal({1: 2})] * 3)
-    return [
-        run_of_pipelines(equal_stages),
-        run_of_pipelines(one_block, blocks=[1, 1]),
-        run_of_pipelines(four_stages()[:3], blocks=FOUR),
-        replace(run_of_pipelines(four_stages(), blocks=FOUR), pipelines=()),
-    ]
-
-
-@pytest.mark.parametrize("rule", ["unequal_stages", "few_microbatches"])
-def test_pipelines_without_a_fault_or_without_ranks_have_no_finding(rule: str) -> None:
-    for run in at_least_one(silent()):
-        assert not of(run, rule)
+    run = replace(run, samples=samples, metas=tuple(metas))
+    gain_ns = 5 * 4 * 4_500_000
+    share = gain_ns / sum(meta.wall_ns for meta in run.metas)
+    assert short_gain(Advice("Stage2", "", "", gain_ns), Evidence(run)) == f"Up to {share:.0%} (4.5ms a step)"
 
 
 def test_waiting_for_other_stages_is_no_python() -> None:
@@ -483,18 +448,5 @@ def test_waiting_for_other_stages_is_no_python() -> None:
     parts = time_parts(with_python(run.pipelines), "cpu_ns")
     assert parts == {"forward": 540 * MS, "waiting for other stages": 5 * sum(waited), "other": 20 * MS}
     assert time_parts(with_python(()), "cpu_ns")["other"] == 5 * sum(waited) + 20 * MS
-    assert of(with_python(()), "python_in_the_loop")
-    assert not of(with_python(run.pipelines), "python_in_the_loop")
-
-
-def test_few_microbatches_are_a_finding() -> None:
-    """A step of 11 units, of which 8 are work: with twice as many microbatches it is 9.5."""
-    [advice] = of(run_of_pipelines(pipelines_of(one_f_one_b(4, 8), [equal()] * 3)), "few_microbatches")
-    assert (advice.layer, advice.gain_ns) == ("(outside)", 3 * 4 * 4_500_000)
-    assert advice.finding == (
-        "Ranks are idle for 27% of a step while the pipeline fills and drains. Pipeline of 4 stages on ranks 0 to 3 (8 "
-        "microbatches, 1F1B)."
-    )
-    assert advice.remedy.startswith(
-        "Use more microbatches, such as 16 of half the size: a step is at most 14% shorter."
-    )
+    rules, rules_of_stages = ({advice.rule for advice in advise(with_python(of))} for of in ((), run.pipelines))
+    assert "python_in_the_loop" in rules - rules_of_stages

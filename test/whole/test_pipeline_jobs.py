@@ -22,7 +22,7 @@ from torch import distributed as dist
 
 import torchprof
 from torchprof import Run
-from torchprof.analyze.pipeline.splits import judged_pipelines
+from torchprof.analyze.pipeline.bubble import judged_pipelines
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.run.pipeline import Pipeline, StageAction
 
@@ -231,9 +231,9 @@ def test_the_slow_stage_and_the_bubble_of_a_job(ranks: list[Recorded]) -> None:
     """Rank 1 sleeps for at least 70 ms in a step, rank 0 does not. All recorded orders can be simulated."""
     run = torchprof.merge(rank.run for rank in ranks)
     [judged] = judged_pipelines(run)
-    assert judged.bubble is not None and judged.split is not None and judged.split.slow is not None
+    assert judged.bubble is not None and judged.slow is not None
     assert 0 < judged.bubble.schedule < judged.bubble.measured < 1
-    assert SLOW_STAGE in judged.split.slow.stages and judged.split.slow.ranks == (1,)
+    assert SLOW_STAGE in judged.slow.stages and judged.slow.ranks == (1,)
     slow = judged.replicas.times[SLOW_STAGE]
     assert slow.by_what["F"] >= SLOW_FORWARD_NS
     assert max(slow.of_microbatch, key=slow.of_microbatch.__getitem__) == SLOW_MICROBATCH

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from torchprof.attribute.gloo_queues import ONE_GROUP, KnownGroups
 from torchprof.run.collectives import name_of_collective, signature_in_group
 from torchprof.run.words import is_host_collective
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from torchprof.run.lockstep import GroupOfRanks
     from torchprof.run.words import Signature
 
-RECORDS_COLLECTIVE = "record_param_comms"
-"""The op in which torch records the inputs of a collective that runs as kernels."""
 ACCUMULATES = "AccumulateGrad"
 """Suffix of the name of the autograd node that makes a gradient ready. There DistributedDataParallel fills its
 buckets."""
@@ -31,12 +28,11 @@ module has several groups of parameters, the size of their mesh follows: " [pg=2
 
 
 class _Request(NamedTuple):
-    """A collective that an op requested and that has not begun yet. ``group``: None if it is unknown."""
+    """A collective that an op requested and that has not begun yet."""
 
     name: str
     place: Place
     signature: int
-    group: GroupOfRanks | None
 
 
 class CollectiveOwners:
@@ -46,7 +42,8 @@ class CollectiveOwners:
 
     ``fqns``: the layers by their names in FSDP, over all FSDP roots. ``signatures``: the inputs of ops, by number.
     ``replicated``: the layers whose gradients DistributedDataParallel exchanges, each with the sizes of the gradients
-    that it ignores; empty if there is no such module, None if this is unknown. ``groups``: the groups of collectives.
+    that it ignores; empty if there is no such module, None if this is unknown. ``group``: that of all collectives that
+    name none; None if it is unknown, or if there are several: then ``is_one_group`` is false.
 
     ``unmatched``: the number of collectives without a known caller. ``uncertain``: the number of buckets that do not
     have the size of the gradients that became ready before them.
@@ -58,7 +55,8 @@ class CollectiveOwners:
         paths: Sequence[tuple[str, ...]],
         signatures: list[Signature],
         replicated: Mapping[int, Set[int]] | None = None,
-        groups: KnownGroups = ONE_GROUP,
+        group: GroupOfRanks | None = None,
+        is_one_group: bool = True,
     ) -> None:
         self.unmatched = 0
         self.uncertain = 0
@@ -66,8 +64,9 @@ class CollectiveOwners:
         self._paths = paths
         self._signatures = signatures
         self._replicated = replicated
-        self._groups = groups
-        self._in_group: dict[tuple[str, int, GroupOfRanks], int] = {}  # see ``signature_of``
+        self._group = group
+        self._is_one_group = is_one_group
+        self._in_group: dict[tuple[str, int], int] = {}  # see ``signature_of``
         self._requests: deque[_Request] = deque()
         # By thread: the layer of each gradient, and its size if that was recorded.
         self._ready_gradients: defaultdict[int, list[tuple[int, int | None]]] = defaultdict(list)
@@ -78,8 +77,7 @@ class CollectiveOwners:
 
     def note_request(self, event: Event, place: Place) -> None:
         """An op requests a collective."""
-        group = self._groups.queues.group_between(event.start_ns, event.end_ns)
-        self._requests.append(_Request(event.name, place, event.signature, group))
+        self._requests.append(_Request(event.name, place, event.signature))
 
     def note_started_inside(self, place: Place) -> None:
         """A collective begins inside this place, on the thread that requested it. So no other thread will run it."""
@@ -96,22 +94,19 @@ class CollectiveOwners:
 
         The collectives of one group begin in the order of their requests. So it is the first op that requested a
         collective of this name, and of this size if sizes were recorded. With several groups, each group has its own
-        order. Then a match counts only if the groups of both are known, if it is the only one, or if sizes were
-        recorded.
+        order. Then a match counts only if it is the only one, or if sizes were recorded.
         """
-        size, group = self._size(event.signature), self._groups.of_thread.get(event.thread)
+        size = self._size(event.signature)
         fitting = [
             index
             for index, request in enumerate(self._requests)
             if _requests_collective(request.name, event.name)
             and (size is None or size in (self._sizes(request.signature) or (size,)))
-            and (group is None or request.group in (None, group))
         ]
         if fitting:
             requester = self._requests[fitting[0]].place
             is_certain = (
-                self._groups.are_one
-                or (group is not None and self._requests[fitting[0]].group == group)
+                self._is_one_group
                 or size is not None
                 or {self._requests[index].place for index in fitting} == {requester}
             )
@@ -123,13 +118,12 @@ class CollectiveOwners:
 
     def signature_of(self, event: Event) -> int:
         """The number of the inputs of a collective. It contains the group, if it is known and no kernel runs it."""
-        group = self._groups.of_thread.get(event.thread, self._groups.sole)
-        if group is None or not is_host_collective(event.name):
+        if self._group is None or not is_host_collective(event.name):
             return event.signature
-        key = event.name, event.signature, group
+        key = event.name, event.signature
         number = self._in_group.get(key)
         if number is None:
-            self._signatures.append(signature_in_group(event.name, self._signatures[event.signature], group))
+            self._signatures.append(signature_in_group(event.name, self._signatures[event.signature], self._group))
             number = self._in_group[key] = len(self._signatures) - 1
         return number
 

@@ -13,9 +13,8 @@ from operator import and_, gt, le
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from torchprof.attribute.collectives import RECORDS_COLLECTIVE
 from torchprof.attribute.events import Event, Kind
-from torchprof.run.collectives import C10D_OPS
+from torchprof.run.collectives import C10D_OPS, RECORDS_COLLECTIVE
 from torchprof.run.words import REPLAYS
 
 IN_NODE = 2

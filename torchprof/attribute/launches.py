@@ -6,11 +6,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 
-from torchprof.attribute.collectives import RECORDS_COLLECTIVE
 from torchprof.attribute.compiled_ranges import WeightedPlaces, divide
 from torchprof.attribute.events import Event
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place, Places
+from torchprof.run.collectives import RECORDS_COLLECTIVE
 from torchprof.run.words import BEFORE, LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, REPLAY, FrameKind
 
 _ENOUGH = 1000  # kernels to look at: if no correlation ID of these is that of a call, none will be

@@ -26,13 +26,13 @@ def sole_group(groups: Iterable[Mapping[str, Any]]) -> GroupOfRanks | None:
         return NOT_RECORDED
     described: dict[tuple[int, ...], GroupOfRanks] = {}
     for group in groups:
-        known = group_of_ranks(group)
+        known = _group_of_ranks(group)
         if known is not None:
             described.setdefault(_ranks(group), known)
     return next(iter(described.values())) if len(described) == 1 else None
 
 
-def group_of_ranks(group: Mapping[str, Any]) -> GroupOfRanks | None:
+def _group_of_ranks(group: Mapping[str, Any]) -> GroupOfRanks | None:
     """The group that an entry describes; None if it has one rank, which exchanges nothing, or an unknown size."""
     size, ranks = group.get("group_size", group.get("pg_size")), _ranks(group)
     if type(size) is not int or size <= 1:

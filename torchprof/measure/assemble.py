@@ -14,7 +14,6 @@ from torchprof.attribute.engine_calls import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import add_steps
 from torchprof.attribute.events import Detail, Event, Kind
-from torchprof.attribute.gloo_queues import ONE_GROUP, KnownGroups, Queues
 from torchprof.attribute.pipeline_ranges import steps_in, with_folded_names
 from torchprof.attribute.places import Place
 from torchprof.attribute.rule import Attribution
@@ -31,7 +30,7 @@ from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import recorded_warnings
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.lockstep import NOT_RECORDED
+from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.meta import Compilation, CompiledRegion, Meta
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.run import Run
@@ -62,13 +61,15 @@ def attribution_of(
     plan: LayerPlan,
     signatures: list[Signature] | None = None,
     called_from: Callable[[int, int], int] | None = None,
-    groups: KnownGroups = ONE_GROUP,
     graphs: CompiledGraphs | None = None,
+    group: GroupOfRanks | None = None,
+    is_one_group: bool = True,
 ) -> Attribution:
     """The rule of ownership for the labels of a plan. ``signatures``: the inputs of ops, by number; those of
-    collectives in ``groups`` are added. ``graphs``: the compiled graphs that are known."""
+    collectives in ``group`` are added. ``graphs``: the compiled graphs that are known. ``group``, ``is_one_group``: as
+    in ``CollectiveOwners``."""
     inputs = [] if signatures is None else signatures
-    owners = CollectiveOwners(plan.fqns, plan.layer_paths, inputs, plan.replicated, groups)
+    owners = CollectiveOwners(plan.fqns, plan.layer_paths, inputs, plan.replicated, group, is_one_group)
     return Attribution(plan.sites, plan.layer_paths, plan.selected, called_from, owners, graphs)
 
 
@@ -130,7 +131,9 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     source, origin, layers = recording.source, recording.origin, recording.layers
     columns = _columns_of(recording)
     called_from = source.called_from if options.with_stack else None
-    attribution = attribution_of(plan, source.signatures, called_from, _groups_of(recording, columns), recording.graphs)
+    group = None if recording.group == NOT_RECORDED else recording.group
+    is_one_group = group is not None or origin.world_size == 1
+    attribution = attribution_of(plan, source.signatures, called_from, recording.graphs, group, is_one_group)
     places = attribution.places.all
     flops = _flops_of(recording) if options.with_flops else None
     step_end = _step_end(recording)
@@ -202,13 +205,6 @@ def _columns_of(recording: Recording) -> EventColumns:
         _add_samples(columns, samples, recording.began_ns)
     add_engine_calls(columns)
     return columns
-
-
-def _groups_of(recording: Recording, columns: EventColumns) -> KnownGroups:
-    """What is known of the groups of collectives that name none."""
-    sole = None if recording.group == NOT_RECORDED else recording.group
-    queues = Queues(recording.queued)
-    return KnownGroups(sole, sole is not None or recording.origin.world_size == 1, queues.of_threads(columns), queues)
 
 
 def _cut_ns(recording: Recording, columns: EventColumns) -> int | None:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Site
-from torchprof.attribute.gloo_queues import Queued
 from torchprof.attribute.loops import Loop
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
@@ -142,13 +141,12 @@ class Recording:
     them. ``layers``: those of the plan, as they were at the end. ``origin``: the process that was recorded.
     ``observations``: those made so far; ``assemble`` adds its own. ``start`` and ``end``: the live memory at these
     times. ``has_steps``: whether the events contain our marks of steps. ``from_first_mark``: whether a step began with
-    the recording. ``group``: the group of the collectives that do not name one, see ``sole_group``. ``queued``: the
-    collectives that were put into queues of groups, if there are several groups. ``graphs``: the compiled graphs whose
-    layers are known. ``called``: the compiled graphs that were called, by the key in the range around each call.
-    ``regions``: all compiled code of the process, and ``compilations`` when it was compiled; ``under_compile``: what
-    was to be compiled of the models. ``before``: the end of the cycle right before this one; None without one.
-    ``python_samples``: (time, source line, number of sampling intervals) of each sample of Python; None if Python was
-    not sampled.
+    the recording. ``group``: the group of the collectives that do not name one, see ``sole_group``. ``graphs``: the
+    compiled graphs whose layers are known. ``called``: the compiled graphs that were called, by the key in the range
+    around each call. ``regions``: all compiled code of the process, and ``compilations`` when it was compiled;
+    ``under_compile``: what was to be compiled of the models. ``before``: the end of the cycle right before this one;
+    None without one. ``python_samples``: (time, source line, number of sampling intervals) of each sample of Python;
+    None if Python was not sampled.
 
     ``began_ns``: the end of the recording's first mark. This time, the samples, and the frees noted in ``start`` are
     on the clock of ``time.perf_counter_ns``, which never jumps. Events may be on another clock.
@@ -164,7 +162,6 @@ class Recording:
     has_steps: bool = False
     from_first_mark: bool = True
     group: GroupOfRanks | None = None
-    queued: Sequence[Queued] = ()
     graphs: CompiledGraphs | None = None
     called: Mapping[str, CalledGraph] = field(default_factory=dict)
     regions: Iterable[CompiledRegion] = ()

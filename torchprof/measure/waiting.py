@@ -7,8 +7,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
-from torchprof.attribute.collectives import RECORDS_COLLECTIVE
-from torchprof.run.collectives import C10D_OPS, shows_collective
+from torchprof.run.collectives import C10D_OPS, RECORDS_COLLECTIVE, shows_collective
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.words import FSDP_RANGE, Frame, FrameKind, is_collective
 

@@ -21,7 +21,7 @@ from torchprof.record.modules import checked_models
 from torchprof.record.plan import Plan
 from torchprof.record.session_events import SessionEvents, ended_session
 from torchprof.record.shared_changes import CustomOps
-from torchprof.record.this_process import queued_collectives, this_job, this_process
+from torchprof.record.this_process import this_job, this_process
 from torchprof.run.run import Run
 
 
@@ -92,7 +92,6 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
         seen,
         end=held_now(plan.models) if asked.profile_memory else NOT_MEASURED,
         group=job.group,
-        queued=queued_collectives(job, session.start_ns),
         regions=compiled_regions(),
     )
     return with_warnings(assemble(recording, plan, asked), seen)

@@ -16,7 +16,6 @@ from threading import get_ident
 from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.events import Kind
-from torchprof.attribute.gloo_queues import Queued
 from torchprof.attribute.places import Attributed
 from torchprof.measure.assemble import assemble, attribution_of, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOT_MEASURED
@@ -32,7 +31,7 @@ from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 from torchprof.record.session import Session
 from torchprof.record.split_ranges import SplitRanges
-from torchprof.record.this_process import Job, queued_collectives, this_job, this_process
+from torchprof.record.this_process import Job, this_job, this_process
 from torchprof.run.layers import Layer
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Compilation, CompiledRegion
@@ -91,7 +90,6 @@ class Cycle:
         self._stack_warning = StackWarning()
         self._sampler: Sampler | None = None
         self._called = CalledGraphs()
-        self._queued: list[Queued] = []
         self._end_before = end
         if end is not None:
             self.session.loop_before = end.loop
@@ -129,7 +127,6 @@ class Cycle:
             self.look_at_job()
         finally:
             self.session.stop(self.job.in_traces)
-        self._queued = queued_collectives(self.job, self.session.start_ns)
         self.seen.warnings += about_clock(self.session.clock_jump_ns, self.session.wall_ns)
         if self._called.knows_parameters:
             self.seen.warnings.append(RunWarning.of("layers_by_parameters", asked=setup.provenance is not None))
@@ -153,7 +150,6 @@ class Cycle:
             this_process(self.job),
             seen,
             group=self.job.group,
-            queued=self._queued,
             graphs=self._called.layers(setup.plan, setup.provenance),
             called=self._called.by_key,
             regions=self._regions,

@@ -9,13 +9,14 @@ from typing import Any
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-from torchprof.attribute.collectives import ACCUMULATES, RECORDS_COLLECTIVE
+from torchprof.attribute.collectives import ACCUMULATES
 from torchprof.attribute.event_columns import EventColumns, EventKind, Numbers, by_thread
 from torchprof.attribute.event_names import MEMORY, OVERHEAD, event_kind, is_a_common_name, numbers_of_devices
 from torchprof.attribute.events import PREFIX, Detail, Event, Kind
 from torchprof.attribute.launches import first_correlation_id, threads_of_overhead
 from torchprof.record.raw_events import BACKWARD_SCOPE, USER_SCOPE, InputSignatures, RawEvent, RawEvents, end_ns
 from torchprof.record.torch_internals import optional
+from torchprof.run.collectives import RECORDS_COLLECTIVE
 from torchprof.run.words import BEFORE, is_collective, is_runtime_call
 
 _is_python_function: Callable[[Any], bool] = getattr(RawEvent, "is_python_function", lambda raw: False)

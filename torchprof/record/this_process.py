@@ -16,19 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchprof.attribute.gloo_queues import Queued
-from torchprof.attribute.process_groups import group_of_ranks, mesh_of_groups, sole_group
+from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.record.peak import measured_peaks
-from torchprof.record.torch_internals import optional
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim, Meta, name_of_job
-from torchprof.run.words import is_host_collective
 from torchprof.version import __version__
 
 
 class Job(NamedTuple):
     """``group``: the ranks of this rank's collectives; None if it is in groups of different ranks, or without a job.
-    ``groups``: all groups of this rank that exchange anything.
     ``in_traces``: the job as JSON, in the form that ``torch.profiler.profile`` writes into traces; None without a job.
     ``name``: the job ID of torchrun or Slurm, "" without one."""
 
@@ -36,7 +32,6 @@ class Job(NamedTuple):
     world_size: int = 1
     mesh: tuple[MeshDim, ...] = ()
     group: GroupOfRanks | None = None
-    groups: tuple[GroupOfRanks, ...] = ()
     in_traces: str | None = None
     name: str = ""
 
@@ -59,8 +54,7 @@ def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
     groups = _groups()
     described = {"backend": distributed.get_backend(), "rank": rank, "world_size": size, "pg_config": groups}
     mesh = _mesh_of(models) or mesh_of_groups(groups, rank)
-    known = tuple(known for group in groups if (known := group_of_ranks(group)) is not None)
-    return Job(rank, size, mesh, sole_group(groups), known, json.dumps(described), name_of_job())
+    return Job(rank, size, mesh, sole_group(groups), json.dumps(described), name_of_job())
 
 
 def _groups() -> list[Mapping[str, Any]]:
@@ -89,28 +83,6 @@ def _mesh_of(models: Iterable[nn.Module]) -> tuple[MeshDim, ...]:
             if names is not None and positions is not None:
                 return tuple(MeshDim(name, mesh.size(index), positions[index]) for index, name in enumerate(names))
     return ()
-
-
-def queued_collectives(job: Job, since_ns: int | None) -> list[Queued]:
-    """The collectives that this process put into the queues of gloo since a time on the clock of the profiler.
-
-    The recorder keeps the last ``TORCH_FR_BUFFER_SIZE`` (2,000) of the process. Empty if it is switched off, if this
-    torch has none for gloo, and if the group of all collectives is known without it.
-    """
-    if job.group is not None or not job.groups or since_ns is None:
-        return []
-    dump = optional("torch._C._distributed_c10d._dump_fr_trace_json")
-    of_name = {group.name: group for group in job.groups}
-    try:
-        entries = [] if dump is None else json.loads(dump())["entries"]
-        known = [(entry["time_created_ns"], entry["profiling_name"], entry["process_group"][0]) for entry in entries]
-    except (LookupError, TypeError, ValueError):  # the API is private
-        return []
-    return [
-        Queued(time_ns, name, of_name[group])
-        for time_ns, name, group in known
-        if time_ns >= since_ns and is_host_collective(name) and group in of_name
-    ]
 
 
 def this_process(job: Job) -> Meta:

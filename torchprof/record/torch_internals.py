@@ -59,9 +59,6 @@ _OF_MODULES: dict[str, dict[str, Use]] = {
         ),
         "_get_privateuse1_backend_name": Use("the name of a device that an extension adds", "its name is unknown"),
         "_dispatch_has_kernel_for_dispatch_key": Use("which operators do no work", "more are shown as not counted"),
-        "_distributed_c10d._dump_fr_trace_json": Use(
-            "the process groups of gloo's collectives", "waiting in several groups is unknown", since="2.9"
-        ),
     },
     "torch.utils": {
         "_python_dispatch._disable_current_modes": Use("to call torch's formulas outside of modes", "they are inside"),

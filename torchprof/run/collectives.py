@@ -186,6 +186,8 @@ def _is_known(shape: Any) -> bool:
 
 C10D_OPS = "c10d::"
 """Prefix of the names of torch's ops that call a collective (``torch/csrc/distributed/c10d/Ops.cpp``)."""
+RECORDS_COLLECTIVE = "record_param_comms"
+"""The op in which torch records the inputs of a collective that runs as kernels."""
 
 COLLECTIVES = (
     "all_reduce",

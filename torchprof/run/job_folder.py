@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from torchprof.errors import TorchprofError, some
 from torchprof.run.file import atomic_file, comparison_of, run_of, stripped
-from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.parquet import (
     check_pyarrow,
@@ -30,6 +29,7 @@ from torchprof.run.parquet import (
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.processes import check_processes, in_processes
 from torchprof.run.run import Run
+from torchprof.run.words import ranks_in_words
 
 if TYPE_CHECKING:
     import duckdb

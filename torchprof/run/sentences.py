@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from torchprof.errors import some
 from torchprof.run.cost import format_time
-from torchprof.run.lockstep import ranks_in_words
-from torchprof.run.words import COMPILE_IN_BLOCK, LAUNCHED_BEFORE, WHY_UNKNOWN
+from torchprof.run.words import COMPILE_IN_BLOCK, LAUNCHED_BEFORE, WHY_UNKNOWN, ranks_in_words
 
 Fact = Any
 """An int, float, str or bool, or nested tuples of these: what JSON can store."""

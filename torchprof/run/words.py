@@ -1,11 +1,12 @@
-"""Constants and small predicates that all packages share: phases, kinds of frames, and names of rows and ranges."""
+"""Constants, predicates and wording that all packages share: phases, kinds of frames, names of rows and ranges."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import cache
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from torchprof.errors import TorchprofError, suggest
@@ -249,3 +250,25 @@ def is_runtime_call(name: str) -> bool:
     """Whether an event is a call of a device runtime, such as ``cudaLaunchKernel``. Not meant for ranges of the
     user."""
     return _RUNTIME_CALL.fullmatch(name) is not None
+
+
+def range_in_words(kind: FrameKind, name: str) -> str:
+    """What a range is called in tables: what the user said, or what torch.compile made. An op as it is."""
+    if kind == FrameKind.LABEL:
+        return f"{name} (label)"
+    if kind not in RANGES:
+        return name
+    if kind == FrameKind.PROFILER:
+        return f"(profiler: {name})"
+    return f"(region {name})" if kind == FrameKind.REGION and name != COMPILING else f"({name})"
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """As in "rank 2", "ranks 2 and 5" and "ranks 0 to 3, 5 and 7"."""
+    ranks = sorted(set(ranks))
+    words: list[str] = []
+    for _, group in groupby(enumerate(ranks), lambda numbered: numbered[1] - numbered[0]):
+        row = [rank for _, rank in group]
+        words += [f"{row[0]} to {row[-1]}"] if len(row) > 2 else map(str, row)
+    listed = ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else "".join(words)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"

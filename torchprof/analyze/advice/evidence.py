@@ -9,7 +9,6 @@ from operator import add
 from typing import NamedTuple
 
 from torchprof.analyze.advice.chains import Among, Frames, Having, Holds, always
-from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
 from torchprof.analyze.records import layer_name
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -82,11 +81,6 @@ class Evidence:
             if key.rank in unmarked and spread.sum:
                 passes += min(max(unmarked[key.rank] / spread.sum - 1, 0) * spread.count, 1)
         return ns / passes
-
-    @cached_property
-    def pipelines(self) -> list[Judged]:
-        """The pipelines of the run, with what is known of their stages."""
-        return judged_pipelines(self.run)
 
     @cached_property
     def ops_recorded(self) -> bool:

@@ -13,8 +13,8 @@ from torchprof.analyze.advice.findings import findings_table, place
 from torchprof.analyze.compiled.report import compiled_in_short
 from torchprof.analyze.first_screen.headline import headline
 from torchprof.analyze.operators.top import measures_of
+from torchprof.analyze.pipeline.bubble import judged_pipelines
 from torchprof.analyze.pipeline.sentences import pipelines_in_short
-from torchprof.analyze.pipeline.splits import judged_pipelines
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.sentences import straggler
 from torchprof.analyze.records import name_of_layer

@@ -35,11 +35,10 @@ from torchprof.run.cost import (
     format_time,
 )
 from torchprof.run.layers import Layer
-from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.meta import Peak
 from torchprof.run.run import Node, Run
 from torchprof.run.samples import SampleKey
-from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, ranks_in_words
 
 _SHAPES_SHOWN = 3
 _COUNTED = {measure.fields[0][0]: measure for measure in MEASURES}

@@ -28,7 +28,6 @@ from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.errors import some
 from torchprof.run.cost import Cell, ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
-from torchprof.run.lockstep import range_in_words
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.words import (
@@ -47,6 +46,7 @@ from torchprof.run.words import (
     is_overhead,
     is_runtime_call,
     phase_of,
+    range_in_words,
     torchs_range,
 )
 

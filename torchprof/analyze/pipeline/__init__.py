@@ -1,1 +1,1 @@
-"""Pipelines of stages: their figures, their idle time, and better splits of the model."""
+"""Pipelines of stages: their figures, their idle time, and the slow stage."""

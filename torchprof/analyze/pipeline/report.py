@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
-from torchprof.analyze.pipeline.bubble import Bubble
+from torchprof.analyze.pipeline.bubble import Bubble, Judged, judged_pipelines
 from torchprof.analyze.pipeline.sentences import about_pipeline, layers_of_stage
-from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
 from torchprof.analyze.pipeline.values import AlikePipelines, OnePipeline, StageTimes
 from torchprof.analyze.report import (
     ReportTable,
@@ -22,8 +21,8 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import warnings_below
 from torchprof.run.cost import UNKNOWN, Cell, format_number, format_share, format_time
-from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
+from torchprof.run.words import ranks_in_words
 
 _ROWS = 16
 _MOST_STAGES = 8  # with columns of their own
@@ -31,8 +30,8 @@ _MOST_STAGES = 8  # with columns of their own
 
 @report("pipeline", "stages of a pipeline: their times, who waits for whom, why ranks are idle", answers="waits")
 def pipeline(run: Run, *, top: int | None = None, tablefmt: str | None = None) -> Section:
-    """The pipelines of a job that uses ``torch.distributed.pipelining``: sentences about the bubble, the slow stage and
-    what would help, then tables.
+    """The pipelines of a job that uses ``torch.distributed.pipelining``: sentences about the bubble and the slow
+    stage, then tables.
 
     The first table has a row for each stage: the median time of a microbatch in forward and in backward, and, in a
     step, its time and the waiting before its actions. The second has a row for each pipeline: how long its ranks are
@@ -58,7 +57,7 @@ def about_alike(run: Run, number: int, judged: Judged, limit: int = _ROWS, table
     """The sentences and the three tables about pipelines that do the same, which have this ``number``."""
     return spaced(
         [
-            Section([*about_pipeline(run, judged)], " "),
+            Section([*about_pipeline(judged)], " "),
             _table_of_stages(run, number, judged.replicas, tablefmt),
             _table_of_pipelines(number, judged, tablefmt),
             _table_of_microbatches(number, judged.replicas, limit, tablefmt),

@@ -1,4 +1,4 @@
-"""Sentences about pipelines: how long ranks are idle and why, the slow stage, and what would help."""
+"""Sentences about pipelines: how long ranks are idle and why, and the slow stage."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble
-from torchprof.analyze.pipeline.splits import Judged, Move, SlowStages, numbered_layers
+from torchprof.analyze.pipeline.bubble import Bubble, Judged, SlowStages, UnknownBubble
 from torchprof.analyze.pipeline.values import AlikePipelines
 from torchprof.analyze.report import printable
 from torchprof.run.cost import format_time
-from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.layers import Layers
 from torchprof.run.run import Run
+from torchprof.run.words import ranks_in_words
 
 _WORTH_SAYING = 0.005  # of the time of all ranks
 _OUTLIER = 2.0  # times the other microbatches
@@ -22,36 +22,25 @@ _MOST_NAMED = 3  # microbatches, and pipelines
 _MAY_BE_CHANCE = "; that may be chance"
 
 
-def about_pipeline(run: Run, judged: Judged) -> Iterator[str]:
-    """What is known of pipelines that do the same: what they are, why their ranks are idle, and what would help."""
-    yield what_it_is(judged.replicas)
+def about_pipeline(judged: Judged) -> Iterator[str]:
+    """What is known of pipelines that do the same: what they are, and why their ranks are idle."""
+    yield _what_it_is(judged.replicas)
     yield from _about_missing(judged.replicas)
-    yield about_bubble(judged)
-    split = judged.split
-    if split is not None and split.slow is not None:
-        yield about_slow_stages(split.slow)
-    if split is not None and split.move is not None:
-        move, saving = split.move
-        names = moved_layers(run, judged.replicas, move)
-        yield f"Moving {names} to stage {move.target} would make a step about {saving.share:.0%} shorter."
-    if split is not None and split.doubled is not None:
-        yield (
-            f"With {2 * split.microbatches} microbatches of half the size, a step would be at most "
-            f"{split.doubled.share:.0%} shorter: the pipeline fills and drains faster."
-        )
-    yield from about_outliers(judged.replicas)
+    yield _about_bubble(judged)
+    if judged.slow is not None:
+        yield _about_slow_stages(judged.slow)
+    yield from _about_outliers(judged.replicas)
 
 
 def pipelines_in_short(pipelines: Sequence[Judged]) -> Iterator[str]:
     """For each pipeline whose bubble is known, how long its ranks are idle and why, and the slow stage, in one line."""
     for judged in pipelines:
         if judged.bubble is not None:
-            slow = judged.split.slow if judged.split is not None else None
-            sentences = [about_bubble(judged, of_schedule=True), "" if slow is None else about_slow_stages(slow)]
-            yield " ".join(filter(None, sentences))
+            slow = "" if judged.slow is None else f" {_about_slow_stages(judged.slow)}"
+            yield f"{_about_bubble(judged, of_schedule=True)}{slow}"
 
 
-def what_it_is(replicas: AlikePipelines) -> str:
+def _what_it_is(replicas: AlikePipelines) -> str:
     """The stages, the schedule and the ranks of pipelines that do the same."""
     first = replicas.first
     about = _schedule_of(replicas)
@@ -83,7 +72,7 @@ def _about_missing(replicas: AlikePipelines) -> Iterator[str]:
         yield f"{ranks_in_words(missing).capitalize()} {'is' if len(missing) == 1 else 'are'} not in this run."
 
 
-def about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
+def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
     """How long the ranks are idle in a step, and why. ``of_schedule``: with the schedule."""
     bubble = judged.bubble
     if bubble is None:
@@ -104,7 +93,7 @@ def about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
     return f"Ranks are idle for {bubble.measured:.0%} of a step, the bubble{mean}: {'; '.join(parts)}."
 
 
-def about_slow_stages(slow: SlowStages) -> str:
+def _about_slow_stages(slow: SlowStages) -> str:
     """The stages that take longest, and how long; the ranks, if these have several stages each."""
     stages, ranks = name_of_stages(slow.stages), ranks_in_words(slow.ranks)
     if len(slow.stages) > slow.places:  # ranks have several stages, and are compared by the sum of them
@@ -121,13 +110,7 @@ def about_slow_stages(slow: SlowStages) -> str:
     )
 
 
-def moved_layers(run: Run, replicas: AlikePipelines, move: Move) -> str:
-    """The names of layers to move: ``layers.10 and layers.11``."""
-    root = replicas.times[move.source].root
-    return " and ".join(name_in_stage(run, root, layer) for layer in move.layers)
-
-
-def about_outliers(replicas: AlikePipelines) -> Iterator[str]:
+def _about_outliers(replicas: AlikePipelines) -> Iterator[str]:
     """Microbatches that take several times as long as the others."""
     step_ns = median(ns for member in replicas.members for ns in member.step_ns)
     times_longer: defaultdict[int, dict[int, float]] = defaultdict(dict)  # how many times, by microbatch and stage
@@ -150,7 +133,7 @@ def name_of_stages(stages: Sequence[int]) -> str:
     return ranks_in_words(stages).replace("rank", "stage")
 
 
-def name_in_stage(run: Run, root: int, layer: int) -> str:
+def _name_in_stage(run: Run, root: int, layer: int) -> str:
     """The path of a layer in the model of its stage: ``layers.4``."""
     depth = len(run.layers[root].path)
     return printable(".".join(run.layers[layer].path[depth:]))
@@ -166,10 +149,25 @@ def layers_of_stage(run: Run, root: int) -> str:
     blocks = numbered_layers(run.layers, root)
     if not blocks:
         return printable(run.layers[root].name)
-    first, last = name_in_stage(run, root, blocks[0]), name_in_stage(run, root, blocks[-1])
+    first, last = _name_in_stage(run, root, blocks[0]), _name_in_stage(run, root, blocks[-1])
     of_blocks = first if len(blocks) == 1 else f"{first}–{last}"
     container = run.layers.parent[blocks[0]]
     children = run.layers.children[root]
     if container not in children or len(children) > 5:
         return of_blocks
-    return ", ".join(of_blocks if child == container else name_in_stage(run, root, child) for child in children)
+    return ", ".join(of_blocks if child == container else _name_in_stage(run, root, child) for child in children)
+
+
+def numbered_layers(layers: Layers, root: int) -> list[int]:
+    """The numbered layers of a stage, in their order: the children of the container that has most of them,
+    if all its children are numbered (``layers.4``); empty without. ``root``: the model of the stage, by its index."""
+    best: list[int] = []
+    waiting = [root] if root >= 0 else []
+    while waiting:
+        children = layers.children[waiting.pop()]
+        numbered = [child for child in children if layers[child].path[-1].isdecimal()]
+        if len(numbered) < len(children):
+            waiting += children
+        elif len(numbered) > len(best):
+            best = sorted(numbered, key=lambda child: int(layers[child].path[-1]))
+    return best

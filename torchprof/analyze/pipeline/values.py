@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from statistics import fmean, median, median_low
+from statistics import median
 from typing import NamedTuple
 
 from torchprof.run.pipeline import Pipeline, StageAction
@@ -313,17 +313,3 @@ def _per_step(times: Iterable[Sequence[Sequence[int]]]) -> float:
     """The median over steps and ranks of the sum of some actions of a step. ``times``: those of each rank."""
     sums = [sum(step) for of_rank in times for step in zip(*of_rank)]
     return median(sums) if sums else 0.0
-
-
-def mean_times(replicas: AlikePipelines) -> dict[tuple[int, str], float]:
-    """The duration of the actions of each stage, by what they are: the mean over microbatches and typical steps, the
-    median over replicas, of two the shorter one: a slow rank does not make a slow stage."""
-    means: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
-    for pipeline in replicas.judged:
-        times: defaultdict[tuple[int, str], list[float]] = defaultdict(list)
-        for step in pipeline.typical_steps:
-            for action, ns in pipeline.took(step).items():
-                times[action.stage, action.what].append(ns)
-        for key, of_pipeline in times.items():
-            means[key].append(fmean(of_pipeline))
-    return {key: median_low(of_pipelines) for key, of_pipelines in means.items()}

@@ -131,53 +131,66 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
 
     ``tablefmt``: any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
-    uses = list(_uses(run))
     warnings: list[Part] = [*about_sums(run), warnings_below(run)]
+    uses = [*_uses(run)]
     if not uses:
         return stacked(["This run recorded no communication between ranks.", *warnings])
-    names = {False: run.meta.device_heading, True: "CPU"}
-    wholes = {on_host: sum(use.ns or 0 for use in uses if use.on_host is on_host) for on_host in names}
-    present = [names[on_host] for on_host in sorted({use.on_host for use in uses})]
-    on, time = (["On"], "Time") if len(present) > 1 else ([], f"{present[0]} time")
+    tables = _Tables(run, uses, tablefmt)
+    return spaced([tables.by_collective(), tables.by_layer(), stacked([*tables.sentences(), *warnings])])
 
-    def summed(
-        key: Callable[[_Use], tuple[Cell, ...]], apart: Callable[[_Use], tuple[str, ...]] = lambda use: ()
+
+class _Tables:
+    """The two tables of the uses of a run, at least one. If a run has both kinds, a column says where each ran."""
+
+    def __init__(self, run: Run, uses: Sequence[_Use], tablefmt: str | None) -> None:
+        self._uses = uses
+        self._tablefmt = tablefmt
+        self._names = {False: run.meta.device_heading, True: "CPU"}  # by ``on_host``
+        self._wholes = {of: sum(use.ns or 0 for use in uses if use.on_host is of) for of in self._names}
+        present = [self._names[on_host] for on_host in sorted({use.on_host for use in uses})]
+        self._on, self._time = (["On"], "Time") if len(present) > 1 else ([], f"{present[0]} time")
+
+    def by_collective(self) -> ReportTable:
+        rows = [
+            [*of[: len(_WHAT)], *map(_size_text, total.sizes), *of[len(_WHAT) :], *took, total.bandwidth_text]
+            for of, total, took in self._summed(_what, _sizes)
+        ]
+        headings = [*_WHAT, "In", "Out", *self._on, "Calls", self._time, "Avg", "Share", "Bandwidth"]
+        return ReportTable.of_cells(headings, rows, self._tablefmt).of("by_collective")
+
+    def by_layer(self) -> ReportTable:
+        rows = [[*of, total.bytes_text, *took] for of, total, took in self._summed(_where)]
+        headings = ["Module", "Phase", *self._on, "Bytes", "Calls", self._time, "Avg", "Share"]
+        return ReportTable.of_cells(headings, rows, self._tablefmt).of("by_layer")
+
+    def _summed(
+        self, key: Callable[[_Use], tuple[Cell, ...]], apart: Callable[[_Use], tuple[str, ...]] = lambda use: ()
     ) -> Iterator[tuple[list[Cell], _Sum, list[Cell]]]:
         """For each row the cells of its key, its sum, and the cells of calls and time; largest first. Equal texts are
         one row, unless ``apart`` keeps them apart."""
         sums: dict[tuple[bool, tuple[str, ...], tuple[str, ...]], tuple[tuple[Cell, ...], _Sum]] = {}
-        for use in uses:
+        for use in self._uses:
             cells = key(use)
             texts = use.on_host, tuple(map(str, cells)), apart(use)
             sums.setdefault(texts, (cells, _Sum()))[1].add(use)
         largest_first = sorted(sums.items(), key=lambda item: (item[1][1].ns, item[1][1].nbytes), reverse=True)
         for (on_host, *_), (cells, total) in largest_first:
-            yield [*cells, *([names[on_host]] if on else [])], total, total.texts(wholes[on_host])
+            on: list[Cell] = [self._names[on_host]] if self._on else []
+            yield [*cells, *on], total, total.texts(self._wholes[on_host])
 
-    what = ReportTable.of_cells(
-        [*_WHAT, "In", "Out", *on, "Calls", time, "Avg", "Share", "Bandwidth"],
-        [
-            [*of[: len(_WHAT)], *map(_size_text, total.sizes), *of[len(_WHAT) :], *took, total.bandwidth_text]
-            for of, total, took in summed(_what, _sizes)
-        ],
-        tablefmt,
-    ).of("by_collective")
-    where = ReportTable.of_cells(
-        ["Module", "Phase", *on, "Bytes", "Calls", time, "Avg", "Share"],
-        [[*of, total.bytes_text, *took] for of, total, took in summed(_where)],
-        tablefmt,
-    ).of("by_layer")
-    wholes_in_words = [f"{format_time(ns)} {names[on_host]} time" for on_host, ns in wholes.items() if ns]
-    sentences = [f"100 % is all communication: {', '.join(wholes_in_words)}."] if wholes_in_words else []
-    if wholes[True]:
-        sentences.append(
-            "CPU time of a collective is the time from its beginning to its end, with the waiting for the slowest rank."
-        )
-    if any(use.ns is None and not use.on_host for use in uses):
-        sentences.append(f"{UNKNOWN} under {time}: no kernel of it was recorded, only its range on the CPU.")
-    if any(use.ns is None and use.on_host for use in uses):
-        sentences.append(f"{UNKNOWN} under {time}: the run does not say how long it took.")
-    return spaced([what, where, stacked([*sentences, *warnings])])
+    def sentences(self) -> Iterator[str]:
+        wholes = [f"{format_time(ns)} {self._names[on_host]} time" for on_host, ns in self._wholes.items() if ns]
+        if wholes:
+            yield f"100 % is all communication: {', '.join(wholes)}."
+        if self._wholes[True]:
+            yield (
+                "CPU time of a collective is the time from its beginning to its end, with the waiting for the slowest "
+                "rank."
+            )
+        if any(use.ns is None and not use.on_host for use in self._uses):
+            yield f"{UNKNOWN} under {self._time}: no kernel of it was recorded, only its range on the CPU."
+        if any(use.ns is None and use.on_host for use in self._uses):
+            yield f"{UNKNOWN} under {self._time}: the run does not say how long it took."
 
 
 def _uses(run: Run) -> Iterator[_Use]:

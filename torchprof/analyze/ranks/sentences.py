@@ -5,33 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import ceil
 
+from torchprof.analyze.pipeline.bubble import judged_pipelines
 from torchprof.analyze.pipeline.sentences import about_pipeline, name_of_stages
-from torchprof.analyze.pipeline.splits import judged_pipelines
 from torchprof.analyze.ranks.balance import Balance, balance_of
 from torchprof.analyze.ranks.significance import CLEARLY_SLOWER
-from torchprof.analyze.ranks.slow import Difference, Late, Slow
+from torchprof.analyze.ranks.slow import PARTS, Difference, Late, Slow
 from torchprof.analyze.ranks.values import IN_NO_OP, Times
 from torchprof.analyze.records import name_of_layer
 from torchprof.analyze.report import printable
 from torchprof.analyze.sentences import about_missing_ranks
 from torchprof.run.cost import UNKNOWN, format_time
-from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.unfinished import Entered, Unfinished
-from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
+from torchprof.run.words import FORWARD, OUTSIDE, StepEnd, ranks_in_words
 
 _ALIKE = 0.01  # FLOPs that differ by a smaller share are the same work
 _WORTH_SAYING = 0.005  # of a step
 _MANY_TIMES = 10
 _HANGS = 2  # a step that took this many times the longest other step is a hang
-_PARTS = {
-    "step_data_ns": "loading data",
-    "step_optimizer_ns": "the optimizer",
-    "step_copy_ns": "copies between host and device",
-    "step_wait_ns": "synchronization: the CPU waits for the device",
-    "step_gc_ns": "Python's garbage collection",
-}
 _MAY_BE_CHANCE = "This may be chance: too few steps, or steps that were not kept or not matched between ranks."
 
 
@@ -52,7 +44,7 @@ def sentences(run: Run, balance: Balance) -> Iterator[str]:
     if run.choice is None:
         yield from _about_none(run, balance)
     for judged in judged_pipelines(run):
-        yield from about_pipeline(run, judged)
+        yield from about_pipeline(judged)
     if balance.inferred:
         yield (
             f"The group of {balance.inferred} calls of collectives is not in the traces. All {len(run.metas)} ranks of "
@@ -79,12 +71,14 @@ def _about_none(run: Run, balance: Balance) -> Iterator[str]:
     if len(work) < len(balance.ranks):
         which = "all ranks" if not work else "some ranks"
         yield f"Stragglers are unknown: so is the own work of {which}."
-    elif balance.slow is None and balance.late is None and not any(len(peers) > 1 for peers in balance.peers):
+    elif balance.slow is not None or balance.late is not None:
+        return
+    elif not any(len(peers) > 1 for peers in balance.peers):
         yield "The ranks have different stages of a pipeline. Their work differs by design, so it is not compared."
-    elif balance.slow is None and balance.late is None and len(balance.peers) > 1:
+    elif len(balance.peers) > 1:
         yield "No straggler found among ranks with the same stages of a pipeline."
         yield _about_detection(balance.detectable)
-    elif balance.slow is None and balance.late is None:
+    else:
         least, most = format_time(min(work)), format_time(max(work))
         over_steps = " (medians over the steps)" if is_median and any(meta.steps > 1 for meta in run.metas) else ""
         yield f"No straggler found: own work takes {least} to {most}{unit_of(run)}{over_steps}."
@@ -191,7 +185,7 @@ def _about_difference(run: Run, difference: Difference, ranks: Sequence[int], un
     if difference.layer == IN_NO_OP:
         where = "in no operator (Python, or waiting for data)"
     elif difference.part is not None:
-        where = _PARTS[difference.part]
+        where = PARTS[difference.part]
     elif difference.layer == OUTSIDE:
         where = "outside of all layers"
     return f"Most of the difference{of_rank} is {where}: {format_time(difference.excess_ns)}{unit}."

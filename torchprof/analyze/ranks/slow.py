@@ -30,8 +30,14 @@ class Difference:
     part: str | None = None
 
 
-PARTS = ("step_data_ns", "step_optimizer_ns", "step_copy_ns", "step_wait_ns", "step_gc_ns")
-"""The named parts of a step outside all layers; see ``SampleKey``."""
+PARTS = {
+    "step_data_ns": "loading data",
+    "step_optimizer_ns": "the optimizer",
+    "step_copy_ns": "copies between host and device",
+    "step_wait_ns": "synchronization: the CPU waits for the device",
+    "step_gc_ns": "Python's garbage collection",
+}
+"""The named parts of a step outside all layers, see ``SampleKey``, and in words."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ class Late:
     exceeds_slow: bool = False
 
 
-def tested_work(compared: Compared, of: int) -> Stragglers | None:
+def _tested_work(compared: Compared, of: int) -> Stragglers | None:
     """The test of ``stragglers`` on the own work of the ranks; None if the steps cannot be paired or are too few.
     ``of``: the number of ranks in all tests of this run.
 
@@ -112,9 +118,9 @@ def slow_among_peers(
     for peers in compared.peers:
         if len(peers) > 1:
             some = compared.among(peers)
-            tested = tested_work(some, len(compared.ranks))
+            tested = _tested_work(some, len(compared.ranks))
             members = set(peers)
-            slow_here = slow_ranks(some, tested, [rank for rank in ranks if rank.rank in members], collectives)
+            slow_here = _slow_ranks(some, tested, [rank for rank in ranks if rank.rank in members], collectives)
             if slow_here is not None and len(compared.peers) > 1:
                 slow_here = replace(slow_here, costs=None, stages=compared.stages.get(peers[0], ()))
             slow += [slow_here] if slow_here is not None else []
@@ -124,13 +130,13 @@ def slow_among_peers(
     return most, max(shares) if shares and len(shares) == len(detectable) else None
 
 
-def slow_ranks(
+def _slow_ranks(
     compared: Compared,
     tested: Stragglers | None,
     ranks: Sequence[OneRank],
     collectives: Iterable[OneCollective],
 ) -> Slow | None:
-    """The ranks whose own work takes longer than that of the others, by ``tested``, the result of ``tested_work``.
+    """The ranks whose own work takes longer than that of the others, by ``tested``, the result of ``_tested_work``.
 
     Without that: the ranks whose work takes ``CLEARLY_SLOWER`` longer than that of the median rank, if one of them was
     the slowest in more than half of the steps.

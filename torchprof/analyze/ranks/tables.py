@@ -24,9 +24,9 @@ from torchprof.run.cost import (
     format_number,
     format_time,
 )
-from torchprof.run.lockstep import GroupOfRanks, Lockstep, ranks_in_words
+from torchprof.run.lockstep import GroupOfRanks, Lockstep
 from torchprof.run.run import Run
-from torchprof.run.words import phase_of
+from torchprof.run.words import phase_of, ranks_in_words
 
 _MANY_RANKS = 16  # with more ranks, only the slowest and the fastest are shown
 _SLOWEST, _FASTEST = 8, 2
@@ -288,8 +288,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
         )
     if any(collective.group is None for collective in listed):
         sentences.append(
-            f"{UNKNOWN} under Group: the ranks are in several groups. Of gloo's collectives, a live profile knows "
-            "which it was (torch 2.9 and newer, unless TORCH_FR_BUFFER_SIZE is 0), a trace does not."
+            f"{UNKNOWN} under Group: the ranks are in several groups, and which it was is not recorded, as with gloo."
         )
     if any(collective.wait_longer for collective in listed):
         sentences.append(
