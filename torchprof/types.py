@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torchprof.analyze.columns import Column
     from torchprof.analyze.compare.diff import Change, Pair
     from torchprof.analyze.compare.noise import Noise
-    from torchprof.profile.latency import BenchmarkResult, Latency, Machine
+    from torchprof.profile.benchmark import BenchmarkResult, Latency
     from torchprof.record.modules import Trace
     from torchprof.run.cost import Bound, Cost, Figure, Measure, ReportCell, Unit
     from torchprof.run.job_folder import JobFolder
@@ -54,7 +54,6 @@ __all__ = [
     "Layers",
     "Lockstep",
     "LockstepKey",
-    "Machine",
     "Measure",
     "Memory",
     "MeshDim",
@@ -87,7 +86,7 @@ _FILES = {
     "analyze.columns": "Column",
     "analyze.compare.diff": "Change Pair",
     "analyze.compare.noise": "Noise",
-    "profile.latency": "BenchmarkResult Latency Machine",
+    "profile.benchmark": "BenchmarkResult Latency",
     "record.modules": "Trace",
     "run.cost": "Bound Cost Figure Measure ReportCell Unit",
     "run.job_folder": "JobFolder",

@@ -13,7 +13,7 @@ import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -892,44 +892,6 @@ def test_json_of_what_has_no_data(net: Path, capsys: pytest.CaptureFixture[str])
     assert out == "" and "The report 'html' is a file format" in err
     assert main(["run", "--json", "net.py"]) == 2
     assert "torchprof run has no --json: stdout belongs to the script." in capsys.readouterr().err
-
-
-# Completion
-
-
-def test_completion_without_its_package_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert main(["completion", "bash"]) == 2
-    assert 'pip install "torchprof[completion]"' in capsys.readouterr().err
-    assert main(["completion", "bsh"]) == 2
-    assert "There is no completion for 'bsh'. Did you mean 'bash'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_commands_reports_phases_and_files(
-    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of what shtab is given; it draws the script of the shell."""
-    given: dict[str, Any] = {}
-
-    def complete(whole: Any, shell: str) -> str:
-        given.update(whole.commands.choices, shell=shell)
-        return "the script"
-
-    files = {shell: "files"}
-    fake = SimpleNamespace(SUPPORTED_SHELLS=[shell], FILE=files, complete=complete)
-    monkeypatch.setitem(sys.modules, "shtab", fake)
-    assert main(["completion", shell]) == 0
-    assert capsys.readouterr().out == "the script\n" and given.pop("shell") == shell
-    assert [*given] == [*parser().commands.choices]
-    show = {action.dest: action for action in given["show"]._actions}
-    assert show["report"].choices == sorted(known()) and FORWARD in show["phase"].choices
-    assert show["files"].complete == show["output"].complete == files
-    fake.SUPPORTED_SHELLS.clear()
-    assert main(["completion", shell]) == 2
-    assert "pip install --upgrade shtab" in capsys.readouterr().err
 
 
 def test_a_damaged_run_in_a_folder_is_left_out(ranks: list[Run], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,13 @@
-"""``benchmark``: its figures compared with ``statistics`` on a fake clock, and the state of the model afterwards."""
+"""``benchmark``: its figures compared with ``statistics`` on a fake clock, its calls, and what it leaves behind."""
 
 import gc
 import io
-import random
 import re
 import runpy
 import statistics
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,34 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.benchmark import Compare
 
 import torchprof
 from torchprof import TorchprofError
 from torchprof.profile import benchmark as benchmark_module
-from torchprof.profile import model_state
-from torchprof.profile.benchmark import benchmark
-from torchprof.profile.latency import BenchmarkResult, Latency, Machine
+from torchprof.profile.benchmark import BenchmarkResult, Latency, benchmark
 from torchprof.record import this_process
 from torchprof.run.meta import Peak
-
-MACHINE = Machine("Abacus", 4, 2, ("Loom", "Loom", "Mill"), "2.13.0", "3.11.0", "Linux")
-
-
-class Net(nn.Module):
-    """4 → 3 → 2 with batch normalization, dropout and a buffer that counts the calls in each mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 3)
-        self.norm = nn.BatchNorm1d(3)
-        self.drop = nn.Dropout(0.5)
-        self.last = nn.Linear(3, 2)
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls.add_(1)
-        return self.last(self.drop(self.norm(self.first(x)).relu_()))
 
 
 class Spy(nn.Module):
@@ -112,9 +91,9 @@ def test_the_clock_waits_for_all_devices_in_use(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waited.append("mps"))
     monkeypatch.setattr(benchmark_module, "timer", lambda: waited.append("timer") or 5.0)
-    timing = benchmark_module._Timing(nn.Identity(), False, None, None, 0, 2, lambda text: None)
     on = [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:1", "cuda:1", "meta")]
-    timing.state.tensors = on
+    model = SimpleNamespace(parameters=lambda: on[:2], buffers=lambda: on[2:])
+    timing = benchmark_module._Timing(model, False, None, None, 0, 2, lambda text: None, [])
     clock = timing._clock(SimpleNamespace(tensors=[SimpleNamespace(device=torch.device("mps"))]))
     assert waited == []
     assert clock() == 5.0
@@ -125,7 +104,7 @@ def test_the_clock_waits_for_all_devices_in_use(monkeypatch: pytest.MonkeyPatch)
 def test_the_table_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1, 2 and 3 ms, the sample standard deviation is 1 ms (not 0.816, as of a population), the 95% quantile 2.9."""
     rows = (Latency(1, (0.002, 0.001, 0.003)), Latency(16, error="CUDA out of memory. Tried to allocate 2.00 GiB"))
-    result = BenchmarkResult("Net", "inference", "cuda:0", 3, 20, rows, MACHINE, ("A doubt.",))
+    result = BenchmarkResult("Net", "inference", "cuda:0", 3, 20, rows, ("A warning.",))
     assert str(result).splitlines() == [
         "Batch size | Mean ± std        | Median  | P95     | Min     | Max     | Samples/s",
         "-----------|-------------------|---------|---------|---------|---------|----------",
@@ -133,20 +112,9 @@ def test_the_table_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
         "16         | out of memory     | –       | –       | –       | –       | –",
         "",
         "Net, inference on cuda:0: 20 calls at each batch size, after 3 that were not timed.",
-        "Abacus (4 CPUs, 2 threads), 2 × Loom, 1 × Mill, torch 2.13.0, Python 3.11.0, Linux",
         "Batch size 16 did not fit in memory: CUDA out of memory. Tried to allocate 2.00 GiB",
-        "A doubt.",
+        "A warning.",
     ]
-
-
-def test_the_result_describes_this_machine() -> None:
-    machine = benchmark(Spy(), torch.ones(1), (1,), warmup=0, repeat=2).machine
-    assert machine.threads == torch.get_num_threads()
-    assert machine.torch == torch.__version__
-    assert machine.python == ".".join(map(str, sys.version_info[:3]))
-    assert len(machine.gpus) == torch.cuda.device_count()
-    assert machine.cpu
-    assert "\n" not in str(machine)
 
 
 def test_the_processors_name_comes_from_linux_or_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,24 +127,6 @@ def test_the_processors_name_comes_from_linux_or_python(monkeypatch: pytest.Monk
     monkeypatch.setattr(this_process.platform, "processor", lambda: "")
     monkeypatch.setattr(this_process.platform, "machine", lambda: "aarch64")
     assert this_process.cpu_name.__wrapped__() == "aarch64"
-
-
-def test_torchs_compare_takes_the_measurements() -> None:
-    rows = (Latency(1, (1.0, 2.0, 9.0)), Latency(8, error="out of memory"), Latency(64, (3.0, 5.0)))
-    others = (Latency(1, (6.0, 6.5, 7.0)),)
-    results = [
-        BenchmarkResult("Net", "inference", "cpu", 1, 3, rows, MACHINE),
-        BenchmarkResult("Other", "inference", "cpu", 1, 3, others, MACHINE),
-    ]
-    measurements = [measurement for result in results for measurement in result.measurements]
-    assert [measurement.median for measurement in measurements] == [2.0, 4.0, 6.5]
-    assert {measurement.num_threads for measurement in measurements} == {MACHINE.threads}
-    text = str(Compare(measurements))
-    assert "inference" in text
-    assert "Net on cpu" in text
-    assert "Other on cpu" in text
-    cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if "batch size" in line]
-    assert cells == [["batch size 1", "2.0", "6.5"], ["batch size 64", "4.0", ""]]
 
 
 # The calls
@@ -225,10 +175,9 @@ def test_a_training_step_runs_backward_and_the_optimizer() -> None:
     result = benchmark(model, torch.rand(3, 4), (2, 3), warmup=1, repeat=2, train=True, optimizer=optimizer)
     assert gradients == [[2.0, 2.0]] * 3 + [[3.0, 3.0]] * 3
     assert before == [None] * 6
-    # Each batch size starts from the parameters as they were.
-    expected = [start - 0.5 * size * step for size in (2, 3) for step in (1, 2, 3)]
+    # Each batch size goes on from the parameters that the one before left.
+    expected = [start - 0.5 * done for done in (2, 4, 6, 9, 12, 15)]
     torch.testing.assert_close(torch.stack(biases), torch.stack(expected))
-    assert torch.equal(model.bias, start)
     assert result.step == "training step with SGD"
     assert "training step with SGD on cpu: 2 calls" in str(result)
 
@@ -283,22 +232,19 @@ def test_a_model_that_uses_autograd_itself_runs_without_inference_mode() -> None
         def __init__(self) -> None:
             super().__init__()
             self.energy = nn.Linear(3, 1)
-            self.unit: Tensor | None = None
 
         def forward(self, x: Tensor) -> Tensor:
             with torch.enable_grad():
                 x = x.detach().requires_grad_()
                 modes.append((torch.is_inference_mode_enabled(), len(x)))
-                if self.unit is None:  # what the failed attempt left here would make the next one fail as well
-                    self.unit = torch.ones(3)
-                return torch.autograd.grad((self.energy(x) * x * self.unit).sum(), x)[0]
+                return torch.autograd.grad((self.energy(x) * x).sum(), x)[0]
 
     modes: list[tuple[bool, int]] = []
     model = Force()
     result = benchmark(model, torch.rand(2, 3), (1, 2), warmup=1, repeat=2)
     assert modes == [(True, 1)] + [(False, 1)] * 3 + [(False, 2)] * 3
     assert [len(row.seconds) for row in result.rows] == [2, 2]
-    assert (model.unit, model.energy.weight.grad) == (None, None)
+    assert model.energy.weight.grad is None
     (warning,) = result.warnings
     assert warning.startswith("Ran under torch.no_grad(): under torch.inference_mode() the model failed: element 0")
     assert warning in str(result)
@@ -479,258 +425,31 @@ def test_the_users_tensors_are_not_written_to(as_function: bool) -> None:
 # The state afterwards
 
 
-def numbers(tensor: Tensor | None) -> Any:
-    return None if tensor is None else (id(tensor), tensor.data_ptr(), tensor.detach().clone().numpy().tobytes())
-
-
-def everything(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Any]:
-    """The whole state of a model, an optimizer and the random number generators, in a form that can be compared."""
-    found: list[Any] = [torch.get_rng_state().tolist(), random.getstate()]
-    for name, module in model.named_modules():
-        found.append((name, sorted((key, id(value)) for key, value in vars(module).items()), list(module._modules)))
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        found.append((name, numbers(tensor), tensor.requires_grad, numbers(tensor.grad)))
-    if optimizer is not None:
-        found.append(sorted((key, id(value)) for key, value in vars(optimizer).items()))
-        found += [list(map(str, group.items())) for group in optimizer.param_groups]
-        for state in optimizer.state.values():
-            found.append([(key, numbers(v) if isinstance(v, Tensor) else v) for key, v in state.items()])
-    return found
-
-
-def used(optimizer_class: Any = None) -> tuple[Net, torch.optim.Optimizer | None]:
-    """A model in the middle of training: with gradients, statistics, a frozen part and different modes."""
-    model = Net()
-    model.first.bias.requires_grad_(False)
-    model.norm.eval()
-    optimizer = optimizer_class and optimizer_class(model.parameters(), lr=0.1)
-    model(torch.rand(4, 4)).sum().backward()
-    if optimizer is not None:
-        optimizer.step()
-    model.last.bias.grad = None
-    return model, optimizer
-
-
-def momentum(parameters: Any, lr: float) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr, momentum=0.9)
-
-
-@pytest.mark.parametrize("end", ["well", ValueError, KeyboardInterrupt, "in the loss", "out of memory"])
-@pytest.mark.parametrize(
-    ("train", "optimizer_class"),
-    [(False, None), (True, None), (True, momentum), (True, torch.optim.Adam)],
-    ids=["inference", "training", "SGD", "Adam"],
-)
-def test_all_state_is_restored(train: bool, optimizer_class: Any, end: Any) -> None:
-    model, optimizer = used(optimizer_class)
-    model.train(not train)
-    model.norm.train(train)
-    x = torch.rand(4, 4)
-    changed = []
-    calls = 0
-
-    def watch(module: Net, args: Any) -> None:
-        nonlocal calls
-        calls += 1
-        random.random()
-        changed.append(everything(model, optimizer) != before)
-        if calls == 4 and isinstance(end, type):
-            raise end("enough")
-        if calls == 4 and end == "out of memory":
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-
-    def loss(output: Tensor) -> Tensor:
-        if calls == 4 and end == "in the loss":
-            raise ValueError("enough")
-        return output.square().sum()
-
-    handle = model.register_forward_pre_hook(watch)
-    before = everything(model, optimizer)
-    with_loss = {"loss": loss} if train else {}
-    raised = end if isinstance(end, type) else ValueError if end == "in the loss" and train else None
-    options = {"warmup": 1, "repeat": 4, "train": train, "optimizer": optimizer, **with_loss}
-    if raised is not None:
-        with pytest.raises(raised, match="enough"):
-            benchmark(model, x, (4, 8), **options)
-    else:
-        result = benchmark(model, x, (4, 8), **options)
-        assert [len(row.seconds) for row in result.rows] == [0 if end == "out of memory" else 4, 4]
-    assert any(changed)
-    assert everything(model, optimizer) == before
-    handle.remove()
-
-
-def test_an_optimizer_without_state_has_none_afterwards() -> None:
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.Adam(model.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # marks the optimizer as used
-    seen = []
-    optimizer.register_step_post_hook(lambda *_: seen.append(len(optimizer.state)))
-    x = torch.rand(1, 4)
-    before = everything(model, optimizer)
-    benchmark(model, x, (1,), warmup=0, repeat=2, train=True, optimizer=optimizer)
-    assert seen == [2, 2]
-    assert not optimizer.state
-    assert everything(model, optimizer) == before
-    assert scheduler.last_epoch == 0
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensors_of_a_script_module_are_restored() -> None:
-    model = torch.jit.script(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    held = [*model.parameters(), *model.buffers()]
-    before = [numbers(tensor) for tensor in held]
-    during = []
-    optimizer.register_step_post_hook(lambda *_: during.append([numbers(tensor) for tensor in held]))
-    options = {"train": True, "loss": lambda output: output.square().sum(), "optimizer": optimizer}
-    benchmark(model, torch.rand(4, 4), (4,), warmup=0, repeat=2, **options)
-    assert all(one != was for one, was in zip(during[0], before))
-    assert [numbers(tensor) for tensor in held] == before
-
-
-def test_tensors_inside_a_wrapper_subclass_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some subclasses cannot be viewed as integers (torchao's): their inner tensors are copied instead."""
-    from torch.testing._internal.two_tensor import TwoTensor
-
-    kinds = set()
-    bits = model_state._bits
-    monkeypatch.setattr(model_state, "_bits", lambda data: kinds.add(type(data)) or bits(data))
-    model = nn.Linear(4, 4, bias=False)
-    model.weight = nn.Parameter(TwoTensor(torch.ones(4, 4), 2 * torch.ones(4, 4)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    during = []
-    optimizer.register_step_post_hook(lambda *_: during.append((model.weight.a.sum() < 16, model.weight.b.sum() < 32)))
-    benchmark(model, torch.rand(4, 4), (4,), warmup=0, repeat=2, train=True, optimizer=optimizer)
-    assert during == [(True, True)] * 2
-    assert torch.equal(model.weight.a, torch.ones(4, 4))
-    assert torch.equal(model.weight.b, 2 * torch.ones(4, 4))
-    assert kinds == {Tensor}
-
-
-def test_meta_sparse_and_inference_tensors_are_accepted() -> None:
-    with torch.inference_mode():
-        model = nn.Linear(4, 4)
-        model.register_buffer("sparse", torch.eye(2).to_sparse())
-    model.register_buffer("away", torch.empty(2, device="meta"))
-    before = numbers(model.weight)
-    assert not benchmark(model, torch.rand(1, 4), (1,), warmup=0, repeat=2).warnings
-    assert numbers(model.weight) == before
-
-
-class Hoarder(nn.Module):
-    """Caches what it computes, as models with cached positions do, and counts calls in every kind of container."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(4))
-        self.table: Tensor | None = None
-        self.by_length: dict[int, Tensor] = {}
-        self.history: list[Tensor] = []
-        self.plain = torch.tensor([float("nan"), 0.0])
-        self.register_buffer("replaced", torch.zeros(2))
-        self.register_buffer("spread", torch.zeros(1, 2).expand(3, 2))
-        self.register_buffer("single", torch.zeros(1).expand(3))
-        self.register_buffer("sparse", torch.eye(2).to_sparse())
-        self.register_buffer("moved", torch.zeros(2))
-        self.register_buffer("turned", torch.tensor([1 + 2j, 3j]).conj())
-        self.register_buffer("wide", torch.tensor([1 + 2j], dtype=torch.complex128).expand(3))
-        self.register_buffer("tall", torch.zeros(3, 2))
-        self.lists = [{"deep": [torch.zeros(2)]}]
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.table is None:
-            self.table = torch.arange(4.0)
-        self.by_length.setdefault(len(x), self.table + 1)
-        self.history.append(x)
-        self.plain += 1
-        self.replaced = self.replaced + 1
-        self.spread.data[0].add_(1)
-        self.single.data[0].add_(1)
-        self.scale.requires_grad_(False).requires_grad_(self.training)
-        self.sparse.mul_(2)
-        self.moved.data = torch.ones(3)
-        self.turned.mul_(2)
-        self.wide.data[0] = 0
-        self.tall.t_()
-        self.lists[0]["deep"][0].add_(1)
-        self.extra = 1
-        return x * self.table * self.by_length[len(x)] * self.scale
-
-
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("train", [False, True])
-def test_containers_and_tensors_in_attributes_of_modules_are_restored(train: bool) -> None:
-    model = Hoarder()
-    model.scale.requires_grad_(not train)
-    sums = []
-    model.register_forward_hook(lambda *_: sums.append(model.plain[1].item()))
-    ids = {name: id(buffer) for name, buffer in model.named_buffers()}
-    benchmark(model, torch.rand(2, 4), (2, 3, 4), warmup=1, repeat=2, train=train)
-    assert sums == [1, 2, 3] * 3
-    assert {name: id(buffer) for name, buffer in model.named_buffers()} == ids
-    assert (model.table, model.by_length, model.history) == (None, {}, [])
-    assert not hasattr(model, "extra")
-    assert model.plain.isnan().tolist() == [True, False]
-    assert model.plain[1].item() == 0
-    assert model.replaced.tolist() == [0, 0]
-    assert model.spread.tolist() == [[0, 0]] * 3
-    assert model.spread.stride()[0] == 0
-    assert model.single.tolist() == [0, 0, 0]
-    assert model.sparse.to_dense().tolist() == [[1, 0], [0, 1]]
-    assert model.moved.tolist() == [0, 0]
-    assert model.turned.tolist() == [1 - 2j, -3j]
-    assert model.wide.tolist() == [1 + 2j] * 3
-    assert (model.tall.shape, model.tall.stride()) == ((3, 2), (2, 1))
-    assert model.lists[0]["deep"][0].tolist() == [0, 0]
-    assert model.scale.requires_grad is not train
-    # A table that was made in inference mode could not be trained with.
-    model.train()
-    model(torch.rand(2, 4)).sum().backward()
-    assert model.scale.grad is not None
-
-
-def test_ctrl_c_waits_until_the_model_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, optimizer = used(momentum)
-    called: list[int] = []
-    compared: list[int] = []
+def test_modes_and_gradients_are_restored(train: bool, error: type[BaseException] | None) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).train(not train)
+    model[1].train(train)
     x = torch.rand(4, 4)
-    bits = model_state._bits
+    model(x).sum().backward()
+    model[0].bias.grad = None
+    gradients = [parameter.grad for parameter in model.parameters()]
+    values = [None if gradient is None else gradient.clone() for gradient in gradients]
+    during = set()
 
-    def interrupted(data: Tensor) -> Tensor:
-        if len(called) == 4:  # all calls have ended, and the model is being restored
-            compared.append(1)
-            if len(compared) == 3:
-                raise KeyboardInterrupt
-        return bits(data)
+    def watch(module: nn.Module, args: Any) -> None:
+        during.add((module.training, module[1].training, all(one.grad is None for one in module.parameters())))
+        if error is not None:
+            raise error("enough")
 
-    hook = model.register_forward_pre_hook(lambda *_: called.append(1))
-    before = everything(model, optimizer)
-    monkeypatch.setattr(model_state, "_bits", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        benchmark(model, x, (4,), warmup=2, repeat=2, train=True, optimizer=optimizer)
-    assert len(compared) > 3
-    assert everything(model, optimizer) == before
-    hook.remove()
-
-
-def test_parameters_that_inference_writes_to_are_named() -> None:
-    class Drifting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(2, 2)
-            self.mean = nn.Parameter(torch.zeros(2), requires_grad=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.mean.add_(1)
-            return self.inner(x + self.mean)
-
-    model = Drifting()
-    assert benchmark(model, torch.ones(1, 2), (1,), warmup=0, repeat=2).warnings == (
-        "In eval mode, too, the model writes to its parameters, which are not restored: mean.",
-    )
-    model = Drifting()
-    assert not benchmark(model, torch.ones(1, 2), (1,), warmup=0, repeat=2, train=True).warnings
-    assert model.mean.tolist() == [0, 0]
+    model.register_forward_pre_hook(watch)
+    with pytest.raises(error) if error is not None else nullcontext():
+        benchmark(model, x, (4, 8), warmup=1, repeat=2, train=train)
+    assert during == {(train, train, train)}
+    assert [module.training for module in model.modules()] == [not train, not train, train, not train]
+    assert all(parameter.grad is gradient for parameter, gradient in zip(model.parameters(), gradients))
+    for gradient, value in zip(gradients, values):
+        assert value is None or torch.equal(gradient, value)
 
 
 # Memory
@@ -770,7 +489,6 @@ def test_after_out_of_memory_the_row_has_the_error_and_the_next_is_timed(fail: A
     assert [row[0] for row in cells] == ["2", "8", "4"]
     assert [row[1:] == ["out of memory", *"–––––"] for row in cells] == [False, True, False]
     assert not result.warnings
-    assert [measurement.sub_label for measurement in result.measurements] == ["batch size 2", "batch size 4"]
 
 
 def test_a_batch_that_does_not_fit_into_memory_has_a_row() -> None:
@@ -938,7 +656,7 @@ def test_the_code_blocks_of_the_documentation_print_what_it_shows(
     shown, written = printed[0].splitlines()[-2], blocks[1][1].splitlines()[-2]
     assert shown == written
     assert [row.batch_size for row in space["trained"].rows] == [1, 4, 16]
-    assert "training step with AdamW" in printed[3]
+    assert "training step with AdamW" in str(space["trained"])
     assert printed[4] == "3 GFLOP/s, 4 GB/s with 2 threads\n"
 
 
@@ -960,4 +678,4 @@ def test_a_result_shows_itself_as_a_table() -> None:
     result = benchmark(torch.nn.Linear(2, 2), torch.rand(1, 2), (1, 3), warmup=0, repeat=2)
     assert repr(result) == str(result)
     html = result._repr_html_()
-    assert html.count("<tr>") == 1 + 2 and "<th>Batch size</th>" in html and str(result.machine) in html
+    assert html.count("<tr>") == 1 + 2 and "<th>Batch size</th>" in html

@@ -8,7 +8,7 @@ from torchprof.analyze.report import ReportTable, Section, stacked
 from torchprof.run.cost import UNKNOWN, Cell, format_number, format_rate, format_time
 
 if TYPE_CHECKING:
-    from torchprof.profile.latency import BenchmarkResult, Latency
+    from torchprof.profile.benchmark import BenchmarkResult, Latency
 
 
 def benchmark_table(result: BenchmarkResult) -> Section:
@@ -17,7 +17,6 @@ def benchmark_table(result: BenchmarkResult) -> Section:
     sentences = [
         f"{result.model}, {result.step} on {result.device}: {result.repeat} calls at each batch size, "
         f"after {result.warmup} that were not timed.",
-        str(result.machine),
         *(f"Batch size {row.batch_size} did not fit in memory: {row.error}" for row in result.rows if row.error),
         *result.warnings,
     ]

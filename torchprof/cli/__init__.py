@@ -15,13 +15,13 @@ from difflib import get_close_matches
 from pathlib import Path
 
 import torchprof
-from torchprof.cli import compare, completion, flops, profile, run, show
+from torchprof.cli import compare, flops, profile, run, show
 from torchprof.cli.output import INTERRUPTED
 from torchprof.cli.parser import MainParser
 from torchprof.encoding import no_encoding_errors
 from torchprof.errors import TorchprofError
 
-_COMMANDS = (profile, run, flops, show, compare, completion)
+_COMMANDS = (profile, run, flops, show, compare)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -43,7 +43,6 @@ More
   torchprof COMMAND --help                    all options and examples of a command
   torchprof show run.json -o report.html      the run as a page, a table, a flame graph, a timeline
   torchprof show run.json --json              a report as data
-  torchprof completion bash                   completion of commands and options in the shell
 """
 
 
@@ -71,7 +70,6 @@ class MainParser(Parser):
             required=True, dest="subcommand", metavar="COMMAND", parser_class=Parser, prog="torchprof"
         )
         """Adds a command; ``choices`` has the parser of each."""
-        self.set_defaults(whole=self)  # of all options, for the command that completes them
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """The parsed arguments. Bad input ends the process with exit code 2, as ``argparse`` does."""

@@ -20,17 +20,98 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.benchmark import timer
 
-from torchprof.errors import TorchprofError, some
+from torchprof.errors import TorchprofError
 from torchprof.profile.arguments import check_count, check_warmup
-from torchprof.profile.latency import BenchmarkResult, Latency, this_machine
-from torchprof.profile.model_state import ModelState
 from torchprof.record.modules import arguments_of
 from torchprof.record.peak import clock_that_waits
 from torchprof.record.torch_internals import needed
+from torchprof.run.outputs import output
+from torchprof.run.samples import quantile
 
 _pytree = needed("torch.utils._pytree")
 _USE_A_FUNCTION = "Give a function instead that makes the inputs of a batch size: inputs=lambda size: (...)."
 _SHOWN_EVERY = 0.1  # seconds between two updates of the progress: writing to a terminal takes CPU time
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The latencies of single calls at one ``batch_size``, in seconds.
+
+    ``seconds``: one number for each call, in order. After an out-of-memory error it is empty, ``error`` is torch's
+    message, and all figures are None.
+    """
+
+    batch_size: int
+    seconds: tuple[float, ...] = field(default=(), repr=False)
+    error: str | None = None
+
+    @property
+    def mean(self) -> float | None:
+        return math.fsum(self.seconds) / len(self.seconds) if self.seconds else None
+
+    @property
+    def std(self) -> float | None:
+        """The standard deviation of the sample (divided by n - 1)."""
+        mean = self.mean
+        if mean is None or len(self.seconds) < 2:
+            return None
+        return math.sqrt(math.fsum((value - mean) ** 2 for value in self.seconds) / (len(self.seconds) - 1))
+
+    @property
+    def median(self) -> float | None:
+        return self.quantile(0.5)
+
+    @property
+    def p95(self) -> float | None:
+        return self.quantile(0.95)
+
+    @property
+    def min(self) -> float | None:
+        return min(self.seconds, default=None)
+
+    @property
+    def max(self) -> float | None:
+        return max(self.seconds, default=None)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Throughput: the batch size divided by the mean."""
+        return self.batch_size / self.mean if self.mean else None
+
+    def quantile(self, q: float) -> float | None:
+        """The quantile ``q`` (0 to 1), interpolated linearly between the two nearest calls."""
+        return quantile(sorted(self.seconds), q) if self.seconds else None
+
+
+@dataclass(frozen=True, repr=False)
+class BenchmarkResult:
+    """The result of ``benchmark``; its ``str`` is a table. ``rows``: one ``Latency`` for each batch size.
+
+    ``warmup``, ``repeat``: the calls before, and the timed calls, at each batch size. ``model``: class name. ``step``:
+    "inference", "training step", or "training step with <optimizer's class>". ``device``: the devices of the model and
+    its inputs. ``warnings``: sentences for the user.
+    """
+
+    model: str
+    step: str
+    device: str
+    warmup: int
+    repeat: int
+    rows: tuple[Latency, ...]
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        table: str = output("text_of")(output("benchmark_table")(self))
+        return table
+
+    def __repr__(self) -> str:
+        """The table: it is what Python's prompt shows."""
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        html: str = output("html_of")(output("benchmark_table")(self))
+        return html
 
 
 def benchmark(
@@ -63,9 +144,10 @@ def benchmark(
     collector is off while a call is timed. After an out-of-memory error, the row has the error, and the benchmark
     continues with the next batch size. On a terminal, stderr shows the progress.
 
-    At the end, also after an error or Ctrl-C, everything is restored: modes, parameters, gradients, buffers, the
-    optimizer's state, torch's and Python's random state. For training, all of it is copied to the CPU's memory first;
-    for inference, all except the parameters.
+    At the end, also after an error or Ctrl-C, the modes of all modules and the gradients of the parameters are as they
+    were. Nothing else is restored: training changes parameters (with ``optimizer``) and buffers, as those of batch
+    normalization, and a cache that the model fills in inference holds tensors that cannot be used for training. Pass
+    ``copy.deepcopy(model)``, with an optimizer of its parameters, if the model is needed afterwards.
 
     Raises TorchprofError for wrong arguments. Errors of the model, of ``loss`` and of ``inputs`` pass through.
     """
@@ -73,14 +155,9 @@ def benchmark(
     _check(model, batch_sizes, warmup, repeat, train, loss, optimizer)
     batch_of = batches_of(inputs)
     # The caller may be in inference mode: tensors copied there could not be used for training.
-    with torch.inference_mode(False), _progress() as show:
-        timing = _Timing(model, train, loss, optimizer, warmup, repeat, show)
+    with torch.inference_mode(False), _in_mode(model, train) as warnings, _progress() as show:
+        timing = _Timing(model, train, loss, optimizer, warmup, repeat, show, warnings)
         rows = tuple(timing.row(size, batch_of) for size in batch_sizes)
-    if timing.state.written:
-        names = some([*timing.state.written])
-        timing.warnings.append(
-            f"In eval mode, too, the model writes to its parameters, which are not restored: {names}."
-        )
     step = "inference" if not train else "training step"
     return BenchmarkResult(
         model=type(model).__name__,
@@ -89,8 +166,7 @@ def benchmark(
         warmup=warmup,
         repeat=repeat,
         rows=rows,
-        machine=this_machine(),
-        warnings=tuple(timing.warnings),
+        warnings=tuple(warnings),
     )
 
 
@@ -187,6 +263,29 @@ def ran_out_of_memory(error: Exception) -> bool:
 # The calls
 
 
+@contextmanager
+def _in_mode(model: nn.Module, train: bool) -> Iterator[list[str]]:
+    """In the block, the model is in train or eval mode; then its modes and gradients are as before. Yields warnings."""
+    # A frozen ScriptModule has no attribute ``training``.
+    modes = [(module, module.training) for module in model.modules() if hasattr(module, "training")]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    warnings = []
+    try:
+        if getattr(model, "training", train) is not train:
+            try:
+                model.train(train)
+            except NotImplementedError:  # a module of torch.export has a single mode
+                mode = "train" if train else "eval"
+                warnings.append(f"The model cannot be switched to {mode} mode, and ran as it is.")
+        yield warnings
+    finally:
+        for module, training in modes:
+            if module.training is not training:
+                module.training = training
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
 @dataclass
 class _Timing:
     """Times the calls of a model, and collects ``devices`` and ``warnings`` while it does."""
@@ -198,23 +297,20 @@ class _Timing:
     warmup: int
     repeat: int
     show: Callable[[str], None]
+    warnings: list[str]
     devices: tuple[torch.device, ...] = ()
-    warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.state = ModelState(self.model, [self.loss, self.optimizer], parameters=self.train)
         self.grad_mode: Callable[[], Any] = torch.enable_grad if self.train else torch.inference_mode
 
     def row(self, size: int, batch_of: Callable[[int], Batch]) -> Latency:
-        """Time the calls at one batch size. The model's state is restored after them, also after an error."""
+        """Time the calls at one batch size."""
         try:
             return Latency(size, self._seconds_in_some_mode(size, batch_of(size)))
         except (RuntimeError, MemoryError) as error:
             if not ran_out_of_memory(error):
                 raise
             return Latency(size, error=_first_line(error))
-        finally:
-            self.state.restore()
 
     def _seconds_in_some_mode(self, size: int, batch: Batch) -> tuple[float, ...]:
         if self.grad_mode is torch.inference_mode:
@@ -225,7 +321,6 @@ class _Timing:
                     raise
                 reason = _first_line(error)
             # Some models need autograd in forward (forces of a molecule). A broken model fails again under no_grad.
-            self.state.restore()
             self.grad_mode = torch.no_grad
             self.warnings.append(f"Ran under torch.no_grad(): under torch.inference_mode() the model failed: {reason}")
         return self._seconds(size, batch)
@@ -234,14 +329,12 @@ class _Timing:
         seconds = []
         calls = self.warmup + self.repeat
         now = self._clock(batch)
-        self._set_mode()
         collecting = gc.isenabled()
         try:
             for number in range(calls):
                 self.show(f"batch size {size}, call {number + 1} of {calls}")
                 if self.train:
-                    self.state.clear_gradients()
-                    for tensor in batch.tensors:
+                    for tensor in (*self.model.parameters(), *batch.tensors):
                         tensor.grad = None
                 torch.clear_autocast_cache()  # under autocast, each call casts the weights, as in a training loop
                 with self.grad_mode():
@@ -257,15 +350,6 @@ class _Timing:
                 gc.enable()
         return tuple(seconds[self.warmup :])
 
-    def _set_mode(self) -> None:
-        if getattr(self.model, "training", self.train) is not self.train:
-            try:
-                self.model.train(self.train)
-            except NotImplementedError:  # a module of torch.export has a single mode
-                mode = "train" if self.train else "eval"
-                warning = f"The model cannot be switched to {mode} mode, and ran as it is."
-                self.warnings += [] if warning in self.warnings else [warning]
-
     def _step(self, batch: Batch) -> None:
         output = self.model(*batch.args, **batch.kwargs)
         if self.train:
@@ -274,7 +358,7 @@ class _Timing:
                 self.optimizer.step()
 
     def _clock(self, batch: Batch) -> Callable[[], float]:
-        used = {tensor.device: None for tensor in (*self.state.tensors, *batch.tensors)}
+        used = {tensor.device: None for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.tensors)}
         devices = [device for device in used if device.type not in ("cpu", "meta")]
         self.devices = tuple(dict.fromkeys((*self.devices, *devices)))
         return clock_that_waits(devices, timer)

@@ -64,7 +64,6 @@ _OF_MODULES: dict[str, dict[str, Use]] = {
         "_python_dispatch._disable_current_modes": Use("to call torch's formulas outside of modes", "they are inside"),
         "checkpoint._StopRecomputationError": Use("that a recomputation stopped early", "it may be called unfinished"),
         "_pytree": Use("the tensors in inputs and outputs"),
-        "_python_dispatch.is_traceable_wrapper_subclass": Use("tensors inside a tensor", "only the outer is restored"),
     },
     "torch": {
         "nn.Module._call_impl": Use("whether a module was compiled in place", "it is taken for one that was"),
