@@ -8,6 +8,7 @@ import pytest
 from build.events import ENGINE, MAIN, NODE_PREFIX, Walked, function, kernel, label, memory, node, op, user_label
 
 from torchprof.attribute.events import Event, Kind, Site
+from torchprof.attribute.places import Places
 from torchprof.run.words import (
     BACKWARD,
     BEFORE,
@@ -660,3 +661,35 @@ def test_nodes_inside_a_hook_of_a_node_have_their_own_numbers() -> None:
     assert walked.owner("aten::mm") == (FC, BACKWARD)
     assert walked.owner(NODE_PREFIX + "Unfinished") == walked.owner("aten::add") == (FC, BACKWARD)  # as the node before
     assert walked.owner("aten::sum") == (OUTSIDE, FORWARD)
+
+
+# Sampled lines of Python
+
+_LABEL, _OP = FrameKind.LABEL, FrameKind.OP
+
+
+@pytest.mark.parametrize(
+    ("kinds", "phase", "has_lines"),
+    [
+        ([], FORWARD, 0),
+        ([], BACKWARD, 0),
+        ([_LABEL], FORWARD, 1),
+        ([_OP], FORWARD, 1),
+        ([_OP, _OP, _OP], FORWARD, 1),
+        ([_LABEL, _OP, _OP], FORWARD, 2),
+        ([_OP, _LABEL, _OP, _OP], FORWARD, 3),
+        ([_OP, _LABEL], FORWARD, 2),
+        ([_OP], BACKWARD, None),
+        ([FrameKind.REGION], FORWARD, None),
+        ([FrameKind.REGION, _OP], FORWARD, None),
+    ],
+)
+def test_a_sampled_line_is_in_the_outermost_op_under_the_same_labels(
+    kinds: list[FrameKind], phase: str, has_lines: int | None
+) -> None:
+    """``has_lines``: how many of the frames, from the outermost on, are around the line."""
+    places = Places()
+    chain = [places.of_layer(NET, phase)]
+    for number, kind in enumerate(kinds):
+        chain.append(places.inside(chain[-1], kind, f"frame {number}"))
+    assert places.of_lines(chain[-1]) is (None if has_lines is None else chain[has_lines])

@@ -720,13 +720,13 @@ def test_a_requested_measure_that_was_not_measured_is_unknown() -> None:
 
 
 def test_the_deepest_shown_layers_include_the_layers_below_them() -> None:
-    """b took 10 itself and 60 with the layers below it; a took 30."""
+    """b took 10 itself and 35 with the layer below it, which took 25; a took 30."""
     run = run_of([row(index, cpu_ns=1) for index in range(4)])
-    took = {0: 100, 1: 30, 2: 60, 3: 50}
+    took = {0: 80, 1: 30, 2: 35, 3: 25}
     samples = {SampleKey(index, FORWARD, 0, "cpu", "step_cpu_ns"): Spread.of([(0, ns)]) for index, ns in took.items()}
     samples[SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns")] = Spread.of([(0, 100)])
     run = replace(run, samples=samples, metas=(replace(run.meta, wall_ns=100, steps=1),))
-    for depth, shown in ((1, ["Net", "└── b"]), (2, ["Net", "└── b", "└── 0"])):
+    for depth, shown in ((1, ["Net", "└── b"]), (2, ["Net", "└── a"]), (None, ["Net", "└── a"])):
         assert [one[0] for one in table_of(run.report("steps", top=1, depth=depth), 2)][1:] == shown
 
 
