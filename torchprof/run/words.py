@@ -60,9 +60,6 @@ WHY_UNKNOWN = {
 
 REPLAY = "CUDA graph replay"
 
-DIVIDED = "divided by "
-"""How the row of a kernel begins whose time is divided among several layers."""
-
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 """Prefix of the engine's range around an autograd node. The name of the node follows."""
 _OVERHEAD = re.compile(
