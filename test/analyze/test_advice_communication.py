@@ -1,4 +1,4 @@
-"""Advice about what ranks exchange, and about kernels that were launched before the recording: rows made by hand."""
+"""Advice about what ranks exchange: rows made by hand."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from build.collectives import ALL_REDUCE, kernel
 from build.hand_made import kernel as computing
-from build.hand_made import label, op, row, run_of
+from build.hand_made import row, run_of
 from build.hand_made_ranks import everybody, lockstep
 
 from torchprof.analyze.advice import Advice, advise
 from torchprof.run.lockstep import LockstepKey
 from torchprof.run.run import Run
 from torchprof.run.timeline import DeviceTime
-from torchprof.run.words import BACKWARD, LAUNCH_NOT_RECORDED, OUTSIDE
+from torchprof.run.words import BACKWARD
 
 MS = 1_000_000
 MEASURES = ("cpu_ns", "device_ns")
@@ -85,17 +85,3 @@ def test_waiting_for_other_ranks_is_not_reported_as_a_slow_link() -> None:
     assert len(of(replace(run, lockstep={of_eight: waited}), "slow_collectives")) == 1
     alone = replace(waited, ranks=(0,), counts=(1,), ns=(62 * MS,), beside_ns=(0,))
     assert len(of(replace(run, lockstep={key: alone}), "slow_collectives")) == 1
-
-
-def test_kernels_launched_before_the_recording_are_reported() -> None:
-    rows = [
-        row(OUTSIDE, label(LAUNCH_NOT_RECORDED), computing("gemm"), device="cuda:0", device_ns=32 * MS),
-        row(1, op("aten::mm"), computing("gemm"), device="cuda:0", device_ns=68 * MS),
-    ]
-    [advice] = of(run_of(rows, **CUDA), "leftover_kernels")
-    assert advice.finding.startswith("Kernels without a recorded launch take 32.000ms of cuda time (32%). ")
-    assert "warm-up steps" in advice.remedy and advice.gain_ns is None
-    few = run_of([*rows[1:], row(OUTSIDE, label(LAUNCH_NOT_RECORDED), computing("gemm"), device_ns=3 * MS)], **CUDA)
-    assert of(few, "leftover_kernels") == of(run_of([], **CUDA), "leftover_kernels") == []
-    device_alone = run_of(rows[:1], **CUDA)  # nothing tells what launched any kernel
-    assert of(device_alone, "leftover_kernels") == []

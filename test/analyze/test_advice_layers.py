@@ -1,8 +1,6 @@
-"""Findings on layers in a loop and on evaluation in each step: rows made by hand."""
+"""Findings on layers in a loop: rows made by hand."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 from build.hand_made import op, row, run_of
@@ -10,8 +8,7 @@ from build.hand_made import op, row, run_of
 from torchprof.analyze.advice import Advice, advise
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
-from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
+from torchprof.run.words import BACKWARD
 
 MS = 1_000_000
 PATHS = {"Net": "Net", "Net.items": "ModuleList", "Net.items.0": "Linear", "Net.items.0.inner": "ReLU"}
@@ -57,31 +54,3 @@ def test_a_layer_that_is_called_for_each_item() -> None:
 )
 def test_layers_that_are_not_reported(run: Run) -> None:
     assert of(run, "layers_in_a_loop") == []
-
-
-def evaluated(calls: int, steps: int = 20, ms: int = 2) -> Run:
-    run = run_of([row(0, calls=calls + steps, cpu_ns=90 * MS), row(0, op("x"), phase=BACKWARD, cpu_ns=10 * MS)])
-    samples = {
-        SampleKey(0, FORWARD, 0, "cpu", "no_grad_ns"): Spread.of([(at, ms * MS) for at in range(calls)]),
-        SampleKey(OUTSIDE, FORWARD, 0, "cpu", "step_ns"): Spread.of([(at, 5 * MS) for at in range(steps)]),
-    }
-    return replace(run, metas=(replace(run.meta, wall_ns=100 * MS),), samples=samples)
-
-
-@pytest.mark.parametrize("calls, said", [(15, 0), (16, 1), (20, 1), (25, 1), (26, 0), (60, 0)])
-def test_an_evaluation_in_each_step(calls: int, said: int) -> None:
-    found = of(evaluated(calls), "evaluates_often")
-    assert [one.gain_ns for one in found] == [calls * 2 * MS * 9 // 10] * said
-    assert all(f"{calls} forward calls without gradients in 20 steps take" in one.finding for one in found)
-
-
-def test_a_model_that_is_only_called_without_gradients_does_not_train() -> None:
-    """A teacher, or a target network: all of its calls are without gradients."""
-    run = evaluated(20)
-    rows = [row(0, calls=20, cpu_ns=90 * MS), row(0, op("x"), phase=BACKWARD, cpu_ns=10 * MS)]
-    teacher = replace(run_of(rows), metas=run.metas, samples=run.samples)
-    assert of(teacher, "evaluates_often") == []
-
-
-def test_a_short_evaluation_is_not_reported() -> None:
-    assert of(evaluated(9, steps=9, ms=1), "evaluates_often") == []

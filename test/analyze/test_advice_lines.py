@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.hand_made import label, op, row, run_of
+from build.hand_made import label, op, python_line, row, run_of
 from torch import Tensor, nn
 
 from torchprof.analyze.advice import Advice, advise
@@ -16,13 +16,13 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.lines import functions
 from torchprof.profile.program import Program
 from torchprof.run.run import Run
-from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, NODE_PREFIX, OUTSIDE, Frame, FrameKind
+from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, NODE_PREFIX, OUTSIDE, Frame
 
 MS = 1_000_000
 
 
 def line(text: str, samples: int, *around: Frame, layer: int = OUTSIDE) -> Any:
-    return row(layer, *around, Frame(FrameKind.PYTHON, text), calls=samples)
+    return row(layer, *around, python_line(text), calls=samples)
 
 
 def of(run: Run, rule: str = "python_in_the_loop") -> list[Advice]:

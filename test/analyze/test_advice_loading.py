@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from build.hand_made import FORWARD, label, op, row, run_of
+from build.hand_made import FORWARD, label, op, python_line, row, run_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -17,7 +17,7 @@ from torchprof import Profile
 from torchprof.analyze.advice import Advice, advise
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import OUTSIDE, Frame, FrameKind
+from torchprof.run.words import OUTSIDE
 
 MS = 1_000_000
 ALONE = label("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
@@ -102,7 +102,7 @@ def test_for_light_batches_workers_are_too_many() -> None:
 
 def test_the_function_that_takes_most_of_the_loading_is_named() -> None:
     lines = {"data.py:7 __getitem__ → Image.open": 6, "data.py:8 __getitem__": 2, "data.py:20 pad": 2}
-    seen = [row(OUTSIDE, ALONE, Frame(FrameKind.PYTHON, line), calls=samples) for line, samples in lines.items()]
+    seen = [row(OUTSIDE, ALONE, python_line(line), calls=samples) for line, samples in lines.items()]
     [advice] = of(run_of([*batches(), *seen], wall_ns=100 * MS))
     assert advice.finding.startswith("The loop loads each batch itself, above all at data.py:7 __getitem__: its ")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from build.hand_made import FORWARD, kernel, label, op, row, run_of
+from build.hand_made import FORWARD, kernel, label, op, python_line, row, run_of
 from torch import Tensor, nn
 
 import torchprof.analyze.advice.python
@@ -17,7 +17,7 @@ from torchprof import Profile
 from torchprof.analyze.advice import Advice, advise
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import BACKWARD, OUTSIDE, RECOMPUTE, Frame, FrameKind
+from torchprof.run.words import BACKWARD, OUTSIDE, RECOMPUTE
 
 MS = 1_000_000
 MEASURES = ("cpu_ns", "device_ns")
@@ -111,10 +111,10 @@ def test_time_of_layers_below_beyond_their_median_is_not_subtracted() -> None:
 def test_the_finding_names_the_line_that_was_sampled_most() -> None:
     run = layer()
     seen = [
-        row(2, Frame(FrameKind.PYTHON, "net.py:5 forward"), calls=2),
-        row(2, label("mine"), Frame(FrameKind.PYTHON, "net.py:7 forward"), calls=3),
-        row(2, Frame(FrameKind.PYTHON, "net.py:9 forward"), calls=9, phase=RECOMPUTE),
-        row(0, Frame(FrameKind.PYTHON, "net.py:1 forward"), calls=9),
+        row(2, python_line("net.py:5 forward"), calls=2),
+        row(2, label("mine"), python_line("net.py:7 forward"), calls=3),
+        row(2, python_line("net.py:9 forward"), calls=9, phase=RECOMPUTE),
+        row(0, python_line("net.py:1 forward"), calls=9),
     ]
     rows = [one for one in run.rows if one]
     with_lines = run_of(

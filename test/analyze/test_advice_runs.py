@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from build.examples import examples
-from build.hand_made import FORWARD, kernel, label, op, row, run_of
+from build.hand_made import FORWARD, kernel, label, op, python_line, row, run_of
 from build.hand_made_ranks import NOWHERE, everybody, run_of_ranks
 from build.places import DATA, ROOT, TRACES
 from hypothesis import given
@@ -150,7 +150,7 @@ RANGES = st.sampled_from(
         Frame(FrameKind.GC, GARBAGE_COLLECTION),
     ]
 )
-ENDS = st.lists(st.sampled_from([*map(kernel, KERNELS), Frame(FrameKind.PYTHON, "net.py:5 forward")]), max_size=1)
+ENDS = st.lists(st.sampled_from([*map(kernel, KERNELS), python_line("net.py:5 forward")]), max_size=1)
 CHAINS = st.builds(
     lambda outer, inner, end: (*outer, *inner, *end), st.lists(RANGES, max_size=2), st.lists(OPS, max_size=2), ENDS
 )

@@ -9,7 +9,6 @@ from torchprof.attribute.compiled_graphs import (
     CompiledGraphs,
     CompiledKernel,
     ModuleTensor,
-    OwnedWork,
     ProfiledModule,
     Span,
 )
@@ -21,7 +20,7 @@ NUMBER = {name: number for number, name in enumerate(PATHS)}
 def block_of(*spans: Span, repeated: str = "", around: int = 0, unknown: str = "", **kinds: str) -> Block | None:
     """The module of a kernel. Each layer has one parameter, whose root is the layer's name without the model.
     ``kinds``: the classes of layers, if not Linear."""
-    kernel = CompiledKernel("k", (OwnedWork(None, 0),), between=frozenset(spans), repeated=roots(repeated))
+    kernel = CompiledKernel("k", (None,), between=frozenset(spans), repeated=roots(repeated))
     modules = {
         tuple(name.split(".")): ProfiledModule(number, kinds.get(name[4:], "Linear")) for name, number in NUMBER.items()
     }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence, Set
-from fractions import Fraction
 
 import pytest
 from build.compiled import (
@@ -43,7 +41,6 @@ from torchprof.attribute.compiled_graphs import (
     Owner,
     ProfiledModule,
     TracedModule,
-    cut_in_proportion,
 )
 from torchprof.attribute.event_names import event_kind
 from torchprof.attribute.events import COMPILED_INPUTS, Event, Kind
@@ -60,7 +57,6 @@ from torchprof.run.words import (
     UNKNOWN_MODULE,
     Frame,
     FrameKind,
-    Signature,
 )
 
 # A model of two equal blocks, and graphs of it
@@ -204,7 +200,7 @@ def layers_of(graphs: CompiledGraphs, graph: str, around: int, inputs: str = "")
     found = [graphs.layers_of(graph, number, around, inputs) for number in range(len(kernels))]
     assert not any(isinstance(layers, Block) for layers in found)
     return [
-        layers if isinstance(layers, str) else [NAMES[layer[0]] if layer[0] >= 0 else "(outside)" for layer in layers]
+        layers if isinstance(layers, str) else [NAMES[layer] if layer >= 0 else "(outside)" for layer in layers]
         for layers in found
     ]
 
@@ -415,36 +411,6 @@ def test_a_kernel_with_one_unknown_owner_has_no_known_owner() -> None:
     """A kernel of a layer and of an unknown owner is not shown as that layer's. Neither is a kernel without work."""
     graphs = graphs_of(some=[work("a", FC1, None), work("b", None), work("c", FC1), work("d")])
     assert layers_of(graphs, "some", FIRST) == [UNKNOWN_MODULE, UNKNOWN_MODULE, ["blocks.0.fc1"], UNKNOWN_MODULE]
-
-
-def test_weights_of_a_layer_are_the_sum_of_its_parts() -> None:
-    parts = work("a", FC2, FC1, OWN, FC1, ACT, flops=(1, 20, 300, 4_000, 0))
-    first, fc1, act, fc2 = (layer(name) for name in ("blocks.0", "blocks.0.fc1", "blocks.0.act", "blocks.0.fc2"))
-    weights = {
-        divides: graphs_of(divides=divides, some=[parts]).layers_of("some", 0, FIRST) for divides in (True, False)
-    }
-    assert weights == {
-        True: ((first, 300), (fc1, 4_020), (act, 0), (fc2, 1)),
-        False: ((first, 0), (fc1, 0), (act, 0), (fc2, 0)),
-    }
-
-
-@examples(100)
-@given(
-    st.integers(-(2**40), 2**62),
-    st.integers(0, 2**40),
-    st.lists(st.integers(0, 2**70), min_size=1, max_size=9).filter(any),
-)
-def test_pieces_cover_the_interval_in_proportion(start: int, length: int, weights: list[int]) -> None:
-    """In order, without gap or overlap. Each is within 1 ns of its exact share, and empty if its share is 0."""
-    cuts = cut_in_proportion(start, start + length, weights)
-    assert len(cuts) == len(weights)
-    assert (cuts[0][0], cuts[-1][1]) == (start, start + length)
-    assert all(before[1] == after[0] for before, after in itertools.pairwise(cuts))
-    for (begin, end), weight in zip(cuts, weights):
-        assert end >= begin
-        assert abs(end - begin - Fraction(length * weight, sum(weights))) < 1
-        assert weight or begin == end
 
 
 # Kinds of events by name
@@ -1078,88 +1044,6 @@ def test_a_kernel_of_a_function_outside_all_layers() -> None:
     assert walked["k_2"].place.shared == (HEAD,)
 
 
-# Divided kernels
-
-
-def test_a_kernel_of_several_layers_is_divided_on_request() -> None:
-    """20 ns for 100 and 300 FLOPs. Each piece has the other layers."""
-    walked = of_first(graphs=graphs_of(divides=True))
-    said = "divided by flops: fc1 + act / cpp_fused_addmm_gelu_0"
-    own = walked.self_ns_by_way()
-    found = tuple(own[f"{IN_GRAPH} > Net.blocks.0.{name} / {said}"] for name in ("fc1", "act"))
-    assert found == (5, 15)
-    assert not [way for way in own if "fused:" in way]
-    assert walked["cpp_fused_addmm_gelu_0", 0].place.frames[0] == Frame(FrameKind.KERNELS, said.partition(" / ")[0])
-    assert all(not row.shared_by for row in walked.run.rows)
-    assert own[f"{IN_GRAPH} > Net.blocks.0.fc1 / aten::addmm"] == 8, "those of one layer are as they were"
-
-
-def test_a_part_without_work_has_no_piece() -> None:
-    """If no part has work, the kernel is not divided."""
-    some = [work("k_0", FC1, ACT, flops=(7, 0)), work("k_1", FC1, ACT, flops=(0, 0)), work("k_2", FC1, flops=(0,))]
-    walked = Ran(
-        label("@blocks.0", 0, 100),
-        call("some", 5, 95),
-        *(op(f"k_{number}", at, at + 10) for number, at in enumerate((10, 30, 50))),
-        graphs=graphs_of(divides=True, some=some),
-    )
-    inside = "Net.blocks.0 / CompiledFxGraph > Net.blocks.0"
-    assert {way: ns for way, ns in walked.self_ns_by_way().items() if "k_" in way} == {
-        f"{inside}.fc1 / divided by flops: fc1 + act / k_0": 10,
-        f"{inside} / fused: fc1 + act / k_1": 10,
-        f"{inside}.fc1 / k_2": 10,
-    }
-
-
-def test_a_divided_kernel_of_a_device_is_cut_in_the_same_proportion() -> None:
-    """It is launched by the range of its name, which is divided, or by an op inside that range, or by a call of the
-    runtime."""
-    for launcher, number in (("cpp_fused_addmm_gelu_0", 4), ("aten::fill_", 4), ("cudaLaunchKernel", -4)):
-        launches = [
-            one._replace(correlation=number) if one.name == launcher else one
-            for one in [*block(20), op("cudaLaunchKernel", 71, 79), op("aten::fill_", 80, 88)]
-        ]
-        walked = Ran(
-            label("@blocks.0", 0, 200),
-            *launches,
-            kernel("triton_fused", 1000, 1400, number),
-            graphs=graphs_of(divides=True),
-        )
-        launched = [row for row in walked.run.rows if row.cost.device_ns]
-        by_layer = {row.layer.name if row.layer else "": row.cost.device_ns for row in launched}
-        assert by_layer == {"Net.blocks.0.fc1": 100, "Net.blocks.0.act": 300}
-        assert all(row.frames[-1] == Frame(FrameKind.KERNEL, "triton_fused") for row in launched)
-
-
-def test_events_inside_a_divided_kernel_are_divided_with_it() -> None:
-    """The launching call takes nearly all of the time: no layer's share is negative."""
-    walked = of_first(graphs=graphs_of(divides=True), more=[op("cuLaunchKernel", 71, 89)])
-    shares = {"fc1": 0, "act": 0}
-    for way, ns in walked.self_ns_by_way().items():
-        for name in shares:
-            if f"Net.blocks.0.{name} / divided by flops" in way:
-                shares[name] += ns
-                assert ns >= 0
-    assert shares == {"fc1": 5, "act": 15}
-
-
-def test_the_flops_of_a_divided_kernel_count_once() -> None:
-    """A matrix product for two layers: 2 × 3 × 4 multiply-accumulates, also if it is divided."""
-    signatures = (Signature((), ()), Signature(((2, 3), (3, 4)), ("float", "float")))
-    one = [work("mm", FC1, ACT, flops=(1, 1))]
-    counts = {}
-    for divides in (False, True):
-        walked = Ran(
-            label("@blocks.0", 0, 100),
-            call("one", 5, 95),
-            op("aten::mm", 10, 30, signature=1),
-            graphs=graphs_of(divides=divides, one=one),
-            flops=signatures,
-        )
-        counts[divides] = sum(macs for macs, _, _ in walked.estimate.counts.values())
-    assert counts == {False: 24, True: 24}
-
-
 # Kernels that a device replays
 
 
@@ -1195,13 +1079,11 @@ def sessions(draw: st.DrawFn) -> Forest:
 
 
 @examples(150)
-@given(sessions(), st.sampled_from([False, True, None]), st.none() | st.sets(st.sampled_from(NAMES)))
-def test_the_rows_of_any_session_add_up_to_its_events(
-    session: Forest, divides: bool | None, selected: set[str] | None
-) -> None:
+@given(sessions(), st.booleans(), st.none() | st.sets(st.sampled_from(NAMES)))
+def test_the_rows_of_any_session_add_up_to_its_events(session: Forest, asked: bool, selected: set[str] | None) -> None:
     """With any nesting of regions, guards, graphs, layers, nodes and compilation: no time is lost or counted twice, and
     no time is negative."""
-    graphs = CompiledGraphs() if divides is None else CompiledGraphs(ANY, MODULES, divides)
+    graphs = CompiledGraphs(ANY, MODULES) if asked else CompiledGraphs()
     walked = Ran(*session.events(), graphs=graphs, selected=selected)
     rows = list(walked.run.rows)
     everything = list(session.walk())

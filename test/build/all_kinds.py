@@ -184,7 +184,7 @@ def _block(at: int, graph: str = "block", sequence: int = 7) -> list[Event]:
     ]
 
 
-def _compiled(*, divides: bool = False, backward_is_known: bool = True) -> Run:
+def _compiled(*, backward_is_known: bool = True) -> Run:
     backward = [
         node("CompiledFunctionBackward", 2000, 2100, 7),
         function("CompiledFunctionBackward", 2010, 2090, 7),
@@ -192,7 +192,7 @@ def _compiled(*, divides: bool = False, backward_is_known: bool = True) -> Run:
         op_event("aten::mm", 2030, 2070, signature=1),
     ]
     events = [module("@", 0, 1000), module("@blocks.0", 10, 900), *_block(20), *backward]
-    return _of_compiled(Ran(*events, graphs=graphs_of(divides=divides, back=BACK), flops=SIGNATURES), by_layers=True)
+    return _of_compiled(Ran(*events, graphs=graphs_of(back=BACK), flops=SIGNATURES), by_layers=True)
 
 
 def compiled_regions() -> Run:
@@ -203,10 +203,6 @@ def compiled_regions() -> Run:
 
 def compiled_fused() -> Run:
     return _compiled()
-
-
-def compiled_divided() -> Run:
-    return _compiled(divides=True)
 
 
 def compiled_not_attributable() -> Run:
@@ -281,7 +277,6 @@ KINDS: dict[str, Callable[[], Run]] = {
         pipelined,
         compiled_regions,
         compiled_fused,
-        compiled_divided,
         compiled_not_attributable,
         replayed,
         without_layers,

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torchprof.attribute.compiled_graphs import (
     CompiledGraphs,
     CompiledKernel,
-    OwnedWork,
     Owner,
     ProfiledModule,
     TracedModule,
@@ -66,16 +65,16 @@ def traced(name: str, below: str = "blocks.0", root: str = SELF) -> Owner:
     )
 
 
-def work(name: str, *owners: Owner | None, flops: Sequence[int] = ()) -> CompiledKernel:
-    """A kernel with these owners; FLOPs for each of them, by default 1."""
-    return CompiledKernel(name, tuple(map(OwnedWork, owners, flops or [1] * len(owners))))
+def work(name: str, *owners: Owner | None) -> CompiledKernel:
+    """A kernel with these owners."""
+    return CompiledKernel(name, owners)
 
 
 FC1, ACT, FC2, OWN = traced("fc1"), traced("act"), traced("fc2"), ()
 
 BLOCK = (
     work("addmm", FC1),
-    work("cpp_fused_addmm_gelu_0", FC1, ACT, flops=(100, 300)),
+    work("cpp_fused_addmm_gelu_0", FC1, ACT),
     work("addmm", FC2),
     work("cpp_fused_add_1", OWN),
 )
@@ -83,10 +82,9 @@ BLOCK = (
 
 def graphs_of(
     modules: Mapping[tuple[str, ...], ProfiledModule] = MODULES,
-    divides: bool = False,
     **graphs: Sequence[CompiledKernel] | str,
 ) -> CompiledGraphs:
-    return CompiledGraphs({"block": BLOCK, **graphs}, modules, divides)
+    return CompiledGraphs({"block": BLOCK, **graphs}, modules)
 
 
 def region(name: str, start: int, end: int, thread: int = MAIN) -> Event:
@@ -173,9 +171,9 @@ KERNELS = ("k_0", "k_1", "k_2", "k_3")
 ANY = {
     "all": (
         work("k_0", FC1),
-        work("k_1", FC1, ACT, FC2, flops=(1, 5, 0)),
+        work("k_1", FC1, ACT, FC2),
         work("k_2", None),
-        work("k_3", OWN, FC2, flops=(2, 3)),
+        work("k_3", OWN, FC2),
     ),
     "whole": (work("k_1", traced("blocks.0.fc1", ""), traced("head", "")), work("k_0", OWN)),
 }

@@ -11,7 +11,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.meta import Meta
 from torchprof.run.rows import Around, Rows
 from torchprof.run.run import Run
-from torchprof.run.words import PHASES, Frame, FrameKind, Signature
+from torchprof.run.words import PHASES, Frame, FrameKind, Signature, SourceLine
 
 FORWARD = PHASES[0]
 NET = ("Net", "Net.a", "Net.b", "Net.b.0")
@@ -26,6 +26,11 @@ def op(name: str, *shapes: Any, dtypes: Sequence[str] | None = None, stack: Sequ
 
 def label(name: str) -> Frame:
     return Frame(FrameKind.LABEL, name)
+
+
+def python_line(text: str) -> Frame:
+    """A sampled line: "train.py:7 log → print"."""
+    return Frame(FrameKind.PYTHON, SourceLine.of_file(text))
 
 
 def kernel(name: str) -> Frame:

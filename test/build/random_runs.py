@@ -6,6 +6,7 @@ from array import array
 from dataclasses import replace
 
 from build.forests import SIGNATURES, layer_trees
+from build.hand_made import python_line
 from hypothesis import strategies as st
 
 from torchprof.run.cost import FIELDS
@@ -48,8 +49,8 @@ FRAMES: tuple[tuple[Frame, ...], ...] = (
     (Frame(FrameKind.LABEL, "a"), Frame(FrameKind.OP, "b"), Frame(FrameKind.LABEL, "mine"), Frame(FrameKind.OP, "b")),
     (Frame(FrameKind.OP, "a"), Frame(FrameKind.KERNEL, "gemm")),
     (Frame(FrameKind.KERNEL, "stray"),),
-    (Frame(FrameKind.PYTHON, "net.py(3): forward"),),
-    (Frame(FrameKind.LABEL, "mine"), Frame(FrameKind.PYTHON, "net.py(3): forward")),
+    (python_line("net.py(3): forward"),),
+    (Frame(FrameKind.LABEL, "mine"), python_line("net.py(3): forward")),
 )
 WITHIN: tuple[tuple[Around, ...], ...] = (
     (),

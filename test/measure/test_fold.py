@@ -12,6 +12,7 @@ import pytest
 import torch
 from build.events import kernel as kernel_event
 from build.events import memory, step, walk_of
+from build.hand_made import python_line
 from build.models import Mlp
 
 import torchprof
@@ -277,7 +278,7 @@ def test_sampled_lines_of_python_are_counted_and_take_no_time() -> None:
     seen = [Event(Kind.SAMPLE, "net.py(3): forward", at, at, 1) for at in (5, 15, 25, 35, 45, 105)]
     ranges = [ran("Net", 0, 100), ran("mul", 10, 20), ran("copy", 14, 16), ran("#mine", 40, 50)]
     run = run_of(*sorted([*ranges, *seen], key=lambda event: event.start_ns))
-    line = Frame(FrameKind.PYTHON, "net.py(3): forward")
+    line = python_line("net.py(3): forward")
     found = {(row.layer is None, row.frames): (row.calls, row.cost) for row in run.rows if line in row.frames}
     assert found == {
         (False, (line,)): (3, Cost()),

@@ -45,7 +45,7 @@ from torchprof.errors import TorchprofError
 from torchprof.record.compiled import fx_nodes, inductor, traced_graph
 from torchprof.record.compiled.called_graphs import CalledGraphs
 from torchprof.record.compiled.dynamo_sources import Taken, step_of
-from torchprof.record.compiled.inductor import Provenance, _noting_calls
+from torchprof.record.compiled.inductor import _noting_calls
 from torchprof.record.compiled.noted_calls import NotedCalls
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
@@ -711,23 +711,6 @@ def test_convolutions_with_batch_norms(convolutions: Recorded) -> None:
     check_by_source(convolutions, untold={"cpp_fused_0", "scatter_reduce_"})  # those are Inductor's own idea
 
 
-def test_what_a_kernel_prepares_for_a_library_is_not_the_librarys_work(convolutions: Recorded) -> None:
-    """The gradient of conv2's result is laid out for the library's convolution in a kernel with that of norm2. Inductor
-    says so up to torch 2.14."""
-    (backward,) = {call.key for call in convolutions.calls if call.backward}
-    known = Provenance.known[backward]
-    assert not isinstance(known, str)
-    flops: dict[bool, set[int]] = {True: set(), False: set()}  # of the library, and of kernels before it
-    for kernel in known:
-        for part in kernel.parts:
-            if part.owner and part.owner[-1].path == ("conv2",):
-                flops[kernel.name == "convolution_backward"].add(part.flops)
-    # Products with the weight and with the input, 2 FLOPs for each of 8 x 3 x 3 in 16 x 5 x 5 results of 4 images.
-    assert flops[True] == {2 * (2 * 4 * 16 * 5 * 5 * 8 * 3 * 3)}
-    prepared = {4 * 16 * 5 * 5}
-    assert flops[False] == prepared or (RELEASE > (2, 13) and not flops[False])
-
-
 TOKENS = torch.arange(32).reshape(2, 16) % 20
 
 
@@ -1342,54 +1325,10 @@ def test_a_block_that_begins_in_one_context_and_ends_in_another() -> None:
     assert kernels_of(prof.run) == SMALL
 
 
-# Time that is divided
-
-
-class Spread(nn.Module):
-    """Makes four of each row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.rand(4, 1, 64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.weight
-
-
-class Pair(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.act = nn.ReLU()
-        self.spread = Spread()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.act(x)
-        return self.spread(x)
-
-
-def test_a_kernel_of_several_layers_can_be_divided() -> None:
-    """The second layer makes four elements of each."""
-    found = recorded(Pair, infer, compile_layers="flops")
-    ((_, ns),) = found.calls[0].ops
-    rows = [row for row in found.run.rows if is_in_kernels(row)]
-    assert all(row.frames[0].name == "divided by flops: act + spread" for row in rows)
-    times = {row.layer.path: row.cost.cpu_ns for row in rows if row.layer and row.frames[0].kind == "kernels"}
-    assert times == {("Pair", "act"): ns // 5, ("Pair", "spread"): ns - ns // 5}
-
-
-def test_all_kernels_divided_are_all_time_of_kernels() -> None:
-    found = recorded(Mlp, train, compile_layers="flops")
-    for phase in (FORWARD, BACKWARD):
-        assert in_rows(found.run, phase) == in_events(found.calls, phase)
-    assert not [row for row in found.run.rows if is_in_kernels(row) and row.shared_by]
-    said = {frame.name.split(":")[0] for row in found.run.rows for frame in row.frames if frame.kind == "kernels"}
-    assert said == {"divided by flops"}
-
-
-@pytest.mark.parametrize("wrong", ["time", "bytes", "FLOPs", 1.5, None])
-def test_an_unknown_divisor_is_refused(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", ["flops", 1.5, None])
+def test_an_unknown_value_is_refused(wrong: Any) -> None:
     with (
-        pytest.raises(TorchprofError, match="must be True, False or 'flops'"),
+        pytest.raises(TorchprofError, match="must be True or False"),
         torchprof.Profile(Small(), compile_layers=wrong),
     ):
         pass
@@ -1443,7 +1382,7 @@ def test_a_torch_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, room: str, 
 
 
 @pytest.mark.parametrize(
-    "name", ["called_module", "owner_of", "is_view", "flops_of", "_range_of", "_template", "OwnedWork"]
+    "name", ["called_module", "owner_of", "is_view", "_is_product", "_range_of", "_template", "root_of"]
 )
 def test_what_goes_wrong_in_reading_a_graph_is_not_the_users(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def fails(*args: Any, **kwargs: Any) -> None:

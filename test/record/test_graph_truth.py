@@ -137,7 +137,7 @@ def test_a_call_is_of_the_parameter_that_it_reads_or_whose_gradient_it_makes(
         for kernel, (_, _, tensors, result) in zip(of_library, in_graph):
             reads = {memory[at] for one in tensors if (at := one.untyped_storage().data_ptr()) in memory}
             reads |= {name for one in tensors for name in _equal(one, values)}
-            said = {_module(of_graph[part.owner[-1].root]) for part in kernel.parts if part.owner}
+            said = {_module(of_graph[owner[-1].root]) for owner in kernel.owners if owner}
             true = {_module(one) for one in reads | _equal(result, gradients)}
             assert not said or not true or said <= true or true <= said, (kernel, said, true)
             right += bool(said and true and said <= true)
@@ -193,7 +193,7 @@ def test_what_lies_between_layers_ran_in_the_module_around_them(name: str) -> No
             continue
         assert [one.name for one in ours] == [one.name for one in theirs]
         for kernel, truth in zip(ours, theirs):
-            owners = [part.owner[-1].path if part.owner else () for part in truth.parts if part.owner is not None]
+            owners = [owner[-1].path if owner else () for owner in truth.owners if owner is not None]
             if kernel.between and owners:
                 block = _shared([_block(span, roots[key]) for span in kernel.between])
                 assert _shared(owners)[: len(block)] == block, (kernel.name, block, owners)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import sysconfig
@@ -20,7 +21,8 @@ from build.places import ROOT
 import torchprof
 from torchprof.errors import TorchprofError
 from torchprof.record import python_lines
-from torchprof.record.python_lines import CodeLocation, Sample, Sampler
+from torchprof.record.python_lines import Sample, Sampler
+from torchprof.run.words import SourceLine
 
 HERE = str(Path(__file__).relative_to(ROOT))
 CALLED = "sum" if sys.version_info >= (3, 11) else ""  # before, the source of a call is unknown
@@ -63,8 +65,24 @@ def wait_for(sampler: Sampler, count: int) -> None:
         time.sleep(0.001)
 
 
-def locations(sampler: Sampler) -> set[CodeLocation]:
-    return {sample.location for sample in sampler.samples()}
+def lines(sampler: Sampler) -> set[SourceLine]:
+    return {sample.line for sample in sampler.samples()}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        SourceLine("a.py", 7, "log"),
+        SourceLine("C:/my code/a.py", 7, "<module>", "torch.save"),
+        SourceLine("a\nb.py", 7, "f", "os.path.join", is_hook=True),
+        SourceLine("<string>", 1, "f", is_hook=True),
+        SourceLine("", 0, "as another program wrote it"),
+    ],
+)
+def test_a_line_is_read_from_its_text(line: SourceLine) -> None:
+    for copied in (SourceLine.of_file(str(line)), pickle.loads(pickle.dumps(line))):
+        assert copied == line and vars(copied) == vars(line)
+    assert (line.at == line) is (line.calls == "")
 
 
 CWD = "{cwd}"
@@ -102,7 +120,7 @@ def test_the_innermost_line_of_the_user(tmp_path: Path, monkeypatch: pytest.Monk
     with standing(*(one.format(cwd=tmp_path) for one in files)) as thread, Sampler(thread, 0.001) as sampler:
         monkeypatch.chdir("/")  # names stay as they were at the start
         wait_for(sampler, 2)
-    assert locations(sampler) == {CodeLocation(file.format(name=tmp_path.name), 2, function, *called)}
+    assert lines(sampler) == {SourceLine(file.format(name=tmp_path.name), 2, function, *called)}
 
 
 # All of the time.
@@ -115,11 +133,11 @@ def test_a_line_whose_c_code_holds_the_gil_gets_all_its_time() -> None:
         sum(range(30_000_000))
         line = sys._getframe().f_lineno - 1
         wait_for(sampler, 10)
-    found = [sample for sample in sampler.samples() if sample.location.line == line]
+    found = [sample for sample in sampler.samples() if sample.line.line == line]
     most, intervals = max(sample.intervals for sample in found), sum(sample.intervals for sample in found)
     assert intervals > 10 and most > intervals / 2, "one sample when it let go, for all that were missed"
     assert all(began <= sample.at_ns <= time.perf_counter_ns() for sample in found)
-    assert found[-1].location == CodeLocation(HERE, line, sys._getframe().f_code.co_name, CALLED)
+    assert found[-1].line == SourceLine(HERE, line, sys._getframe().f_code.co_name, CALLED)
 
 
 class Clock:
@@ -332,7 +350,7 @@ def test_frames_are_read_while_no_garbage_is_collected() -> None:
         gc.set_threshold(0)
         leave.release(), end.release()
         thread.join(30)
-        print(gc.isenabled(), *(sample.location.function for sample in other.samples()))
+        print(gc.isenabled(), *(sample.line.function for sample in other.samples()))
         """
     )
     assert out == "True deep\n"

@@ -17,7 +17,7 @@ import torchprof
 from torchprof.analyze.compiled.regions import compiled_in
 from torchprof.analyze.figures import incomplete_phases
 from torchprof.analyze.warnings import about_compiled
-from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, OwnedWork, ProfiledModule, TracedModule
+from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel, ProfiledModule, TracedModule
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Cost
@@ -73,12 +73,12 @@ def step(*path: str, kind: str) -> tuple[TracedModule, ...]:
 FC, ACT = step("fc", kind="Linear"), step("act", kind="ReLU")
 GRAPHS = {
     "graph-a": (
-        CompiledKernel("mm", (OwnedWork(FC, 8),)),
-        CompiledKernel("cpp_fused_relu_0", (OwnedWork(FC, 1), OwnedWork(ACT, 3))),
+        CompiledKernel("mm", (FC,)),
+        CompiledKernel("cpp_fused_relu_0", (FC, ACT)),
     ),
-    "graph-c": (CompiledKernel("mm", (OwnedWork(FC, 8),)),),
+    "graph-c": (CompiledKernel("mm", (FC,)),),
 }
-ALL_KNOWN = {**GRAPHS, "graph-b": (CompiledKernel("mm", (OwnedWork((), 8),)),)}
+ALL_KNOWN = {**GRAPHS, "graph-b": (CompiledKernel("mm", ((),)),)}
 
 
 def run_of(
@@ -86,12 +86,11 @@ def run_of(
     regions: tuple[CompiledRegion, ...] = (FIRST, REST),
     *,
     by_layers: bool = False,
-    divides: bool = False,
     device: str | None = None,
     graphs: Mapping[str, tuple[CompiledKernel, ...] | str] = GRAPHS,
 ) -> Run:
     modules = {path: ProfiledModule(layer, kind) for layer, (path, kind) in enumerate(zip(PATHS, KINDS))}
-    known = CompiledGraphs(graphs, modules, divides) if by_layers else None
+    known = CompiledGraphs(graphs, modules) if by_layers else None
     layers = tuple(Layer(path, kind, compiled=len(path) > 1) for path, kind in zip(PATHS, KINDS))
     measured = ("cpu_ns", "device_ns") if device else ("cpu_ns",)
     flags = (("compile_layers", by_layers),)
@@ -192,8 +191,8 @@ def test_the_shares_of_kernel_time_by_layers() -> None:
 
 def test_why_kernels_are_not_attributable() -> None:
     """Each reason has its sentence, with its share of the time of all kernels: 60 of 170 ns, 40, 40 and 30."""
-    unknown = CompiledKernel("mm", (OwnedWork(None, 8),))
-    elsewhere = CompiledKernel("cpp_fused_relu_0", (OwnedWork(step("head", kind="Linear"), 1),))
+    unknown = CompiledKernel("mm", (None,))
+    elsewhere = CompiledKernel("cpp_fused_relu_0", (step("head", kind="Linear"),))
     graphs = {"graph-a": (elsewhere, elsewhere._replace(name="bmm")), "graph-b": "nested graphs", "graph-c": (unknown,)}
     run = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True, graphs=graphs)
     shares = {"nested graphs": 60, "other module": 40, "unknown module": 40, "unknown kernel": 30}
@@ -391,8 +390,8 @@ def test_a_kernel_of_two_blocks_leaves_both_with_a_lower_bound() -> None:
 
 def test_a_kernel_of_unknown_layers_leaves_all_possible_owners_with_a_lower_bound() -> None:
     """The possible owners are the layers below the graph's layer that were not called, in the same model."""
-    fc = CompiledKernel("mm", (OwnedWork(FC, 8),))
-    kernels = {"unknown": OwnedWork(None, 1), "of another model": OwnedWork(step("head", kind="Linear"), 1)}
+    fc = CompiledKernel("mm", (FC,))
+    kernels = {"unknown": None, "of another model": step("head", kind="Linear")}
     runs = {
         name: run_of(
             FORWARD_EVENTS + BACKWARD_EVENTS,
@@ -410,15 +409,6 @@ def test_a_kernel_of_unknown_layers_leaves_all_possible_owners_with_a_lower_boun
     assert set(incomplete_phases(run)) == {("Net", "fc")}
     line = next(line for line in run.report("tree").splitlines() if "fc" in line)
     assert [cell.strip() for cell in line.split("|")[1:]] == ["≥ 0.080us", "≥ 0.080us", "–", "0.040us"]
-
-
-def test_divided_kernels_have_a_warning() -> None:
-    run = run_of(FORWARD_EVENTS, by_layers=True, divides=True, graphs=ALL_KNOWN)
-    lines = run.report("tree").splitlines()
-    found = {line.split("|")[0].strip("│├└─ "): [cell.strip() for cell in line.split("|")[1:]] for line in lines[2:]}
-    assert (found["fc"][0], found["act"][0]) == ("0.040us", "0.030us")  # 30 alone, and 1 of 4 parts of 40; 3 of 4
-    [sentence] = [one for one in map(str, about_compiled(run)) if "divided" in one]
-    assert sentence == "The time of a kernel that serves several layers is divided by flops among them: an estimate."
 
 
 def test_cycles_add_up_and_keep_the_regions_of_both() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from build.browser import Tab, missing
-from build.hand_made import FORWARD, kernel, label, op, row, run_of
+from build.hand_made import FORWARD, kernel, label, op, python_line, row, run_of
 from build.models import Checkpointed
 from build.places import ROOT
 from build.warnings import run_warnings, sentences
@@ -36,7 +36,11 @@ from torchprof.run.layers import Layer
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
+<<<<<<< HEAD
 from torchprof.run.words import PHASES, Frame, FrameKind, phase_of, range_in_words
+=======
+from torchprof.run.words import PHASES, Frame, phase_of
+>>>>>>> h3
 
 BACKWARD, RECOMPUTE = PHASES[1:]
 EVERYTHING = tuple(name for name in FIELDS if name != "collective_ns")  # it is in no export
@@ -336,9 +340,8 @@ def test_the_rows_are_those_of_the_run(run: Run) -> None:
 
 
 def test_a_sampled_source_line_has_calls_and_no_cost() -> None:
-    from torchprof.run.words import Frame
 
-    run = run_of([row(0, Frame(FrameKind.PYTHON, "net.py:5"), calls=7), row(0, cpu_ns=4)])
+    run = run_of([row(0, python_line("net.py:5"), calls=7), row(0, cpu_ns=4)])
     seen, own = named(records_of(run, "rows"))
     assert (seen["operator_kind"], seen["calls"], seen["self_cpu_ns"]) == ("python", 7, None)
     assert own["self_cpu_ns"] == 4

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 from build import hand_made
-from build.hand_made import label, op, row
+from build.hand_made import label, op, python_line, row
 from torch import nn
 
 import torchprof
 from torchprof import Profile
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame, FrameKind
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, PHASES, Frame
 
 FORWARD, BACKWARD, RECOMPUTE = PHASES
 K3 = "3, 8, kernel_size=(3, 3), stride=(1, 1)"
@@ -163,10 +163,9 @@ def test_time_between_operators_names_the_most_sampled_line() -> None:
     work = [own, took("Net.body.a", 100)]
     assert head(*work) == "90% of the forward is in `stem`, all of it where no operator ran."
     seen = [
-        ("Net.stem", FORWARD, (Frame(FrameKind.PYTHON, f"net.py:{line}"),), {"calls": times})
-        for line, times in [(7, 2), (9, 5)]
+        ("Net.stem", FORWARD, (python_line(f"net.py:{line}"),), {"calls": times}) for line, times in [(7, 2), (9, 5)]
     ]
-    elsewhere = ("Net.body", FORWARD, (Frame(FrameKind.PYTHON, "net.py:1"),), {"calls": 50})
+    elsewhere = ("Net.body", FORWARD, (python_line("net.py:1"),), {"calls": 50})
     assert head(*work, *seen, elsewhere) == (
         "90% of the forward is in `stem`, all of it where no operator ran, and 64% at `net.py:9`."
     )

@@ -28,7 +28,7 @@ import torch
 from build import pipelines
 from build.all_kinds import KINDS
 from build.browser import Tab
-from build.hand_made import cells, headings, kernel, label, op, row, run_of
+from build.hand_made import cells, headings, kernel, label, op, python_line, row, run_of
 from build.hand_made_ranks import everybody, lockstep, run_of_ranks
 from build.models import Checkpointed, Holder, Tied
 from build.page import READ_TABLE, button, choice, data_in
@@ -67,9 +67,12 @@ from torchprof.run.words import (
     OUTSIDE_NAME,
     PHASES,
     RECOMPUTE,
+<<<<<<< HEAD
     Frame,
     FrameKind,
     range_in_words,
+=======
+>>>>>>> h3
 )
 
 if TYPE_CHECKING:
@@ -1437,7 +1440,7 @@ def hostile_run() -> Run:
             row(1, op(name), calls=1, cpu_ns=1000 + number),
             row(2, label(name), calls=1, cpu_ns=1000),
             row(3, op("aten::mm"), kernel(name), device="cuda:0", device_ns=500),
-            row(3, Frame(FrameKind.PYTHON, name), calls=1),
+            row(3, python_line(name), calls=1),
             row(OUTSIDE, op(name), calls=1, cpu_ns=10),
         ]
     every = ("cpu_ns", "device_ns", "cpu_allocated", "cpu_freed", "macs", "flops", "uncounted")

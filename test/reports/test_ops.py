@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from build.architectures import ARCHITECTURES
-from build.hand_made import cells, headings, kernel, label, line, names, op, row, run_of
+from build.hand_made import cells, headings, kernel, label, line, names, op, python_line, row, run_of
 from build.libraries import RELEASE, usable_transformers
 from build.models import Checkpointed, DoublesInside, Mlp, PackedLstm, Recursive, Several, Tied, WritesToViews, profiled
 from build.nonempty import at_least_one
@@ -34,7 +34,7 @@ from torchprof.attribute.events import PREFIX
 from torchprof.run.cost import Cost
 from torchprof.run.operators import Sums
 from torchprof.run.rows import Around
-from torchprof.run.words import AUTOGRAD_ENGINE, BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES, Frame, FrameKind
+from torchprof.run.words import AUTOGRAD_ENGINE, BETWEEN_OPS, NOT_SELECTED, OUTSIDE, PHASES
 
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 FORWARD, BACKWARD, RECOMPUTE = PHASES
@@ -462,7 +462,7 @@ def test_a_layer_called_inside_an_op_or_a_label_is_in_its_total() -> None:
 
 
 def test_samples_of_python_are_no_operators() -> None:
-    run = run_of([*STEP, row(1, Frame(FrameKind.PYTHON, "a.py(1): f"), calls=7)])
+    run = run_of([*STEP, row(1, python_line("a.py(1): f"), calls=7)])
     assert run.report("ops") == run_of(STEP).report("ops")
 
 

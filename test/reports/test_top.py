@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from build import hand_made
 from build.events import run_of_events
-from build.hand_made import op, row
+from build.hand_made import op, python_line, row
 from build.warnings import run_warnings
 
 from torchprof import Run, TorchprofError
 from torchprof.analyze.operators.top import Where, most_sampled, parts_of, source_lines
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.run.layers import Layer
-from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE, Frame, FrameKind
+from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE, SourceLine
 
 MS = 1_000_000
 THREAD = 1
@@ -30,6 +30,7 @@ SITES = {"net": Site((0,)), "conv": Site((1,)), "fc": Site((2,))}
 
 def event(kind: Kind, name: str, start_ms: float, end_ms: float = 0, **more: Any) -> Event:
     start = round(start_ms * MS)
+    name = SourceLine.of_file(name) if kind is Kind.SAMPLE else name
     return Event(kind, name, start, round(end_ms * MS) or start, more.pop("thread", THREAD), **more)
 
 
@@ -279,21 +280,26 @@ def test_layers_that_are_alike_rank_by_their_sum_and_the_slower_ones_are_named()
 
 
 def test_a_line_whose_share_is_shown_as_zero_is_left_out() -> None:
-    line = Frame(FrameKind.PYTHON, "a.py:3 f")
+    line = python_line("a.py:3 f")
     for ns, shown in ((1, "(between ops)"), (10_000, "(between ops), 9.1% at a.py:3 f")):
         rows = [row(0, cpu_ns=ns), row(0, line, calls=9), row(1, op("aten::mm"), cpu_ns=100_000)]
         found = cells(hand_made.run_of(rows).report("top"))
         assert [line[-1] for line in found if "(between ops)" in line[-1]] == [shown]
 
 
+def most_of(samples: dict[str, int]) -> tuple[str, float] | None:
+    """Of lines, as text, with so many samples each."""
+    return most_sampled(Counter({SourceLine.of_file(text): times for text, times in samples.items()}))
+
+
 def test_the_line_with_most_samples_has_its_own_share() -> None:
-    assert most_sampled(Counter({"a.py:1 f": 6, "a.py:2 f": 2, "b.py:9 g": 2})) == ("a.py:1 f", 0.6)
-    assert most_sampled(Counter({"a.py:1 f": 4, "b.py:2 f": 4, "b.py:9 g": 4})) is None
-    assert most_sampled(Counter({f"a.py:{line} f": 4 for line in range(9)})) == ("a.py f", 1.0)
+    assert most_of({"a.py:1 f": 6, "a.py:2 f": 2, "b.py:9 g": 2}) == ("a.py:1 f", 0.6)
+    assert most_of({"a.py:1 f": 4, "b.py:2 f": 4, "b.py:9 g": 4}) is None
+    assert most_of({f"a.py:{line} f": 4 for line in range(9)}) == ("a.py f", 1.0)
     two = {"a.py:1 f → dumps": 3, "a.py:1 f → loads": 3}
-    assert most_sampled(Counter({**two, "a.py:2 f": 4})) == ("a.py:1 f", 0.6)
-    assert most_sampled(Counter({"a.py:1 f → dumps": 9, "a.py:1 f": 1})) == ("a.py:1 f → dumps", 1.0)
-    assert most_sampled(Counter({"a.py:1 f": 2, "a.py:2 f": 2})) == ("a.py f", 1.0)
-    assert most_sampled(Counter({"a.py:1 f": 2, "b.py:2 g": 2})) is None
-    assert most_sampled(Counter({"a.py:1 <module>": 1})) is None
-    assert most_sampled(Counter()) is None
+    assert most_of({**two, "a.py:2 f": 4}) == ("a.py:1 f", 0.6)
+    assert most_of({"a.py:1 f → dumps": 9, "a.py:1 f": 1}) == ("a.py:1 f → dumps", 1.0)
+    assert most_of({"a.py:1 f": 2, "a.py:2 f": 2}) == ("a.py f", 1.0)
+    assert most_of({"a.py:1 f": 2, "b.py:2 g": 2}) is None
+    assert most_of({"a.py:1 <module>": 1}) is None
+    assert most_of({}) is None

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from build.examples import examples
-from build.hand_made import NET, kernel, label, op, row, run_of
+from build.hand_made import NET, kernel, label, op, python_line, row, run_of
 from build.phases import in_column_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -141,7 +141,7 @@ frames = st.lists(st.sampled_from([op("a"), op("b"), op("c"), label("a"), label(
 chains = st.builds(
     lambda inner, last: inner + last,
     frames,
-    st.sampled_from([(), (), (kernel("k"),), (Frame(FrameKind.PYTHON, "x.py:1"),)]),
+    st.sampled_from([(), (), (kernel("k"),), (python_line("x.py:1"),)]),
 )
 arounds = st.builds(Around, st.sampled_from([OUTSIDE, 0, 1]), st.sampled_from(PHASES), frames.filter(bool))
 costs = st.fixed_dictionaries(

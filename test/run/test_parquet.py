@@ -15,7 +15,7 @@ import pytest
 import torch
 from build.all_kinds import KINDS
 from build.examples import examples
-from build.hand_made import kernel, label, row, run_of
+from build.hand_made import kernel, label, python_line, row, run_of
 from build.models import Mlp
 from build.nonempty import at_least_one
 from build.places import DATA
@@ -28,7 +28,7 @@ from torchprof.analyze.records import layer_name
 from torchprof.run.cost import FIELDS
 from torchprof.run.file import stripped
 from torchprof.run.run import Run
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, Frame, FrameKind
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind
 
 pq = pytest.importorskip("pyarrow.parquet")
 pa = pytest.importorskip("pyarrow")
@@ -124,7 +124,7 @@ def test_a_cost_is_null_on_the_ranks_that_did_not_measure_it(tmp_path: Path) -> 
 
 def test_rows_that_are_special_in_tables_are_so_in_columns(tmp_path: Path) -> None:
     """A sampled line of Python has calls and no cost; a kernel that was launched before the recording has no layer."""
-    line = Frame(FrameKind.PYTHON, "net.py(3): forward")
+    line = python_line("net.py(3): forward")
     before = label("(launched before the recording)")
     run = run_of([row(1, line, calls=4), row(OUTSIDE, before, kernel("gemm"), cpu_ns=9), row(NOT_SELECTED, cpu_ns=2)])
     run.save(tmp_path / "run.parquet")

@@ -70,7 +70,6 @@ FACTS: dict[str, dict[str, Any]] = {
     "launched_before": {"kernels": 2, "device": "CUDA", "device_ns": 40, "all_ns": 100},
     "graph_breaks": {"places": ("net.py:3", "net.py:8")},
     "compiled_meanwhile": {"cpu_ns": 4_000, "by_layers": False},
-    "kernels_divided": {"how": "divided by bytes"},
     "layers_by_parameters": {"asked": True},
     "not_attributable": {"reason": COMPILED_BEFORE, "share": 0.25, "ns": 3_000_000},
     "machine_busy": {"delay_ns": 20_000, "wall_ns": 100_000},

@@ -16,7 +16,6 @@ from torchprof.run.run import Run
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import (
-    DIVIDED,
     FORWARD,
     GRAPH,
     LAUNCH_NOT_RECORDED,
@@ -123,7 +122,7 @@ def about_left_over(run: Run) -> Iterator[RunWarning]:
 
 
 def about_compiled(run: Run) -> Iterator[RunWarning]:
-    """Graph breaks, compilation during the recording, divided kernels, and kernels of unknown layers."""
+    """Graph breaks, compilation during the recording, and kernels of unknown layers."""
     usage = compiled_in(run)
     files = [(PurePath(region.file).name, region.break_line) for region in usage.breaks]
     places = [f"{name}:{line}" if name else f"line {line}" for name, line in files]  # a stripped run has no names
@@ -132,11 +131,6 @@ def about_compiled(run: Run) -> Iterator[RunWarning]:
     by_layers = ("compile_layers", True) in run.meta.flags
     if usage.compiled:
         yield RunWarning.of("compiled_meanwhile", cpu_ns=usage.compiling.cpu_ns, by_layers=by_layers)
-    kernels = {
-        frame.name.partition(":")[0] for chain in run.rows.frames for frame in chain if frame.kind == FrameKind.KERNELS
-    }
-    for how in sorted(how for how in kernels if how.startswith(DIVIDED)):
-        yield RunWarning.of("kernels_divided", how=how)
     is_told = any(warning.code == "compiler_unknown" for warning in run.meta.warnings)
     for reason, (ns, share) in usage.unknown_times(run).items():
         if share > _SHARE_UNKNOWN and not (reason == LAYERS_NOT_RECORDED and is_told):

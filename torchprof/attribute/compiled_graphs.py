@@ -68,13 +68,6 @@ Owner = tuple[TracedModule, ...]
 """The modules that an operation was traced in, outer to inner. ``()``: the code of the compiled function itself."""
 
 
-class OwnedWork(NamedTuple):
-    """The work of a kernel for one owner (None: unknown)."""
-
-    owner: Owner | None
-    flops: int
-
-
 RealPaths = dict[tuple[str, tuple[str, ...]], tuple[str, ...] | str]
 """The real path of each module that a graph was traced in, or the reason why it is unknown; by root and path."""
 
@@ -89,14 +82,14 @@ class Span(NamedTuple):
 
 
 class CompiledKernel(NamedTuple):
-    """A kernel that a graph calls. ``parts``: its work, by owner. ``recomputes``: whether it is in a backward graph
-    only to repeat work of the forward. ``nodes``: those of the graph that it computes, by name.
+    """A kernel that a graph calls. ``owners``: those that it works for (None: unknown). ``recomputes``: whether it is
+    in a backward graph only to repeat work of the forward. ``nodes``: those of the graph that it computes, by name.
     ``why_unknown``: why its modules are unknown, if they are; then ``between`` tells where they are, as far as known.
     ``repeated``: the roots of the parameters that the graph uses several times.
     """
 
     name: str
-    parts: tuple[OwnedWork, ...]
+    owners: tuple[Owner | None, ...]
     recomputes: bool = False
     nodes: tuple[str, ...] = ()
     why_unknown: str = UNKNOWN_MODULE
@@ -134,27 +127,25 @@ class Block(NamedTuple):
     is_own: bool = False
 
 
-KernelLayers = tuple[tuple[int, int], ...] | Block | str
-"""The layers that a kernel works for, each with its weight; if not all are known, the block that it ran in; if that is
-unknown, too, the reason."""
+KernelLayers = tuple[int, ...] | Block | str
+"""The layers that a kernel works for; if not all are known, the block that it ran in; if that is unknown, too, the
+reason."""
 
 
 class CompiledGraphs:
     """The kernels of compiled graphs, and the modules of the profiled models.
 
     ``graphs``: key of a graph → its kernels in the order of their calls, or the reason why they are unknown; None if
-    they were not looked for. ``modules``: by real path. ``divides``: whether the time of a kernel
-    is divided among several layers by their FLOPs. ``hiding``: the keys of graphs in which some kernels have no events,
-    so that their time is in that of the call. ``is_alone(path)``: whether the module at this path is the only one of
-    its class in the process. ``inputs``: name of the COMPILED_INPUTS range of a call → the tensors that the compiled
-    function took from modules. ``why_missing``: why the other graphs are unknown.
+    they were not looked for. ``modules``: by real path. ``hiding``: the keys of graphs in which some kernels have no
+    events, so that their time is in that of the call. ``is_alone(path)``: whether the module at this path is the only
+    one of its class in the process. ``inputs``: name of the COMPILED_INPUTS range of a call → the tensors that the
+    compiled function took from modules. ``why_missing``: why the other graphs are unknown.
     """
 
     def __init__(
         self,
         graphs: Mapping[str, Sequence[CompiledKernel] | str] | None = None,
         modules: Mapping[tuple[str, ...], ProfiledModule] | None = None,
-        divides: bool = False,
         is_alone: Callable[[tuple[str, ...]], bool] = lambda path: True,
         inputs: Mapping[str, Sequence[ModuleTensor]] | None = None,
         hiding: Set[str] = frozenset(),
@@ -162,7 +153,6 @@ class CompiledGraphs:
     ) -> None:
         self._is_alone = is_alone
         self.is_asked = graphs is not None
-        self.divides = divides
         known = graphs or {}
         self._graphs = {key: kernels for key, kernels in known.items() if not isinstance(kernels, str)}
         self._unknown = {key: reason for key, reason in known.items() if isinstance(reason, str)}
@@ -219,12 +209,10 @@ class CompiledGraphs:
             self._layers[key] = layers
         return self._layers[key]
 
-    def _layers_of(
-        self, kernel: CompiledKernel, places: RealPaths, around: int, inputs: str
-    ) -> tuple[tuple[int, int], ...] | str:
-        weights: dict[int, int] = {}
+    def _layers_of(self, kernel: CompiledKernel, places: RealPaths, around: int, inputs: str) -> tuple[int, ...] | str:
+        layers: set[int] = set()
         unknown = UNKNOWN_MODULE
-        for owner, flops in kernel.parts:
+        for owner in kernel.owners:
             if owner is None:
                 return kernel.why_unknown
             layer = around
@@ -239,8 +227,8 @@ class CompiledGraphs:
                     unknown = FROZEN_PARAMETER
                     continue
                 layer = self._modules[place if module.kind else self._that_calls(place)].layer
-            weights[layer] = weights.get(layer, 0) + (flops if self.divides else 0)
-        return tuple(sorted(weights.items())) or unknown
+            layers.add(layer)
+        return tuple(sorted(layers)) or unknown
 
     def _block(self, kernel: CompiledKernel, places: RealPaths, around: int) -> Block | None:
         """The module that a kernel of unknown layers ran in, or in a module inside it; None if nothing is known.
@@ -312,8 +300,8 @@ class CompiledGraphs:
         places = self._places[key] = {}
         traced: dict[str, set[tuple[tuple[str, ...], str]]] = {}
         for kernel in self._graphs[graph]:
-            for part in kernel.parts:
-                for step in part.owner or ():
+            for owner in kernel.owners:
+                for step in owner or ():
                     traced.setdefault(step.root, set()).add((_unwrapped(step.path), step.kind))
             for parameter in {root for span in kernel.between for root in span.before | span.after}:
                 traced.setdefault(parameter, set()).add(((), ""))
@@ -418,14 +406,3 @@ def graph_of(name: str) -> str:
 def _plain(name: str) -> str:
     """The name of a kernel in an event, without the parts that depend on its graph or library."""
     return _PREFIX.sub("", name, count=1).rpartition("::")[2]
-
-
-def cut_in_proportion(start: int, end: int, weights: Sequence[int]) -> list[tuple[int, int]]:
-    """Cut an interval of time in proportion to weights: (start, end) of each piece. Not all weights may be 0."""
-    whole, before = sum(weights), 0
-    cuts = []
-    for weight in weights:
-        cut = start + (end - start) * before // whole
-        before += weight
-        cuts.append((cut, start + (end - start) * before // whole))
-    return cuts

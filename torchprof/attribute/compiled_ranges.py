@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 
 from torchprof.attribute.common_ancestor import CommonAncestor
 from torchprof.attribute.compiled_graphs import (
@@ -13,7 +12,6 @@ from torchprof.attribute.compiled_graphs import (
     Block,
     CompiledGraphs,
     KernelLayers,
-    cut_in_proportion,
     graph_of,
     region_of,
 )
@@ -23,7 +21,6 @@ from torchprof.run.words import (
     BACKWARD,
     BETWEEN,
     COMPILING,
-    DIVIDED,
     GRAPH,
     GUARDS,
     NOT_ATTRIBUTABLE,
@@ -32,10 +29,6 @@ from torchprof.run.words import (
     UNKNOWN_KERNEL,
     FrameKind,
 )
-
-WeightedPlaces = Sequence[tuple[Place, int]]
-"""The places that the time of one kernel is divided among, each with its weight."""
-
 
 _MOST_NAMED = 3
 """How many of the layers before and after a kernel are named."""
@@ -98,8 +91,8 @@ class CompiledRanges:
             region = inside(outer, FrameKind.REGION, region_of(name))
         return region if kind is Kind.REGION else inside(region, FrameKind.OP, GUARDS)
 
-    def kernel(self, event: Event, around: Place, layer: int, graph: str, kernel: int | None) -> WeightedPlaces:
-        """The place of one kernel of a compiled graph, or the places that its time is divided among.
+    def kernel(self, event: Event, around: Place, layer: int, graph: str, kernel: int | None) -> Place:
+        """The place of one kernel of a compiled graph.
 
         ``layer``: the layer in which the graph runs. ``kernel``: the kernel's number in the graph, None if it is
         unknown.
@@ -119,28 +112,18 @@ class CompiledRanges:
         # same reason. All others are beside that row.
         why_call = self._graphs.why_call_is_unknown(graph)
         if why_call and (layers, phase) == (why_call, around.phase):
-            return [(inner(around), 1)]
+            return inner(around)
         if why_call and around.outer is not None and around.outer.outer is not None:
             around = self._places.inside(around.outer.outer, FrameKind.OP, GRAPH)
         if isinstance(layers, Block):
             names = self._common_ancestor.names(layers.neighbors, _MOST_NAMED, layers.layer)
             described = "" if layers.is_own else f"{BETWEEN}{names}"
-            return [(inner(self._for_layers((layers.layer,), phase, around), described), 1)]
+            return inner(self._for_layers((layers.layer,), phase, around), described)
         if isinstance(layers, str):
             outer = around if phase == around.phase else self._places.of_layer(around.layer, phase, around)
-            return [(inner(outer, f"{NOT_ATTRIBUTABLE}: {layers}"), 1)]
-        numbers = tuple(number for number, _ in layers)
-        if len(layers) == 1:
-            return [(inner(self._for_layers(numbers, phase, around)), 1)]
-        names = self._common_ancestor.names(numbers)
-        if self._graphs.divides and any(weight for _, weight in layers):
-            described = f"{DIVIDED}flops: {names}"
-            return [
-                (inner(self._for_layers((number,), phase, around), described), weight)
-                for number, weight in layers
-                if weight
-            ]
-        return [(inner(self._for_layers(numbers, phase, around), f"fused: {names}"), 1)]
+            return inner(outer, f"{NOT_ATTRIBUTABLE}: {layers}")
+        described = f"fused: {self._common_ancestor.names(layers)}" if len(layers) > 1 else ""
+        return inner(self._for_layers(layers, phase, around), described)
 
     def _for_layers(self, layers: tuple[int, ...], phase: str, around: Place) -> Place:
         """The place of work for these layers. A negative layer is code outside all layers."""
@@ -153,12 +136,6 @@ class CompiledRanges:
     def _in_backward(self, around: Place) -> Place:
         """The place of backward work that compiled autograd runs, without an autograd node around it."""
         return around if around.phase == BACKWARD else self._places.of_layer(around.layer, BACKWARD, around)
-
-
-def divide(shares: WeightedPlaces, start: int, end: int) -> list[tuple[Place, int, int]]:
-    """Divide an interval among places in proportion to their weights: (place, start, end) of each part."""
-    cuts = cut_in_proportion(start, end, [weight for _, weight in shares])
-    return [(place, *cut) for (place, _), cut in zip(shares, cuts)]
 
 
 def regions_around(place: Place | None) -> list[str]:

@@ -39,7 +39,6 @@ class Kind(Enum):
     GRAPH = "kernels of a compiled graph"
     COMPILING = "torch.compile compiles"
     COMPILED_INPUTS = "mark: the tensors that the compiled function inside took from modules"
-    PIECE = "a part of an op that is divided among layers; the last part is an OP"
     PIPELINE = "a step of a pipeline's schedule, an action or a wait in it: no part of what is attributed"
     INTERRUPTION = "what can interrupt anything: Python's garbage collector, or the profiler itself"
     SAMPLE = "a sampled source line of Python"

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
 
+<<<<<<< HEAD
 from torchprof.attribute.compiled_ranges import WeightedPlaces, divide
+=======
+from torchprof.attribute.collectives import RECORDS_COLLECTIVE
+>>>>>>> h3
 from torchprof.attribute.events import Event
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place, Places
@@ -62,8 +66,6 @@ class Launches:
         self._places = places
         self._outside = outside
         self._launched_by: dict[int, Place] = {}  # by the correlation of an op
-        self._shares: dict[Place, WeightedPlaces] = {}  # by the last of the places that an op is divided among
-        self._divided: dict[int, WeightedPlaces] = {}  # by the correlation of an op that is divided
         self._replayed: dict[Place, Place] = {}  # the launching place → the place of the CUDA graph's kernels
         self._collectives: dict[int, tuple[int, Place]] = {}  # by thread: end of the last collective's op, its place
 
@@ -72,8 +74,6 @@ class Launches:
         range ``around``, which ends at ``end_ns``."""
         launcher = place if correlation > 0 or around is None else self._last_collective(thread, around, end_ns)
         self._launched_by[correlation] = launcher
-        if place in self._shares:
-            self._divided[correlation] = self._shares[place]
 
     def note_group(self, group: OpGroup, correlations: Sequence[int], end_ns: int) -> None:
         """The ops of a group may launch work. ``end_ns``: of the range around them."""
@@ -88,10 +88,6 @@ class Launches:
                 self._launched_by[correlation] = places[tree.path_of[parent]]
             elif correlation:
                 self.note_op(correlation, group.thread, places[path], around_all, end_ns)
-
-    def note_division(self, shares: WeightedPlaces) -> None:
-        """An op is divided among places, and all that it launches. Its own place is the last of them."""
-        self._shares[shares[-1][0]] = shares
 
     def note_replay(self, outer: Place, place: Place) -> None:
         """A call in ``outer`` replays a graph of kernels."""
@@ -111,22 +107,15 @@ class Launches:
         if outer.event.correlation > 0:
             self._launched_by[outer.event.correlation] = last
 
-    def kernel(self, event: Event) -> Iterator[Attributed]:
-        """The work, with its place; of a divided op, divided in the same way."""
-        correlation = event.correlation
-        if correlation in self._divided:
-            for place, start, end in divide(self._divided[correlation], event.start_ns, event.end_ns):
-                piece = event._replace(start_ns=start, end_ns=end)
-                inner = self._places.inside(place, FrameKind.KERNEL, event.name, event.signature)
-                yield Attributed(piece, inner, None, 1, end - start)
-            return
-        launcher = self._launched_by.get(correlation)
+    def kernel(self, event: Event) -> Attributed:
+        """The work, with its place."""
+        launcher = self._launched_by.get(event.correlation)
         if launcher is None:
-            reason = LAUNCHED_BEFORE if correlation == BEFORE else LAUNCH_NOT_RECORDED
+            reason = LAUNCHED_BEFORE if event.correlation == BEFORE else LAUNCH_NOT_RECORDED
             launcher = self._places.inside(self._outside, FrameKind.LABEL, reason)
         launcher = self._replayed.get(launcher, launcher)
         inner = self._places.inside(launcher, FrameKind.KERNEL, event.name, event.signature)
-        yield Attributed(event, inner, None, 1, event.end_ns - event.start_ns)
+        return Attributed(event, inner, None, 1, event.end_ns - event.start_ns)
 
     def _last_collective(self, thread: int, around: Place, end_ns: int) -> Place:
         """In an op that records collectives, the last collective launches the work of all calls."""

@@ -15,7 +15,7 @@ from itertools import compress
 from torchprof.attribute.collectives import ACCUMULATES, CollectiveOwners
 from torchprof.attribute.common_ancestor import CommonAncestor, nearest
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.compiled_ranges import CompiledRanges, divide, regions_around
+from torchprof.attribute.compiled_ranges import CompiledRanges, regions_around
 from torchprof.attribute.engine_calls import NodeGaps
 from torchprof.attribute.event_columns import IN_NODE, EventColumns
 from torchprof.attribute.event_names import OF_THE_PROFILER
@@ -100,7 +100,7 @@ class Attribution:
         self._node_before: dict[tuple[int, int], Place | None] = {}  # (thread, depth) → the place of its last maker
         self._nearest_of: dict[tuple[str, int], int] = {}  # (label, calling layer) → its layer in this call
         self._launches = Launches(self.places, self._outside)
-        self._extra: list[Attributed] = []  # what comes before the current event, as all pieces of an op but the last
+        self._extra: list[Attributed] = []  # a gap of autograd's engine before the current event
 
     def attribute(self, columns: EventColumns, ends: Sequence[int] = ()) -> Iterator[Attributed | OpGroup]:
         """Find the layer and phase of every event.
@@ -131,7 +131,7 @@ class Attribution:
             if walk.at >= walk.after:
                 walks.remove(walk)
         for kernel in columns.kernels:
-            yield from self._launches.kernel(kernel)
+            yield self._launches.kernel(kernel)
 
     def _walk(self, walk: ThreadWalk, horizon: float, groupable: bytes) -> Iterator[Attributed | OpGroup]:
         """Go on on one thread, as long as events begin before ``horizon``."""
@@ -206,10 +206,7 @@ class Attribution:
         if stack and end > limit:  # clocks of different sources differ by a few ns
             end = limit
         if kind is Kind.OP:
-            place, calls = self._op(event, end, open_range)
-            if self._extra:  # the op is divided: this event becomes its last piece
-                start = self._extra[-1].event.end_ns
-                event = event._replace(start_ns=start)
+            place, calls = self._op(event, open_range)
             if event.sequence >= 0 and not place.is_closed:
                 self._makers[thread].add(event.sequence, place)
                 if self._selected is not None:
@@ -237,20 +234,18 @@ class Attribution:
 
     # Ops
 
-    def _op(self, event: Event, end: int, open_range: _Open) -> tuple[Place, int]:
-        """The place of an op, and 1 if it is a call, else 0: inside an op of the same name it is part of that call.
-
-        A compiled kernel that is divided among layers gets the last of their places. The others are in ``_extra``.
-        """
+    def _op(self, event: Event, open_range: _Open) -> tuple[Place, int]:
+        """The place of an op, and 1 if it is a call, else 0: inside an op of the same name it is part of that call."""
         thread, name, signature = event.thread, event.name, event.signature
-        around = open_range[1]
+        around, layer = open_range[1], open_range[3]
         outer = around or self._outside
         asks = name.startswith(C10D_OPS)
         if asks and around is not None:
             outer = self._requester(thread, around, name, signature)
         kernels = self._ahead.kernels
         if kernels and not outer.is_closed and (thread, event.start_ns, event.end_ns) in kernels:
-            place, calls = self._compiled_kernel(event, end, open_range, outer), 1
+            graph, number = kernels.pop((thread, event.start_ns, event.end_ns))
+            place, calls = self._compiled.kernel(event, outer, layer, graph, number), 1
         else:
             place, calls = self._place_of_op(outer, name, signature)
         if name in REPLAYS and not outer.is_closed:
@@ -267,20 +262,6 @@ class Attribution:
         if self._called_from is not None and outer.phase == BACKWARD:
             signature = self._called_from(signature, outer.signature)
         return self.places.inside(outer, _OP, name, signature), 1
-
-    def _compiled_kernel(self, event: Event, end: int, open_range: _Open, outer: Place) -> Place:
-        """The place of a kernel of a compiled graph; the last of its places if it is divided among several."""
-        graph, number = self._ahead.kernels.pop((event.thread, event.start_ns, event.end_ns))
-        _, around, _, layer, outer_range, _ = open_range
-        shares = self._compiled.kernel(event, outer, layer, graph, number)
-        if len(shares) > 1:  # everything inside it is divided in the same way
-            shares[-1][0].is_closed = True
-            self._launches.note_division(shares)
-        *before, (place, _, _) = divide(shares, event.start_ns, end)
-        for part, cut, until in before:
-            piece = event._replace(kind=Kind.PIECE, start_ns=cut, end_ns=until)
-            self._extra.append(Attributed(piece, part, around, 1, until - cut, outer_range))
-        return place
 
     # Events that open no range
 
@@ -473,6 +454,5 @@ _RANGES: Mapping[Kind, Callable[[Attribution, Event, _Open], _Opened]] = {
     Kind.GRAPH: Attribution._compiled_range,
     Kind.COMPILING: Attribution._compiled_range,
     Kind.USER_LABEL: Attribution._range,
-    Kind.PIECE: Attribution._range,
 }
 """The methods for events that open a range, but for ops."""

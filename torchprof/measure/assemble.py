@@ -36,7 +36,7 @@ from torchprof.run.paused_gc import paused_gc
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import FORWARD, OUTSIDE, FrameKind, Signature, StepEnd
+from torchprof.run.words import FORWARD, OUTSIDE, FrameKind, Signature, SourceLine, StepEnd
 
 if TYPE_CHECKING:
     from torchprof.measure.flops.estimate import Estimate
@@ -320,7 +320,7 @@ def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[i
     )
 
 
-def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, str, int]], began_ns: int) -> None:
+def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine, int]], began_ns: int) -> None:
     """Add SAMPLE events on the thread that began the session.
 
     This thread made the first STEP mark, which ended at ``began_ns`` on the clock of the samples.

@@ -20,7 +20,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import Compilation, CompiledRegion, Meta
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, Signature
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, Signature, SourceLine
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Recording:
     compilations: Iterable[Compilation] = ()
     under_compile: Sequence[CompiledForward] = ()
     before: CycleEnd | None = None
-    python_samples: Iterable[tuple[int, str, int]] | None = None
+    python_samples: Iterable[tuple[int, SourceLine, int]] | None = None
     began_ns: int = 0
 
 

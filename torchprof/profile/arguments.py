@@ -128,15 +128,12 @@ def device_of(models: Iterable[nn.Module]) -> str:
     return "cpu"
 
 
-def checked_provenance(compile_layers: bool | str, warnings: list[RunWarning]) -> Provenance | None:
+def checked_provenance(compile_layers: bool, warnings: list[RunWarning]) -> Provenance | None:
     """The object that finds the layers of compiled graphs; None if the user does not want it.
 
     It is also None if this version of torch does not support it: then the reason is added to ``warnings``. Raises
     TorchprofError for another value of ``compile_layers``.
     """
-    if compile_layers not in (False, True, "flops"):
-        raise TorchprofError(
-            f"compile_layers={compile_layers!r:.80} must be True, False or 'flops', which divides the time of a kernel "
-            "of several layers by their FLOPs."
-        )
-    return Provenance.if_supported(compile_layers == "flops", warnings) if compile_layers else None
+    if compile_layers not in (False, True):
+        raise TorchprofError(f"compile_layers={compile_layers!r:.80} must be True or False.")
+    return Provenance.if_supported(warnings) if compile_layers else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from contextlib import ExitStack
 from copy import deepcopy
 from functools import cached_property, partial
@@ -160,7 +159,7 @@ class Cycle:
             has_steps=session.steps > 0,
             before=self._end_before,
             from_first_mark=setup.from_first_mark,
-            python_samples=None if self._sampler is None else _lines(self._sampler),
+            python_samples=None if self._sampler is None else self._sampler.samples(),
             began_ns=session.began_ns,
         )
         return assemble(recording, setup.plan, dataclasses.replace(setup.asked, with_stack=session.with_stack))
@@ -333,11 +332,6 @@ class Cycles:
         elif self._is_lost:
             seen.warnings.append(_LOST)
         return with_warnings(run, seen)
-
-
-def _lines(sampler: Sampler) -> Iterator[tuple[int, str, int]]:
-    for at_ns, location, intervals in sampler.samples():
-        yield at_ns, str(location), intervals
 
 
 def _event_lists_by_path(session: Session, plan: Plan) -> defaultdict[tuple[str, ...], list[EventList]]:

@@ -65,8 +65,7 @@ class Profile:
     ``with_flops`` counts parameters, MACs and FLOPs from the input shapes of the operators (see docs/flops.md).
     ``record_shapes`` and ``with_stack`` record input shapes and source lines, for the ``ops`` report, ``key_averages``
     and ``raw``. ``compile_layers`` assigns the kernels of code that torch.compile compiles inside the block to their
-    layers; a kernel of several layers has its own row, or with "flops" is divided among them by their FLOPs (see
-    docs/compile.md).
+    layers; a kernel of several layers has its own row (see docs/compile.md).
 
     In a loop, ``step()`` ends a step. ``schedule`` selects the steps that are recorded: it is
     ``torch.profiler.schedule(wait=…, warmup=…, active=…)``, or any function from a step's number to a
@@ -101,7 +100,7 @@ class Profile:
         record_shapes: bool = False,
         with_stack: bool = False,
         with_timeline: bool = False,
-        compile_layers: bool | str = False,
+        compile_layers: bool = False,
         schedule: Callable[[int], ProfilerAction] | None = None,
         on_trace_ready: Callable[[Profile], Any] | None = None,
     ) -> None:

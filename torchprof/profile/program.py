@@ -89,7 +89,7 @@ class Program:
         device = "cuda" if use_cuda else None
         missing = missing_device(device) if device else None
         warnings = [missing] if missing else []
-        self._provenance = Provenance.if_supported(False, warnings) if compile_layers else None
+        self._provenance = Provenance.if_supported(warnings) if compile_layers else None
         asked = Options(
             device=device,
             profile_memory=profile_memory,

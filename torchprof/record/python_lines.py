@@ -27,6 +27,7 @@ from typing import NamedTuple
 from torchprof.errors import TorchprofError
 from torchprof.record.shared_changes import SharedChange
 from torchprof.run.paused_gc import paused_gc
+from torchprof.run.words import SourceLine
 
 OUR_FILES = str(Path(__file__).parents[1]) + os.sep
 """The prefix of the file names of torchprof."""
@@ -47,29 +48,11 @@ returns, and its memory has something else, such as an int, when the object is m
 and Python 3.12 and newer collect garbage at another time."""
 
 
-class CodeLocation(NamedTuple):
-    """A line of source: its file as it is shown, its line number, its function.
-
-    ``function`` is "record (hook)" for one that torch calls with a module, but for its forward. ``calls``: what this
-    line was calling, as it is written there ("time.sleep", "torch.save"), "" for nothing. Without the source, with
-    Python 3.10, and for a loop over an object: the function of a library ("DataLoader.__iter__"), but no other function
-    of torch.
-    """
-
-    file: str
-    line: int
-    function: str
-    calls: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}" + (f" → {self.calls}" if self.calls else "")
-
-
 class Sample(NamedTuple):
-    """At ``at_ns`` (``time.perf_counter_ns``) the thread was at ``location``. The sample stands for ``intervals``."""
+    """At ``at_ns`` (``time.perf_counter_ns``) the thread was at ``line``. The sample stands for ``intervals``."""
 
     at_ns: int
-    location: CodeLocation
+    line: SourceLine
     intervals: int
 
 
@@ -78,8 +61,11 @@ class Sampler(SharedChange):
 
     The line is that of the innermost frame of the user's code. User code is in a file, and not in the standard library,
     an installed package (site-packages), torch or torchprof. If no frame is user code, the line is that of the
-    innermost frame outside torchprof. The function of a library that the line called is noted, too: a line that only
-    calls ``trainer.train()`` says little.
+    innermost frame outside torchprof.
+
+    What the line called is noted, too, as it is written there ("time.sleep"): a line that only calls
+    ``trainer.train()`` says little. Without the source, with Python 3.10, and for a loop over an object it is the
+    function of a library ("DataLoader.__iter__"), but no other function of torch.
 
     While it samples, a thread that waits for the GIL gets it after 0.5 ms (``sys.setswitchinterval``). At Python's 5 ms
     most samples of a loop would be at its next call that releases the GIL, instead of at its slow line.
@@ -154,17 +140,18 @@ class Sampler(SharedChange):
         taken = [*zip(self._times, self._at, self._intervals)]
         for file in {code.co_filename for code, *_ in self._locations}:
             linecache.checkcache(file)
-        locations = [
-            CodeLocation(
+        lines = [
+            SourceLine(
                 _shown(code.co_filename, self._folder),
                 line,
-                f"{code.co_name} (hook)" if caller is not None and _is_hook(*caller) else code.co_name,
+                code.co_name,
                 _called(code, offset, called),
+                caller is not None and _is_hook(*caller),
             )
             for code, line, offset, called, caller in self._locations
         ]
         for at_ns, index, intervals in taken:
-            yield Sample(at_ns, locations[index], intervals)
+            yield Sample(at_ns, lines[index], intervals)
 
     def _resume(self) -> None:
         # The thread sleeps by waiting for this lock: `_pause` wakes it up by releasing the lock.

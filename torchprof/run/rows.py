@@ -15,7 +15,17 @@ from torchprof.run.checked_json import demand, demand_layer, read_as, read_colum
 from torchprof.run.collectives import shows_collective
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.words import FORWARD, NOT_SELECTED, PHASES, Frame, FrameKind, Signature, is_left_over, phase_of
+from torchprof.run.words import (
+    FORWARD,
+    NOT_SELECTED,
+    PHASES,
+    Frame,
+    FrameKind,
+    Signature,
+    SourceLine,
+    is_left_over,
+    phase_of,
+)
 
 
 def compacted(
@@ -282,7 +292,9 @@ class Rows(Sequence[Row]):
             frames = []
             for kind, name, signature in map(read_list, read_list(stored)):
                 demand(0 <= read_as(int, signature) < len(signatures), f"the signature of {name!r:.80}")
-                frames.append(Frame(FrameKind(kind), read_as(str, name), signatures[signature]))
+                text = read_as(str, name)
+                text = SourceLine.of_file(text) if kind == FrameKind.PYTHON else text
+                frames.append(Frame(FrameKind(kind), text, signatures[signature]))
             return tuple(frames)
 
         frames = tuple(map(chain, document["frames"]))

@@ -81,7 +81,6 @@ _TEXTS = {
     "that called them.",
     "trace_left_out": "{file} is left out: {why}",
     # What follows from the run
-    "kernels_divided": "The time of a kernel that serves several layers is {how} among them: an estimate.",
     "inside_compiled": "The times of layers inside compiled code are unknown: compiled code does not call them one by "
     f"one. To see their share of the kernels, use compile_layers=True, and {COMPILE_IN_BLOCK}.",
     "uncounted_more": "Not counted: {operators} more operators without a FLOPs formula (calls: {calls}).",

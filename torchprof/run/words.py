@@ -61,9 +61,6 @@ WHY_UNKNOWN = {
 
 REPLAY = "CUDA graph replay"
 
-DIVIDED = "divided by "
-"""How the row of a kernel begins whose time is divided among several layers."""
-
 NODE_PREFIX = "autograd::engine::evaluate_function: "
 """Prefix of the engine's range around an autograd node. The name of the node follows."""
 _OVERHEAD = re.compile(
@@ -166,13 +163,63 @@ class Signature(NamedTuple):
     stack: tuple[str, ...] = ()
 
 
+class SourceLine(str):
+    """A sampled line of Python. It equals its text, ``SourceLine("train.py", 7, "log", "print") == "train.py:7 log →
+    print"``, and is written as it.
+
+    ``file``: as it is shown. ``function``: the one that the line is in. ``calls``: what the line was calling, as it is
+    written there; "" for nothing. ``is_hook``: torch calls the function with a module, and it is not its forward.
+    ``owner``: the function and its file, as text.
+    """
+
+    file: str
+    line: int
+    function: str
+    calls: str
+    is_hook: bool
+    owner: str
+
+    _TEXT = re.compile(r"(?:(.*):(\d+) )?(.*?)( \(hook\))?(?: → (.*))?", re.DOTALL)
+
+    def __new__(cls, file: str, line: int, function: str, calls: str = "", is_hook: bool = False) -> SourceLine:
+        shown = f"{function} (hook)" if is_hook else function
+        at = f"{file}:{line} {shown}" if file else shown
+        text = super().__new__(cls, f"{at} → {calls}" if calls else at)
+        text.file, text.line, text.function, text.calls, text.is_hook = file, line, function, calls, is_hook
+        text.owner = f"{file} {shown}" if file else shown
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SourceLine, (self.file, self.line, self.function, self.calls, self.is_hook)
+
+    @property
+    def at(self) -> SourceLine:
+        """The line without what it calls."""
+        return SourceLine(self.file, self.line, self.function, is_hook=self.is_hook)
+
+    @classmethod
+    def of_file(cls, text: str) -> SourceLine:
+        """The line with this text, in a file of a run."""
+        match = cls._TEXT.fullmatch(text)
+        assert match is not None  # it matches any text
+        file, line, function, hook, calls = match.groups(default="")
+        return cls(file, int(line or 0), function, calls, bool(hook))
+
+
 class Frame(NamedTuple):
-    """One step from a layer inward to an event. ``name`` is torch's, or that of the range. ``signature`` has the inputs
+    """One step from a layer inward to an event. ``name`` is torch's, or that of the range; of a sampled line, a
+    ``SourceLine``. ``signature`` has the inputs
     of an op; None if they were not recorded. ``kind`` is compared with text as well: ``frame.kind == "op"``."""
 
     kind: FrameKind
     name: str
     signature: Signature | None = None
+
+
+def sampled_line(frames: Sequence[Frame]) -> SourceLine | None:
+    """The sampled line of Python that a row with these frames is; None for other rows."""
+    name = frames[-1].name if frames else None
+    return name if isinstance(name, SourceLine) else None
 
 
 OUTSIDE_NAME = "(outside)"

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from torchprof.run.torch_names import ELEMENTWISE, without_aten
 from torchprof.run.words import (
     INTERRUPTIONS,
-    LAUNCH_NOT_RECORDED,
     LOADING,
     NODE_PREFIX,
     OPTIMIZER_RANGE,
@@ -148,12 +147,6 @@ def is_in_op(frames: Frames) -> bool:
 def is_node(frames: Frames) -> bool:
     """Whether it is in an autograd node that is the backward of an operator."""
     return node_of(frames) is not None
-
-
-@among(has_label)
-def has_no_launch(frames: Frames) -> bool:
-    """Whether it is device work whose launch is missing from the recording."""
-    return frames[0].kind == FrameKind.LABEL and frames[0].name == LAUNCH_NOT_RECORDED
 
 
 @among(has_label)

@@ -1,5 +1,4 @@
-"""Tensors that a layer makes anew in each call, though they depend only on sizes; and embeddings: dense gradients of
-large tables, and products with one-hot rows in place of a table."""
+"""Tensors that a layer makes anew in each call, though they depend only on sizes; and embeddings of large tables."""
 
 from __future__ import annotations
 
@@ -37,7 +36,6 @@ _MAKES = inside(
 _OF_POSITIONS = calling({"aten::sin", "aten::cos", "aten::exp", "aten::pow", "aten::cat", "aten::stack"})
 _OF_PARAMETERS = {"tril", "triu"}  # nodes
 _SIZES = re.compile(r"(\d+), (\d+)")
-_CLASSES = 32  # the product with fewer is small
 _FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
 
 
@@ -114,41 +112,6 @@ def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
             f"The gradient is dense, for all {_rows_of(first):,} rows, and a call uses at most {_indices_of(first):,}.",
             "Use `torch.nn.Embedding(…, sparse=True)`, with `torch.optim.SparseAdam` or `torch.optim.SGD` for it.",
         )
-
-
-@rule
-def one_hot_products(evidence: Evidence) -> Iterator[Advice]:
-    """Linear layers whose input is a one-hot row for each index: an embedding reads the same row at once.
-
-    Evidence: ``aten::one_hot`` in the layer above, whose input has as many elements as the linear layer's has rows; of
-    several, the one with the most features. The gain is all of the time of both, backward included.
-    """
-    layers = evidence.run.layers
-    made = evidence.took(inside("aten::one_hot"), phases=(FORWARD,))
-    if not made:
-        return
-    every = evidence.took(always)
-    own = evidence.took(inside("aten::one_hot", "aten::to", "aten::_to_copy"), phases=(FORWARD,))
-    gains = {}
-    for above, took in made.items():
-        below = layers.children[above] if above >= 0 else ()
-        fed = [number for number in below if _is_fed(layers[above], layers[number])]
-        number = max(fed, key=lambda index: layers[index].input_shapes[0][-1], default=None)
-        if number is not None and number in every and took.calls:
-            gains[number] = evidence.time_of(every[number]) + evidence.time_of(own[above])
-    for group in merged(evidence, gains):
-        yield group.advice(
-            "Its input is made by `one_hot`: the product of rows that are zero but for one element takes "
-            f"{group.time}.",
-            "Use `torch.nn.Embedding(num_classes, features)` on the indices: it reads one row for each.",
-        )
-
-
-def _is_fed(above: Layer, layer: Layer) -> bool:
-    """Whether the indices that the layer above gets may be the rows of a linear layer's input."""
-    if layer.kind != "Linear" or not above.input_shapes or not layer.input_shapes:
-        return False
-    return layer.input_shapes[0][:-1] == above.input_shapes[0] and layer.input_shapes[0][-1] >= _CLASSES
 
 
 def _rows_of(layer: Layer) -> int:

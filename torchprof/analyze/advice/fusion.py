@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import Enum, auto
-from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
-from torchprof.analyze.advice import Advice, Gain, Merged, merged, rule, together
+from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.chains import (
     ELEMENTWISE_NODES,
     Among,
@@ -32,7 +31,7 @@ from torchprof.analyze.advice.evidence import Evidence, Took
 from torchprof.analyze.advice.python import layers_of_slow_python
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
-from torchprof.run.torch_names import BATCH_NORMS, BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten
+from torchprof.run.torch_names import BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, RECOMPUTE
 
 _SEPARATE = calling(aten("linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention"))
@@ -49,8 +48,6 @@ _HAS_ITS_OWN = inside("aten::scaled_dot_product_attention", "aten::_native_multi
 _SHORT = 256
 _FUSED_ATTENTION = 7 / 8
 
-_FEATURES = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
-_SUBSTANTIAL = 0.1
 
 _Shape = tuple[int, ...]
 
@@ -211,70 +208,6 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
     for group in merged(evidence, gains, kinds):
         said, remedy = _TEXTS_OF_ATTENTION[kinds[group.numbers[0]]]
         yield group.advice(said.format(format_time(sum(times[number] for number in group.numbers))), remedy)
-
-
-@rule
-def bias_before_batch_norm(evidence: Evidence) -> Iterator[Advice]:
-    """Convolutions with a bias whose output goes into a batch normalization in train mode, in a run with backward. The
-    normalization subtracts the mean, and the bias with it. In eval mode the bias has an effect, so there is no finding.
-
-    Evidence: settings without bias=False; the next sibling is a batch norm that was called as often, with the output
-    shape of the convolution as its input shape. In a ``Sequential`` that was itself called as often, the output of one
-    is the input of the other. Elsewhere ``forward`` decides, which is not recorded: the finding is stated as a
-    condition.
-
-    The time of the bias is known if it has ops of its own (``add_`` in forward, ``sum`` in backward, on a GPU). If it
-    is part of the convolution's kernel it is unknown and small: that is reported once, if these convolutions take at
-    least a tenth of the time (separately for those in a ``Sequential`` and the others).
-    """
-    layers, calls = evidence.run.layers, evidence.calls
-    if BACKWARD not in evidence.run.phases() or evidence.of_class.keys().isdisjoint(BATCH_NORMS):
-        return
-    biased = [
-        (conv, norm, _in_order(evidence, conv))
-        for below in layers.children
-        for conv, norm in pairwise(below)
-        if _has_bias(layers[conv]) and _normalises(layers[norm], layers[conv]) and calls.get(conv) == calls.get(norm)
-    ]
-    if not biased:
-        return
-    took = evidence.took(_is_bias)
-    inside_of = evidence.took(inside("aten::convolution", "aten::convolution_backward"))
-    times = {conv: evidence.time_of(took[conv]) if conv in took else 0 for conv, _, _ in biased}
-    norms = {conv: norm for conv, norm, _ in biased}
-    remedies = {conv: (certain, layers[conv].kind) for conv, _, certain in biased}
-    for group in merged(evidence, {conv: ns for conv, ns in times.items() if ns}, remedies):
-        said = f"{_biases(group.numbers)} {group.time}."
-        yield _without_bias(evidence, group, norms, said, *remedies[group.numbers[0]])
-    for certain, kind in dict.fromkeys(remedies.values()):
-        convs = [conv for conv in norms if remedies[conv] == (certain, kind) and not times[conv] and conv in inside_of]
-        ns = sum(evidence.time_of(inside_of[conv]) for conv in convs)
-        if ns and ns >= _SUBSTANTIAL * evidence.recorded_ns:
-            several = "s" if len(convs) > 1 else ""
-            said = f"{_biases(convs)} a small part of the {format_time(ns)} of the convolution{several}."
-            group = together(evidence, dict.fromkeys(convs, Gain()))
-            yield _without_bias(evidence, group, norms, said, certain, kind)
-
-
-def _biases(convs: Sequence[int]) -> str:
-    return "The bias takes" if len(convs) == 1 else f"The biases of {len(convs)} convolutions take"
-
-
-def _without_bias(
-    evidence: Evidence, group: Merged, norms: Mapping[int, int], said: str, certain: bool, kind: str
-) -> Advice:
-    """The finding on convolutions before batch norms. ``said``: the sentence on what their biases take."""
-    norm = evidence.name_of(norms[group.numbers[0]])
-    if len(group.numbers) > 1:
-        why = "The batch norm after each" if certain else "A batch norm in train mode is next to each"
-    else:
-        why = norm if certain else f"{norm}, a batch norm in train mode, is next to it"
-    if certain:
-        why += " subtracts it again with the mean."
-    else:
-        why += ": if the output goes there directly and nowhere else, the bias is subtracted again with the mean."
-    remedy = f"{'Use' if certain else 'If so, use'} `torch.nn.{kind}(…, bias=False)`."
-    return group.advice(f"{said} {why}", remedy)
 
 
 def _is_separate(frames: Frames) -> bool:
@@ -449,33 +382,3 @@ def _kind_of_attention(layer: Layer, certain: bool) -> _Attention:
     if layer.kind == "MultiheadAttention":
         return _Attention.RETURNS_WEIGHTS
     return _Attention.SEPARATE if certain else _Attention.MAYBE
-
-
-def _in_order(evidence: Evidence, conv: int) -> bool:
-    """Whether it is an item of a Sequential that calls its items in order, and nothing else calls it."""
-    layers, calls = evidence.run.layers, evidence.calls
-    above = layers.parent[conv]
-    return layers[above].kind == "Sequential" and calls.get(above) == calls.get(conv) and not layers[conv].shared_with
-
-
-def _has_bias(layer: Layer) -> bool:
-    return layer.kind in _FEATURES and bool(layer.settings) and "bias=False" not in layer.settings
-
-
-def _normalises(norm: Layer, conv: Layer) -> bool:
-    """Whether a layer is a batch norm in train mode that may take a convolution's output."""
-    return (
-        norm.kind in BATCH_NORMS
-        and norm.training is True
-        and bool(conv.output_shapes)
-        and norm.input_shapes[:1] == conv.output_shapes[:1]
-    )
-
-
-@among(inside("aten::_convolution", "aten::convolution_backward"))
-def _is_bias(frames: Frames) -> bool:
-    """Whether it is the addition of a bias as a separate op in a convolution, or the sum that is its gradient."""
-    names = [frame.name for frame in frames]
-    return ("aten::_convolution" in names and "aten::add_" in names) or (
-        "aten::convolution_backward" in names and "aten::sum" in names
-    )

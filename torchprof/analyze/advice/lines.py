@@ -23,10 +23,9 @@ from torchprof.analyze.advice.chains import (
     outermost_op,
 )
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.analyze.advice.python import HOOK
 from torchprof.run.cost import format_time
 from torchprof.run.purposes import DATA, GARBAGE, OPTIMIZER, purpose_of
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, Frame, FrameKind
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, Frame, FrameKind, SourceLine, sampled_line
 
 _SHARE = 0.05
 _DATA_SHARE = 0.1
@@ -36,7 +35,6 @@ _MANY = 20  # small operators, or reads, for each call of a model
 _READS = 2
 _COPIED = 5
 _GAP_NS = 30_000
-_LINE = re.compile(r"(?P<file>.*):(?P<line>\d+) (?P<function>.*)", re.DOTALL)
 
 _LESS_OFTEN = "Do it less often: `if step % 100 == 0:`"
 _ANY_LAYER, _ANY_OPERATOR = 0, Frame(FrameKind.OP, "any")
@@ -162,11 +160,9 @@ _COPIES = frozenset({"aten::clone", "aten::copy_", "aten::_to_copy", "aten::to",
 
 
 class Spent(NamedTuple):
-    """What the time of a function is spent on: the line, what it calls there as it is written ("" if unknown), and the
-    outermost operator that runs ("" if none does)."""
+    """What the time of a function is spent on: the line, and the outermost operator that runs ("" if none does)."""
 
-    line: str
-    called: str
+    line: SourceLine
     op: str = ""
 
 
@@ -174,7 +170,6 @@ class Spent(NamedTuple):
 class Function:
     """A function of the user's: its time, the calls of the operators that run in it, and how often it was sampled."""
 
-    name: str
     spent: Counter[Spent] = field(default_factory=Counter)
     op_calls: Counter[str] = field(default_factory=Counter)
     samples: int = 0
@@ -184,8 +179,8 @@ class Function:
         return self.spent.total()
 
     @property
-    def at(self) -> str:
-        """The line that takes most of the time."""
+    def at(self) -> SourceLine:
+        """The line that takes most of the time, without what it calls."""
         return _line_of(self.spent)
 
     def op_ns(self, *names: str) -> int:
@@ -204,7 +199,7 @@ def functions(evidence: Evidence, holds: Holds, *, in_layers: bool = False) -> l
         return []
     times: Counter[_Place] = Counter()
     calls: Counter[_Place] = Counter()
-    lines: defaultdict[_Place, Counter[str]] = defaultdict(Counter)
+    lines: defaultdict[_Place, Counter[SourceLine]] = defaultdict(Counter)
 
     def matches(frames: Frames) -> bool:
         return holds(frames[:-1] if is_line(frames) else frames)
@@ -214,26 +209,23 @@ def functions(evidence: Evidence, holds: Holds, *, in_layers: bool = False) -> l
             continue
         outermost = _outermost(frames)
         place = (_ANY_LAYER, outermost[-1:] and (_ANY_OPERATOR,)) if in_layers else (layer, outermost)
-        if is_line(frames):
-            lines[place][frames[-1].name] += called
+        if (line := sampled_line(frames)) is not None:
+            lines[place][line] += called
         else:
             times[place] += ns
             if len(place[1]) == len(frames) and not is_own_time(frames):
                 calls[place] += called
-    by_name: dict[str, Function] = {}
+    by_owner: dict[str, Function] = {}
     for place, seen in lines.items():
         samples = max(seen.total(), 1)  # a file may have lines without samples
-        for text, count in seen.items():
-            line, _, what = text.partition(" → ")
-            parts = _LINE.fullmatch(line)
-            name = f"{parts['file']} {parts['function']}" if parts else line
-            function = by_name.setdefault(name, Function(name))
+        for line, count in seen.items():
+            function = by_owner.setdefault(line.owner, Function())
             op = "" if is_own_time(place[1]) else place[1][-1].name
             function.samples += count
-            function.spent[Spent(line, what, op)] += times[place] * count // samples
+            function.spent[Spent(line, op)] += times[place] * count // samples
             if op:
                 function.op_calls[op] += calls[place] * count // samples
-    return sorted(by_name.values(), key=lambda function: function.ns, reverse=True)
+    return sorted(by_owner.values(), key=lambda function: function.ns, reverse=True)
 
 
 def _outermost(frames: Frames) -> tuple[Frame, ...]:
@@ -292,7 +284,7 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
         elif sum(prepares.values()) >= _DATA_SHARE * whole:
             first = max((part for part in prepares if part.op), key=prepares.__getitem__)
             says = f"it runs `{first.op}` on data without gradients"
-            yield _finding(evidence, first.line, sum(prepares.values()), says, _PREPARES)
+            yield _finding(evidence, first.line.at, sum(prepares.values()), says, _PREPARES)
         else:
             others.append(rest)
     for rest in others:
@@ -309,12 +301,12 @@ def hooks(evidence: Evidence) -> Iterator[Advice]:
     """
     models = evidence.run.meta.model
     for function in functions(evidence, always, in_layers=True):
-        is_hook = function.name.endswith(HOOK) and function.samples >= _FEWEST
-        if is_hook and function.ns >= _SHARE * evidence.recorded_ns:
+        line = function.at
+        if line.is_hook and function.samples >= _FEWEST and function.ns >= _SHARE * evidence.recorded_ns:
             yield Advice(
                 ", ".join(models),
-                f"{function.at.removesuffix(HOOK)} takes {format_time(function.ns)}: a hook of modules, which runs in "
-                "each of their calls.",
+                f"{line.file}:{line.line} {line.function} takes {format_time(function.ns)}: a hook of modules, which "
+                "runs in each of their calls.",
                 "Remove it with `handle.remove()` of its `handle = module.register_forward_hook(…)`.",
                 evidence.while_idle(function.ns),
                 layers=models,
@@ -329,11 +321,11 @@ def _finding(evidence: Evidence, line: str, ns: int, says: str, remedy: str) -> 
     return Advice(evidence.name_of(OUTSIDE), text, remedy, evidence.while_idle(ns))
 
 
-def _line_of(spent: Counter[Spent]) -> str:
-    """The line that takes most of the time."""
-    lines: Counter[str] = Counter()
+def _line_of(spent: Counter[Spent]) -> SourceLine:
+    """The line that takes most of the time, without what it calls."""
+    lines: Counter[SourceLine] = Counter()
     for part, ns in spent.items():
-        lines[part.line] += ns
+        lines[part.line.at] += ns
     return lines.most_common(1)[0][0]
 
 
@@ -342,7 +334,7 @@ def _by_kind(function: Function) -> dict[_Kind, Counter[Spent]]:
     operators."""
     by_kind: dict[_Kind, Counter[Spent]] = {_PYTHON: Counter()}
     for spent, ns in function.spent.items():
-        kind = next((kind for kind in _KINDS if kind.calls.fullmatch(spent.called)), _PYTHON)
+        kind = next((kind for kind in _KINDS if kind.calls.fullmatch(spent.line.calls)), _PYTHON)
         if kind is not _PYTHON or not spent.op:
             by_kind.setdefault(kind, Counter())[spent] += ns
     return by_kind
@@ -369,11 +361,13 @@ def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
         if trained
         and part.op.startswith("aten::")
         and not _OF_NO_DATA.fullmatch(part.op)
-        and not _AT_ONCE.fullmatch(part.called)
+        and not _AT_ONCE.fullmatch(part.line.calls)
         and not inside_of[part.op] & trained
     }
-    lines = {part.line for part in on_data}
-    return Counter({part: ns for part, ns in spent.items() if part in on_data or (part.line in lines and not part.op)})
+    lines = {part.line.at for part in on_data}
+    return Counter(
+        {part: ns for part, ns in spent.items() if part in on_data or (part.line.at in lines and not part.op)}
+    )
 
 
 def _plain(name: str) -> str:
@@ -401,7 +395,7 @@ def _small_operators(function: Function, evidence: Evidence) -> _Small | None:
     if 2 * function.op_ns(*_COPIES) >= ns > function.ns - ns and copied >= _COPIED * passes:
         return _Small("it copies tensors", _COPIES_THE_MODEL.remedy)
     python_ns = function.ns - ns
-    at_once = sum(ns for spent, ns in function.spent.items() if not spent.op and _AT_ONCE.fullmatch(spent.called))
+    at_once = sum(ns for spent, ns in function.spent.items() if not spent.op and _AT_ONCE.fullmatch(spent.line.calls))
     if calls >= _MANY * passes and ns < _SMALL_NS * calls and 2 * at_once < python_ns:
         says = f"it calls small operators in a loop ({calls:,} of {format_time(ns / calls)}"
         backward_ns = _small_backward_ns(evidence, _MANY * passes)

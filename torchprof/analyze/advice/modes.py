@@ -1,4 +1,4 @@
-"""Modes: train and eval, gradients on and off, torch's own switches for finding errors; when the recording began."""
+"""Modes: train and eval, gradients on and off, torch's own switches for finding errors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from torchprof.analyze.advice import Advice, Gain, merged, rule
-from torchprof.analyze.advice.chains import always, has_no_launch, inside, is_step
+from torchprof.analyze.advice.chains import always, inside, is_step
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import BATCH_NORMS, CONVOLUTIONS, FACTORS
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
+from torchprof.run.words import BACKWARD, FORWARD
 
 _DROPOUTS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "FeatureAlphaDropout")
-_RARELY = 0.9
 _THREADS = 4
 _LONG_NS = 200_000  # shorter products gain little from threads
 _SHARE = 0.1
-_SHARE_LEFT_OVER = 0.05
 
 
 @rule
@@ -100,35 +98,6 @@ def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
 
 
 @rule
-def evaluates_often(evidence: Evidence) -> Iterator[Advice]:
-    """Forward calls without gradients in a run that trains, about one for each step, for at least 10 % of the recorded
-    time: an evaluation in each step.
-
-    Evidence: their number, 4/5 to 5/4 of the steps, and their time, of models that are called with gradients, too.
-    A target network looks the same, so the finding is a condition. The gain is nine tenths of their time.
-    """
-    called = evidence.run.rows.forward_calls
-    # A model that is only called without gradients is no model that trains.
-    spreads = {key.layer: spread for key, spread in evidence.samples("no_grad_ns") if called(key.layer) > spread.count}
-    calls, ns = sum(spread.count for spread in spreads.values()), sum(spread.sum for spread in spreads.values())
-    steps = evidence.steps
-    if (
-        evidence.device == "cpu"
-        and 4 * steps <= 5 * calls
-        and 4 * calls <= 5 * steps
-        and ns >= _SHARE * evidence.recorded_ns > 0
-    ):
-        models = tuple(map(evidence.name_of, spreads))
-        yield Advice(
-            ", ".join(models),
-            f"{calls:,} forward calls without gradients in {steps:,} steps take {format_time(ns)}.",
-            "If they evaluate the model, do it less often (`if step % 100 == 0:`), or with fewer samples.",
-            round(_RARELY * ns),
-            layers=models,
-        )
-
-
-@rule
 def few_threads(evidence: Evidence) -> Iterator[Advice]:
     """Operators that run on a quarter of the usable processors or fewer: ``torch.set_num_threads(1)`` that was left in
     a script, or OMP_NUM_THREADS=1, which torchrun sets.
@@ -181,25 +150,3 @@ def _depends_on_mode(layer: Layer) -> bool:
     if layer.kind in BATCH_NORMS:
         return "track_running_stats=False" not in layer.settings
     return layer.kind in _DROPOUTS and not layer.settings.startswith(("p=0,", "p=0.0,"))
-
-
-@rule
-def leftover_kernels(evidence: Evidence) -> Iterator[Advice]:
-    """Kernels whose launch is not in the recording, for at least 5 % of the device's time. They cannot be attributed to
-    a layer or a step.
-
-    The usual cause: the recording began while the device still ran work launched before. The remedy saves no time, it
-    makes the figures complete. There is no finding if operators were not recorded, because then no launch is known.
-    Needs the time of a device.
-    """
-    ns = evidence.run.left_over.device_ns + evidence.whole_of(has_no_launch).device_ns
-    whole = sum(evidence.run.rows.columns["device_ns"]) if ns else 0
-    if not ns or ns < _SHARE_LEFT_OVER * whole or not evidence.ops_recorded:
-        return
-    yield Advice(
-        evidence.name_of(OUTSIDE),
-        f"Kernels without a recorded launch take {format_time(ns)} of {evidence.device} time ({ns / whole:.0%}). They "
-        "cannot be attributed to a layer.",
-        "Start the profiler before these kernels are launched: record more steps after warm-up steps "
-        "(`torch.profiler.schedule(wait=1, warmup=1, active=3)`), or call `torch.cuda.synchronize()` before it starts.",
-    )

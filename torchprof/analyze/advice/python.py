@@ -21,10 +21,8 @@ from torchprof.analyze.advice.chains import (
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.cost import format_time
 from torchprof.run.layers import Layer
-from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE
+from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE, SourceLine, sampled_line
 
-HOOK = " (hook)"
-"""What follows the name of a function that is a hook of modules, in a sampled line."""
 _SHARE = 0.05
 _GAP_NS = 30_000
 _TO_NUMPY = "aten::resolve_neg"
@@ -94,7 +92,7 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
         ns, calls = (
             sum(column) for column in zip(*((layers[layer].own_ns, layers[layer].calls) for layer in group.numbers))
         )
-        sampled = sum((lines[layer] for layer in group.numbers if layer in lines), Counter[str]()).most_common(1)
+        sampled = sum((lines[layer] for layer in group.numbers if layer in lines), Counter[SourceLine]()).most_common(1)
         line = f", most often at {sampled[0][0]}" if sampled else ""
         in_calls = (
             f" of {calls:,} call{'s' * (calls != 1)}" if all(layers[layer].calls for layer in group.numbers) else ""
@@ -157,9 +155,9 @@ def has_python(layer: Layer) -> bool:
     return bool(layer.kind) and not layer.compiled and layer.kind not in _OF_TORCH and not layer.settings
 
 
-def _is_of_hooks(lines: Counter[str]) -> bool:
+def _is_of_hooks(lines: Counter[SourceLine]) -> bool:
     """Whether most of the sampled lines are in hooks, which have a finding of their own."""
-    in_hooks = sum(samples for text, samples in lines.items() if HOOK in text)
+    in_hooks = sum(samples for line, samples in lines.items() if line.is_hook)
     return 2 * in_hooks > lines.total()
 
 
@@ -180,11 +178,12 @@ def _is_line_between_ops(frames: Frames) -> bool:
     return is_own_time(frames[:-1])
 
 
-def _lines(evidence: Evidence) -> dict[int, Counter[str]]:
+def _lines(evidence: Evidence) -> dict[int, Counter[SourceLine]]:
     """The number of Python samples at each source line between the operators of each layer, in forward."""
-    lines: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    lines: defaultdict[int, Counter[SourceLine]] = defaultdict(Counter)
     for row in evidence.rows(_is_line_between_ops, phases=(FORWARD,)):
-        lines[row.layer][row.frames[-1].name] += row.calls
+        if (line := sampled_line(row.frames)) is not None:
+            lines[row.layer][line] += row.calls
     return dict(lines)
 
 

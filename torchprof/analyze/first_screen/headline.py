@@ -23,6 +23,7 @@ from torchprof.run.words import (
     OUTSIDE,
     PHASES,
     RECOMPUTE,
+    SourceLine,
     torchs_range,
 )
 
@@ -249,7 +250,7 @@ def _largest_work(run: Run, measured: _Measured, parts: Parts) -> list[_Clause]:
         for (layer, work), amount in described[where].items()
         if work.name == BETWEEN_OPS and work.at(layer) in lines
     }
-    sampled = most_sampled(sum((lines[gap] for gap in gaps), Counter[str]()))
+    sampled = most_sampled(sum((lines[gap] for gap in gaps), Counter[SourceLine]()))
     if sampled is not None:
         line, share = sampled
         clauses.append(_Clause(min(round(sum(gaps.values()) * share), amounts[where]), f"at `{shortened(line)}`"))

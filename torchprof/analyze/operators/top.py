@@ -42,11 +42,16 @@ from torchprof.run.words import (
     PHASES,
     Frame,
     FrameKind,
+    SourceLine,
     is_left_over,
     is_overhead,
     is_runtime_call,
     phase_of,
+<<<<<<< HEAD
     range_in_words,
+=======
+    sampled_line,
+>>>>>>> h3
     torchs_range,
 )
 
@@ -58,7 +63,6 @@ _NEARLY_ALL = 0.9
 _GAP = len(" | ")
 _LEAST_NAME = 24
 _FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")
-_LINE_NUMBER = re.compile(r":\d+ ")
 _UNKNOWN_LAUNCH = Frame(FrameKind.LABEL, LAUNCH_NOT_RECORDED)
 _OWN_WORK = "(torch.compile's own work)"
 """The name of all that torch.compile does around its graphs, such as checking guards."""
@@ -206,7 +210,7 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
             kind = ", ".join([layer.kind, *types] if layer.kind else types)
         name = work.name
         with_lines = [number for number in layers if work.at(number) in lines] if name == BETWEEN_OPS else []
-        sampled = most_sampled(sum((lines[work.at(number)] for number in with_lines), Counter[str]()))
+        sampled = most_sampled(sum((lines[work.at(number)] for number in with_lines), Counter[SourceLine]()))
         if sampled is not None:
             line, of_these = sampled
             share = str(format_share(sum(layers[number] for number in with_lines) * of_these / whole))
@@ -361,39 +365,33 @@ def _work(frames: Sequence[Frame]) -> str:
     return inner[-1].name if inner and inner[-1].kind == FrameKind.OP else BETWEEN_OPS
 
 
-def source_lines(run: Run) -> dict[Where, Counter[str]]:
+def source_lines(run: Run) -> dict[Where, Counter[SourceLine]]:
     """The number of samples of each source line between operators, by place."""
-    lines: defaultdict[Where, Counter[str]] = defaultdict(Counter)
+    lines: defaultdict[Where, Counter[SourceLine]] = defaultdict(Counter)
     columns, chains = run.rows.columns, run.rows.frames
-    is_line = [
-        bool(frames)
-        and frames[-1].kind == FrameKind.PYTHON
-        and all(frame.kind == FrameKind.LABEL for frame in frames[:-1])
+    line_of = [
+        sampled_line(frames) if all(frame.kind == FrameKind.LABEL for frame in frames[:-1]) else None
         for frames in chains
     ]
-    if not any(is_line):
+    if not any(line_of):
         return {}
     for layer, phase, chain, samples in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
-        if is_line[chain]:
-            lines[Where(layer, phase, _label(chains[chain]))][chains[chain][-1].name] += samples
+        if (line := line_of[chain]) is not None:
+            lines[Where(layer, phase, _label(chains[chain]))][line] += samples
     return dict(lines)
 
 
-def most_sampled(seen: Counter[str]) -> tuple[str, float] | None:
+def most_sampled(seen: Counter[SourceLine]) -> tuple[str, float] | None:
     """The source line with the most samples, and its share of them. If it has fewer than five: the function, if all
     samples are in one, else None. A function of a library is named, too, if nearly all samples of the line are in it.
     """
-    lines: Counter[str] = Counter()
-    called: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for text, samples in seen.items():
-        line, _, function = text.partition(" → ")
-        lines[line] += samples
-        called[line][function] += samples
-    for line, times in lines.most_common(1):
+    lines: Counter[SourceLine] = Counter()
+    for line, samples in seen.items():
+        lines[line.at] += samples
+    for at, times in lines.most_common(1):
         if times >= _FEWEST_SAMPLES:
-            [(function, of_it)] = called[line].most_common(1)
-            name = f"{line} → {function}" if function and of_it >= _NEARLY_ALL * times else line
-            return name, times / sum(lines.values())
-    functions = {_LINE_NUMBER.sub(" ", line) for line in lines}
-    is_known = len(functions) == 1 and not any("<module>" in function for function in functions)
-    return (functions.pop(), 1.0) if is_known else None
+            most = max((line for line in seen if line.at == at), key=seen.__getitem__)
+            return (most if seen[most] >= _NEARLY_ALL * times else at), times / lines.total()
+    owners = {line.owner for line in seen}
+    is_known = len(owners) == 1 and not any(line.function == "<module>" for line in seen)
+    return (owners.pop(), 1.0) if is_known else None

@@ -14,7 +14,7 @@ from torchprof.attribute.op_groups import OpGroup, OpTree
 from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
 from torchprof.measure.flops.free_ops import does_no_arithmetic
-from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls, divided
+from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls
 from torchprof.measure.flops.group_counts import GroupCounts
 from torchprof.measure.flops.operation import Operation, Work
 from torchprof.measure.flops.torch_registry import (
@@ -57,15 +57,13 @@ are from a damaged trace; the op is not counted then."""
 
 @dataclass(slots=True)
 class _Open:
-    """An op that has not ended: its own ``work`` by formula (None: unknown), the ``counts`` found inside it; ``parts``:
-    (place, ns) of each part if it is divided among layers."""
+    """An op that has not ended: its own ``work`` by formula (None: unknown), and the ``counts`` found inside it."""
 
     end_ns: int
     name: str
     signature: int
     place: int
     work: Work | None
-    parts: Sequence[tuple[int, int]] = ()
     counts: list[tuple[int, Count]] = field(default_factory=list)
     inner: list[_Inner] = field(default_factory=list)
     repeats: bool = False  # an op of its own name is inside it
@@ -122,7 +120,6 @@ class Estimate:
         self._graphs = graphs or GraphCalls({})
         self._idle_until: dict[int, int] = {}  # by thread: the end of an op without arithmetic
         # By thread: place and time of the pieces of the op to come.
-        self._pieces_of: dict[int, list[tuple[int, int]]] = {}
         # By thread: not counted yet, because a mark after it may stop its last op.
         self._last_groups: dict[int, OpGroup] = {}
         self._groups = GroupCounts()
@@ -193,8 +190,6 @@ class Estimate:
         kind, name, start, thread = event.kind, event.name, event.start_ns, event.thread
         if kind is Kind.STOPPED:
             self._on_stop(thread, start)
-        elif kind is Kind.PIECE:
-            self._pieces_of.setdefault(thread, []).append((item.place.index, item.ns))
         elif kind in (Kind.OP, Kind.GRAPH, Kind.COMPILING) or (
             kind is Kind.BACKWARD_FUNCTION and name.endswith(_PYTHON_BACKWARD)
         ):
@@ -212,8 +207,7 @@ class Estimate:
                     if stack:
                         self._pass_by(stack, name)
                 else:
-                    self._enter(stack, item, self._pieces_of.get(thread, ()))
-            self._pieces_of.pop(thread, None)
+                    self._enter(stack, item)
 
     def _on_stop(self, thread: int, start: int) -> None:
         """Activation checkpointing stopped a recompute here: when the last tensor was saved for backward. The op before
@@ -273,8 +267,8 @@ class Estimate:
         for around in stack:
             setattr(around, kind, True)
 
-    def _enter(self, stack: list[_Open], item: Attributed, parts: Sequence[tuple[int, int]]) -> None:
-        """An op begins: put it on the stack. ``parts``: of the op, if it is divided among layers, all but the last."""
+    def _enter(self, stack: list[_Open], item: Attributed) -> None:
+        """An op begins: put it on the stack."""
         event = item[0]
         name, signature = event[1], event[10]
         if name == _DISPATCHED:
@@ -302,15 +296,14 @@ class Estimate:
         if work is None and (name, signature) in self._opaque_calls:
             entered.is_opaque = True
         entered.is_opaque |= is_generated
-        entered.parts = [*parts, (entered.place, item[4])] if parts else ()
         if name.startswith(CALL):
             entered.call = self._graphs.next(name)
             if entered.call is not None:
                 self._known.add(entered.place)
         elif stack and stack[-1].call is not None:
-            stack[-1].call.ran.append((name, entered.parts or [(entered.place, item[4])]))
+            stack[-1].call.ran.append((name, entered.place))
         if work is not None:
-            self._known.update([place for place, _ in entered.parts] or [entered.place])
+            self._known.add(entered.place)
         stack.append(entered)
 
     def _work_of(self, name: str, signature: int) -> Work | None:
@@ -348,8 +341,6 @@ class Estimate:
                 stack[-1].is_batch = True
         else:
             counts = [(done.place, Count(work[0], work[1], 0))]
-        if done.parts:
-            counts = [part for place, count in counts for part in divided(count, done.parts)]
         if stack:
             around = stack[-1]
             is_same = around.name == done.name

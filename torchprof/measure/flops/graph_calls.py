@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torchprof.attribute.compiled_graphs import CompiledGraphs, cut_in_proportion, graph_of
+from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
 from torchprof.measure.flops.graph_text import GraphText, read_graph, work_of_nodes
 from torchprof.measure.flops.operation import Work
 from torchprof.measure.recording import CalledGraph
@@ -23,16 +23,13 @@ class Count(NamedTuple):
     uncounted: int
 
 
-PartsOfOp = Sequence[tuple[int, int]]
-"""(place, ns) of each part of an op that is divided among layers; one part for any other op."""
-
-
 _Counts = list[tuple[int, Count]]
 
 
 @dataclass
 class GraphCall:
-    """One call of a graph: the work of its nodes, and the ops that ``ran`` directly in it so far, in their order.
+    """One call of a graph: the work of its nodes, and the ops that ``ran`` directly in it so far, in their order, each
+    with its place.
 
     ``uncounted``: the names of the operators of nodes whose work is unknown. ``layers``: of the kernels, if known.
     """
@@ -41,7 +38,7 @@ class GraphCall:
     nodes: Mapping[str, Work | None]
     uncounted: Set[str]
     layers: CompiledGraphs | None
-    ran: list[tuple[str, PartsOfOp]] = field(default_factory=list)
+    ran: list[tuple[str, int]] = field(default_factory=list)
 
     def counts(self, place: int, found: Sequence[_Counts]) -> tuple[_Counts, set[int]]:
         """The counts by place, and the places of kernels whose work is known.
@@ -64,12 +61,10 @@ class GraphCall:
         left = dict(self.nodes)
         known: set[int] = set()
         if self.layers is not None:
-            for works, parts in self._kernels(left):
-                if works is None:
-                    of_ops += [(place, Count(0, 0, 1)) for place, _ in parts]
-                    continue
-                of_ops += divided(_sum(works), parts)
-                known.update(place for place, _ in parts)
+            for works, of_kernel in self._kernels(left):
+                of_ops.append((of_kernel, Count(0, 0, 1) if works is None else _sum(works)))
+                if works is not None:
+                    known.add(of_kernel)
         whole = _sum([*self.nodes.values()])
         macs, flops = (of_all - sum(count[field] for _, count in of_ops) for field, of_all in enumerate(whole[:2]))
         if macs >= 0 and flops >= 0:
@@ -80,15 +75,15 @@ class GraphCall:
             return [*of_ops, *of_unknown, (place, Count(0, 0, whole.uncounted))], known
         return [*(of_ops if known else [(place, whole)]), *of_unknown], known
 
-    def _kernels(self, left: dict[str, Work | None]) -> Iterator[tuple[list[Work | None] | None, PartsOfOp]]:
+    def _kernels(self, left: dict[str, Work | None]) -> Iterator[tuple[list[Work | None] | None, int]]:
         """For each generated kernel that ran: the work of its nodes, which are taken out of ``left``; None if it is
-        unknown which kernel it is. And its parts."""
+        unknown which kernel it is. And its place."""
         assert self.layers is not None
         numbers = self.layers.called(self.key, [name for name, _ in self.ran])
-        for (name, parts), number in zip(self.ran, numbers):
+        for (name, place), number in zip(self.ran, numbers):
             if is_generated(name):
                 nodes = None if number is None else self.layers.kernel(self.key, number).nodes
-                yield None if nodes is None else [left.pop(node) for node in nodes if node in left], parts
+                yield None if nodes is None else [left.pop(node) for node in nodes if node in left], place
 
 
 class GraphCalls:
@@ -127,13 +122,6 @@ class GraphCalls:
             self._work[of_call] = works, unknown
         has_layers = self._layers is not None and not self._layers.why_unknown(key)
         return GraphCall(key, *self._work[of_call], self._layers if has_layers else None)
-
-
-def divided(count: Count, parts: PartsOfOp) -> list[tuple[int, Count]]:
-    """The count of an op, divided among its parts like its time. An uncounted op is uncounted in every part."""
-    weights = [ns for _, ns in parts] if any(ns for _, ns in parts) else [1] * len(parts)
-    shares = zip(*([end - start for start, end in cut_in_proportion(0, whole, weights)] for whole in count[:2]))
-    return [(place, Count(macs, flops, count.uncounted)) for (place, _), (macs, flops) in zip(parts, shares)]
 
 
 def _sum(works: Sequence[Work | None]) -> Count:

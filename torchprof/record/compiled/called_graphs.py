@@ -84,7 +84,6 @@ class CalledGraphs:
         return CompiledGraphs(
             {**kernels, **Provenance.known},
             plan.modules,
-            provenance is not None and provenance.divides,
             plan.is_alone,
             self._calls.given(plan.holders_of),
             hiding,

@@ -1,4 +1,4 @@
-"""One node of an FX graph that torch.compile makes: its op, its work, its sizes, its owner.
+"""One node of an FX graph that torch.compile makes: its op and its owner.
 
 All is read from the ``target``, the arguments and the ``meta`` of a ``torch.fx.Node``.
 """
@@ -6,7 +6,6 @@ All is read from the ``target``, the arguments and the ``meta`` of a ``torch.fx.
 from __future__ import annotations
 
 import operator
-from math import prod
 from typing import Any, NamedTuple
 
 from torchprof.attribute.compiled_graphs import Owner
@@ -58,7 +57,7 @@ class TracedNode(NamedTuple):
             sequence=node.meta.get("seq_nr"),
             gradient_of=getattr(node.meta.get("desc"), "output", None),
             keeps_gradient=is_view(node) or target in _SAME_GRADIENT,
-            is_product=flops_of(node) is not None,
+            is_product=_is_product(node),
         )
 
     @property
@@ -74,16 +73,13 @@ def is_op_of_kernel(node: Any, kernel: str) -> bool:
 
 def op_name(node: Any) -> str:
     """The name of a node's op, as in the profiler's events."""
-    return _last_name(_op_and_inputs(node)[0])
+    return _last_name(_op_of(node))
 
 
-def _op_and_inputs(node: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The op that a node runs, and its arguments. Some nodes get the op as an argument: inside a checkpoint, nodes that
-    save and restore the state of random numbers around the op (``torch/_prims/rng_prims.py``)."""
-    for index, arg in enumerate(node.args[:2]):
-        if hasattr(arg, "overloadpacket"):
-            return arg, node.args[index + 1 :]
-    return node.target, node.args
+def _op_of(node: Any) -> Any:
+    """The op that a node runs. Some nodes get it as an argument: inside a checkpoint, nodes that save and restore the
+    state of random numbers around the op (``torch/_prims/rng_prims.py``)."""
+    return next((arg for arg in node.args[:2] if hasattr(arg, "overloadpacket")), node.target)
 
 
 def _last_name(op: Any) -> str:
@@ -115,26 +111,11 @@ def is_view(node: Any) -> bool:
     return of_result is not None and not of_result.is_write
 
 
-def flops_of(node: Any) -> int | None:
-    """The FLOPs of a node by ``torch.utils.flop_counter``; None if it has no formula for the op."""
+def _is_product(node: Any) -> bool:
+    """Whether ``torch.utils.flop_counter`` has a formula for the op of a node."""
     from torch.utils.flop_counter import flop_registry
 
-    op, inputs = _op_and_inputs(node)
-    formula = flop_registry.get(getattr(op, "overloadpacket", None))
-    if formula is None:
-        return None
-    try:
-        kwargs = {name: _in_numbers(value) for name, value in node.kwargs.items()}
-        return int(formula(*map(_in_numbers, inputs), **kwargs, out_val=_in_numbers(node)))
-    except Exception:  # the formula expects other arguments
-        return None
-
-
-def largest_numel_of(node: Any) -> int:
-    """The number of elements of the largest tensor among a node's inputs and outputs."""
-    values = [inner.meta.get("val") for inner in (node, *node.all_input_nodes)]
-    parts = (part for value in values for part in (value if isinstance(value, (tuple, list)) else [value]))
-    return max((prod(_shape(part)) for part in parts if _is_tensor(part)), default=0)
+    return getattr(_op_of(node), "overloadpacket", None) in flop_registry
 
 
 def owner_of(node: Any) -> Owner | None:
@@ -148,31 +129,3 @@ def owner_of(node: Any) -> Owner | None:
     # A node that a pass put around an op has no stack. The nodes that unpack its results have the stack of the op.
     of_results = {owner_of(user) for user in node.users if user.target is operator.getitem} - {None}
     return of_results.pop() if len(of_results) == 1 else None
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "dtype") and hasattr(value, "shape")
-
-
-def _shape(tensor: Any) -> tuple[int, ...]:
-    return tuple(_number(size) for size in tensor.shape)
-
-
-def _number(size: Any) -> int:
-    """A size as a number; for a symbolic size, its hint. ``int(size)`` would add a guard that fixes the size, and
-    torch.compile would then compile again for every other size."""
-    if isinstance(size, int):
-        return size
-    hint = getattr(getattr(size, "node", None), "hint", None)
-    return hint if isinstance(hint, int) else 1
-
-
-def _in_numbers(value: Any) -> Any:
-    """An argument or a result of an op in the form that a FLOPs formula expects: tensors as their shapes."""
-    if isinstance(value, (tuple, list)):
-        return [_in_numbers(item) for item in value]
-    if hasattr(value, "meta"):
-        return _in_numbers(value.meta.get("val"))
-    if _is_tensor(value):
-        return _shape(value)
-    return _number(value) if hasattr(value, "node") else value

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Set
 
-from torchprof.attribute.compiled_graphs import CompiledKernel, OwnedWork, Span, TracedModule
+from torchprof.attribute.compiled_graphs import CompiledKernel, Span, TracedModule
 from torchprof.measure.flops.graph_text import GraphTensor, GraphText, GraphValue
 from torchprof.record.compiled.fx_nodes import plain_kernel_name
 from torchprof.record.compiled.graph_flow import GraphSpans
@@ -81,11 +81,11 @@ def _kernels(spans: GraphSpans, roots: Mapping[str, str], why_unknown: str) -> I
         if kernel.name and kernel.has_event:
             op = spans.node_of.get(index)
             names = frozenset() if op is None else spans.works_for(op)
-            parts = [OwnedWork((TracedModule(roots[name], (), ""),), 0) for name in sorted(names)]
+            owners = [(TracedModule(roots[name], (), ""),) for name in sorted(names)]
             between = frozenset() if names else spans.of_kernel(index)
             yield CompiledKernel(
                 plain_kernel_name(kernel.name),
-                tuple(parts) or (OwnedWork(None, 0),),
+                tuple(owners) or (None,),
                 op is not None and spans.is_recomputed(op),
                 why_unknown=why_unknown,
                 repeated=repeated,

@@ -106,19 +106,17 @@ class Provenance:
     """The kernels of all graphs that were compiled while any ``Provenance`` was on, or the reason why they are unknown.
     The key is in the name of the range around a graph."""
 
-    def __init__(self, divides: bool = False) -> None:
-        """``divides``: see ``CompiledGraphs``."""
+    def __init__(self) -> None:
         self._inductor = _Inductor()
-        self.divides = divides
         self._undo = ExitStack()
         self._forwards: dict[Any, TracedGraph] = {}  # by the ID that torch gives to a graph and its backward
         self._state = _State()
 
     @classmethod
-    def if_supported(cls, divides: bool, warnings: list[RunWarning]) -> Provenance | None:
+    def if_supported(cls, warnings: list[RunWarning]) -> Provenance | None:
         """A new object; None if this torch lacks the private API, and then the reason is added to ``warnings``."""
         try:
-            return cls(divides)
+            return cls()
         except (ImportError, AttributeError) as missing:
             warnings.append(RunWarning.of("compiler_unknown", reason=str(missing)))
             return None

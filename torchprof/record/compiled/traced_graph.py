@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from torchprof.attribute.compiled_graphs import CompiledKernel, OwnedWork, Owner
+from torchprof.attribute.compiled_graphs import CompiledKernel, Owner
 from torchprof.record.compiled.dynamo_sources import called_module, root_of
 from torchprof.record.compiled.fx_nodes import (
     TracedNode,
-    flops_of,
     is_op_of_kernel,
     is_saved_for_backward,
     is_view,
-    largest_numel_of,
     op_name,
     owner_of,
     plain_kernel_name,
@@ -27,14 +25,11 @@ from torchprof.run.words import GRAPH_NOT_READ, NESTED_GRAPHS
 
 class _Work(NamedTuple):
     """The work of one node that a kernel was made from. ``owners``: the modules it works for. ``recomputes``: it
-    repeats work of the forward. ``flops``: None without a formula; each of the ``elements`` then
-    counts as one FLOP."""
+    repeats work of the forward."""
 
     node: str
     owners: list[Owner | None]
     recomputes: bool
-    flops: int | None
-    elements: int
 
 
 class TracedGraph:
@@ -109,7 +104,7 @@ class TracedGraph:
         made = called or self._made_in(nodes, prologue)
         working = [node for node in made if not is_view(node)] or made
         works = [
-            _Work(node.name, self._owners_of(node), self._is_recomputed(node), flops_of(node), largest_numel_of(node))
+            _Work(node.name, self._owners_of(node), self._is_recomputed(node))
             for node in [node for node in working if node.all_input_nodes] or working
         ]
         self._kernels.append((op_name(called[0]) if called else plain_kernel_name(name), made_for, works))
@@ -134,25 +129,16 @@ class TracedGraph:
 
     @property
     def kernels(self) -> tuple[CompiledKernel, ...]:
+        """The kernels so far. The nodes of those that only prepare the inputs of a library op are that op's."""
         return tuple(
             CompiledKernel(
                 name,
-                tuple(self._parts(works, made_for)) or (OwnedWork(None, 0),),
+                tuple(self._from_self(owner) for work in works for owner in work.owners) or (None,),
                 self._is_backward and bool(works) and all(work.recomputes for work in works),
-                tuple(work.node for work in works if not self._prepares(work, made_for)),
+                tuple(work.node for work in works if work.node in made_for or work.node not in self._of_library),
             )
             for name, made_for, works in self._kernels
         )
-
-    def _parts(self, works: Iterable[_Work], made_for: Set[str]) -> Iterator[OwnedWork]:
-        for work in works:
-            flops = work.elements if work.flops is None or self._prepares(work, made_for) else work.flops
-            for owner in work.owners:
-                yield OwnedWork(self._from_self(owner), flops // len(work.owners))
-
-    def _prepares(self, work: _Work, made_for: Set[str]) -> bool:
-        """Whether a kernel only prepares the inputs of a library op: that does not cost the FLOPs of the op."""
-        return work.node in self._of_library and work.node not in made_for
 
     def _from_self(self, owner: Owner | None) -> Owner | None:
         """An owner with the root ``SELF`` for the module whose forward this graph is."""
