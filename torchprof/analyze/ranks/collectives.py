@@ -117,7 +117,7 @@ def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
 
 
 @report("collectives", "collectives between ranks: bytes, bandwidth and time, by layer", answers="waits")
-def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
+def collectives(run: Run) -> Part:
     """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 
     *In* and *Out* are the bytes of one call on one rank, ``–`` if unknown. All-to-alls of a group share a row, with
@@ -128,8 +128,6 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
     (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). It is a lower bound, because the time
     includes waiting for the slowest rank. In the second table *Bytes* are S times the calls, and the layer is the one
     whose work started the collective.
-
-    ``tablefmt``: any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
     uses = list(_uses(run))
     warnings: list[Part] = [*about_sums(run), warnings_below(run)]
@@ -160,12 +158,10 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
             [*of[: len(_WHAT)], *map(_size_text, total.sizes), *of[len(_WHAT) :], *took, total.bandwidth_text]
             for of, total, took in summed(_what, _sizes)
         ],
-        tablefmt,
     ).of("by_collective")
     where = ReportTable.of_cells(
         ["Module", "Phase", *on, "Bytes", "Calls", time, "Avg", "Share"],
         [[*of, total.bytes_text, *took] for of, total, took in summed(_where)],
-        tablefmt,
     ).of("by_layer")
     wholes_in_words = [f"{format_time(ns)} {names[on_host]} time" for on_host, ns in wholes.items() if ns]
     sentences = [f"100 % is all communication: {', '.join(wholes_in_words)}."] if wholes_in_words else []
