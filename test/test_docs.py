@@ -15,6 +15,7 @@ import pytest
 from build.nonempty import at_least_one
 
 import torchprof
+from torchprof.analyze.report import OPTIONS
 from torchprof.cli import parser
 from torchprof.reports import known, options_of
 
@@ -80,6 +81,12 @@ def test_reports_that_are_named_exist_and_have_the_options() -> None:
     ]
     for name, options in at_least_one(one for one in calls if one[0] in known() and one[0] not in known("diff")):
         assert options <= set(options_of(name)), name
+
+
+def test_all_options_of_reports_are_declared_and_used() -> None:
+    of_reports = {option for of in ("run", "diff") for name in known(of) for option in options_of(name, of=of)}
+    assert of_reports == set(OPTIONS)
+    assert all(option.meaning for option in OPTIONS.values())
 
 
 def test_names_of_torchprof_in_the_text_exist() -> None:

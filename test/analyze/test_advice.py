@@ -380,7 +380,7 @@ def test_the_limit_says_how_many_are_not_shown(monkeypatch) -> None:
     assert "not shown" not in run.report("advice", top=30)
     assert "\n30. Saves" in run.report("advice", top=None) and "not shown" not in run.report("advice", top=None)
     assert "1. Saves" not in run.report("advice", top=0)
-    with pytest.raises(TorchprofError, match="top is a number of findings"):
+    with pytest.raises(TorchprofError, match="top is a number of rows"):
         run.report("advice", top=-1)
 
 

@@ -1206,7 +1206,7 @@ def test_the_table_shows_top_depth_and_order() -> None:
     assert by_calls[1][:5] == ["Net.b", "4", "9", "+5", "2.25×"]
     for options, words in (
         ({"sort_by": "cpu_totl"}, "Choose from .*'cpu_total'"),
-        ({"top": -1}, "top is a number of layers"),
+        ({"top": -1}, "top is a number of rows"),
         ({"depth": "x"}, "depth is a number"),
         ({"tablefmt": "nope"}, "no format"),
         ({"colour": 1}, "has no option"),

@@ -616,7 +616,7 @@ def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture
             ["--report", "ops", "--op", "aten::linear", "--by-shape"],
             "--op shows the layers of one operator: leave out --by-shape.",
         ),
-        (["--report", "headline", "--top", "3"], "--report headline has no --top. It has no options."),
+        (["--report", "headline", "--top", "3"], "--report headline has no --top. It has --tablefmt."),
         (["--op", "x", "--phase", "forward"], "--op, --phase: options of a report. Say which report with --report."),
         (["--report", "top", "--summary"], "exclude each other"),
         (["--report", "kernels"], "recorded no device"),

@@ -209,6 +209,12 @@ def test_a_negative_number_is_refused(deep: Run, option: str) -> None:
         deep.report("overview", **{option: -1})
 
 
+def test_its_tables_can_be_drawn_as_others(deep: Run) -> None:
+    assert "| Module " in deep.report("overview", tablefmt="github")
+    with pytest.raises(TorchprofError, match="no format 'githup'"):
+        deep.report("overview", tablefmt="githup")
+
+
 def test_in_color_each_figure_is_as_without(deep: Run) -> None:
     colored = deep.report("overview", color=True)
     assert "\033[" in colored and re.sub(r"\033\[[\d;]*m", "", colored).split() == deep.report("overview").split()

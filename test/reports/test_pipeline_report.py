@@ -244,7 +244,7 @@ def test_many_microbatches_and_stages_are_hidden() -> None:
     assert "4 rows are hidden: shown are the 16 largest." in table
     assert "2 stages are hidden: shown are the 8 largest." in table
     assert [row[0] for row in cells(part(run, 3, top=1)) if row[0].isdecimal()] == ["19"]
-    with pytest.raises(TorchprofError, match="top is a number of microbatches"):
+    with pytest.raises(TorchprofError, match="top is a number of rows"):
         run.report("pipeline", top=-1)
 
 

@@ -16,36 +16,36 @@ _HEADINGS = ("Stream", "Kernels", "Busy", "Of span", "Computing", "Communication
 
 
 @report("device", "the time of each device: computing, overlapped and exposed communication, idle", answers="time")
-def device(run: Run, *, tablefmt: str | None = None) -> Section:
+def device(run: Run) -> Section:
     """The time of each device within its span: from the start of its first work to the end of its last.
 
     A row for each stream: the number of kernels, copies and memsets; the busy time, also as a share of the span; and
     the time of computing, of communication with other ranks, and of copies and memsets. The last row is the whole
     device; work of several streams at the same time counts once in it. Below the table: the idle time, and how much of
-    the communication overlaps with computing; the rest is exposed communication. ``tablefmt``: any of tabulate's
-    formats. docs/device.md says which kernels are communication.
+    the communication overlaps with computing; the rest is exposed communication. docs/device.md says which kernels are
+    communication.
 
-    Raises TorchprofError for a run without a device or without the times of its streams, and for an unknown format.
+    Raises TorchprofError for a run without a device or without the times of its streams.
     """
     _refuse_unknown(run)
     metas = {meta.rank: meta for meta in run.metas}
     texts: list[Part] = []
     for time in run.device_times:
         name = printable(time.device) + (f" of rank {time.rank}" if len(metas) > 1 else "")
-        texts += [name, *about_device(time, metas[time.rank], tablefmt)]
+        texts += [name, *about_device(time, metas[time.rank])]
     if not texts:
         wall = run.meta.wall_ns
         texts.append(f"Nothing ran on the device{f' in {format_time(wall)}' if wall else ''}.")
     return spaced([*texts, warnings_below(run)])
 
 
-def about_device(time: DeviceTime, meta: Meta, tablefmt: str | None = None) -> list[Part]:
+def about_device(time: DeviceTime, meta: Meta) -> list[Part]:
     """The table of the streams of one device, and the sentences below it."""
     rows = [TableRow(_cells(str(stream.stream), stream.kernels, stream[2:], time.span_ns)) for stream in time.streams]
     whole = (time.busy_ns, time.compute_ns, time.communication_ns, time.copy_ns)
     kernels = sum(stream.kernels for stream in time.streams)
     rows.append(TableRow(_cells("(all)", kernels, whole, time.span_ns), is_part=False))
-    table = ReportTable(_HEADINGS, rows, tablefmt, "streams", {"device": time.device, "rank": time.rank})
+    table = ReportTable(_HEADINGS, rows, "streams", {"device": time.device, "rank": time.rank})
     return [table, stacked(_sentences(time, meta))]
 
 

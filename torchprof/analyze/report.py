@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import finalize
 
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_time
 from torchprof.run.run import Run
-from torchprof.run.words import OTHER
+from torchprof.run.words import OTHER, number_of_phase
 
 _Branch = TypeVar("_Branch")
 _Result = TypeVar("_Result")
@@ -49,7 +49,6 @@ class TableRow:
 class ReportTable:
     """A table: its headings and its rows.
 
-    - ``look``: one of tabulate's formats for its text; None: torchprof's own look.
     - ``name``: its name in data. ``ids``: the rank or the device that it is about.
     - ``text``: what terminals and notebooks show in place of a table; None: the table.
     - ``wholes``: the sum of each column, of which its figures are shares; None: they are not. ``in_color``: text in
@@ -58,7 +57,6 @@ class ReportTable:
 
     headings: Sequence[str]
     rows: Sequence[TableRow]
-    look: str | None = None
     name: str = ""
     ids: Mapping[str, str | int] = field(default_factory=dict)
     text: str | None = None
@@ -66,9 +64,9 @@ class ReportTable:
     in_color: bool = False
 
     @classmethod
-    def of_cells(cls, headings: Sequence[str], rows: Iterable[Sequence[Cell]], look: str | None = None) -> ReportTable:
+    def of_cells(cls, headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> ReportTable:
         """A table of rows that are nothing but cells."""
-        return cls(headings, [*map(TableRow, rows)], look)
+        return cls(headings, [*map(TableRow, rows)])
 
     def of(self, name: str, **ids: str | int) -> ReportTable:
         """This table with a name and ids."""
@@ -160,6 +158,60 @@ QUESTIONS = {
 """What users ask, in the order of every list of reports. The key is what a report ``answers``."""
 
 
+class Option(NamedTuple):
+    """An option of reports: what it does, and the check that raises TorchprofError for a value that it cannot have."""
+
+    meaning: str
+    check: Callable[[str, Any], None] = lambda name, value: None
+
+
+def _number_of(what: str) -> Callable[[str, Any], None]:
+    """The check of an option that is None or an integer of at least 0."""
+
+    def check(name: str, number: Any) -> None:
+        if number is not None and (not isinstance(number, int) or number < 0):
+            raise TorchprofError(f"{name} is a number of {what}, not {number!r}.")
+
+    return check
+
+
+def _phase(name: str, phase: Any) -> None:
+    if phase is not None:
+        number_of_phase(phase)
+
+
+OPTIONS: Mapping[str, Option] = {
+    "depth": Option("hide the layers below this depth; totals stay", _number_of("levels")),
+    "sort_by": Option("order siblings by a column, largest first: cpu_total, self_cpu_mem, calls, …"),
+    "top": Option("only the N largest rows; layers with those above them", _number_of("rows")),
+    "phase": Option("only in this phase: forward, backward or recompute", _phase),
+    "layer": Option("only in these layers and below them: features.0, layer.*"),
+    "op": Option("the layers that use this operator: aten::mm"),
+    "show_events": Option("list the operators of each layer"),
+    "percent": Option("add shares in percent"),
+    "hot": Option("order siblings by their total, and mark the hottest path"),
+    "group_by_input_shape": Option("a row for each shape of the inputs"),
+    "group_by_stack_n": Option("a row for each N innermost source lines", _number_of("source lines")),
+    "full_names": Option("names in full"),
+    "lines": Option("the number of source lines of each row", _number_of("lines")),
+    "rows": Option("the number of layers in the tree", _number_of("rows")),
+    "places": Option("the number of largest places", _number_of("rows")),
+    "width": Option("the number of characters of a line; None: any", _number_of("characters")),
+    "whole": Option("the sentence below a tree that is not whole"),
+    "color": Option("color each figure by its share of its column"),
+    "tablefmt": Option("any of tabulate's formats: github, html, …"),
+    "of": Option("the records to write: layers, operators or rows"),
+    "strip": Option("leave out names of the user's files and machine"),
+    "beside": Option("other runs on the same page, by name"),
+    "compared": Option("the run that compares all ranks of the job"),
+}
+"""All options of reports. ``content_of`` in ``reports`` checks their values before it calls a report, so a report only
+says what is special about an option in it. Checks that need the run, as of columns and layers, are in the reports.
+
+A column is named by its heading, or by that in lower case with underscores (``self_cpu_total``). At ``depth`` 0 the
+model is alone; with ``top``, layers at ``depth`` are ranked with all below them."""
+
+
 class Report(NamedTuple):
     """A function of a run, or of a diff, and options; the question that it answers; in a few words what it shows; and
     the suffix of its files, None if it is not written to files."""
@@ -178,7 +230,9 @@ REPORTS: dict[str, dict[str, Report]] = {"run": {}, "diff": {}}
 def report(
     name: str, shows: str = "", *, answers: str = "", suffix: str | None = None, of: str = "run"
 ) -> Callable[[Callable[..., _Part]], Callable[..., _Part]]:
-    """Register a function as a report of that name: ``of`` a "run", or of the "diff" of two runs.
+    """Register a function as a report of that name: ``of`` a "run", or of the "diff" of two runs. Its keyword arguments
+    are options, of which ``OPTIONS`` has the meaning. Of what ``answers`` a question, ``tablefmt`` is one, too: how the
+    tables are drawn.
 
     ``shows``: its line in the list of reports. ``answers``: a key of ``QUESTIONS``. ``suffix``: ``export`` writes this
     report to files with this suffix.
@@ -207,12 +261,6 @@ def kept_with_run(function: Callable[[Run], _Result]) -> Callable[[Run], _Result
         return kept[id(run)]
 
     return of
-
-
-def check_number(name: str, number: object, of: str) -> None:
-    """Raise TorchprofError if an option is neither None nor an integer of at least 0."""
-    if number is not None and (not isinstance(number, int) or number < 0):
-        raise TorchprofError(f"{name} is a number of {of}, not {number!r}.")
 
 
 def phase_cell(phase: str) -> Cell:

@@ -13,7 +13,6 @@ from torchprof.analyze.report import (
     Section,
     TableRow,
     branches,
-    check_number,
     report,
     spaced,
     stacked,
@@ -36,7 +35,7 @@ _MATTERS = 0.01  # the share of the recorded time outside of steps from which on
 
 
 @report("steps", "the steps of a loop: forward, backward, optimizer, data loading", answers="time")
-def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefmt: str | None = None) -> Section:
+def steps(run: Run, *, depth: int | None = None, top: int | None = None) -> Section:
     """The steps of a loop in three tables.
 
     First, the duration of a step. Second, the parts of a step: forward, backward and recompute of the layers; loading
@@ -49,16 +48,13 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
     Median, P95 and IQR (interquartile range) are over all steps (over a uniform sample of 256, if there were more).
     They are not additive.
 
-    ``depth`` hides the layers below that depth (0: the model alone). ``top``: the number of layers, those with the
-    largest self over all phases, shown with the layers above them. ``tablefmt``: any of tabulate's formats.
+    ``top``: the number of layers, those with the largest self over all phases.
 
     Without marks, a step ends with that of the optimizers; without optimizers where backward has ended; without
     backward with the call of the model.
 
-    Raises TorchprofError if no loop was recorded, for an unknown format and for a negative number.
+    Raises TorchprofError if no loop was recorded.
     """
-    check_number("depth", depth, "levels")
-    check_number("top", top, "rows")
     texts: list[Part] = []
     sentences: list[str] = []
     for meta in run.metas:
@@ -66,7 +62,7 @@ def steps(run: Run, *, depth: int | None = None, top: int | None = None, tablefm
         if len(run.metas) > 1:
             texts.append(f"Rank {meta.rank}")
         for table in (_duration(loop), _parts(loop), _tree(loop, depth, top)):
-            texts.append(replace(table, look=tablefmt, ids={"rank": meta.rank}))
+            texts.append(replace(table, ids={"rank": meta.rank}))
         sentences += _ends_of_steps(loop)
         sentences += _outside_of_steps(loop)
         if behind := ns_behind_the_cpu(run, meta):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from torchprof.analyze.amounts import parse_amount
+from torchprof.analyze.report import OPTIONS
 from torchprof.cli.models import SPECS
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import PARQUET_RUN, format_of, options_of
@@ -45,9 +46,9 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--memory": {"action": "store_true", "help": "record allocations"},
     "--flops": {"action": "store_true", "help": "count parameters, MACs and FLOPs"},
     "--shapes": {"action": "store_true", "help": "record shapes and types: more findings, ops by shape"},
-    "--depth": {"type": whole_number, "metavar": "N", "help": "hide the layers below this depth; totals stay"},
-    "--hot": {"action": "store_true", "help": "order siblings by their total, and mark the hottest path"},
-    "--tablefmt": {"metavar": "FORMAT", "help": "any of tabulate's formats: github, html, …"},
+    "--depth": {"type": whole_number, "metavar": "N", "help": OPTIONS["depth"].meaning},
+    "--hot": {"action": "store_true", "help": OPTIONS["hot"].meaning},
+    "--tablefmt": {"metavar": "FORMAT", "help": OPTIONS["tablefmt"].meaning},
 }
 
 
@@ -111,17 +112,17 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         "one report", "--depth, --sort-by, --top and --tablefmt work here, too, if the report has them"
     )
     group.add_argument("--report", metavar="NAME", help="top, ops, memory, … (torchprof --help lists all)")
-    group.add_argument("--op", metavar="OP", help="ops: the layers that use this operator: aten::mm")
-    group.add_argument("--layer", metavar="PATH", help="ops, kernels: only in these layers: features.0, layer.*")
-    group.add_argument("--phase", metavar="PHASE", help="only in this phase: forward, backward or recompute")
-    group.add_argument("--by-shape", action="store_true", help="ops: a row for each shape of the inputs")
-    group.add_argument("--full-names", action="store_true", help="kernels: names in full")
+    group.add_argument("--op", metavar="OP", help=f"ops: {OPTIONS['op'].meaning}")
+    group.add_argument("--layer", metavar="PATH", help=f"ops, kernels: {OPTIONS['layer'].meaning}")
+    group.add_argument("--phase", metavar="PHASE", help=OPTIONS["phase"].meaning)
+    group.add_argument("--by-shape", action="store_true", help=f"ops: {OPTIONS[_BY_SHAPE_IN_REPORTS].meaning}")
+    group.add_argument("--full-names", action="store_true", help=f"kernels: {OPTIONS['full_names'].meaning}")
     table = parser.add_argument_group("the table")
     add_options(table, "--depth")
-    table.add_argument("--show-events", action="store_true", help="list the operators of each layer")
-    table.add_argument("--sort-by", metavar="COLUMN", help="order siblings: cpu_total, self_cpu_mem, calls, …")
-    table.add_argument("--top", type=whole_number, metavar="N", help="only the N largest layers, with those above them")
-    table.add_argument("--percent", action="store_true", help="add shares in percent")
+    table.add_argument("--show-events", action="store_true", help=OPTIONS["show_events"].meaning)
+    table.add_argument("--sort-by", metavar="COLUMN", help=OPTIONS["sort_by"].meaning)
+    table.add_argument("--top", type=whole_number, metavar="N", help=OPTIONS["top"].meaning)
+    table.add_argument("--percent", action="store_true", help=OPTIONS["percent"].meaning)
     add_options(table, "--hot", "--tablefmt")
     table.add_argument("--summary", action="store_true", help="shapes and parameters instead of the tree")
     add_json_option(add_output_option(parser))

@@ -73,7 +73,7 @@ def _chosen(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         return arguments.report, all_findings | report_options(arguments)
     given = given_options(arguments, TABLE_OPTIONS)
     if arguments.summary:
-        refused = [name for name in given if name not in ("depth", "tablefmt")]
+        refused = [name for name in given if name not in options_of("summary")]
         if refused:
             raise TorchprofError(f"The summary has no {in_words(refused)}: leave out these options or --summary.")
         return "summary", given
@@ -181,7 +181,8 @@ def _layers(run: torchprof.Run, arguments: argparse.Namespace, color: bool) -> s
         return text_of(short_tree(run, _LAYERS_SHOWN, terminal_width(), _whole(run), color=color))
     deepest = max(len(layer.path) for layer in run.layers) - 1
     hidden = "" if options.get("depth", deepest) >= deepest else f"\nDeeper layers are hidden: {_whole(run)}"
-    return f"{text_of(_without_warnings(run, 'tree', color=color, **options))}{hidden}"
+    look = options.get("tablefmt")
+    return f"{text_of(_without_warnings(run, 'tree', color=color, **options), look)}{hidden}"
 
 
 def _operators(run: torchprof.Run) -> Iterator[str]:

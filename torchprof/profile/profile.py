@@ -377,7 +377,7 @@ class Profile:
         hot: bool = False,
         file: TextIO | None = None,
     ) -> str:
-        """The table of layers as a tree; ``torchprof.analyze.layers.report`` documents the options.
+        """The table of layers as a tree; ``OPTIONS`` in ``torchprof.analyze.report`` says what the options mean.
 
         With ``file``, an open text file, the table is also written there, with a newline; characters that the file's
         encoding lacks become ASCII ("≥" is ">="). Before the block has ended, and with ``enabled=False``, the text is

@@ -12,7 +12,7 @@ from pathlib import Path
 from pkgutil import walk_packages
 from typing import Any
 
-from torchprof.analyze.report import QUESTIONS, REPORTS, Part, Report
+from torchprof.analyze.report import OPTIONS, QUESTIONS, REPORTS, Part, Report
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports.text import text_of
 from torchprof.run.job_folder import names_job_folder
@@ -20,6 +20,7 @@ from torchprof.run.outputs import ReportText, output
 from torchprof.run.paused_gc import paused_gc
 
 _FIRST = "overview"
+_LOOK = "tablefmt"
 PARQUET_RUN = "parquet"
 """In place of the name of a report: a Parquet file, or a job folder, which ``Run.save`` writes."""
 
@@ -62,17 +63,18 @@ def render(name: str | None, value: object, options: Mapping[str, Any], *, of: s
         reports = list_of_reports(of)
         return ReportText(reports, "reports", reports)
     content = content_of(name, value, options, of=of)
-    return ReportText(text_of(content), name, content if known(of)[name].answers else None)
+    return ReportText(text_of(content, options.get(_LOOK)), name, content if known(of)[name].answers else None)
 
 
 def content_of(name: str, value: object, options: Mapping[str, Any], *, of: str = "run") -> Part:
-    """The report of that name. Raises TorchprofError as ``render``."""
+    """The report of that name. Raises TorchprofError as ``render``, and for a wrong value of an option."""
     accepted = options_of(name, of=of)
-    for option in options:
+    for option, given in options.items():
         if option not in accepted:
             choice = suggest(option, accepted) if accepted else "It has none."
             raise TorchprofError(f"The report {name!r} has no option {option!r}. {choice}")
-    return known(of)[name].write(value, **options)
+        OPTIONS[option].check(option, given)
+    return known(of)[name].write(value, **{option: given for option, given in options.items() if option != _LOOK})
 
 
 def options_of(name: str, *, of: str = "run") -> list[str]:
@@ -80,7 +82,8 @@ def options_of(name: str, *, of: str = "run") -> list[str]:
     reports = known(of)
     if name not in reports:
         raise TorchprofError(f"There is no report {name!r} of a {of}. {suggest(str(name), reports, every=True)}")
-    return list(inspect.signature(reports[name].write).parameters)[1:]
+    of_content = list(inspect.signature(reports[name].write).parameters)[1:]
+    return [*of_content, _LOOK] if reports[name].answers else of_content
 
 
 def export(path: str | PathLike[str], value: object, options: Mapping[str, Any], *, of: str = "run") -> None:

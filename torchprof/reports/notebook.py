@@ -50,8 +50,7 @@ def notebook(run: Run, *, depth: int | None = None) -> str:
     """The tree table as HTML: what a notebook shows for a run or a profile.
 
     Rows, columns and sentences are those of ``tree``. The length of the bar behind a figure is its share of the
-    column's sum. ``depth`` hides the layers below that depth (0: the model alone); the default shows at most 500
-    layers. Raises TorchprofError for a negative number.
+    column's sum. Without ``depth``, at most 500 layers are shown.
     """
     parts: list[Part] = []
     if depth is None:

@@ -27,20 +27,20 @@ _FIRST_WIDE = "\u1100"  # Hangul: no letter before it is wide
 _COLOR = re.compile(r"\033\[[\d;]*m")
 
 
-def text_of(part: Part) -> str:
+def text_of(part: Part, look: str | None = None) -> str:
     """A report, or a part of one, as text. Raises TorchprofError for a table with an unknown look."""
     if isinstance(part, Section):
-        return part.separator.join(map(text_of, part.parts))
+        return part.separator.join(text_of(inner, look) for inner in part.parts)
     if isinstance(part, str):
         return part
     if part.text is not None:
         return part.text
-    if part.look is None:
+    if look is None:
         return _in_own_look(part.headings, [_painted(row, part) if part.in_color else _texts(row) for row in part.rows])
-    if part.look in tabulate_formats:
+    if look in tabulate_formats:
         rows = [*map(_texts, part.rows)]
-        return str(tabulate(rows, part.headings, part.look, disable_numparse=True, preserve_whitespace=True))
-    raise TorchprofError(f"tabulate has no format {part.look!r}. {suggest(str(part.look), tabulate_formats)}")
+        return str(tabulate(rows, part.headings, look, disable_numparse=True, preserve_whitespace=True))
+    raise TorchprofError(f"tabulate has no format {look!r}. {suggest(str(look), tabulate_formats)}")
 
 
 def _texts(row: TableRow) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torchprof.analyze.advice import Advice, judge
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.analyze.report import Part, ReportTable, Section, TableRow, check_number, printable, report, spaced
+from torchprof.analyze.report import Part, ReportTable, Section, TableRow, printable, report, spaced
 from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_memory, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME
@@ -26,11 +26,8 @@ def advice(run: Run, *, top: int | None = 20) -> Section:
     what to change. Findings are sorted by gain, largest first; those of unknown gain are last.
 
     If there are no findings, the report says so. At its end it names rules that failed, and what could be recorded to
-    find more. ``top``: the number of findings to show (None: all). docs/advice.md lists the rules.
-
-    Raises TorchprofError for a negative number.
+    find more. ``top``: the number of findings (None: all). docs/advice.md lists the rules.
     """
-    check_number("top", top, "findings")
     all_findings, failed = judge(run)
     parts: list[Part] = []
     if all_findings[:top]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from torchprof.analyze.columns import Column
 from torchprof.analyze.compare.diff import BUSY, FASTER, SAME, SLOWER, UNDECIDED, WITHIN_NOISE, Change, Diff, Pair
 from torchprof.analyze.compare.layers import ADDED, MOVED, REMOVED, RENAMED
-from torchprof.analyze.report import ReportTable, Section, check_number, printable, report, spaced, stacked
+from torchprof.analyze.report import ReportTable, Section, printable, report, spaced, stacked
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import FORMATS, UNKNOWN, Cell, ReportCell, Unit
 from torchprof.run.words import FORWARD
@@ -21,9 +21,7 @@ _HOW = {ADDED: "Added", REMOVED: "Removed", MOVED: "Moved", RENAMED: "Renamed"}
 
 
 @report("table", "the layers that changed most", answers="changed", suffix=".txt", of="diff")
-def diff_table(
-    diff: Diff, *, depth: int | None = None, sort_by: str | None = None, top: int = 20, tablefmt: str | None = None
-) -> Section:
+def diff_table(diff: Diff, *, depth: int | None = None, sort_by: str | None = None, top: int = 20) -> Section:
     """The headline and changes of the whole run; a table of the models and of the layers that changed most; then layers
     that were added, removed, moved, renamed or changed, and the notes and warnings of the comparison.
 
@@ -33,26 +31,19 @@ def diff_table(
     change of self time, summed over all phases, and at ``depth`` of total time. Layers whose time changed within the
     noise of the runs are last.
 
-    ``sort_by``: another main quantity: "flops", "macs", "self_cpu_total", "backward_cpu_total", "cpu_peak", … ``depth``
-    hides the layers below that depth (0: the models alone). ``top``: the number of layers. ``tablefmt``: any of
-    tabulate's formats.
-
-    Raises TorchprofError for a quantity that is not compared, an unknown format and a negative number.
+    ``sort_by``: another main quantity: "flops", "macs", "self_cpu_total", "backward_cpu_total", "cpu_peak", … Raises
+    TorchprofError for a quantity that is not compared.
     """
-    table, notes = table_of(diff, depth, sort_by, top, tablefmt)
+    table, notes = table_of(diff, depth, sort_by, top)
     changes = [f"{what}: {line}" if what else line for what, lines in changes_of_layers(diff) for line in lines]
     lead = [diff_headline(diff, sort_by=sort_by), *whole_of(diff)]
     below = [printable(note) for note in (*diff.notes, *diff.warnings)]
     return spaced([stacked(lead), table, *map(stacked, (notes, changes, below))])
 
 
-def table_of(
-    diff: Diff, depth: int | None, sort_by: str | None, top: int, tablefmt: str | None = None
-) -> tuple[ReportTable, list[str]]:
+def table_of(diff: Diff, depth: int | None, sort_by: str | None, top: int) -> tuple[ReportTable, list[str]]:
     """The main quantity of layers before and after, the differences of others that changed; and notes on the table. The
     arguments are those of the report "table"."""
-    check_number("depth", depth, "levels")
-    check_number("top", top, "layers")
     main = main_of(diff, sort_by)
     by = [main]
     if sort_by is None and main.is_time:
@@ -91,7 +82,6 @@ def table_of(
     table = ReportTable.of_cells(
         [*headings, *(f"Δ {quantity.heading}" for quantity in others)],
         [[named(pair), *_main_cells(pair, main), *(_difference(pair, other) for other in others)] for pair in shown],
-        tablefmt,
     )
     return table, [*_notes(same, unknown, len(changed) - top, [main, *others], shown)]
 

@@ -18,7 +18,7 @@ from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 
 @report("compiled", "torch.compile: regions, overhead, graph breaks, compilation", answers="why")
-def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
+def compiled(run: Run) -> Part:
     """Every region of torch.compile that ran: where it is, its calls, and its times.
 
     *Overhead* is the time from entering the region to the compiled graph; *Guards* is the part of it that checks
@@ -33,14 +33,12 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
 
     Below: each graph break, with the line and torch's reason; the time torch.compile took to compile; and, if layers
     were requested, the shares of kernel time that belong to one layer, to several layers, or to unknown ones.
-
-    ``tablefmt``: any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
     usage = compiled_in(run)
     uses = usage.uses
     sentences: list[Part] = [*_breaks(run, usage), *_times(run, usage), *about_sums(run)]
     sentences.append(warnings_below(run, without=["graph_breaks"]))  # the table has their reasons
-    history = _history(run, tablefmt)
+    history = _history(run)
     if not uses:
         return stacked(["No code of torch.compile ran during the recording.", *history, *sentences])
     phases = [phase for phase in (FORWARD, RECOMPUTE, BACKWARD) if any(phase in use.phases for use in uses)]
@@ -61,7 +59,7 @@ def compiled(run: Run, *, tablefmt: str | None = None) -> Part:
             texts = _texts(run, use.phases[phase]) if phase in use.phases else {}
             cells += [texts.get(part, "") for part in parts]
         table.append(cells)
-    text = ReportTable.of_cells(headings, table, tablefmt)
+    text = ReportTable.of_cells(headings, table)
     return spaced([stacked([text, *history]), stacked(sentences)])
 
 
@@ -94,7 +92,7 @@ def _share(part: int, whole: int) -> str:
     return f"{min(part / whole, 1):.0%}" if whole else UNKNOWN
 
 
-def _history(run: Run, tablefmt: str | None) -> Iterator[Part]:
+def _history(run: Run) -> Iterator[Part]:
     """A table with every compilation, after an empty line."""
     every = [(meta, compilation) for meta in run.metas for compilation in meta.compilations]
     if not every:
@@ -112,7 +110,7 @@ def _history(run: Run, tablefmt: str | None) -> Iterator[Part]:
             cells.append(time_cell(compilation.kernels_ns))
         table.append([*cells, printable(_why(compilation))])
     yield ""
-    yield ReportTable.of_cells(headings, table, tablefmt)
+    yield ReportTable.of_cells(headings, table)
 
 
 def _when(compilation: Compilation, steps: int) -> str:

@@ -17,7 +17,6 @@ from torchprof.analyze.report import (
     Section,
     TableRow,
     branches,
-    check_number,
     printable,
     report,
     spaced,
@@ -46,14 +45,8 @@ def overview(
     """What to read first: what ran, what would help, the largest places, and the layers in at most so many rows.
 
     The tree has all layers if they fit in ``rows``. Else equal siblings are one row with their sum ("0–79"), the layers
-    with the largest totals are open, and the rest is added up. ``places``: the number of rows of the report "top".
-    ``width``: the number of characters of a line (None: any number); columns for which there is no room are left out.
-    ``whole``: the sentence below a tree that is not whole. ``color``: as of the report "tree".
-
-    Raises TorchprofError for a negative number.
+    with the largest totals are open, and the rest is added up. Columns for which a line has no room are left out.
     """
-    for name, number, of in (("rows", rows, "rows"), ("places", places, "rows"), ("width", width, "characters")):
-        check_number(name, number, of)
     sections = verdict(run, width)
     if places:
         first, *more = largest_parts(run, places, width=width)

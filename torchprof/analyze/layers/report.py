@@ -5,7 +5,6 @@ from __future__ import annotations
 from torchprof.analyze.columns import CALLS, column_called, columns_of, default_column, hot_path_column
 from torchprof.analyze.groups import by_class
 from torchprof.analyze.layers.entries import all_entries, entries_of, keep_top, mark_path, rows_of_table, sort_entries
-from torchprof.analyze.operators.operators import check_phase
 from torchprof.analyze.operators.ranking import (
     SUM_OF_PHASES,
     about_wholes,
@@ -15,7 +14,7 @@ from torchprof.analyze.operators.ranking import (
     ranked,
     shares_of,
 )
-from torchprof.analyze.report import HOT, Part, ReportTable, Section, check_number, printable, report, spaced, stacked
+from torchprof.analyze.report import HOT, Part, ReportTable, Section, printable, report, spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
 from torchprof.run.cost import Cell, Cost, ReportCell, format_number, format_time
 from torchprof.run.run import Run
@@ -31,7 +30,6 @@ def tree(
     sort_by: str | None = None,
     top: int | None = None,
     percent: bool = False,
-    tablefmt: str | None = None,
     hot: bool = False,
     color: bool = False,
 ) -> Section:
@@ -39,12 +37,9 @@ def tree(
 
     The user's ranges (``record_function``) are rows marked as labels below the layer that opened them. The total of a
     label includes the layers called in it, which have rows of their own, too. ``show_events`` adds below each layer the
-    operators that ran directly in it; those of backward and recompute are marked. ``depth`` hides the layers below that
-    depth (0: the model alone); totals do not change. ``sort_by`` orders siblings by a column, largest first: its
-    heading, or that in lower case with underscores (``self_cpu_total``; also ``calls``). ``top``: the number of layers,
-    those with the largest self in that column (default: CPU time, else FLOPs), shown with the layers above them; layers
-    at ``depth`` are ranked by their totals. ``percent`` adds to each time its share of all time of that phase.
-    ``tablefmt``: any of tabulate's formats. The run's warnings are below the table.
+    operators that ran directly in it; those of backward and recompute are marked. ``top``: the number of layers, those
+    with the largest self in the column ``sort_by`` (default: CPU time, else FLOPs). ``percent`` adds to each time its
+    share of all time of that phase. The run's warnings are below the table.
 
     ``hot`` orders siblings by their total in one column, so that the hottest path comes first, and marks that path:
     from the largest model into the largest child each time, until a layer's self is larger than any child's total. The
@@ -52,11 +47,8 @@ def tree(
     by its share of the column's sum, cold to hot, with colors of 256. It works only without ``tablefmt``, because the
     output of tabulate's formats is for other programs.
 
-    Raises TorchprofError for an unknown column or format, for a negative number, and for a hottest path by a column
-    without totals.
+    Raises TorchprofError for an unknown column, and for a hottest path by a column without totals.
     """
-    check_number("depth", depth, "levels")
-    check_number("top", top, "rows")
     columns = columns_of(run, show_events)
     sorting = column_called(sort_by, columns) if sort_by is not None else None
     lines = entries_of(run, show_events)
@@ -76,32 +68,21 @@ def tree(
     if any(frame.kind == FrameKind.LABEL for within in run.rows.within for around in within for frame in around.frames):
         sentences.append("The total of a label holds the layers called in it, which have rows of their own, too.")
     headings = ["Module", *(column.heading for column in columns)]
-    table = ReportTable(headings, rows, tablefmt, wholes=[None, *wholes], in_color=color)
+    table = ReportTable(headings, rows, wholes=[None, *wholes], in_color=color)
     return spaced([table, stacked([*sentences, *about_flops(run), *about_sums(run), warnings_below(run)])])
 
 
 @report("types", "all layers of a class together: Linear, BatchNorm2d, …", answers="time")
-def types(
-    run: Run,
-    *,
-    sort_by: str | None = None,
-    top: int | None = None,
-    phase: str | None = None,
-    tablefmt: str | None = None,
-) -> Section:
+def types(run: Run, *, sort_by: str | None = None, top: int | None = None, phase: str | None = None) -> Section:
     """A row for each class of layers: all ``BatchNorm2d`` together, the largest first.
 
     *Self* adds up over all layers of the class, so the rows add up to the whole model. *Total* has the layers below,
     too; a layer inside another one of its class counts once. Shares are of all layers. A layer that was never called
     adds nothing.
 
-    ``phase`` is "forward", "backward" or "recompute"; None adds them up. ``sort_by``: any column, by its heading or as
-    ``self_cpu_total``; the default is self time, of the device if it was measured. ``top``: the number of rows.
-    ``tablefmt``: any of tabulate's formats.
-
-    Raises TorchprofError for an unknown phase, column or format, and for a negative number.
+    Without ``phase``, all phases are added up. The order is by self time, of the device if it was measured. Raises
+    TorchprofError for an unknown column.
     """
-    check_phase(phase)
     phases = run.phases() if phase is None else [phase]
     columns = figure_columns(run)
     lines = [
@@ -122,21 +103,16 @@ def types(
         sentences=about_wholes("what all layers took", wholes),
         sort_by=sort_by,
         top=top,
-        tablefmt=tablefmt,
     )
 
 
 @report("calls", "single calls of each layer: the first, the median, the spread", answers="time")
-def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> Part:
+def calls(run: Run, *, depth: int | None = None) -> Part:
     """CPU time of a forward call of each layer that was called, its child layers included.
 
     The first call has a column of its own: it often includes allocations, kernel loading and caches that later calls
     reuse. The median and the 5th to 95th percentile are over all calls (over a uniform sample of 256, if there were
     more).
-
-    ``depth`` hides the layers below that depth (0: the model alone). ``tablefmt``: any of tabulate's formats.
-
-    Raises TorchprofError for an unknown format.
     """
     headings = ["Module", CALLS, "First call", "Median", "P5 to P95", "Min", "Max"]
     table: list[list[Cell]] = []
@@ -155,7 +131,7 @@ def calls(run: Run, *, depth: int | None = None, tablefmt: str | None = None) ->
                     format_time(spread.max),
                 ]
             )
-    return ReportTable.of_cells(headings, table, tablefmt) if table else "No call of a layer was recorded in this run."
+    return ReportTable.of_cells(headings, table) if table else "No call of a layer was recorded in this run."
 
 
 def _range(low: float, high: float) -> ReportCell:

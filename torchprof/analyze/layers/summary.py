@@ -13,7 +13,6 @@ from torchprof.analyze.report import (
     Section,
     TableRow,
     branches,
-    check_number,
     printable,
     report,
     spaced,
@@ -47,13 +46,12 @@ _Path = tuple[str, ...]
 
 
 @report("summary", "every layer with shapes and parameters; latency, FLOPs and MFU of the model", answers="fit")
-def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) -> Section:
+def summary(run: Run, *, depth: int | None = None) -> Section:
     """Every layer with its type, depth, shapes, parameters and MACs; below the table, the figures of each model.
 
     Shapes are those of the first forward call, marked "first" if later calls may have had other shapes. MACs and FLOPs
     are for one forward call of the model, marked "mean" if the calls may have had different shapes. Parameters and MACs
-    of a layer include the layers below it. ``depth`` hides the layers below that depth (0: the model alone).
-    ``tablefmt``: any of tabulate's formats, for the table of layers.
+    of a layer include the layers below it.
 
     The figures: *Model size* is the bytes of the parameters. *Latency* is the median CPU time of a forward call under
     the profiler; with a device it is unknown, because the device runs asynchronously: ``torchprof.benchmark`` measures
@@ -63,10 +61,7 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
     device with matrix products, for the type of most MACs. *Activations* are the bytes of the outputs of layers that
     call no other layer, in one forward call; they are known if each of these layers was called once, or always on the
     same shapes. *Peak memory* is the peak above the start of the block. A run of several ranks shows the lowest rank.
-
-    Raises TorchprofError for an unknown format and a negative depth.
     """
-    check_number("depth", depth, "levels")
     sentences: list[Part] = [*_about_processors(run), warnings_below(run)]
     if len(run.metas) > 1:
         everyone = ranks_in_words(meta.rank for meta in run.metas)
@@ -78,7 +73,7 @@ def summary(run: Run, *, depth: int | None = None, tablefmt: str | None = None) 
     else:
         varying = varying_calls(run), varying_work(run)
         figures = figures_of_layers(run, run.phases())
-        sections = [_table(run, models, figures, *varying, depth, tablefmt)]
+        sections = [_table(run, models, figures, *varying, depth)]
         sections += [_about_model(run, model, figures[model.layer.path], varying[1]) for model in models]
         sentences = [*_about_shapes(run, *varying), *_about_missing(run), *sentences]
     return spaced([*sections, stacked(sentences)])
@@ -91,7 +86,6 @@ def _table(
     calls_vary: Mapping[_Path, bool | None],
     work_varies: Mapping[_Path, bool | None],
     depth: int | None,
-    tablefmt: str | None,
 ) -> ReportTable:
     """The table of layers. ``calls_vary``, ``work_varies``: as ``varying_calls`` and ``varying_work`` return them."""
     params = run.total_params()
@@ -115,7 +109,7 @@ def _table(
         for model in models
         for lead, node in branches([model], below)
     ]
-    return ReportTable(["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"], table, tablefmt)
+    return ReportTable(["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"], table)
 
 
 def _about_model(run: Run, model: Node, figures: Figures, work_varies: Mapping[_Path, bool | None]) -> str:

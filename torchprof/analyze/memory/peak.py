@@ -28,9 +28,7 @@ def samples_by_device(run: Run) -> Mapping[tuple[int, str], _Samples]:
     return samples
 
 
-def about_peak(
-    run: Run, memory: Memory, samples: _Samples, depth: int | None, shown: int, tablefmt: str | None
-) -> Iterator[Part]:
+def about_peak(run: Run, memory: Memory, samples: _Samples, depth: int | None, shown: int) -> Iterator[Part]:
     """The peak of one device: a sentence, the live memory by kind and by layer, and torch's allocator statistics.
     ``samples``: those of the device."""
     device = name_of_device(run, memory)
@@ -44,15 +42,15 @@ def about_peak(
         when = f"above {start}, after {format_time(memory.peak_ns)}"
         yield f"{device} peak: +{format_memory(memory.peak_bytes)} {when}{where}. Live at the peak:"
     if memory.held or memory.before:
-        yield _by_kind(memory, tablefmt)
+        yield _by_kind(memory)
     if memory.held:
-        yield _by_layer(run, memory, depth, shown, tablefmt)
+        yield _by_layer(run, memory, depth, shown)
     if memory.allocator:
         headings = [f"torch's allocator of {device}", "At the start", "At the end"]
         rows: list[list[Cell]] = [
             [name, format_memory(start), format_memory(end)] for name, start, end in memory.allocator
         ]
-        yield ReportTable.of_cells(headings, rows, tablefmt).of("allocator", device=memory.device, rank=memory.rank)
+        yield ReportTable.of_cells(headings, rows).of("allocator", device=memory.device, rank=memory.rank)
     if memory.before is None:
         yield "Memory from before the recording is unknown, and its frees: the peak may be lower than shown."
 
@@ -73,7 +71,7 @@ def _where_reached(run: Run, memory: Memory, samples: _Samples) -> str:
     return ""
 
 
-def _by_kind(memory: Memory, tablefmt: str | None) -> ReportTable:
+def _by_kind(memory: Memory) -> ReportTable:
     """The memory that was live at the peak by kind, and what the model had at the start."""
     sums: dict[str, list[int]] = {}
     for held in memory.held:
@@ -92,11 +90,11 @@ def _by_kind(memory: Memory, tablefmt: str | None) -> ReportTable:
         rows.append(TableRow(cells, is_part=kind != _FREED_SINCE))
     share = "" if _FREED_SINCE in sums else format_share(1)
     rows.append(TableRow(["all", format_memory(memory.peak_bytes), share, "", ""], is_part=False))
-    drawn = ReportTable(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows, tablefmt)
+    drawn = ReportTable(["Kind", "At the peak", "Share", "Blocks", "Live at the start"], rows)
     return drawn.of("live_by_kind", device=memory.device, rank=memory.rank)
 
 
-def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt: str | None) -> ReportTable:
+def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int) -> ReportTable:
     """The memory that was live at the peak by layer, phase and kind, largest first; hidden rows are summed in one."""
     number = run.layers.index_of
     sums: defaultdict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -119,7 +117,7 @@ def _by_layer(run: Run, memory: Memory, depth: int | None, shown: int, tablefmt:
     if len(largest) > shown:
         nbytes, blocks = (sum(entry[field] for _, entry in largest[shown:]) for field in (0, 1))
         rows.append(TableRow(cells(f"({len(largest) - shown} more)", "", "", nbytes, blocks), is_part=False))
-    drawn = ReportTable(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows, tablefmt)
+    drawn = ReportTable(["Made in", "Phase", "Kind", "At the peak", "Share", "Blocks"], rows)
     return drawn.of("live_by_layer", device=memory.device, rank=memory.rank)
 
 

@@ -30,7 +30,6 @@ def kernels_report(
     layer: Any = None,
     phase: str | None = None,
     full_names: bool = False,
-    tablefmt: str | None = None,
 ) -> Section:
     """A row for each kernel, copy or memset, by the operator, the layer and the phase that launched it.
 
@@ -39,11 +38,7 @@ def kernels_report(
     middle; ``full_names`` shows them unchanged. With several devices there is a column for the device.
 
     ``layer``: a path or a pattern as in ``Profile(paths=…)``; shows only work launched by these layers and the layers
-    below them. ``phase``: "forward", "backward" or "recompute". ``sort_by``: a column. ``top``: the number of
-    rows. ``tablefmt``: any of tabulate's formats.
-
-    Raises TorchprofError for a run without a device, for an unknown layer, phase, column or format, and for a negative
-    number.
+    below them. Raises TorchprofError for a run without a device, and for an unknown layer or column.
     """
     sums_of = kernels(run, layer=layer, phase=phase)
     kind = run.meta.device or "device"
@@ -78,7 +73,6 @@ def kernels_report(
         sentences=about_wholes("what all rows took", wholes),
         sort_by=sort_by,
         top=top,
-        tablefmt=tablefmt,
     )
     return stacked([*_devices(run), "", table])
 

@@ -19,7 +19,6 @@ from torchprof.run.words import (
     Frame,
     FrameKind,
     Signature,
-    number_of_phase,
     phase_of,
 )
 
@@ -72,10 +71,9 @@ def operators(
     Σ self over all operators, ``(between ops)`` included, is the self of these layers. ``group_by_input_shape`` gives
     one entry per input shapes, ``group_by_stack_n`` one per innermost so many source lines.
 
-    Raises TorchprofError for an unknown layer or phase, and if shapes or source lines were not recorded.
+    Raises TorchprofError for an unknown layer, and if shapes or source lines were not recorded.
     """
     layers = None if layer is None else _at_or_below(run, layer)
-    check_phase(phase)
     if group_by_input_shape:
         _check_recorded(run, "record_shapes", "input shapes")
     if group_by_stack_n:
@@ -96,9 +94,8 @@ def layers_of_operator(run: Run, op: str, *, phase: str | None = None) -> dict[s
     """The sums of one operator or label in each layer that uses it directly, by the layer's name.
 
     Work of no layer is ``(outside)`` or ``(not selected)``. Raises TorchprofError for an operator that is not in the
-    run, and for an unknown phase.
+    run.
     """
-    check_phase(phase)
 
     def layer(of_layer: int, of_phase: str) -> str | None:
         return layer_name(run, of_layer) if phase in (None, of_phase) else None
@@ -115,9 +112,8 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
     """The sums of device work in the layers that the path ``layer`` names and all below them (None: the whole run), in
     one phase (None: all). Self and total are equal: a kernel calls nothing.
 
-    Raises TorchprofError for an unknown layer or phase, and for a run that recorded no device.
+    Raises TorchprofError for an unknown layer, and for a run that recorded no device.
     """
-    check_phase(phase)
     layers = None if layer is None else _at_or_below(run, layer)
     meta = run.meta
     if "device_ns" not in meta.requested:
@@ -147,12 +143,6 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
         sums.self += cost
         sums.total += cost
     return sums_of
-
-
-def check_phase(phase: str | None) -> None:
-    """Raises TorchprofError if it is neither a phase nor None."""
-    if phase is not None:
-        number_of_phase(phase)
 
 
 def _summed(

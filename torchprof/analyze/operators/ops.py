@@ -16,7 +16,7 @@ from torchprof.analyze.operators.ranking import (
     ranked,
     shares_of,
 )
-from torchprof.analyze.report import Section, check_number, report
+from torchprof.analyze.report import Section, report
 from torchprof.analyze.sentences import about_flops
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Cell, Cost, ReportCell
@@ -39,7 +39,6 @@ def ops(
     group_by_stack_n: int = 0,
     layer: Any = None,
     phase: str | None = None,
-    tablefmt: str | None = None,
 ) -> Section:
     """A row for each operator, and for each label of the user's, as in torch's ``key_averages().table()``.
 
@@ -49,24 +48,22 @@ def ops(
 
     ``op``: the name of an operator, as this table has it. The rows are then the layers that use it directly, not in a
     child layer, the largest total first; shares are of what it took in the whole run. ``phase``, ``sort_by``,
-    ``top`` and ``tablefmt`` work as without ``op``, the other options do not.
+    ``top`` work as without ``op``, the other options do not.
 
-    ``layer``: a path or a pattern as in ``Profile(paths=…)``; only work in these layers and below them. ``phase``:
-    "forward", "backward" or "recompute"; None: their sum. ``group_by_input_shape``: a row for each combination of input
-    shapes. ``group_by_stack_n``: a row for each combination of the innermost n source lines. ``sort_by``: a column: its
-    heading, that in lower case with underscores, or torch's name for it; the default is the self time of the device if
-    that was measured, else of the CPU. ``top``: the number of rows. ``tablefmt``: any of tabulate's formats.
+    ``layer``: a path or a pattern as in ``Profile(paths=…)``; only work in these layers and below them. ``phase``: None
+    is their sum. ``group_by_input_shape``: a row for each combination of input shapes; ``group_by_stack_n``: of the
+    innermost n source lines. ``sort_by`` may be torch's name of a column, too; the default is the self time of the
+    device if that was measured, else of the CPU.
 
-    Raises TorchprofError for an unknown operator, layer, phase, column or format, for a negative number, for shapes or
-    source lines that were not recorded, and for options that do not work with ``op``.
+    Raises TorchprofError for an unknown operator, layer or column, for shapes or source lines that were not recorded,
+    and for options that do not work with ``op``.
     """
     if op is not None:
         others = {"layer": layer, "group_by_input_shape": group_by_input_shape, "group_by_stack_n": group_by_stack_n}
         refused = [name for name, value in others.items() if value]
         if refused:
             raise TorchprofError(f"With op=, the rows are the layers of one operator: leave out {', '.join(refused)}.")
-        return _layers_using(run, op, sort_by=sort_by, top=top, phase=phase, tablefmt=tablefmt)
-    check_number("group_by_stack_n", group_by_stack_n, "source lines")
+        return _layers_using(run, op, sort_by=sort_by, top=top, phase=phase)
     sums_of = operators(
         run, layer=layer, phase=phase, group_by_input_shape=group_by_input_shape, group_by_stack_n=group_by_stack_n
     )
@@ -85,7 +82,6 @@ def ops(
         sentences=[*about_wholes("the self of all rows", wholes), *about_flops(run)],
         sort_by=sort_by,
         top=top,
-        tablefmt=tablefmt,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from torchprof.analyze.operators.top import parts_of, source_lines
-from torchprof.analyze.report import ReportTable, Section, check_number, phase_cell, report, stacked
+from torchprof.analyze.report import ReportTable, Section, phase_cell, report, stacked
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share, format_time
 from torchprof.run.run import Run
@@ -13,18 +13,14 @@ from torchprof.run.words import BETWEEN_OPS
 
 
 @report("python", "the time between operators: Python and what it calls", answers="time")
-def python(run: Run, *, top: int | None = 10, lines: int | None = 3, tablefmt: str | None = None) -> Section:
+def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Section:
     """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
     phase, largest first.
 
     Below each row are the ``lines`` source lines with the most samples, and the part of the time that their samples
     stand for. Samples need a sampling thread, which ``torchprof run`` has; without it they are unknown. Short times may
-    have no samples. ``top``: the number of layers. ``tablefmt``: any of tabulate's formats.
-
-    Raises TorchprofError for a negative number and an unknown format.
+    have no samples.
     """
-    check_number("top", top, "layers")
-    check_number("lines", lines, "lines")
     every = parts_of(run, "cpu_ns")
     whole = sum(every.values())
     parts = Counter({work.at(layer): ns for (layer, work), ns in every.items() if work.name == BETWEEN_OPS})
@@ -46,9 +42,7 @@ def python(run: Run, *, top: int | None = 10, lines: int | None = 3, tablefmt: s
             part = ns * times / samples
             about = format_time(part).written(f"~{format_time(part)}")
             table.append([ReportCell(f"  {line}", line), "", about, format_share(part / whole), format_number(times)])
-    text = ReportTable.of_cells(
-        ["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table, tablefmt
-    )
+    text = ReportTable.of_cells(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table)
     hidden = 0 if top is None else max(len(parts) - top, 0)
     more = [f"Layers with less are hidden: {hidden}."] if hidden else []
     return stacked([text, *more, *about_sums(run), warnings_below(run)])

@@ -13,7 +13,6 @@ from torchprof.analyze.report import (
     ReportTable,
     Section,
     TableRow,
-    check_number,
     printable,
     rows_hidden,
     spaced,
@@ -123,7 +122,6 @@ def ranked(
     sentences: Sequence[str] = (),
     sort_by: str | None = None,
     top: int | None = None,
-    tablefmt: str | None = None,
 ) -> Section:
     """The lines as a table; below it the sentences, how many rows are hidden, and the run's warnings.
 
@@ -131,9 +129,8 @@ def ranked(
     sorted by the column ``sort_by``, or by ``usual`` if that is None: figures from the largest, texts from A to Z.
     ``wholes``: what 100 % is in the columns that show shares.
 
-    Raises TorchprofError for an unknown column or format and for a negative number.
+    Raises TorchprofError for an unknown column.
     """
-    check_number("top", top, "rows")
     every = [*map(Column, texts), *columns, *map(Column, more_texts)]
     order = usual if sort_by is None else column_called(_our_name(sort_by, every, run), every)
     if order.what == "text":
@@ -142,7 +139,7 @@ def ranked(
         lines = sorted(lines, key=lambda line: -order.of(line))
     shown = lines[:top]
     table = [row for line in shown for row in _rows(line, every, wholes)]
-    text = ReportTable([column.heading for column in every], table, tablefmt)
+    text = ReportTable([column.heading for column in every], table)
     hidden = [_hidden(len(lines), len(shown), order)] if len(shown) < len(lines) else []
     below: list[Part] = [*sentences, *hidden, *about_sums(run), warnings_below(run)]
     return spaced([text, stacked(below)])

@@ -17,7 +17,6 @@ from torchprof.analyze.report import (
     ReportTable,
     Section,
     TableRow,
-    check_number,
     phase_cell,
     printable,
     report,
@@ -119,7 +118,7 @@ Parts = dict[tuple[int, KindOfWork], int]
 
 
 @report("top", "the largest places: an operator in a layer and phase", answers="time")
-def top(run: Run, *, top: int = 8, tablefmt: str | None = None) -> Section:
+def top(run: Run, *, top: int = 8) -> Section:
     """The largest parts of all recorded time: the self of an operator in one layer and phase, or the time there between
     operators, which is Python and libraries that it calls.
 
@@ -128,21 +127,17 @@ def top(run: Run, *, top: int = 8, tablefmt: str | None = None) -> Section:
     type of a layer's parameters is shown if it is not float32. A source line is the one with the most samples between
     operators of that part, with its own share of all recorded time; from fewer than five samples it is only the
     function, if all are in one. It needs a sampling thread, which ``torchprof run`` has.
-
-    ``top``: the number of parts. ``tablefmt``: any of tabulate's formats. Raises TorchprofError for a negative number
-    and an unknown format.
     """
-    check_number("top", top, "parts")
     sentences: list[Part] = [*about_sums(run), warnings_below(run)]
-    return spaced([*largest_parts(run, top, tablefmt), stacked(sentences)])
+    return spaced([*largest_parts(run, top), stacked(sentences)])
 
 
-def largest_parts(run: Run, limit: int, tablefmt: str | None = None, width: int | None = None) -> list[Part]:
+def largest_parts(run: Run, limit: int, width: int | None = None) -> list[Part]:
     """The sections of the report "top", without the sentences below it. ``width``: the number of characters of a line;
     names are shortened to it, and no sentences follow: this is for the first screen."""
     sections: list[Part] = [*about_idle_devices(run)]
     for field, heading in measures_of(run):
-        sections.append(_table(run, field, heading, limit, tablefmt, width))
+        sections.append(_table(run, field, heading, limit, width))
     return sections or ["Neither times nor FLOPs were measured."]
 
 
@@ -223,7 +218,7 @@ def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str
     return largest, f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}."
 
 
-def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None, width: int | None) -> Part:
+def _table(run: Run, field: str, heading: str, limit: int, width: int | None) -> Part:
     largest, about_hidden = largest_of(run, field, limit)
     show = format_count if field == "flops" else format_time
     headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
@@ -235,7 +230,7 @@ def _table(run: Run, field: str, heading: str, limit: int, tablefmt: str | None,
     # A source line may follow "(between ops)".
     about_gaps = _NO_OPERATOR.get(field, "") if any(part.work.startswith(BETWEEN_OPS) for part in largest) else ""
     rows = [TableRow(cells, layer=part.layer) for cells, part in zip(table, largest)]
-    drawn = ReportTable(headings, rows, tablefmt, f"largest_by_{field}")
+    drawn = ReportTable(headings, rows, f"largest_by_{field}")
     return drawn if width is not None else stacked(filter(None, [drawn, about_gaps, about_hidden]))
 
 

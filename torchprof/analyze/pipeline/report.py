@@ -11,7 +11,6 @@ from torchprof.analyze.report import (
     ReportTable,
     Section,
     TableRow,
-    check_number,
     printable,
     report,
     rows_hidden,
@@ -29,7 +28,7 @@ _MOST_STAGES = 8  # with columns of their own
 
 
 @report("pipeline", "stages of a pipeline: their times, who waits for whom, why ranks are idle", answers="waits")
-def pipeline(run: Run, *, top: int | None = None, tablefmt: str | None = None) -> Section:
+def pipeline(run: Run, *, top: int | None = None) -> Section:
     """The pipelines of a job that uses ``torch.distributed.pipelining``: sentences about the bubble and the slow
     stage, then tables.
 
@@ -38,10 +37,8 @@ def pipeline(run: Run, *, top: int | None = None, tablefmt: str | None = None) -
     idle, and why. The third has a row for each microbatch, with its time in each stage. docs/pipelines.md has the
     formulas.
 
-    ``top``: the number of microbatches (16): those that take longest. ``tablefmt``: any of tabulate's formats. Raises
-    TorchprofError for an unknown format, and for a negative number.
+    ``top``: the number of microbatches (16): those that take longest.
     """
-    check_number("top", top, "microbatches")
     pipelines = judged_pipelines(run)
     if not pipelines:
         nothing = "This run recorded no pipeline of torch.distributed.pipelining."
@@ -49,23 +46,23 @@ def pipeline(run: Run, *, top: int | None = None, tablefmt: str | None = None) -
             nothing = "A comparison of ranks has no times of pipelines: they are in the run of each rank."
         return stacked([nothing, warnings_below(run)])
     limit = _ROWS if top is None else top
-    sections = [about_alike(run, number, judged, limit, tablefmt) for number, judged in enumerate(pipelines)]
+    sections = [about_alike(run, number, judged, limit) for number, judged in enumerate(pipelines)]
     return spaced([*sections, warnings_below(run)])
 
 
-def about_alike(run: Run, number: int, judged: Judged, limit: int = _ROWS, tablefmt: str | None = None) -> Section:
+def about_alike(run: Run, number: int, judged: Judged, limit: int = _ROWS) -> Section:
     """The sentences and the three tables about pipelines that do the same, which have this ``number``."""
     return spaced(
         [
             Section([*about_pipeline(judged)], " "),
-            _table_of_stages(run, number, judged.replicas, tablefmt),
-            _table_of_pipelines(number, judged, tablefmt),
-            _table_of_microbatches(number, judged.replicas, limit, tablefmt),
+            _table_of_stages(run, number, judged.replicas),
+            _table_of_pipelines(number, judged),
+            _table_of_microbatches(number, judged.replicas, limit),
         ]
     )
 
 
-def _table_of_stages(run: Run, number: int, replicas: AlikePipelines, tablefmt: str | None) -> Section:
+def _table_of_stages(run: Run, number: int, replicas: AlikePipelines) -> Section:
     """A row for each stage, with the ranks that have it."""
     parts = [what for what in "IW" if any(what in times.by_what for times in replicas.times.values())]
     has_replicas = len(replicas.pipelines) > 1
@@ -109,10 +106,10 @@ def _table_of_stages(run: Run, number: int, replicas: AlikePipelines, tablefmt: 
         sentences.append("Backward has two parts: the gradients of the Inputs (I), and of the Weights (W).")
     if has_replicas:
         sentences.append("Its time: of a microbatch, forward and backward, on the slowest rank of the stage.")
-    return stacked([ReportTable(headings, rows, tablefmt, "stages", {"pipeline": number}), *sentences])
+    return stacked([ReportTable(headings, rows, "stages", {"pipeline": number}), *sentences])
 
 
-def _table_of_pipelines(number: int, judged: Judged, tablefmt: str | None) -> Section:
+def _table_of_pipelines(number: int, judged: Judged) -> Section:
     """A row for each pipeline: its bubble, and what it is made of."""
     headings = ["Ranks", "Schedule", "Stages", "Microbatches", "Steps", "Step"]
     headings += ["Idle", "Schedule's own", "Unequal stages", "Unequal microbatches", "Rest"]
@@ -139,10 +136,10 @@ def _table_of_pipelines(number: int, judged: Judged, tablefmt: str | None) -> Se
     hidden = len(judged.replicas.pipelines) - len(rows)
     if hidden:
         sentences.append(f"{hidden} pipelines are hidden: shown are {len(rows)}, evenly chosen.")
-    return stacked([ReportTable.of_cells(headings, rows, tablefmt).of("pipelines", pipeline=number), *sentences])
+    return stacked([ReportTable.of_cells(headings, rows).of("pipelines", pipeline=number), *sentences])
 
 
-def _table_of_microbatches(number: int, replicas: AlikePipelines, limit: int, tablefmt: str | None) -> Section:
+def _table_of_microbatches(number: int, replicas: AlikePipelines, limit: int) -> Section:
     """A row for each microbatch, with its time in each stage. Of many, those that take longest."""
     stages = [*replicas.times.values()]
     shown = sorted(sorted(stages, key=lambda times: -times.microbatch_ns)[:_MOST_STAGES], key=lambda times: times.stage)
@@ -162,4 +159,4 @@ def _table_of_microbatches(number: int, replicas: AlikePipelines, limit: int, ta
     if len(shown) < len(stages):
         sentences.append(f"{len(stages) - len(shown)} stages are hidden: shown are the {len(shown)} largest.")
     headings = ["Microbatch", *(f"Stage {times.stage}" for times in shown)]
-    return stacked([ReportTable.of_cells(headings, rows, tablefmt).of("microbatches", pipeline=number), *sentences])
+    return stacked([ReportTable.of_cells(headings, rows).of("microbatches", pipeline=number), *sentences])

@@ -117,7 +117,7 @@ def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
 
 
 @report("collectives", "collectives between ranks: bytes, bandwidth and time, by layer", answers="waits")
-def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
+def collectives(run: Run, *) -> Part:
     """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 
     *In* and *Out* are the bytes of one call on one rank, ``–`` if unknown. All-to-alls of a group share a row, with
@@ -128,23 +128,20 @@ def collectives(run: Run, *, tablefmt: str | None = None) -> Part:
     (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). It is a lower bound, because the time
     includes waiting for the slowest rank. In the second table *Bytes* are S times the calls, and the layer is the one
     whose work started the collective.
-
-    ``tablefmt``: any of tabulate's formats. Raises TorchprofError for an unknown one.
     """
     warnings: list[Part] = [*about_sums(run), warnings_below(run)]
     uses = [*_uses(run)]
     if not uses:
         return stacked(["This run recorded no communication between ranks.", *warnings])
-    tables = _Tables(run, uses, tablefmt)
+    tables = _Tables(run, uses)
     return spaced([tables.by_collective(), tables.by_layer(), stacked([*tables.sentences(), *warnings])])
 
 
 class _Tables:
     """The two tables of the uses of a run, at least one. If a run has both kinds, a column says where each ran."""
 
-    def __init__(self, run: Run, uses: Sequence[_Use], tablefmt: str | None) -> None:
+    def __init__(self, run: Run, uses: Sequence[_Use]) -> None:
         self._uses = uses
-        self._tablefmt = tablefmt
         self._names = {False: run.meta.device_heading, True: "CPU"}  # by ``on_host``
         self._wholes = {of: sum(use.ns or 0 for use in uses if use.on_host is of) for of in self._names}
         present = [self._names[on_host] for on_host in sorted({use.on_host for use in uses})]
@@ -156,12 +153,12 @@ class _Tables:
             for of, total, took in self._summed(_what, _sizes)
         ]
         headings = [*_WHAT, "In", "Out", *self._on, "Calls", self._time, "Avg", "Share", "Bandwidth"]
-        return ReportTable.of_cells(headings, rows, self._tablefmt).of("by_collective")
+        return ReportTable.of_cells(headings, rows).of("by_collective")
 
     def by_layer(self) -> ReportTable:
         rows = [[*of, total.bytes_text, *took] for of, total, took in self._summed(_where)]
         headings = ["Module", "Phase", *self._on, "Bytes", "Calls", self._time, "Avg", "Share"]
-        return ReportTable.of_cells(headings, rows, self._tablefmt).of("by_layer")
+        return ReportTable.of_cells(headings, rows).of("by_layer")
 
     def _summed(
         self, key: Callable[[_Use], tuple[Cell, ...]], apart: Callable[[_Use], tuple[str, ...]] = lambda use: ()

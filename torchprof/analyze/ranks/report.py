@@ -5,7 +5,7 @@ from __future__ import annotations
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.sentences import sentences
 from torchprof.analyze.ranks.tables import table_of_collectives, table_of_layers, table_of_ranks
-from torchprof.analyze.report import Section, check_number, printable, report, spaced, stacked
+from torchprof.analyze.report import Section, printable, report, spaced, stacked
 from torchprof.analyze.sentences import lacks_ranks, warnings_of
 from torchprof.run.run import Run
 from torchprof.run.words import ranks_in_words
@@ -14,14 +14,7 @@ _LINES = 15
 
 
 @report("ranks", "stragglers: which rank is slow, where, and how long others wait", answers="waits")
-def ranks(
-    run: Run,
-    *,
-    sort_by: str | None = None,
-    top: int | None = None,
-    depth: int | None = None,
-    tablefmt: str | None = None,
-) -> Section:
+def ranks(run: Run, *, sort_by: str | None = None, top: int | None = None, depth: int | None = None) -> Section:
     """How work is balanced over the ranks of a job: sentences about stragglers and missing ranks, then three tables.
 
     Times are per step, the mean over the steps; without steps, per cycle. *Own work* is all work of a rank except
@@ -30,23 +23,18 @@ def ranks(
     layers below; rows are sorted by how much the slowest rank exceeds the mean. The third has a row for each collective
     of a layer, longest waiting first. docs/ranks.md describes the columns.
 
-    ``sort_by`` orders layers by another column: its heading, or that in lower case with underscores
-    (``flops_max/mean``). ``top``: the number of rows of each table. ``depth`` hides layers below that depth (0: the
-    model alone). ``tablefmt``: any of tabulate's formats.
-
-    Raises TorchprofError for an unknown column or format, and for a negative number.
+    ``sort_by`` orders layers by another column, as ``flops_max/mean``. ``top``: the number of rows of each table.
+    Raises TorchprofError for an unknown column.
     """
-    check_number("top", top, "rows")
-    check_number("depth", depth, "levels")
     if len(run.metas) == 1:
         return stacked([_of_one_rank(run)])
     balance = balance_of(run)
     limit = _LINES if top is None else top
-    sections = [Section([*sentences(run, balance)], " "), table_of_ranks(run, balance, top, tablefmt)]
+    sections = [Section([*sentences(run, balance)], " "), table_of_ranks(run, balance, top)]
     if balance.layers or run.layers:  # not in a comparison, which has no layers
-        sections.append(table_of_layers(run, balance, sort_by, depth, limit, tablefmt))
+        sections.append(table_of_layers(run, balance, sort_by, depth, limit))
     if balance.collectives:
-        sections.append(table_of_collectives(run, balance, limit, tablefmt))
+        sections.append(table_of_collectives(run, balance, limit))
     warnings = warnings_of(run)[1 if lacks_ranks(run) else 0 :]  # the sentences name missing ranks already
     return spaced([*sections, Section([*map(printable, warnings)], has_warnings=True)])
 

@@ -61,7 +61,7 @@ class _RankColumn(NamedTuple):
     over_all: Callable[[_Statistic], Cell] = lambda statistic: ""
 
 
-def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | None) -> Section:
+def table_of_ranks(run: Run, balance: Balance, top: int | None) -> Section:
     """A row for each rank, the one with the most own work first, then the minimum, median and maximum over all."""
     columns = [*_rank_columns(run, balance)]
     listed = sorted(balance.ranks, key=lambda rank: (rank.work_ns is None, -(rank.work_ns or 0), rank.rank))
@@ -77,7 +77,7 @@ def table_of_ranks(run: Run, balance: Balance, top: int | None, tablefmt: str | 
     if hidden:
         sentences.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
     sentences += _sentences_of_ranks(run, balance)
-    return stacked([ReportTable([column.heading for column in columns], rows, tablefmt, "ranks"), *sentences])
+    return stacked([ReportTable([column.heading for column in columns], rows, "ranks"), *sentences])
 
 
 def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
@@ -219,9 +219,7 @@ def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
     return columns
 
 
-def table_of_layers(
-    run: Run, balance: Balance, sort_by: str | None, depth: int | None, limit: int, tablefmt: str | None
-) -> Section:
+def table_of_layers(run: Run, balance: Balance, sort_by: str | None, depth: int | None, limit: int) -> Section:
     """A row for each layer and phase with the own work of ranks in it; the largest excess over the mean first."""
     columns = _layer_columns(run, balance)
     sortable = {column.column: column.value for column in columns if column.value is not None}
@@ -246,10 +244,10 @@ def table_of_layers(
     if any(column.column.heading == _OF_FLOPS for column in columns) and any(row.more_flops for row in balance.layers):
         sentences.append("FLOPs are lower bounds: some operators have no formula.")
     headings = [column.column.heading for column in columns]
-    return stacked([ReportTable.of_cells(headings, table, tablefmt).of("layers"), *sentences])
+    return stacked([ReportTable.of_cells(headings, table).of("layers"), *sentences])
 
 
-def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str | None) -> Section:
+def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
     """A row for each collective of a layer; those with the longest waiting first."""
 
     def size(collective: OneCollective) -> int:
@@ -295,7 +293,7 @@ def table_of_collectives(run: Run, balance: Balance, limit: int, tablefmt: str |
             f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
         )
     table = [cells(collective) for collective in listed[:limit]]
-    return stacked([ReportTable.of_cells(headings, table, tablefmt).of("collectives"), *sentences])
+    return stacked([ReportTable.of_cells(headings, table).of("collectives"), *sentences])
 
 
 def _group(group: GroupOfRanks | None) -> list[Cell]:

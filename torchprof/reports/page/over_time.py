@@ -54,7 +54,7 @@ def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict
         course = None if timeline is None or memory.device not in timeline.devices else _course(timeline, memory.device)
         if memory.peak_bytes > 0 or memory.held or course:
             of_device = samples.get((memory.rank, memory.device), ())
-            about = stacked(about_peak(run, memory, of_device, depth=None, shown=_LIVE_SHOWN, tablefmt=None))
+            about = stacked(about_peak(run, memory, of_device, depth=None, shown=_LIVE_SHOWN))
             yield (
                 memory,
                 {

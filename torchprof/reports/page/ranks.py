@@ -52,7 +52,7 @@ def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int]) -> dict[st
             of_rank = dict(zip(over.ranks, over.values))
             where = name_of(compared, row.layer), page_nodes[row.layer], PHASES.index(row.phase)
             work.append([*where, [of_rank.get(rank.rank) for rank in balance.ranks]])
-    whole_table = table_of_ranks(compared, balance, len(compared.metas), None)
+    whole_table = table_of_ranks(compared, balance, len(compared.metas))
     return {
         "about": _about(compared, run),
         "report": report_data(stacked([*sentences(compared, balance), whole_table]), {}),
