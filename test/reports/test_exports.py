@@ -36,11 +36,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-<<<<<<< HEAD
-from torchprof.run.words import PHASES, Frame, FrameKind, phase_of, range_in_words
-=======
-from torchprof.run.words import PHASES, Frame, phase_of
->>>>>>> h3
+from torchprof.run.words import PHASES, Frame, phase_of, range_in_words
 
 BACKWARD, RECOMPUTE = PHASES[1:]
 EVERYTHING = tuple(name for name in FIELDS if name != "collective_ns")  # it is in no export

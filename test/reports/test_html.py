@@ -67,12 +67,7 @@ from torchprof.run.words import (
     OUTSIDE_NAME,
     PHASES,
     RECOMPUTE,
-<<<<<<< HEAD
-    Frame,
-    FrameKind,
     range_in_words,
-=======
->>>>>>> h3
 )
 
 if TYPE_CHECKING:

@@ -6,11 +6,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
 
-<<<<<<< HEAD
-from torchprof.attribute.compiled_ranges import WeightedPlaces, divide
-=======
-from torchprof.attribute.collectives import RECORDS_COLLECTIVE
->>>>>>> h3
 from torchprof.attribute.events import Event
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed, Place, Places

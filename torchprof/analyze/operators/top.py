@@ -46,11 +46,8 @@ from torchprof.run.words import (
     is_overhead,
     is_runtime_call,
     phase_of,
-<<<<<<< HEAD
     range_in_words,
-=======
     sampled_line,
->>>>>>> h3
     torchs_range,
 )
 

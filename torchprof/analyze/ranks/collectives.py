@@ -117,7 +117,7 @@ def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
 
 
 @report("collectives", "collectives between ranks: bytes, bandwidth and time, by layer", answers="waits")
-def collectives(run: Run, *) -> Part:
+def collectives(run: Run) -> Part:
     """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
 
     *In* and *Out* are the bytes of one call on one rank, ``–`` if unknown. All-to-alls of a group share a row, with
