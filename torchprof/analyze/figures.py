@@ -150,17 +150,12 @@ def incomplete_phases(run: Run) -> dict[tuple[str, ...], tuple[Set[str], Set[str
     are kernels that could not be attributed: a kernel of a region may belong to any layer that was compiled into the
     region, but counts for the region's layer.
     """
-    columns = run.rows.columns
-    groups = [_group_of_kernels(chain) for chain in run.rows.frames]
-    if not any(groups):
-        return {}
     incomplete: dict[tuple[str, ...], tuple[set[str], set[str]]] = {}
-    for layer, phase, shared, chain in set(zip(*(columns[name] for name in ("layer", "phase", "shared", "frames")))):
-        group = groups[chain]
-        if group is None:
-            continue
+    places = run.rows.summed(("layer", "phase", "shared", "frames"), "calls", frames=_group_of_kernels)
+    for layer, phase, shared, chain in places:
+        group = _group_of_kernels(run.rows.frames[chain])
         above = run.layers[layer].path if layer >= 0 else ()
-        by = _inlined_below(run, above) if may_be_of_layers_below(group) else run.rows.shared[shared]
+        by = _inlined_below(run, above) if group and may_be_of_layers_below(group) else run.rows.shared[shared]
         for index in by:
             path = run.layers[index].path
             for steps in range(len(above) + 1, len(path) + 1):

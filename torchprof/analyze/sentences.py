@@ -123,7 +123,7 @@ def summed_over(run: Run) -> str:
 def about_flops(run: Run) -> Iterator[str]:
     """A sentence if MACs and FLOPs in tables are sums over several calls or steps."""
     over = summed_over(run)
-    if over and any(run.rows.columns["flops"]):
+    if over and "flops" in run.rows.nonzero:
         yield f"MACs and FLOPs are summed over {over}."
 
 

@@ -15,7 +15,7 @@ from torchprof.analyze.advice.optimizer import zeroes
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.torch_names import FUSED
-from torchprof.run.words import BACKWARD, FORWARD, PHASES, RECOMPUTE
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 _SHARE = 0.05
 _GRAPH = 0.55
@@ -42,7 +42,7 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     so the remedy is a condition. Without checkpointing a layer would keep allocated at most the peak of its recomputed
     call, for each such call in one forward of its model; that needs a run with memory. The gain is the time.
     """
-    if PHASES.index(RECOMPUTE) not in evidence.run.rows.columns["phase"]:
+    if RECOMPUTE not in evidence.run.phases():
         return
     layers = evidence.run.layers
     numbers = layers.index_of
@@ -87,16 +87,12 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     are trained (one may feed the other). Code before the model is unknown, so the remedy is a condition. A layer counts
     as frozen if it was frozen at the end.
     """
-    layers, columns = evidence.run.layers, evidence.run.rows.columns
+    layers = evidence.run.layers
     if any(frame.name.startswith(FUSED) for chain in evidence.run.rows.frames for frame in chain):
         layers = Layers(replace(layer, updated_params=None) for layer in layers)
     if not any(layer.params and not _is_trained(layer) for layer in layers):
         return
-    forward = PHASES.index(FORWARD)
-    # Rows are in the order of first use.
-    called = dict.fromkeys(
-        layer for layer, phase in zip(columns["layer"], columns["phase"]) if phase == forward and layer >= 0
-    )
+    called = [layer for layer in evidence.run.rows.summed("layer", "calls", phase=FORWARD) if layer >= 0]
     trained = _trained(layers, called)
     models = {layers[number].path[:1] for number in trained}
     if len(models) != 1:
@@ -280,7 +276,7 @@ def _passes(evidence: Evidence) -> dict[int, int]:
     """How often backward ran through each layer of ``_NODES``."""
     layers = evidence.run.layers
     passes: Counter[int] = Counter()
-    for number, _, frames, calls, _, _ in evidence.rows(is_outermost, phases=(BACKWARD,)):
+    for number, _, frames, calls, *_ in evidence.rows(is_outermost, phases=(BACKWARD,)):
         nodes = _NODES.get(layers[number].kind, ()) if number >= 0 else ()
         if frames[0].name.rpartition(" ")[2] in nodes:
             passes[number] += calls

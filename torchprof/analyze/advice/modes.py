@@ -193,7 +193,7 @@ def leftover_kernels(evidence: Evidence) -> Iterator[Advice]:
     Needs the time of a device.
     """
     ns = evidence.run.left_over.device_ns + evidence.whole_of(has_no_launch).device_ns
-    whole = sum(evidence.run.rows.columns["device_ns"]) if ns else 0
+    whole = evidence.run.rows.total("device_ns") if ns else 0
     if not ns or ns < _SHARE_LEFT_OVER * whole or not evidence.ops_recorded:
         return
     yield Advice(

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from itertools import compress
 from os import PathLike
 from typing import NamedTuple
 
@@ -26,9 +23,8 @@ from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import FORMATS, Bound, Cell, Figure, Unit
 from torchprof.run.layers import Layer
 from torchprof.run.paths import find
-from torchprof.run.rows import Rows
 from torchprof.run.run import Run
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, OUTSIDE_NAME, PHASES
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, OUTSIDE_NAME
 
 _PEAK, _STEP = "peak", "step"
 _NAMED = 3  # the most layers that are named as the cause
@@ -357,7 +353,8 @@ def _why_unknown(diff: Diff, pair: Pair, quantity: Column, side: int) -> str:
         inside = own if layer is None else _at_or_below(run, layer, quantity.is_self)
         if quantity.measure.lower_bound_if is not None:
             without_shapes = operators_without_shapes(warning for meta in run.metas for warning in meta.warnings)
-            reasons += map(str, about_uncounted(_rows_of(run.rows, inside, quantity.phase), without_shapes))
+            rows = run.rows.only(layer=inside.__contains__, phase=quantity.phase)
+            reasons += map(str, about_uncounted(rows, without_shapes))
         incomplete = incomplete_phases(run).get(() if layer is None else layer.path)
         if incomplete is not None and quantity.phase in incomplete[quantity.is_self]:
             reasons.append("Compiled kernels that may have worked for it count for a layer above it.")
@@ -369,13 +366,6 @@ def _at_or_below(run: Run, layer: Layer, is_self: bool) -> Sequence[int]:
     steps = len(layer.path)
     below = (index for index, other in enumerate(run.layers) if other.path[:steps] == layer.path)
     return [index for index in below if not is_self or len(run.layers[index].path) == steps]
-
-
-def _rows_of(rows: Rows, layers: Sequence[int], phase: str) -> Rows:
-    """The rows of some layers in one phase."""
-    wanted = {(layer, PHASES.index(phase)) for layer in layers}
-    chosen = [place in wanted for place in zip(rows.columns["layer"], rows.columns["phase"])]
-    return replace(rows, columns={name: array("q", compress(values, chosen)) for name, values in rows.columns.items()})
 
 
 def _not_measured(diff: Diff, limit: Limit) -> TorchprofError:

@@ -43,7 +43,7 @@ from torchprof.run.words import (
     PHASES,
     Frame,
     FrameKind,
-    is_left_over,
+    is_of_recording,
     is_overhead,
     is_runtime_call,
     phase_of,
@@ -174,7 +174,7 @@ def measures_of(run: Run) -> Iterator[tuple[str, str]]:
     if "cpu_ns" in meta.measured:
         yield "cpu_ns", "CPU time"
     elif "flops" in meta.measured:
-        yield "flops", "Counted FLOPs" if any(run.rows.columns["uncounted"]) else "FLOPs"
+        yield "flops", "Counted FLOPs" if "uncounted" in run.rows.nonzero else "FLOPs"
 
 
 class LargestPart(NamedTuple):
@@ -325,14 +325,12 @@ def parts_of(run: Run, field: str) -> Parts:
 
 
 def _parts_of(run: Run, field: str) -> Parts:
-    columns = run.rows.columns
-    left_over = [*map(is_left_over, run.rows.frames)]
     names = [(_label(frames), _work(frames)) for frames in run.rows.frames]
-    work_of = {phase: [KindOfWork(phase, *name) for name in names] for phase in set(columns["phase"])}
     parts: Parts = {}
-    for layer, phase, chain, amount in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
-        if amount and not left_over[chain]:
-            part = layer, work_of[phase][chain]
+    sums = run.rows.summed(("layer", "phase", "frames"), field, frames=is_of_recording)
+    for (layer, phase, chain), amount in sums.items():
+        if amount:
+            part = layer, KindOfWork(phase, *names[chain])
             parts[part] = parts.get(part, 0) + amount
     return {part: amount for part, amount in parts.items() if amount > 0}
 
@@ -364,19 +362,16 @@ def _work(frames: Sequence[Frame]) -> str:
 def source_lines(run: Run) -> dict[Where, Counter[str]]:
     """The number of samples of each source line between operators, by place."""
     lines: defaultdict[Where, Counter[str]] = defaultdict(Counter)
-    columns, chains = run.rows.columns, run.rows.frames
-    is_line = [
-        bool(frames)
-        and frames[-1].kind == FrameKind.PYTHON
-        and all(frame.kind == FrameKind.LABEL for frame in frames[:-1])
-        for frames in chains
-    ]
-    if not any(is_line):
-        return {}
-    for layer, phase, chain, samples in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
-        if is_line[chain]:
-            lines[Where(layer, phase, _label(chains[chain]))][chains[chain][-1].name] += samples
+    sampled = run.rows.summed(("layer", "phase", "frames"), "calls", frames=_is_line_between_ops)
+    for (layer, phase, chain), samples in sampled.items():
+        frames = run.rows.frames[chain]
+        lines[Where(layer, phase, _label(frames))][frames[-1].name] += samples
     return dict(lines)
+
+
+def _is_line_between_ops(frames: Sequence[Frame]) -> bool:
+    *around, last = [frame.kind for frame in frames] or [FrameKind.OP]
+    return last == FrameKind.PYTHON and {*around} <= {FrameKind.LABEL}
 
 
 def most_sampled(seen: Counter[str]) -> tuple[str, float] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, median_low
@@ -204,10 +203,7 @@ class _LayerShares:
         field = "cpu_ns" if replicas.device == "cpu" else "device_ns"
         self._forward = self._times(run, field, (FORWARD,))
         self._backward = self._times(run, field, (BACKWARD, RECOMPUTE))
-        self._loss: Counter[int] = Counter()  # by rank
-        for layer, phase, rank, ns in zip(*(run.rows.columns[name] for name in ("layer", "phase", "rank", field))):
-            if layer < 0 and PHASES[phase] == BACKWARD:
-                self._loss[rank] += ns
+        self._loss = run.rows.summed("rank", field, layer=lambda layer: layer < 0, phase=BACKWARD)
 
     def _times(self, run: Run, field: str, phases: Sequence[str]) -> list[int]:
         """The time of each layer with all layers below it."""
@@ -222,7 +218,7 @@ class _LayerShares:
         times = self._forward if what == "F" else self._backward
         whole = times[stage.root]
         if stage.stage == self._last and what != "F":
-            whole += sum(self._loss[rank] for rank in stage.ranks)
+            whole += sum(self._loss.get(rank, 0) for rank in stage.ranks)
         return sum(times[layer] for layer in layers) / whole if whole > 0 else None
 
 
