@@ -114,7 +114,7 @@ def summed_over(run: Run) -> str:
     steps = max(meta.marked_steps for meta in run.metas)
     if steps > 1:
         return f"{steps} steps"
-    roots = [index for index, layer in enumerate(run.layers) if len(layer.path) == 1]
+    roots = run.layers.roots
     calls = sum(map(run.rows.forward_calls, roots))
     models = run.layers[roots[0]].name if len(roots) == 1 else "the models"
     return f"{calls} calls of {models}" if calls > 1 else ""

@@ -86,7 +86,7 @@ def ns_behind_the_cpu(run: Run, meta: Meta) -> float:
     steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, meta.rank, "cpu", "step_ns"))
     if steps is None or "device_ns" not in meta.measured:
         return 0
-    wholes = {OUTSIDE, NOT_SELECTED, *(number for number, layer in enumerate(run.layers) if len(layer.path) == 1)}
+    wholes = {OUTSIDE, NOT_SELECTED, *run.layers.roots}
     launched: Counter[str] = Counter()
     for key, spread in run.samples.items():
         if key.measure == "step_device_ns" and key.rank == meta.rank and key.layer in wholes:

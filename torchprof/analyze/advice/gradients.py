@@ -45,16 +45,13 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     if RECOMPUTE not in evidence.run.phases():
         return
     layers = evidence.run.layers
-    numbers = layers.index_of
     calls: dict[int, int] = {}
     for key, spread in evidence.samples("cpu_ns"):
         if key.phase == RECOMPUTE and key.layer >= 0:
             calls[key.layer] = calls.get(key.layer, 0) + spread.count
     times: dict[int, int] = {}
     for layer, took in evidence.took(always, phases=(RECOMPUTE,)).items():
-        path = layers[layer].path if layer >= 0 else ()
-        above = (numbers.get(path[:steps], -1) for steps in range(1, len(path) + 1))
-        outermost = next((number for number in above if number in calls), None)
+        outermost = next((number for number in layers.lineage(layer) if number in calls), None)
         if outermost is not None:
             times[outermost] = times.get(outermost, 0) + evidence.time_of(took)
     if sum(times.values()) <= _SHARE * evidence.recorded_ns:
@@ -195,10 +192,8 @@ def _trained(layers: Layers, called: Collection[int]) -> set[int]:
         if any(map(_is_trained, (layer, *at_other_paths))) or (
             layer.params == 0 and not layer.shared_with and layer.kind in kinds
         ):
-            path = layer.path
-            while numbers.get(path, -1) not in called and len(path) > 1:
-                path = path[:-1]
-            trained.add(numbers.get(path, number))
+            lineage = layers.lineage(number)
+            trained.add(next((above for above in reversed(lineage) if above in called), lineage[0]))
     return trained
 
 

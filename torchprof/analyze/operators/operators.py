@@ -235,12 +235,7 @@ def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
 
 def _at_or_below(run: Run, path: Any) -> Set[int]:
     """The layers that a path names and all layers below them, by index."""
-    tops = {run.layers[number].path for number in find(path, [(layer.path,) for layer in run.layers])}
-    chosen = {
-        number
-        for number, layer in enumerate(run.layers)
-        if any(layer.path[:steps] in tops for steps in range(1, len(layer.path) + 1))
-    }
+    chosen = run.layers.at_or_below(find(path, [(layer.path,) for layer in run.layers]))
     selected = run.meta.paths
     if selected is not None and not any(run.layers[number].path in selected for number in chosen):
         raise TorchprofError(

@@ -34,7 +34,7 @@ def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int]) -> dict[st
     ``quantiles``: a table, if not all ranks are on the page. A layer that is not on the page has the node None.
     """
     balance = balance_of(compared)
-    node_of = {layer.path: nodes[index] for index, layer in enumerate(run.layers)}
+    node_of = {path: nodes[index] for path, index in run.layers.index_of.items()}
     node_of |= {(name,): nodes[index] for index, name in NO_LAYERS.items()}
 
     page_nodes = {
