@@ -98,7 +98,7 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
     if not idle:
         return
     params = tree.roll_up([layer.params != 0 for layer in layers])
-    with_ops = _layers_with(ON_PARAMETERS, rows)
+    with_ops = rows.summed("layer", "calls", frames=lambda chain: any(frame.name in ON_PARAMETERS for frame in chain))
     tied = {(layers[index].kind, layers[index].settings) for index in called if layers[index].tied}
 
     def matters(index: int) -> bool:
@@ -124,11 +124,6 @@ def about_exported(layers: Sequence[Layer], called: Set[int]) -> Iterator[RunWar
     ]
     if modules:
         yield RunWarning.of("exported", modules)
-
-
-def _layers_with(operators: Set[str], rows: Rows) -> set[int]:
-    """The layers with rows of any of these operators."""
-    return {*rows.summed("layer", "calls", frames=lambda chain: any(frame.name in operators for frame in chain))}
 
 
 def about_callers(
