@@ -7,17 +7,7 @@ from collections.abc import Mapping
 
 from torchprof.run.purposes import COPY, DATA, GARBAGE, OF_NO_LAYER, OPTIMIZER, WAIT, purpose_of
 from torchprof.run.run import Run
-from torchprof.run.words import (
-    BACKWARD,
-    COMPILING,
-    FORWARD,
-    OTHER,
-    OUTSIDE,
-    PHASES,
-    RECOMPUTE,
-    FrameKind,
-    is_of_recording,
-)
+from torchprof.run.words import BACKWARD, COMPILING, FORWARD, OTHER, OUTSIDE, PHASES, RECOMPUTE, FrameKind
 
 _NAMES = {
     DATA: "data",
@@ -63,7 +53,7 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
     chains = run.rows.frames
     compiles = [any(frame.kind == FrameKind.REGION and frame.name == COMPILING for frame in chain) for chain in chains]
     parts: Counter[str] = Counter()
-    sums = run.rows.summed(("layer", "phase", "frames"), field, frames=is_of_recording)
+    sums = run.rows.of_recording.summed(("layer", "phase", "frames"), field)
     for (layer, phase, chain), ns in sums.items():
         if compiles[chain]:
             parts[COMPILING_PART] += ns

@@ -29,7 +29,6 @@ from torchprof.run.words import (
     FrameKind,
     is_generated,
     is_left_over,
-    is_of_recording,
 )
 
 _SLOW_START = 2  # the first call over the mean of the later calls: above this it is a warning
@@ -177,8 +176,7 @@ def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[RunWarning
     ``without_shapes``: the operators that have a formula, but were recorded without shapes.
     """
     works: dict[tuple[str, str], _UncountedWork] = {}
-    # Work launched before the recording is not part of the sums.
-    for (layer, chain), uncounted in rows.summed(("layer", "frames"), "uncounted", frames=is_of_recording).items():
+    for (layer, chain), uncounted in rows.of_recording.summed(("layer", "frames"), "uncounted").items():
         frames = rows.frames[chain]
         if frames and uncounted:  # rows without frames are Python's time: no FLOPs
             reason = _reason(frames, without_shapes)

@@ -11,7 +11,7 @@ from torchprof.run.run import Run
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.torch_names import ON_PARAMETERS
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind, is_of_recording
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind
 
 _CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # a jump up to this share of the time, or up to this time, is no warning
 _CALLS_MATTER = 0.01  # the share of the recorded time in calls that bypass a layer: from this on it is a warning
@@ -181,7 +181,7 @@ def about_shapes(rows: Rows, has_formula: Callable[[str], bool]) -> Iterator[Run
     ``has_formula(name)``: whether an operator is counted if its shapes are recorded. The number and layers of the calls
     follow from the run.
     """
-    uncounted = rows.summed("frames", "uncounted", frames=is_of_recording)
+    uncounted = rows.of_recording.summed("frames", "uncounted")
     last = (rows.frames[chain][-1] for chain, calls in uncounted.items() if calls)
     without = {
         name: None

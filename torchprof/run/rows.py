@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import compress, groupby, product
-from operator import add, and_, eq
+from itertools import compress, count, groupby, product
+from operator import add, eq
 from typing import Any, NamedTuple, overload
 
 from torchprof.run.checked_json import demand, demand_layer, read_as, read_columns, read_list
 from torchprof.run.collectives import shows_collective
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.words import FORWARD, NOT_SELECTED, PHASES, Frame, FrameKind, Signature, is_of_recording, phase_of
+from torchprof.run.words import FORWARD, NOT_SELECTED, PHASES, Frame, FrameKind, Signature, is_left_over, phase_of
 
 
 def compacted(
@@ -321,7 +321,7 @@ class Rows(Sequence[Row]):
             return self.columns[name] if chosen is None else compress(self.columns[name], chosen)
 
         keys: list[Any] = list(column(by) if isinstance(by, str) else zip(*map(column, by)))
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        numbers = dict(zip(dict.fromkeys(keys), count()))
         groups = [*map(numbers.__getitem__, keys)]
         sums = []
         for name in (of,) if isinstance(of, str) else of:
@@ -345,21 +345,30 @@ class Rows(Sequence[Row]):
         columns = {name: array("q", compress(column, chosen)) for name, column in self.columns.items()}
         return replace(self, columns=columns)
 
-    def _chosen(self, where: Mapping[str, Any]) -> list[bool] | None:
-        """Whether ``where`` holds of each row; None if it holds of all."""
-        chosen = None
+    @property
+    def of_recording(self) -> Rows:
+        """Without device work that was launched before the recording began."""
+        return self if self._of_recording is None else self._of_recording
+
+    @cached_property
+    def _of_recording(self) -> Rows | None:
+        """None if that is all: with a reference to itself, it would live until a garbage collection."""
+        rows = self.only(frames=lambda frames: not is_left_over(frames))
+        return None if rows is self else rows
+
+    def _chosen(self, where: Mapping[str, Any]) -> list[Any] | None:
+        """For each row a value that is true if ``where`` holds of it; None if it holds of all."""
+        chosen: list[Any] | None = None
         for name, wanted in where.items():
             if wanted is None:
                 continue
             holds = wanted if callable(wanted) else partial(eq, wanted)
             column, table = self.columns[name], {"phase": PHASES, **self._tables}.get(name)
-            if table is None:
-                known = {number: bool(holds(number)) for number in set(column)}
-            else:
-                known = {number: bool(holds(value)) for number, value in enumerate(table)}
+            numbers = set(column) if table is None else range(len(table))
+            known = dict(zip(numbers, map(holds, numbers if table is None else table)))
             if not all(known.values()):
                 here = map(known.__getitem__, column)
-                chosen = [*here] if chosen is None else [*map(and_, chosen, here)]
+                chosen = [*here] if chosen is None else [before and now for before, now in zip(chosen, here)]
         return chosen
 
     @cached_property
@@ -377,7 +386,7 @@ class Rows(Sequence[Row]):
         began is left out."""
         place = ("layer", "phase")
         calls = self.summed(place, "calls", frames=())
-        costs = self.summed(place, FIELDS, frames=is_of_recording)
+        costs = self.of_recording.summed(place, FIELDS)
         return {key: (Cost(*cost), calls.get(key, 0)) for key, cost in costs.items()}
 
 

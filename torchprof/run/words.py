@@ -189,11 +189,6 @@ def is_left_over(frames: Sequence[Frame]) -> bool:
     return bool(frames) and frames[0].name == LAUNCHED_BEFORE and frames[0].kind == FrameKind.LABEL
 
 
-def is_of_recording(frames: Sequence[Frame]) -> bool:
-    """Whether a row with these frames is work of the recording: it was not launched before."""
-    return not is_left_over(frames)
-
-
 def phase_of(layer: int, phase: str) -> str:
     """The phase of work by the index of its layer: ``OTHER`` in place of forward for work outside all layers. In sums,
     columns and filters by phase it is with the forward."""

@@ -13,7 +13,7 @@ from torchprof.analyze.pipeline.splits import Judged, judged_pipelines
 from torchprof.analyze.records import layer_name
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind, is_of_recording
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind
 
 _GENERATES = 10
 _WITH_RECOMPUTE = (PHASES.index(FORWARD), PHASES.index(RECOMPUTE))
@@ -221,8 +221,8 @@ class Evidence:
         """By chain: the sums of its rows by layer and phase, without work launched before the recording."""
         rows_of: defaultdict[int, list[MatchingRow]] = defaultdict(list)
         measures = ("calls", "cpu_ns", "device_ns", "cpu_allocated", "device_allocated")
-        rows = self.run.rows
-        sums = rows.summed(("frames", "layer", "phase"), measures, frames=is_of_recording)
+        rows = self.run.rows.of_recording
+        sums = rows.summed(("frames", "layer", "phase"), measures)
         for (chain, layer, phase), (calls, cpu_ns, device_ns, *allocated) in sums.items():
             row = MatchingRow(layer, PHASES[phase], rows.frames[chain], calls, cpu_ns, device_ns, sum(allocated))
             rows_of[chain].append(row)

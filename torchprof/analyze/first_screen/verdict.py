@@ -26,7 +26,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.torch_names import CONVOLUTIONS, FACTORS
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, Frame, FrameKind, is_of_recording
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, Frame, FrameKind
 
 FIRST_SHARE = 0.03
 """A finding with a smaller gain is not on the first screen."""
@@ -290,7 +290,7 @@ def _has_product(frames: Iterable[Frame]) -> bool:
 def _bound(run: Run) -> str:
     """How much of the time are products, which only less work or a faster format makes shorter."""
     field = next(measures_of(run), ("cpu_ns", ""))[0]
-    whole = run.rows.total(field, frames=is_of_recording)
+    whole = run.rows.of_recording.total(field)
     ns = run.rows.total(field, frames=_has_product)
     if whole <= 0 or ns < _MOST * whole:
         return ""

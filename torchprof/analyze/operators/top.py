@@ -43,7 +43,6 @@ from torchprof.run.words import (
     PHASES,
     Frame,
     FrameKind,
-    is_of_recording,
     is_overhead,
     is_runtime_call,
     phase_of,
@@ -327,7 +326,7 @@ def parts_of(run: Run, field: str) -> Parts:
 def _parts_of(run: Run, field: str) -> Parts:
     names = [(_label(frames), _work(frames)) for frames in run.rows.frames]
     parts: Parts = {}
-    sums = run.rows.summed(("layer", "phase", "frames"), field, frames=is_of_recording)
+    sums = run.rows.of_recording.summed(("layer", "phase", "frames"), field)
     for (layer, phase, chain), amount in sums.items():
         if amount:
             part = layer, KindOfWork(phase, *names[chain])
