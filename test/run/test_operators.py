@@ -169,6 +169,39 @@ def test_sums_of_random_rows_are_those_of_the_definition(lines: list[tuple[Any, 
     check_operators(run)
 
 
+@examples(100)
+@given(st.lists(rows, min_size=1, max_size=12))
+def test_rows_are_summed_by_any_of_their_columns(lines: list[tuple[Any, ...]]) -> None:
+    table = run_of(lines).rows
+    asked: list[tuple[Frame, ...]] = []
+
+    def is_call_of_op(frames: tuple[Frame, ...]) -> bool:
+        asked.append(frames)
+        return bool(frames) and frames[-1].kind == "op"
+
+    columns = table.columns
+    wanted = [
+        number
+        for number, (phase, chain) in enumerate(zip(columns["phase"], columns["frames"]))
+        if PHASES[phase] == "forward" and is_call_of_op(table.frames[chain])
+    ]
+    by_device: dict[tuple[int, int], tuple[int, int]] = {}
+    by_layer: dict[int, int] = {}
+    for number in wanted:
+        layer, calls, cpu_ns = (columns[name][number] for name in ("layer", "calls", "cpu_ns"))
+        before = by_device.get((layer, columns["device"][number]), (0, 0))
+        by_device[layer, columns["device"][number]] = before[0] + calls, before[1] + cpu_ns
+        by_layer[layer] = by_layer.get(layer, 0) + columns["flops"][number]
+    asked.clear()
+    chosen: dict[str, Any] = {"phase": "forward", "frames": is_call_of_op, "device": None}
+    summed = table.summed(("layer", "device"), ("calls", "cpu_ns"), **chosen)
+    assert asked == [*table.frames], "a predicate is called once for each value"
+    assert [*summed.items()] == [*by_device.items()]
+    assert [*table.summed("layer", "flops", **chosen).items()] == [*by_layer.items()]
+    assert table.total("calls", **chosen) == sum(columns["calls"][number] for number in wanted)
+    assert [*table.only(**chosen)] == [table[number] for number in wanted]
+
+
 def test_parts_are_the_calls_inside_counted_operators() -> None:
     lines = [
         row(1, op("linear"), op("addmm"), calls=3, flops=8),

@@ -61,7 +61,7 @@ def _refuse_unknown(run: Run) -> None:
         raise TorchprofError(
             f"This run has no device times: {kind} was requested, but could not be recorded. run.warnings says why."
         )
-    if not run.device_times and any(run.rows.columns["device_ns"]):
+    if not run.device_times and "device_ns" in run.rows.nonzero:
         raise TorchprofError(
             'This run has no times by stream. run.report("kernels") says how long its device was busy.'
         )

@@ -9,7 +9,7 @@ from itertools import pairwise
 from torchprof.analyze.compiled.regions import may_be_of_layers_below
 from torchprof.run.cost import NO_COST, Bound, Cost, Figure, Measure, Unit
 from torchprof.run.run import Node, Run
-from torchprof.run.words import FORWARD, PHASES, Frame, FrameKind
+from torchprof.run.words import PHASES, Frame, FrameKind
 
 _PREPARES = ("aten::empty", "aten::copy_", "aten::clone")
 """Prefixes of the ops with which a compiled graph prepares its inputs and results. No layer calls them."""
@@ -150,17 +150,12 @@ def incomplete_phases(run: Run) -> dict[tuple[str, ...], tuple[Set[str], Set[str
     are kernels that could not be attributed: a kernel of a region may belong to any layer that was compiled into the
     region, but counts for the region's layer.
     """
-    columns = run.rows.columns
-    groups = [_group_of_kernels(chain) for chain in run.rows.frames]
-    if not any(groups):
-        return {}
     incomplete: dict[tuple[str, ...], tuple[set[str], set[str]]] = {}
-    for layer, phase, shared, chain in set(zip(*(columns[name] for name in ("layer", "phase", "shared", "frames")))):
-        group = groups[chain]
-        if group is None:
-            continue
+    places = run.rows.summed(("layer", "phase", "shared", "frames"), "calls", frames=_group_of_kernels)
+    for layer, phase, shared, chain in places:
+        group = _group_of_kernels(run.rows.frames[chain])
         above = run.layers[layer].path if layer >= 0 else ()
-        by = _inlined_below(run, above) if may_be_of_layers_below(group) else run.rows.shared[shared]
+        by = _inlined_below(run, layer) if group and may_be_of_layers_below(group) else run.rows.shared[shared]
         for index in by:
             path = run.layers[index].path
             for steps in range(len(above) + 1, len(path) + 1):
@@ -179,14 +174,7 @@ def _group_of_kernels(frames: Sequence[Frame]) -> Frame | None:
     return None
 
 
-def _inlined_below(run: Run, above: tuple[str, ...]) -> Collection[int]:
-    """The layers below a path that were compiled into code around them."""
-    forward = PHASES.index(FORWARD)
-    return [
-        index
-        for index, layer in enumerate(run.layers)
-        if layer.compiled
-        and len(layer.path) > len(above)
-        and layer.path[: len(above)] == above
-        and not run.rows.by_layer.get((index, forward), (None, 0))[1]
-    ]
+def _inlined_below(run: Run, above: int) -> Collection[int]:
+    """The layers below a layer, of all if it is negative, that were compiled into code around them."""
+    below = range(len(run.layers)) if above < 0 else run.layers.at_or_below({above}) - {above}
+    return [index for index in below if run.layers[index].compiled and not run.rows.forward_calls(index)]

@@ -113,7 +113,7 @@ def summed_over(run: Run) -> str:
     steps = max(meta.marked_steps for meta in run.metas)
     if steps > 1:
         return f"{steps} steps"
-    roots = [index for index, layer in enumerate(run.layers) if len(layer.path) == 1]
+    roots = run.layers.roots
     calls = sum(map(run.rows.forward_calls, roots))
     models = run.layers[roots[0]].name if len(roots) == 1 else "the models"
     return f"{calls} calls of {models}" if calls > 1 else ""
@@ -122,7 +122,7 @@ def summed_over(run: Run) -> str:
 def about_flops(run: Run) -> Iterator[str]:
     """A sentence if MACs and FLOPs in tables are sums over several calls or steps."""
     over = summed_over(run)
-    if over and any(run.rows.columns["flops"]):
+    if over and "flops" in run.rows.nonzero:
         yield f"MACs and FLOPs are summed over {over}."
 
 

@@ -34,9 +34,8 @@ def stacks(run: Run, measure: str) -> dict[tuple[int, str], Counter[Stack]]:
     paths: list[Stack] = [run.layers.lineage(index) for index in range(len(run.layers))]
     chains = [tuple(frame._replace(signature=None) for frame in frames) for frames in run.rows.frames]
     sums_of: dict[tuple[int, str], Counter[Stack]] = {}
-    columns = run.rows.columns
-    keys = zip(*(columns[name] for name in ("rank", "phase", "layer", "within", "frames", measure)))
-    for rank, phase, layer, within, chain, value in keys:
+    sums = run.rows.summed(("rank", "phase", "layer", "within", "frames"), measure)
+    for (rank, phase, layer, within, chain), value in sums.items():
         if value:
             path = paths[layer] if layer >= 0 else (layer,)
             if run.rows.within[within]:

@@ -82,17 +82,15 @@ def ns_behind_the_cpu(run: Run, meta: Meta) -> float:
     steps = run.samples.get(SampleKey(OUTSIDE, FORWARD, meta.rank, "cpu", "step_ns"))
     if steps is None or "device_ns" not in meta.measured:
         return 0
-    wholes = {OUTSIDE, NOT_SELECTED, *(number for number, layer in enumerate(run.layers) if len(layer.path) == 1)}
+    wholes = {OUTSIDE, NOT_SELECTED, *run.layers.roots}
     launched: Counter[str] = Counter()
     for key, spread in run.samples.items():
         if key.measure == "step_device_ns" and key.rank == meta.rank and key.layer in wholes:
             launched[key.device] += spread.sum
-    columns, devices = run.rows.columns, run.rows.devices
-    all_work: Counter[str] = Counter()
-    for device, rank, ns in zip(columns["device"], columns["rank"], columns["device_ns"]):
-        if ns and rank == meta.rank:
-            all_work[devices[device]] += ns
-    of_device = (launched[name] * min(1, ns / all_work[name]) for name, ns in meta.busy_ns if all_work[name])
+    all_work = {
+        run.rows.devices[device]: ns for device, ns in run.rows.summed("device", "device_ns", rank=meta.rank).items()
+    }
+    of_device = (launched[name] * min(1, ns / all_work[name]) for name, ns in meta.busy_ns if all_work.get(name))
     behind = max(of_device, default=0) / steps.count
     return behind if behind > _AHEAD * steps.sum / steps.count else 0
 

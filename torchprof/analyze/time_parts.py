@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torchprof.run.purposes import COPY, DATA, GARBAGE, OF_NO_LAYER, OPTIMIZER, WAIT, purpose_of
 from torchprof.run.run import Run
-from torchprof.run.words import BACKWARD, COMPILING, FORWARD, OTHER, OUTSIDE, PHASES, RECOMPUTE, FrameKind, is_left_over
+from torchprof.run.words import BACKWARD, COMPILING, FORWARD, OTHER, OUTSIDE, PHASES, RECOMPUTE, FrameKind
 
 _NAMES = {
     DATA: "data",
@@ -50,26 +50,17 @@ def time_parts(run: Run, field: str) -> dict[str, int]:
     Forward on the CPU is divided: without gradients, as in evaluation, if the run has backward; and without backward
     the first call of the model, if it took much longer than the others, as the prompt of a language model does. In a
     pipeline, waiting for other stages is a part of its own."""
-    columns = run.rows.columns
     chains = run.rows.frames
-    names: dict[tuple[int, int], str] = {}  # by phase and chain of frames, outside all layers
-    left_over = [*map(is_left_over, chains)]
     compiles = [any(frame.kind == FrameKind.REGION and frame.name == COMPILING for frame in chain) for chain in chains]
     parts: Counter[str] = Counter()
-    for (layer, phase), (cost, _) in run.rows.by_layer.items():
-        parts[PHASES[phase]] += getattr(cost, field) if layer != OUTSIDE else 0
-    for row, (layer, chain) in enumerate(zip(columns["layer"], columns["frames"])):
-        if left_over[chain] or not (layer == OUTSIDE or compiles[chain]):
-            continue
-        phase, ns = columns["phase"][row], columns[field][row]
+    sums = run.rows.of_recording.summed(("layer", "phase", "frames"), field)
+    for (layer, phase, chain), ns in sums.items():
         if compiles[chain]:
             parts[COMPILING_PART] += ns
-            parts[PHASES[phase]] -= ns if layer != OUTSIDE else 0
-            continue
-        name = names.get((phase, chain))
-        if name is None:
-            name = names[phase, chain] = _NAMES.get(purpose_of(PHASES[phase], chains[chain]), OTHER)
-        parts[name] += ns
+        elif layer != OUTSIDE:
+            parts[PHASES[phase]] += ns
+        else:
+            parts[_NAMES.get(purpose_of(PHASES[phase], chains[chain]), OTHER)] += ns
     if field == "cpu_ns":
         no_grad = sum(spread.sum for key, spread in run.samples.items() if key.measure == "no_grad_ns")
         parts[NO_GRAD] = min(no_grad, parts[FORWARD])

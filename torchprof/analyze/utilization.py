@@ -54,17 +54,19 @@ def dtype_of_most_macs(run: Run, model: str | None = None) -> str | None:
 
     None if no MACs were counted; "" if the type is unknown.
     """
-    columns, frames = run.rows.columns, run.rows.frames
+
+    def is_counted(layer: int) -> bool:
+        return layer >= 0 and model in (None, run.layers[layer].path[0])
+
     macs: Counter[str] = Counter()
-    for layer, chain, count in zip(columns["layer"], columns["frames"], columns["macs"]):
-        signature = frames[chain][-1].signature if count and layer >= 0 and frames[chain] else None
-        if signature is not None and model in (None, run.layers[layer].path[0]):
-            macs[next((_DTYPES[dtype] for dtype in signature.dtypes if dtype in _DTYPES), "")] += count
+    for chain, count in run.rows.summed("frames", "macs", layer=is_counted).items():
+        frames = run.rows.frames[chain]
+        if count and frames and frames[-1].signature is not None:
+            dtypes = frames[-1].signature.dtypes
+            macs[next((_DTYPES[dtype] for dtype in dtypes if dtype in _DTYPES), "")] += count
     return macs.most_common(1)[0][0] if macs else None
 
 
 def _devices_used(run: Run, rank: int) -> int:
     """How many devices a rank used, the CPU not counted."""
-    columns = run.rows.columns
-    used = zip(columns["rank"], columns["device"], columns["device_ns"])
-    return len({device for of_rank, device, ns in used if ns and of_rank == rank})
+    return sum(map(bool, run.rows.summed("device", "device_ns", rank=rank).values()))

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD, PHASES, FrameKind
+from torchprof.run.words import FORWARD, FrameKind
 
 _Path = tuple[str, ...]
 
@@ -72,14 +72,12 @@ def _state(groups: Iterable[Counter[object]], calls: int) -> bool | None:
 def _counts(run: Run) -> tuple[Counter[int], set[int], dict[tuple[int, object], Counter[object]]]:
     """In forward: the calls of each layer; the layers in which operators ran; and the calls of each operator by shapes,
     keyed by its layer and the names of the operators around it."""
-    columns = run.rows.columns
     names = [tuple((frame.kind, frame.name) for frame in chain) for chain in run.rows.frames]
-    forward = PHASES.index(FORWARD)
     calls: Counter[int] = Counter()
     ran: set[int] = set()
     counts: defaultdict[tuple[int, object], Counter[object]] = defaultdict(Counter)
-    for layer, phase, chain, count in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
-        if phase != forward or layer < 0:
+    for (layer, chain), count in run.rows.summed(("layer", "frames"), "calls", phase=FORWARD).items():
+        if layer < 0:
             continue
         frames = run.rows.frames[chain]
         if not frames:

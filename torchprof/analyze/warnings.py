@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
-from itertools import compress
 from pathlib import PurePath
 
 from torchprof.analyze.compiled.regions import compiled_in
@@ -110,14 +109,14 @@ def about_start(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
 
 def about_left_over(run: Run) -> Iterator[RunWarning]:
     """Device work that was launched before the recording began."""
-    columns = run.rows.columns
-    left_over = [*map(is_left_over, run.rows.frames)]
-    is_left = map(left_over.__getitem__, columns["frames"])
-    kernels = sum(compress(columns["calls"], is_left)) if any(left_over) else 0
+    kernels = run.rows.total("calls", frames=is_left_over)
     if kernels:
-        ns, device = run.left_over.device_ns, run.meta.device_heading
         yield RunWarning.of(
-            "launched_before", kernels=kernels, device=device, device_ns=ns, all_ns=sum(columns["device_ns"])
+            "launched_before",
+            kernels=kernels,
+            device=run.meta.device_heading,
+            device_ns=run.left_over.device_ns,
+            all_ns=run.rows.total("device_ns"),
         )
 
 
@@ -171,16 +170,13 @@ def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[RunWarning
     ``without_shapes``: the operators that have a formula, but were recorded without shapes.
     """
     works: dict[tuple[str, str], _UncountedWork] = {}
-    columns = rows.columns
-    for index in compress(range(len(rows)), columns["uncounted"]):
-        frames, uncounted = rows.frames[columns["frames"][index]], columns["uncounted"][index]
-        # Rows without frames are Python's time: no FLOPs. Work launched before the recording is not part of the sums.
-        if frames and not is_left_over(frames):
+    for (layer, chain), uncounted in rows.of_recording.summed(("layer", "frames"), "uncounted").items():
+        frames = rows.frames[chain]
+        if frames and uncounted:  # rows without frames are Python's time: no FLOPs
             reason = _reason(frames, without_shapes)
             name = frames[-1].name
             work = works.setdefault((reason, name if reason == _OPERATOR else ""), _UncountedWork())
             work.calls[name] += uncounted
-            layer = columns["layer"][index]
             nowhere = OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
             work.layers[rows.layers[layer].name if layer >= 0 else nowhere] = None
     most_first = sorted(works.items(), key=lambda item: -item[1].count)

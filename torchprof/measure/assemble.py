@@ -29,7 +29,7 @@ from torchprof.measure.steps import Steps, with_marks
 from torchprof.measure.timeline import OpenSpans
 from torchprof.measure.warnings import recorded_warnings
 from torchprof.run.cost import FIELDS
-from torchprof.run.layers import Layer, Layers
+from torchprof.run.layers import Layers
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.meta import Compilation, CompiledRegion, Meta
 from torchprof.run.paused_gc import paused_gc
@@ -128,7 +128,7 @@ def _flops_of(recording: Recording) -> Estimate:
 @paused_gc()
 def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     """The run of one recording, without its warnings. Adds to ``recording.observations``."""
-    source, origin, layers = recording.source, recording.origin, recording.layers
+    source, origin, layers = recording.source, recording.origin, Layers.of(recording.layers)
     columns = _columns_of(recording)
     called_from = source.called_from if options.with_stack else None
     group = None if recording.group == NOT_RECORDED else recording.group
@@ -165,30 +165,35 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     attribution.places.close()
     if not options.on_cpu:
         busy.pop("cpu", None)
-    parts: dict[str, Any] = {"samples": samples}
-    for observer in (*observers, *of_steps):
-        for name, value in observer.result().items():
-            parts[name] = parts[name] | value if name in parts else value
-    parts["samples"].update(_without_gradients(recording, plan))
+    parts = _results_of((*observers, *of_steps), {"samples": samples | dict(_without_gradients(recording, plan))})
     _note_end(recording, parts.pop("open", None))
     _note_observations(recording, plan, attribution)
 
     regions = [place for place in places if place.frame is not None and place.frame.kind == FrameKind.REGION]
+    regions_in = {place.layer for place in regions}
     called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls}
-    recording.observations.warnings += _not_compiled(recording, {place.layer for place in regions}, called)
+    recording.observations.warnings += _not_compiled(recording, regions_in, called)
     if regions:
-        layers = _with_inlined(layers, {place.layer for place in regions}, called)
+        layers = _with_inlined(layers, regions_in, called)
         rows = replace(rows, layers=layers)
     meta = replace(
         _meta(recording, plan, options),
-        model=tuple(layer.kind for layer in layers if len(layer.path) == 1 and layer.kind),
+        model=tuple(layers[root].kind for root in layers.roots if layers[root].kind),
         steps=parts.pop("steps", 0),
         step_end=step_end or StepEnd.MARK,
         busy_ns=tuple(sorted(busy.items())),
         regions=(ran := _regions_that_ran(recording, regions)),
         compilations=_compilations_of(recording, ran),
     )
-    return Run((meta,), Layers.of(layers), rows, **parts)
+    return Run((meta,), layers, rows, **parts)
+
+
+def _results_of(observers: Iterable[Observer], parts: dict[str, Any]) -> dict[str, Any]:
+    """These parts of a run with the results of observers, joined as ``Observer.result`` says."""
+    for observer in observers:
+        for name, value in observer.result().items():
+            parts[name] = parts[name] | value if name in parts else value
+    return parts
 
 
 def _columns_of(recording: Recording) -> EventColumns:
@@ -302,21 +307,17 @@ def _not_compiled(recording: Recording, regions_in: Set[int], called: Set[int]) 
             )
 
 
-def _with_inlined(layers: tuple[Layer, ...], regions_in: Set[int], called: Set[int]) -> tuple[Layer, ...]:
+def _with_inlined(layers: Layers, regions_in: Set[int], called: Set[int]) -> Layers:
     """Set ``compiled`` on the layers without calls that may have run inside compiled code.
 
     These are the layers below a layer that compiled code ran in, or all layers if it ran outside all of them.
     ``regions_in``: the layers that compiled code ran in.
     """
     anywhere = any(index < 0 for index in regions_in)
-    above = {layers[index].path for index in regions_in if index >= 0}
-
-    def may_run(path: tuple[str, ...]) -> bool:
-        return anywhere or any(path[:steps] in above for steps in range(1, len(path)))
-
-    return tuple(
-        replace(layer, compiled=True) if index not in called and may_run(layer.path) else layer
-        for index, layer in enumerate(layers)
+    inside = layers.at_or_below(regions_in)
+    return Layers(
+        replace(layer, compiled=True) if index not in called and (anywhere or above in inside) else layer
+        for index, (layer, above) in enumerate(zip(layers, layers.parent))
     )
 
 

@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from operator import add
 
@@ -29,9 +30,27 @@ _Groups = dict[tuple[Place, OpTree], list[int]]
 _GroupValues = defaultdict[tuple[Place, OpTree], dict[tuple[int, str], list[int]]]
 """What groups have in addition to CPU time and calls: by path and device, a value for each field of ``Cost``."""
 
+_Counts = tuple[int, int, int]
+"""MACs, FLOPs and the number of uncounted calls."""
+
 _DEVICE_NS, _COLLECTIVE_NS, _MACS = map(FIELDS.index, ("device_ns", "collective_ns", "macs"))
 _ALLOCATED = {True: FIELDS.index("cpu_allocated"), False: FIELDS.index("device_allocated")}  # by: is it the CPU
 _FREED = {True: FIELDS.index("cpu_freed"), False: FIELDS.index("device_freed")}
+
+
+@dataclass
+class _Sums:
+    """The sums of all events. ``cpu_ns`` and ``calls``: by index of a place. ``other``: what a place has in addition.
+    ``durations``: the calls of each layer in a phase. ``busy_ns``: by device; the CPU's only if it was timed."""
+
+    cpu_ns: list[int]
+    calls: list[int]
+    other: _Values
+    groups: _Groups
+    of_groups: _GroupValues
+    durations: dict[tuple[int, str], list[_Call]]
+    interruptions: list[_Call]
+    busy_ns: dict[str, int]
 
 
 def fold(
@@ -40,8 +59,8 @@ def fold(
     layers: tuple[Layer, ...],
     rank: int = 0,
     *,
-    counts: Mapping[int, tuple[int, int, int]] | None = None,
-    group_counts: Mapping[tuple[Place, OpTree], Mapping[int, tuple[int, int, int]]] | None = None,
+    counts: Mapping[int, _Counts] | None = None,
+    group_counts: Mapping[tuple[Place, OpTree], Mapping[int, _Counts]] | None = None,
     signatures: Sequence[Signature] = (),
     timed: bool = True,
     recorded_ns: int = 0,
@@ -55,6 +74,25 @@ def fold(
     ``places``: the list that the attribution fills while ``attributed`` is read; the first is outside all layers.
     ``counts`` may fill meanwhile, too: index of a place → MACs, FLOPs, and the number of calls and kernels without a
     formula. ``group_counts``: the same for groups, by the place around them, their tree, and path.
+    """
+    sums = _sums_of(attributed, places, timed)
+    if timed:
+        sums.cpu_ns[0] += max(recorded_ns - sums.busy_ns["cpu"], 0)
+    _add_counts(sums.other, counts or {}, places)
+    for alike, of_group in (group_counts or {}).items():
+        for path, counted in of_group.items():
+            sums.of_groups[alike].setdefault((path, "cpu"), [0] * len(FIELDS))[_MACS : _MACS + 3] = counted
+    rows = _rows(sums, places, layers, rank, signatures)
+    interrupted = _by_thread(sums.interruptions)
+    samples = {
+        SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(_without(interrupted, calls_of))
+        for (layer, phase), calls_of in sorted(sums.durations.items())
+    }
+    return rows, samples, sums.busy_ns
+
+
+def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place], timed: bool) -> _Sums:
+    """The sums of all events.
 
     This function is long because its loop runs for each of perhaps a million events: a call for each would cost more
     than the additions.
@@ -131,24 +169,14 @@ def fold(
     missing = len(places) - len(cpu_ns)
     cpu_ns.extend([0] * missing)
     calls.extend([0] * missing)
-    for place, ns in not_taken.items():
-        cpu_ns[place.index] += ns if timed else 0
-    if not timed:
-        groups = {alike: [times, *[0] * len(ns)] for alike, (times, *ns) in groups.items()}
-    if timed:
-        cpu_ns[0] += max(recorded_ns - covered, 0)
-    _add_counts(other, counts or {}, places)
-    for alike, of_group in (group_counts or {}).items():
-        for path, of_path in of_group.items():
-            of_groups[alike].setdefault((path, "cpu"), [0] * len(FIELDS))[_MACS : _MACS + 3] = of_path
-    rows = _rows(cpu_ns, calls, groups, of_groups, other, places, layers, rank, signatures)
-    interrupted = _by_thread(interruptions)
-    samples = {
-        SampleKey(layer, phase, rank, "cpu", "cpu_ns"): Spread.of(_without(interrupted, calls_of))
-        for (layer, phase), calls_of in sorted(durations.items())
-    }
     busy_ns = {device: of_device.ns for device, of_device in busy.items()}
-    return rows, samples, {**busy_ns, "cpu": covered} if timed else busy_ns
+    if timed:
+        for place, ns in not_taken.items():
+            cpu_ns[place.index] += ns
+        busy_ns["cpu"] = covered
+    else:
+        groups = {alike: [times, *[0] * len(ns)] for alike, (times, *ns) in groups.items()}
+    return _Sums(cpu_ns, calls, other, groups, of_groups, durations, interruptions, busy_ns)
 
 
 def _add_memory(values: dict[tuple[int, str], list[int]], group: OpGroup) -> None:
@@ -162,7 +190,7 @@ def _add_memory(values: dict[tuple[int, str], list[int]], group: OpGroup) -> Non
             of_path[_FREED[device == "cpu"]] -= nbytes
 
 
-def _add_counts(values: _Values, counts: Mapping[int, tuple[int, int, int]], places: Sequence[Place]) -> None:
+def _add_counts(values: _Values, counts: Mapping[int, _Counts], places: Sequence[Place]) -> None:
     """Add MACs, FLOPs and uncounted calls. Those of a kernel belong to its device: its place has no row of the CPU."""
     device_of: dict[int, str] = dict(values.keys())
     for index, counted in counts.items():
@@ -195,32 +223,23 @@ def _without(
 
 
 def _rows(
-    cpu_ns: list[int],
-    calls: Sequence[int],
-    groups: _Groups,
-    of_groups: _GroupValues,
-    other: _Values,
-    places: Sequence[Place],
-    layers: tuple[Layer, ...],
-    rank: int,
-    signatures: Sequence[Signature],
+    sums: _Sums, places: Sequence[Place], layers: tuple[Layer, ...], rank: int, signatures: Sequence[Signature]
 ) -> Rows:
-    """The rows of these values; places that differ only in what rows do not keep become one row."""
+    """The rows of these sums; places that differ only in what rows do not keep become one row."""
     chains, chain_of, arounds, within_of = _surroundings(places, signatures)
     inner: dict[int, list[tuple[OpTree, int, list[int]]]] = {}  # by index of a place: tree, times, ns by path
-    for alike, (times, *taken) in groups.items():
-        place, tree = alike
+    for (place, tree), (times, *taken) in sums.groups.items():
         own_ns = tree.self_ns(taken)
-        cpu_ns[place.index] += own_ns[0]
+        sums.cpu_ns[place.index] += own_ns[0]
         inner.setdefault(place.index, []).append((tree, times, own_ns))
     on_devices: dict[int, list[tuple[str, list[int]]]] = {}
-    for (index, device), values in sorted(other.items()):
+    for (index, device), values in sorted(sums.other.items()):
         on_devices.setdefault(index, []).append((device, values))
     lines = _Lines()
     chains_of: dict[tuple[int, OpTree], list[int]] = {}  # of the paths of a tree inside a place with this chain
     shares: dict[tuple[int, ...], int] = {(): 0}
     phases = {phase: number for number, phase in enumerate(PHASES)}
-    for place, ns, called in zip(places, cpu_ns, calls):
+    for place, ns, called in zip(places, sums.cpu_ns, sums.calls):
         index = place.index
         trees = inner.get(index, ())
         if not (ns or called or trees or index in on_devices):
@@ -234,7 +253,7 @@ def _rows(
             if inside is None:
                 inside = chains_of[chain, tree] = _chains_inside(chains, chain, tree, signatures)
             lines.add(home, "cpu", inside[1:], [times * calls_in_one for calls_in_one in tree.calls[1:]], own_ns[1:])
-            for (path, device), costs in of_groups.get((place, tree), {}).items():
+            for (path, device), costs in sums.of_groups.get((place, tree), {}).items():
                 lines.add_costs(home, device, inside[path], 0, costs)
         for device, (*costs, called) in on_devices.get(index, ()):
             lines.add_costs(home, device, chain, called, costs)

@@ -70,7 +70,8 @@ class Steps:
         return max(len(self._starts) - 1, 0)
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on, and add up the time of each step."""
+        """Pass all events on, and add up the time of each step. It is one loop, because a call for each event would
+        take longer than the additions."""
         self_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step; by place in ``alike``
         last: dict[int, Attributed] = {}  # by thread: the range that began last
         bare: set[Place] = set()  # the user's labels outside all layers: self time in them has no known purpose
@@ -95,18 +96,16 @@ class Steps:
                 elif kind is step:
                     time = event.end_ns
                     beyond = _beyond(time, last.values(), alike)
-                    for inside, rest in beyond.items():
-                        self_ns[inside] -= rest
-                    rest = max(until - time, 0)
+                    rest, covered_rest = max(until - time, 0), max(covered_until - time, 0)
                     if self._starts:
-                        lasted = time - self._starts[-1]
-                        idle = max(lasted - covered + max(covered_until - time, 0), 0)
-                        self._end_step(self_ns, bare, explained - rest, lasted, idle)
+                        for inside, ns_beyond in beyond.items():
+                            self_ns[inside] -= ns_beyond
+                        self._end_step(time, self_ns, bare, explained - rest, covered - covered_rest)
                         closure.move(self._outside[-1])
                     if self._from_first_mark:
                         self._starts.append(time)
                     self._from_first_mark = True
-                    self_ns, explained, covered = beyond, rest, max(covered_until - time, 0)
+                    self_ns, explained, covered = beyond, rest, covered_rest
                 elif kind is not memory and kind is not stopped and kind is not sample:
                     end = start + ns
                     part = parts[place] if kind is user_label else OTHER_NS
@@ -154,11 +153,11 @@ class Steps:
             launched.pop(0, None)
         return ()
 
-    def _end_step(self, self_ns: dict[Place, int], bare: set[Place], explained: int, lasted: int, idle: int) -> None:
-        """Add up a step that took ``lasted`` ns; ``bare`` and ``explained`` as in ``observe``. ``idle``: the time in
-        which no range was open."""
+    def _end_step(self, end: int, self_ns: dict[Place, int], bare: set[Place], explained: int, covered: int) -> None:
+        """Add up a step; its variables are those of ``observe``."""
+        lasted = end - self._starts[-1]
         own_ns: defaultdict[tuple[int, str], int] = defaultdict(int)
-        own_ns[OUTSIDE, FORWARD] = idle
+        own_ns[OUTSIDE, FORWARD] = max(lasted - covered, 0)  # no range was open
         parts: defaultdict[str, int] = defaultdict(int)
         overlap = -explained
         for place, ns in self_ns.items():

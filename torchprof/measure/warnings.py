@@ -11,7 +11,7 @@ from torchprof.run.run import Run
 from torchprof.run.sentences import WITHOUT_SHAPES
 from torchprof.run.torch_names import ON_PARAMETERS
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind, is_left_over
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, FrameKind
 
 _CLOCK_JUMP, _CLOCK_JUMP_NS = 0.01, 1_000_000  # a jump up to this share of the time, or up to this time, is no warning
 _CALLS_MATTER = 0.01  # the share of the recorded time in calls that bypass a layer: from this on it is a warning
@@ -47,10 +47,7 @@ def _has_formula(operator: str) -> bool:
 
 def own_ns_of_layers(rows: Rows) -> int:
     """The self time of all labelled ranges, between ops. It includes the cost of the labels."""
-    of_range = [not frames for frames in rows.frames]
-    columns = rows.columns
-    lines = zip(columns["layer"], columns["frames"], columns["cpu_ns"])
-    return sum(ns for layer, chain, ns in lines if layer != OUTSIDE and of_range[chain])
+    return rows.total("cpu_ns", layer=lambda layer: layer != OUTSIDE, frames=())
 
 
 def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[RunWarning]:
@@ -101,7 +98,7 @@ def about_uncalled(rows: Rows, layers: Sequence[Layer], called: Set[int], silent
     if not idle:
         return
     params = tree.roll_up([layer.params != 0 for layer in layers])
-    with_ops = _layers_with(ON_PARAMETERS, rows)
+    with_ops = rows.summed("layer", "calls", frames=lambda chain: any(frame.name in ON_PARAMETERS for frame in chain))
     tied = {(layers[index].kind, layers[index].settings) for index in called if layers[index].tied}
 
     def matters(index: int) -> bool:
@@ -127,12 +124,6 @@ def about_exported(layers: Sequence[Layer], called: Set[int]) -> Iterator[RunWar
     ]
     if modules:
         yield RunWarning.of("exported", modules)
-
-
-def _layers_with(operators: Set[str], rows: Rows) -> set[int]:
-    """The layers with rows of any of these operators."""
-    of_chain = [any(frame.name in operators for frame in chain) for chain in rows.frames]
-    return {layer for layer, chain in zip(rows.columns["layer"], rows.columns["frames"]) if of_chain[chain]}
 
 
 def about_callers(
@@ -190,12 +181,8 @@ def about_shapes(rows: Rows, has_formula: Callable[[str], bool]) -> Iterator[Run
     ``has_formula(name)``: whether an operator is counted if its shapes are recorded. The number and layers of the calls
     follow from the run.
     """
-    columns = rows.columns
-    last = {
-        rows.frames[chain][-1]: None
-        for chain, uncounted in zip(columns["frames"], columns["uncounted"])
-        if uncounted and not is_left_over(rows.frames[chain])
-    }
+    uncounted = rows.of_recording.summed("frames", "uncounted")
+    last = (rows.frames[chain][-1] for chain, calls in uncounted.items() if calls)
     without = {
         name: None
         for kind, name, signature in last

@@ -257,7 +257,7 @@ class Program:
     def _end_cycle(self) -> None:
         cycle = self._cycles.end()
         modules = self._calls + self._outermost.inner - self._modules_before
-        self._events_a_call = sum(cycle.rows.columns["calls"]) / max(modules, 1)
+        self._events_a_call = cycle.rows.total("calls") / max(modules, 1)
 
     # The end
 

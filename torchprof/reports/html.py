@@ -247,8 +247,8 @@ def _paths(diff: Diff) -> tuple[dict[Path, Path], dict[Path, Path]]:
 def _pairs(diff: Diff, tree: Tree, takes: list[Take]) -> list[dict[str, Any]]:
     """By node: how the layer is matched, and each quantity before and after."""
     numbers = [
-        {layer.path: take_nodes[index] for index, layer in enumerate(take.run.layers)}
-        for take, take_nodes in zip(takes, tree.nodes)
+        {path: nodes[index] for path, index in take.run.layers.index_of.items()}
+        for take, nodes in zip(takes, tree.nodes)
     ]
     outside = len(tree.layers)
     # Work launched before the recording is not compared.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import add
@@ -190,6 +190,14 @@ class Layers(tuple[Layer, ...]):
             key = path, layer.kind, layer.settings, tuple(dtype for dtype, _ in layer.dtype_bytes)
             group_of_layer.append(numbers.setdefault(key, len(numbers)))
         return group_of_layer
+
+    def at_or_below(self, tops: Collection[int]) -> set[int]:
+        """The layers of ``tops`` and all layers below them, by index."""
+        chosen: set[int] = set()
+        for index, above in enumerate(self.parent):
+            if index in tops or above in chosen:
+                chosen.add(index)
+        return chosen
 
     def lineage(self, index: int) -> tuple[int, ...]:
         """The indices from the model down to a layer, which is last. For a negative number only that number."""

@@ -59,61 +59,39 @@ def sum_operators(
     ``way_of`` is called once for each key of the rows; rows for which it returns None are left out. ``is_part``:
     whether the calls of rows with a key were made inside an operator whose MACs and FLOPs include theirs.
     """
-    columns = rows.columns
-    is_work = [not frames or frames[-1].kind != FrameKind.PYTHON for frames in rows.frames]
+    measures = tuple(name for name in FIELDS if name in rows.nonzero)
+    lines = rows.summed(RowKey._fields, ("calls", *measures), frames=_is_work)
+    ways = {key: way for key in map(RowKey._make, lines) if (way := way_of(key)) is not None}
+    size = 1 + max((number for way in ways.values() for number in (*way.totals, way.inner)), default=-1)
     is_call = [bool(frames) and not is_kernel(frames) for frames in rows.frames]
-    ways: dict[tuple[int, int, int, int], Way | None] = {}
-    taken: list[tuple[int, Way]] = []
-    calls: dict[int, int] = {}
-    parts: dict[int, int] = {}
-    keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
-    for index, key in enumerate(keys):
-        chain = key[3]
-        if not is_work[chain]:
-            continue
-        if key not in ways:
-            ways[key] = way_of(RowKey(*key))
-        way = ways[key]
-        if way is None:
-            continue
-        taken.append((index, way))
-        if way.inner >= 0 and is_call[chain]:
-            called = columns["calls"][index]
-            calls[way.inner] = calls.get(way.inner, 0) + called
+    calls, parts = [0] * size, [0] * size
+    own, totals = [[0] * size for _ in measures], [[0] * size for _ in measures]
+    for key, way in ways.items():
+        called, *values = lines[key]
+        if way.inner >= 0 and is_call[key.frames]:
+            calls[way.inner] += called
             if is_part is not None and is_part(key):
-                parts[way.inner] = parts.get(way.inner, 0) + called
-    size = 1 + max((number for way in ways.values() if way for number in (*way.totals, way.inner)), default=-1)
-    costs = zip(*_costs(rows, taken, size))
-    return [Sums(calls.get(number, 0), parts.get(number, 0), own, total) for number, (own, total) in enumerate(costs)]
-
-
-def _costs(rows: Rows, taken: Sequence[tuple[int, Way]], size: int) -> tuple[list[Cost], list[Cost]]:
-    """Self and total costs of ``size`` numbered operators. ``taken``: the indices of the rows, each with its
-    ``Way``."""
-    nothing = [0] * size
-    own: list[list[int]] = []
-    totals: list[list[int]] = []
-    for name in FIELDS:
-        column = rows.columns[name]
-        if not any(column):
-            own.append(nothing)
-            totals.append(nothing)
-            continue
-        selves, sums = [0] * size, [0] * size
-        for index, (touched, last) in taken:
-            value = column[index]
+                parts[way.inner] += called
+        for sums, selves, value in zip(totals, own, values):
             if value:
-                for number in touched:
+                for number in way.totals:
                     sums[number] += value
-                if last >= 0:
-                    selves[last] += value
-        own.append(selves)
-        totals.append(sums)
-    costs = [(mine, Cost(*mine) if any(mine) else NO_COST) for mine in zip(*own)]
-    return (
-        [cost for _, cost in costs],
-        [cost if values == mine else Cost(*values) for (mine, cost), values in zip(costs, zip(*totals))],
-    )
+                if way.inner >= 0:
+                    selves[way.inner] += value
+    return [*map(Sums, calls, parts, _costs(measures, own, size), _costs(measures, totals, size))]
+
+
+def _is_work(frames: Sequence[Frame]) -> bool:
+    return not frames or frames[-1].kind != FrameKind.PYTHON
+
+
+def _costs(measures: Sequence[str], sums: Sequence[Sequence[int]], size: int) -> list[Cost]:
+    """The costs with these sums, in which each measure has a value for each of ``size`` operators."""
+    columns = dict(zip(measures, sums))
+    nothing = [0] * size
+    return [
+        Cost(*values) if any(values) else NO_COST for values in zip(*(columns.get(name, nothing) for name in FIELDS))
+    ]
 
 
 def is_kernel(frames: Sequence[Frame]) -> bool:

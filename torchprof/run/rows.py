@@ -6,10 +6,10 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import groupby, product
-from operator import add
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from itertools import compress, count, groupby, product
+from operator import add, eq
+from typing import Any, NamedTuple, overload
 
 from torchprof.run.checked_json import demand, demand_layer, read_as, read_columns, read_list
 from torchprof.run.collectives import shows_collective
@@ -161,7 +161,7 @@ class Row(NamedTuple):
         return self.frames[-1].signature if self.frames else None
 
 
-_LEFT_OVER = (0, -1)  # no phase has this number
+_Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -312,36 +312,94 @@ class Rows(Sequence[Row]):
             demand_layer(around, len(layers))
         return cls(layers, frames, devices, columns, within, shared)
 
+    @overload
+    def summed(self, by: str, of: str, **where: Any) -> dict[int, int]: ...
+    @overload
+    def summed(self, by: str, of: tuple[str, ...], **where: Any) -> dict[int, _Numbers]: ...
+    @overload
+    def summed(self, by: tuple[str, ...], of: str, **where: Any) -> dict[_Numbers, int]: ...
+    @overload
+    def summed(self, by: tuple[str, ...], of: tuple[str, ...], **where: Any) -> dict[_Numbers, _Numbers]: ...
+    def summed(self, by: str | tuple[str, ...], of: str | tuple[str, ...], **where: Any) -> dict[Any, Any]:
+        """The sums of one or several of ``VALUES`` over rows with the same numbers in one or several of ``KEYS``: by
+        these numbers, in the order of first use. A sum may be 0.
+
+        ``where``: by column, the value that rows have there, a predicate of it, or None for any: ``phase="forward"``,
+        ``frames=is_left_over``. A predicate is called once for each value, not for each row.
+        """
+        chosen = self._chosen(where)
+
+        def column(name: str) -> Iterable[int]:
+            return self.columns[name] if chosen is None else compress(self.columns[name], chosen)
+
+        keys: list[Any] = list(column(by) if isinstance(by, str) else zip(*map(column, by)))
+        numbers = dict(zip(dict.fromkeys(keys), count()))
+        groups = [*map(numbers.__getitem__, keys)]
+        sums = []
+        for name in (of,) if isinstance(of, str) else of:
+            of_group = [0] * len(numbers)
+            if name in self.nonzero:
+                for group, value in zip(groups, column(name)):
+                    of_group[group] += value
+            sums.append(of_group)
+        return dict(zip(numbers, sums[0] if isinstance(of, str) else zip(*sums)))
+
+    def total(self, of: str, **where: Any) -> int:
+        """The sum of one of ``VALUES`` over all rows, or over some of them, as for ``summed``."""
+        chosen = self._chosen(where)
+        return sum(self.columns[of] if chosen is None else compress(self.columns[of], chosen))
+
+    def only(self, **where: Any) -> Rows:
+        """The rows of which ``where`` holds, as for ``summed``."""
+        chosen = self._chosen(where)
+        if chosen is None:
+            return self
+        columns = {name: array("q", compress(column, chosen)) for name, column in self.columns.items()}
+        return replace(self, columns=columns)
+
+    @property
+    def of_recording(self) -> Rows:
+        """Without device work that was launched before the recording began."""
+        return self if self._of_recording is None else self._of_recording
+
+    @cached_property
+    def _of_recording(self) -> Rows | None:
+        """None if that is all: with a reference to itself, it would live until a garbage collection."""
+        rows = self.only(frames=lambda frames: not is_left_over(frames))
+        return None if rows is self else rows
+
+    def _chosen(self, where: Mapping[str, Any]) -> list[Any] | None:
+        """For each row a value that is true if ``where`` holds of it; None if it holds of all."""
+        chosen: list[Any] | None = None
+        for name, wanted in where.items():
+            if wanted is None:
+                continue
+            holds = wanted if callable(wanted) else partial(eq, wanted)
+            column, table = self.columns[name], {"phase": PHASES, **self._tables}.get(name)
+            numbers = set(column) if table is None else range(len(table))
+            known = dict(zip(numbers, map(holds, numbers if table is None else table)))
+            if not all(known.values()):
+                here = map(known.__getitem__, column)
+                chosen = [*here] if chosen is None else [before and now for before, now in zip(chosen, here)]
+        return chosen
+
+    @cached_property
+    def nonzero(self) -> frozenset[str]:
+        """The columns with any value but 0."""
+        return frozenset(name for name, column in self.columns.items() if any(column))
+
     def forward_calls(self, layer: int) -> int:
         """How often the forward of a layer was called."""
         return self.by_layer.get((layer, PHASES.index(FORWARD)), (None, 0))[1]
 
     @cached_property
-    def by_layer(self) -> dict[tuple[int, int], tuple[Cost, int]]:
-        """Self cost and calls of each (layer index, phase number), in one pass over the columns. Device work that was
-        launched before the recording began is left out."""
-        columns, left_over = self.columns, [*map(is_left_over, self.frames)]
-        own_time = [not frames for frames in self.frames]
-        keys: list[tuple[int, int]] = list(zip(columns["layer"], columns["phase"]))
-        if any(left_over):
-            keys = [_LEFT_OVER if left_over[chain] else key for key, chain in zip(keys, columns["frames"])]
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-        places = [*map(numbers.__getitem__, keys)]
-        calls = [0] * len(numbers)
-        for place, frames, count in zip(places, columns["frames"], columns["calls"]):
-            if own_time[frames]:
-                calls[place] += count
-        nothing = bytes(8 * len(keys))
-        fields = []
-        for name in FIELDS:
-            sums = [0] * len(numbers)
-            if columns[name].tobytes() != nothing:
-                for place, value in zip(places, columns[name]):
-                    sums[place] += value
-            fields.append(sums)
-        costs_and_calls = dict(zip(numbers, zip(map(Cost, *fields), calls)))
-        costs_and_calls.pop(_LEFT_OVER, None)
-        return costs_and_calls
+    def by_layer(self) -> dict[_Numbers, tuple[Cost, int]]:
+        """Self cost and calls of each (layer index, phase number). Device work that was launched before the recording
+        began is left out."""
+        place = ("layer", "phase")
+        calls = self.summed(place, "calls", frames=())
+        costs = self.of_recording.summed(place, FIELDS)
+        return {key: (Cost(*cost), calls.get(key, 0)) for key, cost in costs.items()}
 
 
 class _Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import starmap
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -249,10 +250,7 @@ class Run:
     def left_over(self) -> Cost:
         """The cost of device work that was launched before the recording began. It is not in any sum of a layer or of
         ``no_layer``: all layers' self + ``no_layer`` + this = Σ over all rows."""
-        rows, columns = self.rows, self.rows.columns
-        wanted = [*map(is_left_over, rows.frames)]
-        taken = [index for index, chain in enumerate(columns["frames"]) if wanted[chain]] if any(wanted) else ()
-        return Cost(*(sum(columns[name][index] for index in taken) for name in FIELDS))
+        return sum_of_costs(starmap(Cost, self.rows.summed("device", FIELDS, frames=is_left_over).values()))
 
     def ops(self, phase: str | None = None) -> dict[tuple[str, ...], list[Op]]:
         """The operators and labels under each layer, by the layer's path, in the order of first call.
@@ -273,7 +271,7 @@ class Run:
 
     def phases(self) -> tuple[str, ...]:
         """The phases with any recorded work; forward is always one of them."""
-        seen = set(self.rows.columns["phase"])
+        seen = {phase for _, phase in self.rows.by_layer}
         return tuple(phase for number, phase in enumerate(PHASES) if phase == FORWARD or number in seen)
 
     def report(self, name: str | None = None, **options: Any) -> ReportText:

@@ -55,6 +55,8 @@ _TEXTS = {
     "gave_way": "The recording ended early: the program started a profiler of its own. Only the time before is in the "
     "figures.",
     "no_model_called": "No model was called: all recorded work is outside of models.",
+    "long_start": "{start_ns} of {wall_ns} passed before the first model call: imports, data, making the model. "
+    "`--warmup 1` leaves that out.",
     # Trace files
     "trace_around_unread": "The text {where} the events of {file} could not be read.",
     "trace_end_unread": "All events of {file} were read, but {reason}.",
@@ -73,6 +75,8 @@ _TEXTS = {
     "The copies were ignored. Was the file merged with a copy of itself?",
     "layers_by_alignment": "The trace names no layers: its operators were aligned with those of the model's forward, "
     "in {count:,} call(s).",
+    "layers_in_doubt": "Operators that were not found in the model have no layer: {share:.1%} of the time of its "
+    "calls. They come after {layers}.",
     "adjacent_forwards": "{count:,} call(s) of the model follow another one at once: they may be parts of one call of "
     "a deeper model.",
     "too_many_places": "Called in more than {most} places, and not shown as layers: {modules}. Their work counts in "
@@ -86,7 +90,7 @@ _TEXTS = {
     "uncounted_more": "Not counted: {operators} more operators without a FLOPs formula (calls: {calls}).",
 }
 """The sentences by their codes, if they only have layers and facts in them: in place of ``{layers}`` and ``{name}``,
-tuples as a list in words. ``(s)`` is the plural of a noun after ``{count}``."""
+tuples as a list and ``_ns`` as times, in words. ``(s)`` is the plural of a noun after ``{count}``."""
 
 
 def _of_text(code: str, text: str) -> Sentence:
@@ -95,11 +99,17 @@ def _of_text(code: str, text: str) -> Sentence:
     def sentence(layers: list[str], **facts: Fact) -> str:
         if facts and not has_facts:
             raise TypeError(f"{code} has no facts")
-        words = {name: some(list(fact)) if isinstance(fact, tuple) else fact for name, fact in facts.items()}
+        words = {name: _fact_in_words(name, fact) for name, fact in facts.items()}
         plural = "" if facts.get("count") == 1 else "s"
         return text.replace("(s)", plural).format(layers=some(layers), **words)
 
     return sentence
+
+
+def _fact_in_words(name: str, fact: Fact) -> Fact:
+    if name.endswith("_ns"):
+        return format_time(fact)
+    return some(list(fact)) if isinstance(fact, tuple) else fact
 
 
 SENTENCES: dict[str, Sentence] = {code: _of_text(code, text) for code, text in _TEXTS.items()}
@@ -223,28 +233,12 @@ def start_up(layers: list[str], before_ns: int, first_ns: int, calls: int, all_n
 
 
 @_sentence
-def long_start(layers: list[str], start_ns: int, wall_ns: int) -> str:
-    return (
-        f"{format_time(start_ns)} of {format_time(wall_ns)} passed before the first model call: imports, data, making "
-        "the model. `--warmup 1` leaves that out."
-    )
-
-
-@_sentence
 def calls_on_other_threads(layers: list[str], classes: Sequence[tuple[str, int]]) -> str:
     calls = [f"{name} ({count})" for name, count in classes]
     return f"Calls on threads that torch's profiler does not record are missing: {some(calls)}."
 
 
 # Trace files
-
-
-@_sentence
-def layers_in_doubt(layers: list[str], share: float) -> str:
-    return (
-        f"Operators that were not found in the model have no layer: {share:.1%} of the time of its calls. They come "
-        f"after {some(layers)}."
-    )
 
 
 @_sentence

@@ -95,7 +95,7 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
 def _exchanged(evidence: Evidence) -> dict[str, _Exchanged]:
     """The calls of communication kernels, by the name of their collective."""
     by_name: defaultdict[str, _Exchanged] = defaultdict(_Exchanged)
-    for layer, _, frames, calls, _, ns in evidence.rows(_is_communication):
+    for layer, _, frames, calls, _, ns, _ in evidence.rows(_is_communication):
         collective = collective_of(frames)
         sums = by_name["communication" if collective is None else collective.name]
         sums.ns += ns

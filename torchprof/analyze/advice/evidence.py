@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from operator import add
@@ -12,7 +12,7 @@ from torchprof.analyze.advice.chains import Among, Frames, Having, Holds, always
 from torchprof.analyze.records import layer_name
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind, is_left_over
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind
 
 _GENERATES = 10
 _WITH_RECOMPUTE = (PHASES.index(FORWARD), PHASES.index(RECOMPUTE))
@@ -28,14 +28,15 @@ class Took(NamedTuple):
 
 
 class MatchingRow(NamedTuple):
-    """A row that matches: the number of its layer (negative: no layer) and of its phase, and its self."""
+    """The rows that match in one layer (by its number, negative: no layer) and one phase: the sum of their self."""
 
     layer: int
-    phase: int
+    phase: str
     frames: tuple[Frame, ...]
     calls: int
     cpu_ns: int
     device_ns: int
+    allocated: int
 
 
 class Evidence:
@@ -50,7 +51,7 @@ class Evidence:
         # Many rules ask for the same. By predicate: the chains of frames that match, and the sums of their rows by the
         # phases; by function: the chains that have each of the traits that it returns.
         self._chains: dict[Holds, Sequence[int]] = {}
-        self._sums: dict[tuple[Holds, Set[int]], Mapping[int, Took]] = {}
+        self._sums: dict[tuple[Holds, Set[str]], Mapping[int, Took]] = {}
         self._chains_with: dict[Callable[[Frames], Collection[str]], dict[str, list[int]]] = {}
 
     @cached_property
@@ -210,21 +211,23 @@ class Evidence:
     # The chains of frames that match a predicate
 
     @cached_property
-    def _rows_of_chain(self) -> list[list[int]]:
-        rows: list[list[int]] = [[] for _ in self.run.rows.frames]
-        for row, chain in enumerate(self.run.rows.columns["frames"]):
-            rows[chain].append(row)
-        for chain, frames in enumerate(self.run.rows.frames):
-            if is_left_over(frames):
-                rows[chain] = []
-        return rows
+    def _rows_of_chain(self) -> dict[int, list[MatchingRow]]:
+        """By chain: the sums of its rows by layer and phase, without work launched before the recording."""
+        rows_of: defaultdict[int, list[MatchingRow]] = defaultdict(list)
+        measures = ("calls", "cpu_ns", "device_ns", "cpu_allocated", "device_allocated")
+        rows = self.run.rows.of_recording
+        sums = rows.summed(("frames", "layer", "phase"), measures)
+        for (chain, layer, phase), (calls, cpu_ns, device_ns, *allocated) in sums.items():
+            row = MatchingRow(layer, PHASES[phase], rows.frames[chain], calls, cpu_ns, device_ns, sum(allocated))
+            rows_of[chain].append(row)
+        return rows_of
 
     def _matching(self, holds: Holds) -> Sequence[int]:
         """The numbers of the chains that match and have rows, in their order."""
         if holds not in self._chains:
             frames = self.run.rows.frames
             if holds is always:
-                self._chains[holds] = [chain for chain, rows in enumerate(self._rows_of_chain) if rows]
+                self._chains[holds] = sorted(self._rows_of_chain)
             elif isinstance(holds, Having):
                 chains_of = self._sorted_by(holds.traits)
                 wanted = [chain for trait, chains in chains_of.items() if trait in holds.wanted for chain in chains]
@@ -245,43 +248,27 @@ class Evidence:
 
     # Their rows, and the sums of these
 
-    @cached_property
-    def _phases(self) -> frozenset[int]:
-        """The numbers of the phases of rows."""
-        return frozenset(self.run.rows.columns["phase"])
-
-    def _rows_of(self, chain: int, wanted: Set[int]) -> list[int]:
-        """The rows of a chain in phases of these numbers."""
-        rows = self._rows_of_chain[chain]
-        if self._phases <= wanted:
-            return rows
-        of_phase = self.run.rows.columns["phase"]
-        return [row for row in rows if of_phase[row] in wanted]
-
     def any_row(self, holds: Holds) -> bool:
         """Whether the frames of any row match."""
         return bool(self._matching(holds))
 
-    def rows(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Iterator[MatchingRow]:
+    def rows(self, holds: Holds, *, phases: Collection[str] = PHASES) -> Iterator[MatchingRow]:
         """The rows whose frames match. Work that was launched before the recording never matches, here and in
         ``took``."""
-        wanted = {*map(PHASES.index, phases)}
-        layer, phase, calls, cpu_ns, device_ns = (
-            self.run.rows.columns[name] for name in ("layer", "phase", "calls", "cpu_ns", "device_ns")
-        )
-        for chain in self._matching(holds):
-            frames = self.run.rows.frames[chain]
-            for row in self._rows_of(chain, wanted):
-                yield MatchingRow(layer[row], phase[row], frames, calls[row], cpu_ns[row], device_ns[row])
+        for _, rows in self._rows_by_chain(holds, phases):
+            yield from rows
 
-    def chains(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Iterator[tuple[Frames, Took]]:
-        """The chains of frames that match, with the sums of their rows, whatever the layer; without bytes."""
-        wanted = {*map(PHASES.index, phases)}
-        columns = [self.run.rows.columns[name] for name in ("calls", "cpu_ns", "device_ns")]
-        for chain in self._matching(holds):
-            rows = self._rows_of(chain, wanted)
+    def chains(self, holds: Holds, *, phases: Collection[str] = PHASES) -> Iterator[tuple[Frames, Took]]:
+        """The chains of frames that match, with the sums of their rows, whatever the layer."""
+        for frames, rows in self._rows_by_chain(holds, phases):
             if rows:
-                yield self.run.rows.frames[chain], Took(*(sum(map(column.__getitem__, rows)) for column in columns))
+                yield frames, Took(*map(sum, zip(*(row[3:] for row in rows))))
+
+    def _rows_by_chain(self, holds: Holds, phases: Collection[str]) -> Iterator[tuple[Frames, list[MatchingRow]]]:
+        """The chains of frames that match, and their rows in some phases."""
+        for chain in self._matching(holds):
+            rows = self._rows_of_chain[chain]
+            yield self.run.rows.frames[chain], [row for row in rows if row.phase in phases]
 
     def took(self, holds: Holds, *, phases: Iterable[str] = PHASES) -> Mapping[int, Took]:
         """The sums of the rows whose frames match, by the number of their layer (negative: no layer).
@@ -290,12 +277,16 @@ class Evidence:
         the frames" it is the number of calls of softmax, and the times are those of these calls with all ops inside
         them, but without layers that they call.
         """
-        wanted = self._phases.intersection(map(PHASES.index, phases))
+        wanted = self._phases.intersection(phases)
         if not wanted or not self._matching(holds):
             return {}
         if (holds, wanted) not in self._sums:
             self._sums[holds, wanted] = self._all_sums(wanted) if holds is always else self._sums_of(holds, wanted)
         return self._sums[holds, wanted]
+
+    @cached_property
+    def _phases(self) -> frozenset[str]:
+        return frozenset(self.run.phases())
 
     def whole_of(self, holds: Holds) -> Took:
         """The same for all layers and the work of no layer together."""
@@ -305,48 +296,28 @@ class Evidence:
         """The same for the work outside all layers."""
         return self.took(holds, phases=(phase,)).get(OUTSIDE, Took())
 
-    def _all_sums(self, wanted: Set[int]) -> Mapping[int, Took]:
+    def _all_sums(self, wanted: Set[str]) -> Mapping[int, Took]:
         """The sums of all rows, by layer, from those that the run has by layer and phase."""
         sums: dict[int, Took] = {}
         for (layer, phase), (cost, calls) in self.run.rows.by_layer.items():
-            if phase in wanted:
+            if PHASES[phase] in wanted:
                 took = Took(calls, cost.cpu_ns, cost.device_ns, cost.cpu_allocated + cost.device_allocated)
                 before = sums.get(layer)
                 sums[layer] = took if before is None else Took(*map(add, before, took))
         return sums
 
-    def _sums_of(self, holds: Holds, wanted: Set[int]) -> Mapping[int, Took]:
+    def _sums_of(self, holds: Holds, wanted: Set[str]) -> Mapping[int, Took]:
         """The sums of the rows whose frames match, by layer."""
-        columns, chains = self.run.rows.columns, self.run.rows.frames
-        layers = columns["layer"]
-        taken: list[int] = []
-        counted: list[int] = []
-        for chain in self._matching(holds):
-            rows = self._rows_of(chain, wanted)
-            taken += rows
-            counted += rows if not (chains[chain] and holds(chains[chain][:-1])) else ()
-        of_layer = [layers[row] for row in taken]
-        nothing = dict.fromkeys(of_layer, 0)
-
-        def sums(name: str) -> Mapping[int, int]:
-            if name not in self._not_zero:
-                return nothing
-            column, summed = columns[name], nothing.copy()
-            for layer, row in zip(of_layer, taken):
-                summed[layer] += column[row]
-            return summed
-
-        calls = nothing.copy()
-        for row in counted:
-            calls[layers[row]] += columns["calls"][row]
-        allocated = map(add, sums("cpu_allocated").values(), sums("device_allocated").values())
-        times = (sums(name).values() for name in ("cpu_ns", "device_ns"))
-        return dict(zip(nothing, map(Took, calls.values(), *times, allocated)))
-
-    @cached_property
-    def _not_zero(self) -> Set[str]:
-        """The names of the columns of rows that have a value."""
-        return {name for name, column in self.run.rows.columns.items() if any(column)}
+        sums: defaultdict[int, list[int]] = defaultdict(lambda: [0] * len(Took._fields))
+        for frames, rows in self._rows_by_chain(holds, wanted):
+            is_outermost = not (frames and holds(frames[:-1]))
+            for layer, _, _, calls, cpu_ns, device_ns, allocated in rows:
+                of_layer = sums[layer]
+                of_layer[0] += calls * is_outermost
+                of_layer[1] += cpu_ns
+                of_layer[2] += device_ns
+                of_layer[3] += allocated
+        return {layer: Took(*of_layer) for layer, of_layer in sums.items()}
 
     def time_of(self, took: Took | MatchingRow) -> int:
         """The time that counts: that of the device if it was measured, else that of the CPU."""

@@ -15,7 +15,7 @@ from torchprof.analyze.advice.optimizer import zeroes
 from torchprof.run.cost import format_memory, format_time
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.torch_names import FUSED
-from torchprof.run.words import BACKWARD, FORWARD, PHASES, RECOMPUTE
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 _SHARE = 0.05
 _GRAPH = 0.55
@@ -42,19 +42,16 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     so the remedy is a condition. Without checkpointing a layer would keep allocated at most the peak of its recomputed
     call, for each such call in one forward of its model; that needs a run with memory. The gain is the time.
     """
-    if PHASES.index(RECOMPUTE) not in evidence.run.rows.columns["phase"]:
+    if RECOMPUTE not in evidence.run.phases():
         return
     layers = evidence.run.layers
-    numbers = layers.index_of
     calls: dict[int, int] = {}
     for key, spread in evidence.samples("cpu_ns"):
         if key.phase == RECOMPUTE and key.layer >= 0:
             calls[key.layer] = calls.get(key.layer, 0) + spread.count
     times: dict[int, int] = {}
     for layer, took in evidence.took(always, phases=(RECOMPUTE,)).items():
-        path = layers[layer].path if layer >= 0 else ()
-        above = (numbers.get(path[:steps], -1) for steps in range(1, len(path) + 1))
-        outermost = next((number for number in above if number in calls), None)
+        outermost = next((number for number in layers.lineage(layer) if number in calls), None)
         if outermost is not None:
             times[outermost] = times.get(outermost, 0) + evidence.time_of(took)
     if sum(times.values()) <= _SHARE * evidence.recorded_ns:
@@ -87,16 +84,12 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     are trained (one may feed the other). Code before the model is unknown, so the remedy is a condition. A layer counts
     as frozen if it was frozen at the end.
     """
-    layers, columns = evidence.run.layers, evidence.run.rows.columns
+    layers = evidence.run.layers
     if any(frame.name.startswith(FUSED) for chain in evidence.run.rows.frames for frame in chain):
         layers = Layers(replace(layer, updated_params=None) for layer in layers)
     if not any(layer.params and not _is_trained(layer) for layer in layers):
         return
-    forward = PHASES.index(FORWARD)
-    # Rows are in the order of first use.
-    called = dict.fromkeys(
-        layer for layer, phase in zip(columns["layer"], columns["phase"]) if phase == forward and layer >= 0
-    )
+    called = [layer for layer in evidence.run.rows.summed("layer", "calls", phase=FORWARD) if layer >= 0]
     trained = _trained(layers, called)
     models = {layers[number].path[:1] for number in trained}
     if len(models) != 1:
@@ -199,10 +192,8 @@ def _trained(layers: Layers, called: Collection[int]) -> set[int]:
         if any(map(_is_trained, (layer, *at_other_paths))) or (
             layer.params == 0 and not layer.shared_with and layer.kind in kinds
         ):
-            path = layer.path
-            while numbers.get(path, -1) not in called and len(path) > 1:
-                path = path[:-1]
-            trained.add(numbers.get(path, number))
+            lineage = layers.lineage(number)
+            trained.add(next((above for above in reversed(lineage) if above in called), lineage[0]))
     return trained
 
 
@@ -280,7 +271,7 @@ def _passes(evidence: Evidence) -> dict[int, int]:
     """How often backward ran through each layer of ``_NODES``."""
     layers = evidence.run.layers
     passes: Counter[int] = Counter()
-    for number, _, frames, calls, _, _ in evidence.rows(is_outermost, phases=(BACKWARD,)):
+    for number, _, frames, calls, *_ in evidence.rows(is_outermost, phases=(BACKWARD,)):
         nodes = _NODES.get(layers[number].kind, ()) if number >= 0 else ()
         if frames[0].name.rpartition(" ")[2] in nodes:
             passes[number] += calls

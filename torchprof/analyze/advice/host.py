@@ -169,7 +169,7 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
     loading = evidence.whole_of(is_loading).cpu_ns
     unusual = evidence.beyond_median_ns(*evidence.run.layers.roots)
     interrupted = evidence.whole_of(is_interruption).cpu_ns
-    launching = sum(evidence.run.rows.columns["cpu_ns"]) - waiting - loading - unusual - interrupted
+    launching = evidence.run.rows.total("cpu_ns") - waiting - loading - unusual - interrupted
     idle, wall = evidence.idle_ns, evidence.recorded_ns
     gain = min(idle - loading - unusual - interrupted, launching)
     if gain <= _IDLE * wall or launching > _LAUNCH_NS * launches:
@@ -223,7 +223,7 @@ def _copies(evidence: Evidence, holds: Holds = _is_copy) -> dict[int, _Transfers
     return transfers
 
 
-_Surroundings = tuple[int, int, tuple[Frame, ...]]
+_Surroundings = tuple[int, str, tuple[Frame, ...]]
 """A layer, a phase, and the frames around a call of the runtime, or around a kernel."""
 
 
@@ -241,7 +241,7 @@ def _waits(evidence: Evidence) -> dict[int, _Transfers]:
     """The waits of the CPU for the device, by layer, without those of copies; outside all layers only for values."""
     transfers: dict[int, _Transfers] = {}
     copying = _copies_by_surroundings(evidence)
-    for layer, phase, frames, calls, cpu_ns, _ in evidence.rows(_is_runtime) if evidence.device != "cpu" else ():
+    for layer, phase, frames, calls, cpu_ns, *_ in evidence.rows(_is_runtime) if evidence.device != "cpu" else ():
         is_wait = WAITING.fullmatch(frames[-1].name) is not None
         if _READS_A_VALUE(frames):
             if layer == OUTSIDE and frames[0].kind == FrameKind.LABEL and frames[0].name.startswith(OPTIMIZER_RANGE):

@@ -204,7 +204,7 @@ def functions(evidence: Evidence, holds: Holds, *, in_layers: bool = False) -> l
     def matches(frames: Frames) -> bool:
         return holds(frames[:-1] if is_line(frames) else frames)
 
-    for layer, _, frames, called, ns, _ in evidence.rows(matches, phases=(FORWARD,)):
+    for layer, _, frames, called, ns, *_ in evidence.rows(matches, phases=(FORWARD,)):
         if (layer >= 0) != in_layers:
             continue
         outermost = _outermost(frames)
@@ -349,7 +349,7 @@ def _prepares_data(spent: Counter[Spent], evidence: Evidence) -> Counter[Spent]:
     for layer, phase, frames, *_ in evidence.rows(is_in_op):
         if layer != OUTSIDE:
             continue
-        if phase == PHASES.index(BACKWARD):
+        if phase == BACKWARD:
             trained.add(node_of(frames))
         else:
             inside_of[outermost_op(frames) or ""] |= {

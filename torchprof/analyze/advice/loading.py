@@ -36,7 +36,7 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     """
     labels: Counter[str] = Counter()
     whole = in_no_op = 0
-    for layer, _, frames, calls, cpu_ns, _ in evidence.rows(is_loading):
+    for layer, _, frames, calls, cpu_ns, *_ in evidence.rows(is_loading):
         if layer != OUTSIDE:
             continue
         inside = frames[depth_of_label(frames, LOADING) :]

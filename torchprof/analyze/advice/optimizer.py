@@ -126,7 +126,7 @@ def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
 def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
     """The steps of optimizers, by the name of their class."""
     by_class: defaultdict[str, _Steps] = defaultdict(_Steps)
-    for _, _, frames, calls, cpu_ns, device_ns in evidence.rows(is_step):
+    for _, _, frames, calls, cpu_ns, device_ns, _ in evidence.rows(is_step):
         depth = depth_of_label(frames, OPTIMIZER_STEP)
         stepped = by_class[frames[depth].name.removeprefix(OPTIMIZER_STEP).partition(".")[0]]
         stepped.cpu_ns += cpu_ns

@@ -187,7 +187,7 @@ def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
     """
     if evidence.device != "cuda" or not evidence.compute_capability:
         return
-    whole = sum(evidence.run.rows.columns["device_ns"])
+    whole = evidence.run.rows.total("device_ns")
     if evidence.compute_capability < (7, 0) or sum(_could_be_tf32(evidence).values()) * _TENSOR_CORES >= (
         WORTH * evidence.recorded_ns
     ):

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from itertools import compress
 from os import PathLike
 from typing import NamedTuple
 
@@ -24,11 +21,9 @@ from torchprof.analyze.figures import incomplete_phases
 from torchprof.analyze.warnings import about_uncounted, operators_without_shapes, waited_share
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import FORMATS, Bound, Cell, Figure, Unit
-from torchprof.run.layers import Layer
 from torchprof.run.paths import find
-from torchprof.run.rows import Rows
 from torchprof.run.run import Run
-from torchprof.run.words import NOT_SELECTED, OUTSIDE, OUTSIDE_NAME, PHASES
+from torchprof.run.words import NOT_SELECTED, OUTSIDE, OUTSIDE_NAME
 
 _PEAK, _STEP = "peak", "step"
 _NAMED = 3  # the most layers that are named as the cause
@@ -245,10 +240,9 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
 
     A lower bound above an absolute limit exceeds it. A lower bound below the limit raises: the result is unknown.
     """
-    change, show = subject.change, FORMATS[subject.unit]
     # Absolute limits are per call of the model. A diff of runs with equally many calls holds totals.
     calls = diff.counts[1] if diff.unit is None and subject.is_sum and limit.share is None else 1
-    figure = change.figure(1)
+    figure = subject.change.figure(1)
     if not figure.is_known or (figure.bound is Bound.AT_LEAST and limit.share is not None):
         raise _unknown(limit, subject, 1, figure)
     after = Fraction(figure.value) / calls
@@ -260,19 +254,10 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
         )
     if limit.share is None:
         most = _amount(limit, subject.unit)
+        show = FORMATS[subject.unit]
         above = f"{figure.text(show)}, limit {show(float(most))}"
     else:
-        if change.before is None and not subject.was_added:
-            raise _unknown(limit, subject, 0, change.figure(0))
-        before = Fraction(change.before or 0)
-        if before < 0:
-            raise TorchprofError(
-                f"{limit.text!r}: {subject.name} had {show(float(before))} before: a negative value has no increase "
-                "in percent. Write an amount."
-            )
-        most = before * (1 + limit.share)
-        increase = f"{float(after / before - 1):+.1%}" if before else "from nothing"
-        above = f"{show(float(after))} after, {show(float(before))} before: {increase}, limit {limit.bound}"
+        most, above = _relative(limit, limit.share, subject, after)
     if after <= most:
         if figure.bound is Bound.AT_LEAST:
             raise _unknown(limit, subject, 1, figure)
@@ -283,15 +268,40 @@ def _checked(diff: Diff, limit: Limit, subject: _Subject) -> tuple[bool, str]:
     exceeded = f"Limit exceeded: {sentence}{subject.parts()}"
     if subject.unit is not Unit.TIME:
         return True, exceeded
-    noise = change.noise
     if figure.bound is Bound.AT_LEAST:
         return True, f"{exceeded} It was not compared with noise: a part of the time is unknown."
+    return _judged(diff, limit, subject, after, most, (sentence, exceeded))
+
+
+def _relative(limit: Limit, share: Fraction, subject: _Subject, after: Fraction) -> tuple[Fraction, str]:
+    """The largest value that a relative limit allows, and the two values in words."""
+    change, show = subject.change, FORMATS[subject.unit]
+    if change.before is None and not subject.was_added:
+        raise _unknown(limit, subject, 0, change.figure(0))
+    before = Fraction(change.before or 0)
+    if before < 0:
+        raise TorchprofError(
+            f"{limit.text!r}: {subject.name} had {show(float(before))} before: a negative value has no increase "
+            "in percent. Write an amount."
+        )
+    increase = f"{float(after / before - 1):+.1%}" if before else "from nothing"
+    in_words = f"{show(float(after))} after, {show(float(before))} before: {increase}, limit {limit.bound}"
+    return before * (1 + share), in_words
+
+
+def _judged(
+    diff: Diff, limit: Limit, subject: _Subject, after: Fraction, most: Fraction, texts: tuple[str, str]
+) -> tuple[bool, str]:
+    """Whether a time above its limit exceeds it, and a sentence: it passes if noise or waiting for a processor may be
+    the cause. ``texts``: what the time is, and that it exceeds the limit."""
+    sentence, exceeded = texts
+    change, noise = subject.change, subject.change.noise
     waited = max(map(waited_share, diff.after.metas), default=0.0) if subject.is_elapsed else 0.0
     if waited and after * Fraction(1 - waited) <= most:
         return False, _unclear(sentence, waited)
     if noise is None or min(noise.counts) < FEWEST or (limit.share is not None and change.verdict == UNDECIDED):
         return True, f"{exceeded} It was not compared with noise: the runs have too few calls or steps."
-    median = noise.medians[1]
+    median, show = noise.medians[1], FORMATS[subject.unit]
     if limit.share is None:
         beyond = median - noise.spreads[1] > most
         typical = f"the median is {show(median)}, the interquartile range {show(noise.spreads[1])}"
@@ -353,29 +363,18 @@ def _why_unknown(diff: Diff, pair: Pair, quantity: Column, side: int) -> str:
         return "It has parameters of unknown size: a lazy layer that was never called."
     reasons: list[str] = []
     if quantity.measure is not None:
-        own = (OUTSIDE if pair.name == OUTSIDE_NAME else NOT_SELECTED,)
-        inside = own if layer is None else _at_or_below(run, layer, quantity.is_self)
+        inside = {OUTSIDE if pair.name == OUTSIDE_NAME else NOT_SELECTED}
+        if layer is not None:
+            own = {run.layers.index_of[layer.path]}
+            inside = own if quantity.is_self else run.layers.at_or_below(own)
         if quantity.measure.lower_bound_if is not None:
             without_shapes = operators_without_shapes(warning for meta in run.metas for warning in meta.warnings)
-            reasons += map(str, about_uncounted(_rows_of(run.rows, inside, quantity.phase), without_shapes))
+            rows = run.rows.only(layer=inside.__contains__, phase=quantity.phase)
+            reasons += map(str, about_uncounted(rows, without_shapes))
         incomplete = incomplete_phases(run).get(() if layer is None else layer.path)
         if incomplete is not None and quantity.phase in incomplete[quantity.is_self]:
             reasons.append("Compiled kernels that may have worked for it count for a layer above it.")
     return " ".join(reasons) or "It was never called, or was not selected."
-
-
-def _at_or_below(run: Run, layer: Layer, is_self: bool) -> Sequence[int]:
-    """The layers, by index, that are part of the self, or of the total, of a layer."""
-    steps = len(layer.path)
-    below = (index for index, other in enumerate(run.layers) if other.path[:steps] == layer.path)
-    return [index for index in below if not is_self or len(run.layers[index].path) == steps]
-
-
-def _rows_of(rows: Rows, layers: Sequence[int], phase: str) -> Rows:
-    """The rows of some layers in one phase."""
-    wanted = {(layer, PHASES.index(phase)) for layer in layers}
-    chosen = [place in wanted for place in zip(rows.columns["layer"], rows.columns["phase"])]
-    return replace(rows, columns={name: array("q", compress(values, chosen)) for name, values in rows.columns.items()})
 
 
 def _not_measured(diff: Diff, limit: Limit) -> TorchprofError:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from torchprof.run.cost import FIELDS, Cost
+from torchprof.run.cost import Cost
 from torchprof.run.meta import CompiledRegion
+from torchprof.run.rows import Rows
 from torchprof.run.run import Run
 from torchprof.run.words import (
     BETWEEN,
@@ -188,7 +189,6 @@ def _known_regions(run: Run) -> dict[str, CompiledRegion]:
 def _sums_in_regions(run: Run) -> Iterator[tuple[tuple[int, str, bool], list[tuple[int, Frame]], int, Cost]]:
     """The sums of the rows inside regions: (layer, phase, whether shared), the frames around, each with its layer, the
     calls and the cost."""
-    columns = run.rows.columns
     is_region = [any(frame.kind == FrameKind.REGION for frame in chain) for chain in run.rows.frames]
     is_within = [
         any(frame.kind == FrameKind.REGION for around in within for frame in around.frames)
@@ -197,22 +197,12 @@ def _sums_in_regions(run: Run) -> Iterator[tuple[tuple[int, str, bool], list[tup
     if not any(is_region) and not any(is_within):
         return
     bare = [tuple(frame._replace(signature=None) for frame in chain) for chain in run.rows.frames]
-    names = [name for name in FIELDS if any(columns[name])]
-    values = [columns[name] for name in names]
-    sums: dict[tuple[int, int, int, int, int], list[int]] = {}
-    keys = zip(*(columns[name] for name in ("layer", "phase", "shared", "within", "frames")))
-    for index, key in enumerate(keys):
-        if is_region[key[4]] or is_within[key[3]]:
-            line = sums.get(key)
-            if line is None:
-                line = sums[key] = [0] * (len(names) + 1)
-            line[0] += columns["calls"][index]
-            for number, column in enumerate(values, 1):
-                line[number] += column[index]
+    sums = run.rows.summed(("layer", "phase", "shared", "within", "frames"), Rows.VALUES)
     for (layer, phase, shared, within, chain), (calls, *cost) in sums.items():
-        steps = [(around.layer, frame) for around in run.rows.within[within] for frame in around.frames]
-        steps += [(layer, frame) for frame in bare[chain]]
-        yield (layer, PHASES[phase], bool(run.rows.shared[shared])), steps, calls, Cost(**dict(zip(names, cost)))
+        if is_region[chain] or is_within[within]:
+            steps = [(around.layer, frame) for around in run.rows.within[within] for frame in around.frames]
+            steps += [(layer, frame) for frame in bare[chain]]
+            yield (layer, PHASES[phase], bool(run.rows.shared[shared])), steps, calls, Cost(*cost)
 
 
 def _is_kernel(frames: Sequence[Frame]) -> bool:

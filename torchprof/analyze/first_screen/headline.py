@@ -96,7 +96,7 @@ def headline(run: Run) -> str:
         in_phase = layer >= 0 or (layer == OUTSIDE and phase_number == in_backward)
         parts_in[phase_number if in_phase else layer][part] = amount
     buckets = Counter({bucket: sum(inside.values()) for bucket, inside in parts_in.items()})
-    if not buckets or not any(run.rows.columns[measured.field]):
+    if not buckets or measured.field not in run.rows.nonzero:
         return f"{before}No {'FLOPs were counted' if measured.field == 'flops' else f'{measured.name} was recorded'}."
     is_empty = all((layer, work.label, work.name) == (OUTSIDE, "", BETWEEN_OPS) for layer, work in parts)
     if is_empty and measured.field == "cpu_ns" and not source_lines(run):
@@ -146,7 +146,7 @@ def _subject(run: Run) -> tuple[str, _Measured]:
         idle = 1 - max((share for _, share in busy), default=1.0)
         on_device = _Measured("device_ns", f"{device} time")
         cpu = _Measured("cpu_ns", "time on the CPU") if "cpu_ns" in meta.measured else on_device
-        if not any(run.rows.columns["device_ns"]):
+        if "device_ns" not in run.rows.nonzero:
             return f"Nothing ran on {device}. ", cpu
         if not parts_of(run, "device_ns"):
             return f"Nothing that was recorded launched any work on {device}. ", cpu
@@ -157,7 +157,7 @@ def _subject(run: Run) -> tuple[str, _Measured]:
         return "", on_device
     if "cpu_ns" in meta.measured or "flops" not in meta.measured:
         return "", _Measured("cpu_ns", "time", plain=True)
-    name = "counted FLOPs" if any(run.rows.columns["uncounted"]) else "FLOPs"
+    name = "counted FLOPs" if "uncounted" in run.rows.nonzero else "FLOPs"
     over = summed_over(run)
     return "", _Measured("flops", f"{name} (summed over {over})" if over else name)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from itertools import compress
+from collections.abc import Iterable, Iterator, Sequence
 
 from torchprof.analyze.advice import Advice, judge, share_of
 from torchprof.analyze.advice.evidence import Evidence
@@ -27,7 +26,7 @@ from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.torch_names import CONVOLUTIONS, FACTORS
-from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, FrameKind
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, Frame, FrameKind
 
 FIRST_SHARE = 0.03
 """A finding with a smaller gain is not on the first screen."""
@@ -284,14 +283,15 @@ def _nothing(run: Run) -> str:
     return f"No change was found that saves {FIRST_SHARE:.0%} of the time.{_bound(run)}"
 
 
+def _has_product(frames: Iterable[Frame]) -> bool:
+    return any(frame.kind == FrameKind.OP and frame.name in _PRODUCTS for frame in frames)
+
+
 def _bound(run: Run) -> str:
     """How much of the time are products, which only less work or a faster format makes shorter."""
     field = next(measures_of(run), ("cpu_ns", ""))[0]
-    rows = run.rows
-    columns, chains = rows.columns, rows.frames
-    is_product = [any(frame.kind == FrameKind.OP and frame.name in _PRODUCTS for frame in chain) for chain in chains]
-    whole = sum(columns[field]) - getattr(run.left_over, field)
-    ns = sum(compress(columns[field], map(is_product.__getitem__, columns["frames"])))
+    whole = run.rows.of_recording.total(field)
+    ns = run.rows.total(field, frames=_has_product)
     if whole <= 0 or ns < _MOST * whole:
         return ""
     return f" Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."

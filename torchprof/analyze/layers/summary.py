@@ -228,9 +228,11 @@ def _activations(run: Run, root: Node) -> int | None:
 def _input_shapes(run: Run) -> dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]]:
     """The distinct input shapes of operators directly in the forward of layers: by path of the layer, then operator."""
     shapes: dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]] = {}
-    for row in run.rows:
-        if row.layer is not None and row.phase == FORWARD and len(row.frames) == 1 and row.signature is not None:
-            shapes.setdefault(row.layer.path, {}).setdefault(row.frames[0].name, set()).add(row.signature.shapes)
+    for layer, chain in run.rows.summed(("layer", "frames"), "calls", phase=FORWARD):
+        frames = run.rows.frames[chain]
+        if layer >= 0 and len(frames) == 1 and frames[0].signature is not None:
+            of_layer = shapes.setdefault(run.layers[layer].path, {})
+            of_layer.setdefault(frames[0].name, set()).add(frames[0].signature.shapes)
     return shapes
 
 

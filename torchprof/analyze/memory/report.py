@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import add
 
 from torchprof.analyze.columns import Column, column_called
 from torchprof.analyze.figures import Figures, figure_of
@@ -26,7 +25,7 @@ _LIVE_SHOWN = 10
 _ALLOCATED = Measure("Allocated", Unit.BYTES, (("cpu_allocated", 1), ("device_allocated", 1)))
 _FREED = Measure("Freed", Unit.BYTES, (("cpu_freed", 1), ("device_freed", 1)))
 _NET = Measure("Net", Unit.BYTES, (*_ALLOCATED.fields, *((name, -1) for name, _ in _FREED.fields)))
-_FIELDS = [name for name, _ in _NET.fields]
+_FIELDS = tuple(name for name, _ in _NET.fields)
 
 
 @report("memory", "live memory at the peak by layer and kind, peaks of layers, saved activations", answers="fit")
@@ -93,7 +92,7 @@ def _phases(run: Run, phase: str | None) -> list[str]:
 
 
 def _why_no_peaks(run: Run) -> str:
-    if any(any(run.rows.columns[name]) for name in ("cpu_allocated", "device_allocated")):
+    if not run.rows.nonzero.isdisjoint(("cpu_allocated", "device_allocated")):
         return 'This run has no peaks: an older torchprof wrote it. What each layer allocated is in the "tree" report.'
     return "No allocation was recorded."
 
@@ -138,19 +137,14 @@ class MemoryUse:
     @classmethod
     def of(cls, run: Run) -> list[MemoryUse]:
         """The memory use of each device in ``run.memory``, in one pass over the rows."""
-        names, columns = run.rows.devices, run.rows.columns
-        sums: dict[tuple[str, int], defaultdict[tuple[int, str], list[int]]] = {
-            (memory.device, memory.rank): defaultdict(lambda: [0] * len(_FIELDS)) for memory in run.memory
+        uses: dict[tuple[str, int], dict[tuple[int, str], Cost]] = {
+            (memory.device, memory.rank): {} for memory in run.memory
         }
-        figures = zip(*(columns[name] for name in _FIELDS))
-        places = zip(*(columns[name] for name in ("device", "rank", "layer", "phase")))
-        for (device, rank, layer, phase), values in zip(places, figures):
-            of_device = sums.get((names[device], rank))
-            if of_device is not None:
-                entry = of_device[layer, PHASES[phase]]
-                entry[:] = map(add, entry, values)
-        own = ({key: Cost(**dict(zip(_FIELDS, entry))) for key, entry in each.items()} for each in sums.values())
-        return [cls(each, run.layers.roll_up_by_phase(each)) for each in own]
+        sums = run.rows.summed(("device", "rank", "layer", "phase"), _FIELDS)
+        for (device, rank, layer, phase), values in sums.items():
+            if (own := uses.get((run.rows.devices[device], rank))) is not None:
+                own[layer, PHASES[phase]] = Cost(**dict(zip(_FIELDS, values)))
+        return [cls(own, run.layers.roll_up_by_phase(own)) for own in uses.values()]
 
     @property
     def by_layers(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchprof.analyze.records import layer_name
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import FIELDS, Cost
+from torchprof.run.cost import Cost
 from torchprof.run.operators import RowKey, Sums, Way, is_kernel, sum_operators
 from torchprof.run.paths import find
 from torchprof.run.rows import Rows
@@ -114,7 +114,7 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
 
     Raises TorchprofError for an unknown layer, and for a run that recorded no device.
     """
-    layers = None if layer is None else _at_or_below(run, layer)
+    is_chosen = None if layer is None else _at_or_below(run, layer).__contains__
     meta = run.meta
     if "device_ns" not in meta.requested:
         raise TorchprofError(
@@ -127,19 +127,17 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
         raise TorchprofError(
             f"This run knows no kernels: {kind} was requested, but could not be recorded. run.warnings says why."
         )
+    rows = run.rows
+    by = ("layer", "phase", "frames", "device")
+    values_of = rows.summed(by, Rows.VALUES, layer=is_chosen, phase=phase, frames=is_kernel)
     sums_of: dict[Kernel, Sums] = {}
-    columns = run.rows.columns
-    for index, of_layer in enumerate(columns["layer"]):
-        frames = run.rows.frames[columns["frames"][index]]
-        of_phase = PHASES[columns["phase"][index]]
-        if not is_kernel(frames) or (layers is not None and of_layer not in layers) or phase not in (None, of_phase):
-            continue
-        op = (_OWN_TIME + frames)[-2]
-        device = run.rows.devices[columns["device"][index]]
-        key = Kernel(frames[-1].name, op.name, layer_name(run, of_layer), phase_of(of_layer, of_phase), device)
+    for (of_layer, of_phase, chain, device), (calls, *costs) in values_of.items():
+        *_, op, kernel = _OWN_TIME + rows.frames[chain]
+        phase = phase_of(of_layer, PHASES[of_phase])
+        key = Kernel(kernel.name, op.name, layer_name(run, of_layer), phase, rows.devices[device])
         sums = sums_of.setdefault(key, Sums())
-        cost = _cost(run.rows, index)
-        sums.calls += columns["calls"][index]
+        cost = Cost(*costs)
+        sums.calls += calls
         sums.self += cost
         sums.total += cost
     return sums_of
@@ -197,9 +195,9 @@ def _summed(
 
 def parts_of_operators(rows: Rows) -> list[int]:
     """For each row, how many of its calls ran inside an op whose FLOPs are counted: those include the calls."""
-    columns = rows.columns
-    if not any(columns["macs"]) and not any(columns["flops"]):
+    if rows.nonzero.isdisjoint(("macs", "flops")):
         return [0] * len(rows)
+    columns = rows.columns
     is_part = _parts(rows)
     keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
     return [calls * (calls > 0 and is_part(place)) for calls, place in zip(columns["calls"], keys)]
@@ -208,20 +206,14 @@ def parts_of_operators(rows: Rows) -> list[int]:
 def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
     """A predicate of rows, by (layer, phase, within, frames): whether the row is inside an op whose FLOPs are
     counted."""
-    columns = rows.columns
     # A chain of frames may be listed twice.
     first = {frames: chain for chain, frames in reversed([*enumerate(rows.frames)])}
     same = [first[frames] for frames in rows.frames]
     around = [
         [first[frames[:steps]] for steps in range(1, len(frames)) if frames[:steps] in first] for frames in rows.frames
     ]
-    keys = zip(columns["layer"], columns["phase"], columns["within"], columns["frames"])
-    counts = zip(columns["macs"], columns["flops"])
-    counted = {
-        (layer, phase, within, same[chain])
-        for (layer, phase, within, chain), (macs, flops) in zip(keys, counts)
-        if macs or flops
-    }
+    counts = rows.summed(("layer", "phase", "within", "frames"), ("macs", "flops"))
+    counted = {(*place, same[chain]) for (*place, chain), count in counts.items() if any(count)}
 
     def is_part(place: tuple[int, int, int, int]) -> bool:
         layer, phase, within, chain = place
@@ -231,18 +223,9 @@ def _parts(rows: Rows) -> Callable[[tuple[int, int, int, int]], bool]:
     return is_part
 
 
-def _cost(rows: Rows, index: int) -> Cost:
-    return Cost(*(rows.columns[name][index] for name in FIELDS))
-
-
 def _at_or_below(run: Run, path: Any) -> Set[int]:
     """The layers that a path names and all layers below them, by index."""
-    tops = {run.layers[number].path for number in find(path, [(layer.path,) for layer in run.layers])}
-    chosen = {
-        number
-        for number, layer in enumerate(run.layers)
-        if any(layer.path[:steps] in tops for steps in range(1, len(layer.path) + 1))
-    }
+    chosen = run.layers.at_or_below(find(path, [(layer.path,) for layer in run.layers]))
     selected = run.meta.paths
     if selected is not None and not any(run.layers[number].path in selected for number in chosen):
         raise TorchprofError(

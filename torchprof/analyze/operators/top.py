@@ -42,7 +42,6 @@ from torchprof.run.words import (
     Frame,
     FrameKind,
     SourceLine,
-    is_left_over,
     is_overhead,
     is_runtime_call,
     phase_of,
@@ -170,7 +169,7 @@ def measures_of(run: Run) -> Iterator[tuple[str, str]]:
     if "cpu_ns" in meta.measured:
         yield "cpu_ns", "CPU time"
     elif "flops" in meta.measured:
-        yield "flops", "Counted FLOPs" if any(run.rows.columns["uncounted"]) else "FLOPs"
+        yield "flops", "Counted FLOPs" if "uncounted" in run.rows.nonzero else "FLOPs"
 
 
 class LargestPart(NamedTuple):
@@ -321,14 +320,12 @@ def parts_of(run: Run, field: str) -> Parts:
 
 
 def _parts_of(run: Run, field: str) -> Parts:
-    columns = run.rows.columns
-    left_over = [*map(is_left_over, run.rows.frames)]
     names = [(_label(frames), _work(frames)) for frames in run.rows.frames]
-    work_of = {phase: [KindOfWork(phase, *name) for name in names] for phase in set(columns["phase"])}
     parts: Parts = {}
-    for layer, phase, chain, amount in zip(columns["layer"], columns["phase"], columns["frames"], columns[field]):
-        if amount and not left_over[chain]:
-            part = layer, work_of[phase][chain]
+    sums = run.rows.of_recording.summed(("layer", "phase", "frames"), field)
+    for (layer, phase, chain), amount in sums.items():
+        if amount:
+            part = layer, KindOfWork(phase, *names[chain])
             parts[part] = parts.get(part, 0) + amount
     return {part: amount for part, amount in parts.items() if amount > 0}
 
@@ -360,17 +357,16 @@ def _work(frames: Sequence[Frame]) -> str:
 def source_lines(run: Run) -> dict[Where, Counter[SourceLine]]:
     """The number of samples of each source line between operators, by place."""
     lines: defaultdict[Where, Counter[SourceLine]] = defaultdict(Counter)
-    columns, chains = run.rows.columns, run.rows.frames
-    line_of = [
-        sampled_line(frames) if all(frame.kind == FrameKind.LABEL for frame in frames[:-1]) else None
-        for frames in chains
-    ]
-    if not any(line_of):
-        return {}
-    for layer, phase, chain, samples in zip(columns["layer"], columns["phase"], columns["frames"], columns["calls"]):
-        if (line := line_of[chain]) is not None:
-            lines[Where(layer, phase, _label(chains[chain]))][line] += samples
+    sampled = run.rows.summed(("layer", "phase", "frames"), "calls", frames=_is_line_between_ops)
+    for (layer, phase, chain), samples in sampled.items():
+        frames = run.rows.frames[chain]
+        if (line := sampled_line(frames)) is not None:
+            lines[Where(layer, phase, _label(frames))][line] += samples
     return dict(lines)
+
+
+def _is_line_between_ops(frames: Sequence[Frame]) -> bool:
+    return sampled_line(frames) is not None and all(frame.kind == FrameKind.LABEL for frame in frames[:-1])
 
 
 def most_sampled(seen: Counter[SourceLine]) -> tuple[str, float] | None:

@@ -118,7 +118,7 @@ def _ranks(compared: Compared, collectives: Sequence[OneCollective]) -> Iterator
             for rank, times in zip(collective.ranks, collective.last.values):
                 last[rank] += times
                 of[rank] += collective.of
-    flops, uncounted = (_by_rank(run, name) for name in ("flops", "uncounted"))
+    flops, uncounted = (run.rows.summed("rank", name) for name in ("flops", "uncounted"))
     peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
     for memory in run.memory:
         kind = memory.device.partition(":")[0]
@@ -135,20 +135,9 @@ def _ranks(compared: Compared, collectives: Sequence[OneCollective]) -> Iterator
             rank in waits.are_longer,
             Times(last[rank], of[rank]) if rank in of else None,
             tuple(sorted(peaks[rank].items())),
-            flops[rank] if "flops" in meta.measured else None,
-            uncounted[rank] > 0,
+            flops.get(rank, 0) if "flops" in meta.measured else None,
+            uncounted.get(rank, 0) > 0,
         )
-
-
-def _by_rank(run: Run, name: str) -> Counter[int]:
-    """The sum of a column of the rows, by rank."""
-    sums: Counter[int] = Counter()
-    columns = run.rows.columns
-    if any(columns[name]):
-        for rank, value in zip(columns["rank"], columns[name]):
-            if value:
-                sums[rank] += value
-    return sums
 
 
 def _layers(compared: Compared, collectives: Iterable[OneCollective]) -> Iterator[OneLayer]:

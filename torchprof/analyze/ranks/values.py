@@ -258,32 +258,23 @@ class Compared:
 
     def outside(self, part: str, name: str) -> Counter[int]:
         """A column of the rows outside all layers that are one part of a step (``step_data_ns``), per step, by rank."""
-        rows, columns = self.run.rows, self.run.rows.columns
+        rows = self.run.rows
         sums: Counter[int] = Counter()
-        parts: dict[tuple[int, int], bool] = {}
-        for layer, phase, chain, rank, value in zip(
-            *(columns[column] for column in ("layer", "phase", "frames", "rank", name))
-        ):
-            if layer == OUTSIDE and value:
-                if (phase, chain) not in parts:
-                    parts[phase, chain] = part == f"step_{purpose_of(PHASES[phase], rows.frames[chain])}_ns"
-                sums[rank] += value * parts[phase, chain]
+        for (phase, chain, rank), value in rows.summed(("phase", "frames", "rank"), name, layer=OUTSIDE).items():
+            if value and part == f"step_{purpose_of(PHASES[phase], rows.frames[chain])}_ns":
+                sums[rank] += value
         return Counter({rank: self.per_step(rank, value) for rank, value in sums.items()})
 
     def rolled_up(self, name: str) -> dict[tuple[int, str], dict[int, int]]:
         """A column of the rows per step, by layer (with all layers below it), phase and rank; only for layers and
         phases in which it is not 0."""
-        columns = self.run.rows.columns
-        if not any(columns[name]):
+        if name not in self.run.rows.nonzero:
             return {}
         place = {rank: position for position, rank in enumerate(self.ranks)}
-        sums: dict[tuple[int, int], list[int]] = {}  # one pass over the rows, which may be millions
-        for layer, phase, rank, value in zip(columns["layer"], columns["phase"], columns["rank"], columns[name]):
+        sums: dict[tuple[int, int], list[int]] = {}
+        for (layer, phase, rank), value in self.run.rows.summed(("layer", "phase", "rank"), name).items():
             if value and layer >= 0:
-                values = sums.get((layer, phase))
-                if values is None:
-                    values = sums[layer, phase] = [0] * len(place)
-                values[place[rank]] += value
+                sums.setdefault((layer, phase), [0] * len(place))[place[rank]] = value
         totals = self.run.layers.roll_up_by_phase(sums, lambda first, other: [*map(add, first, other)])
         return {
             (layer, PHASES[phase]): dict(zip(self.ranks, map(self.per_step, self.ranks, values)))

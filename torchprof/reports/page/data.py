@@ -66,7 +66,7 @@ def page_data(takes: Sequence[Take], compared: Run | None = None) -> dict[str, A
     rows = rows_of(takes, tree, names, sources.numbers)
     columns = columns_shown(takes)
     shown = [
-        (run, {layer.path: nodes[index] for index, layer in enumerate(take.run.layers)})
+        (run, {path: nodes[index] for path, index in take.run.layers.index_of.items()})
         for take, nodes in zip(takes, tree.nodes)
         for run in _each_rank_and_all(take.run, sources.are_ranks)
     ]

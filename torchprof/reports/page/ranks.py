@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import add, attrgetter
+from operator import attrgetter
 from typing import Any
 
 from torchprof.analyze.ranks.balance import balance_of
@@ -33,7 +33,7 @@ def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int]) -> dict[st
     ``quantiles``: a table, if not all ranks are on the page. A layer that is not on the page has the node None.
     """
     balance = balance_of(compared)
-    node_of = {layer.path: nodes[index] for index, layer in enumerate(run.layers)}
+    node_of = {path: nodes[index] for path, index in run.layers.index_of.items()}
     node_of |= {(name,): nodes[index] for index, name in NO_LAYERS.items()}
 
     page_nodes = {
@@ -93,12 +93,8 @@ def sum_of_ranks(run: Run) -> Run:
     kind of device it has the memory of the one with the largest peak and the times of the busiest one, named with their
     ranks."""
     first, rows = run.meta.rank, run.rows
-    lines: dict[tuple[int, ...], Sequence[int]] = {}
-    keys = zip(*(rows.columns[name] for name in Rows.KEYS if name != "rank"))
-    for others, values in zip(keys, zip(*(rows.columns[name] for name in Rows.VALUES))):
-        key = (*others, first)
-        known = lines.get(key)
-        lines[key] = values if known is None else [*map(add, known, values)]
+    by = tuple(name for name in Rows.KEYS if name != "rank")
+    lines = {(*key, first): values for key, values in rows.summed(by, Rows.VALUES).items()}
     of_ranks: defaultdict[tuple[Any, ...], list[Spread]] = defaultdict(list)
     for (layer, phase, _, device, measure), spread in run.samples.items():
         of_ranks[layer, phase, first, device, measure].append(spread)
