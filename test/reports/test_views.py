@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from build.all_kinds import KINDS
+from build.golden import drawn
 from build.hand_made import headings
 from build.page import READ_TABLE, button, choice
 from build.phases import in_column_of
@@ -74,6 +75,31 @@ every_kind = pytest.mark.parametrize("run", KINDS.values(), ids=KINDS, indirect=
 def run(request: pytest.FixtureRequest) -> Run:
     made: Run = request.param()
     return made
+
+
+# Golden text
+
+TEXTS = {
+    "training": ("overview", "tree", "ops", "csv"),
+    "without_formulas": ("overview", "tree", "ops"),
+    "memory": ("tree", "ops", "types", "markdown"),
+    "selected": ("overview", "tree", "ops"),
+    "several_models": ("overview", "summary"),
+    "on_a_device": ("overview", "tree", "kernels"),
+    "device_not_recorded": ("tree", "top", "ops"),
+    "ranks": ("overview", "device", "ranks"),
+    "pipelined": ("overview", "pipeline"),
+    "compiled_not_attributable": ("tree", "compiled", "calls"),
+    "replayed": ("overview", "tree"),
+    "without_layers": ("overview", "tree", "python"),
+    "never_called": ("overview", "tree"),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_the_text_of_reports(kind: str, golden: Callable[..., None]) -> None:
+    options = {"overview": {"width": 110}, "tree": {"show_events": True}}
+    golden(*(drawn(KINDS[kind](), report, **options.get(report, {})) for report in TEXTS[kind]))
 
 
 # The terminal's table, by hand
