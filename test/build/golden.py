@@ -26,7 +26,11 @@ def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
     return compare
 
 
+def titled(title: str, text: object) -> str:
+    return f"=== {title}\n{text}"
+
+
 def drawn(value: Any, report: str, **options: object) -> str:
     """A report of a run, or of a comparison, below its name and options."""
-    title = " ".join(["===", report, *(f"{name}={option}" for name, option in options.items())])
-    return f"{title}\n{value.report(report, **options)}"
+    title = " ".join([report, *(f"{name}={option}" for name, option in options.items())])
+    return titled(title, value.report(report, **options))
