@@ -14,11 +14,12 @@ GOLDEN = ROOT / "test" / "golden"
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Compare texts with the file that has the test's name; ``pytest --renew`` writes the file."""
+    """Compares texts, or texts by title, with the file that has the name of the test; ``--renew`` writes the file."""
     file = GOLDEN / (re.sub(r"\W+", "_", request.node.name.removeprefix("test_")).strip("_") + ".txt")
 
-    def compare(*texts: object) -> None:
-        printed = "\n\n".join(map(str, texts)) + "\n"
+    def compare(*texts: str | dict[str, str]) -> None:
+        several = (titled(text) if isinstance(text, dict) else [text] for text in texts)
+        printed = "\n\n".join(text for one in several for text in one) + "\n"
         if request.config.getoption("--renew"):
             file.write_text(printed, encoding="utf-8")
         assert printed.splitlines() == file.read_text(encoding="utf-8").splitlines(), f"{file}, see pytest --renew"
@@ -26,11 +27,11 @@ def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
     return compare
 
 
-def titled(title: str, text: object) -> str:
-    return f"=== {title}\n{text}"
+def titled(texts: dict[str, str]) -> list[str]:
+    return [f"=== {title}\n{text}" for title, text in texts.items()]
 
 
 def drawn(value: Any, report: str, **options: object) -> str:
     """A report of a run, or of a comparison, below its name and options."""
     title = " ".join([report, *(f"{name}={option}" for name, option in options.items())])
-    return titled(title, value.report(report, **options))
+    return titled({title: value.report(report, **options)})[0]

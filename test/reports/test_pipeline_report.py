@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from build.golden import drawn, titled
+from build.golden import drawn
 from build.hand_made import op, row, run_of
 from build.hand_made_ranks import everybody, lockstep
 from build.nonempty import at_least_one
@@ -61,18 +61,18 @@ def test_what_is_said_of_pipelines(golden: Callable[..., None]) -> None:
     alone = [pipelines_of(one_stage, [unequal({0: 1 + (rank == 3)})] * 5, ranks=[rank]) for rank in range(4)]
     several = {
         "equal stages": pipelines_of(interleave, [equal()], schedule="ScheduleInterleaved1F1B"),
-        "a slow rank with two stages, either may be as fast": pipelines_of(
-            interleave, [unequal(of_several)] * 2
-        ),
+        "a slow rank with two stages, either may be as fast": pipelines_of(interleave, [unequal(of_several)] * 2),
         "two stages are equally slow": pipelines_of(four, [unequal(equally)] * 3),
         "three of four are slow": pipelines_of(four, [unequal(three)] * 3),
         "a stage that is slow in some steps": pipelines_of(two_stages, in_some_steps),
     }
     golden(
-        titled("a slow stage", about(run_of_pipelines(four_stages(), blocks=FOUR))),
-        *(titled(title, about(run_of_pipelines(pipelines))) for title, pipelines in several.items()),
-        titled("ranks of one stage, of which the last is slow", about(run_of_pipelines(*alone))),
-        titled("the same ranks are compared", run_of_pipelines(*alone).report("ranks").split("\n\n")[0]),
+        {
+            "a slow stage": about(run_of_pipelines(four_stages(), blocks=FOUR)),
+            **{title: about(run_of_pipelines(pipelines)) for title, pipelines in several.items()},
+            "ranks of one stage, of which the last is slow": about(run_of_pipelines(*alone)),
+            "the same ranks are compared": run_of_pipelines(*alone).report("ranks").split("\n\n")[0],
+        }
     )
 
 
