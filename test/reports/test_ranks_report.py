@@ -60,7 +60,7 @@ def of_work(*ns: int, steps: int = 4, **meta: Any) -> Run:
 # Sentences
 
 
-def test_the_text_of_the_report(golden: Callable[..., None]) -> None:
+def test_the_text_of_ranks(golden: Callable[..., None]) -> None:
     """test_balance.py calculates these figures. Net.b.0 in backward takes 6.6, 4, 12.1 and 4 ms: 26.7 in all, so the
     mean is 6.675 and the imbalance 1.81. In the all-reduce of Net the ranks wait for 8.1, 10.7, 2.6 and 10.7 ms."""
     golden(drawn(planted(), "ranks"), drawn(planted(), "ranks", top=2, depth=0))
