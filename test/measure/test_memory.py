@@ -1207,6 +1207,8 @@ def test_options_of_the_report_on_memory(golden: Callable[..., None]) -> None:
     texts["one layer was selected"] = step_of_a_run(paths=(("Net", "fc"),)).report("memory")
     golden({title: "Made in" + text.rpartition("\n\nMade in")[2] for title, text in texts.items()})
     assert "| Net" in run.report("memory", tablefmt="github")
+    with pytest.raises(TorchprofError, match="no format 'neat'"):
+        run.report("memory", tablefmt="neat")
     assert "start of its cycle, after 2.500ms, in Net.fc (backward)" in step_of_a_run(cycles=2).report("memory")
 
 
@@ -1284,30 +1286,6 @@ def test_saved_bytes_are_the_mean_of_the_calls_and_add_up() -> None:
     assert [row[at] for row in table[1:]] == [format_memory(2 * BLOCK)] * 3 + [half] * 4 + [""]
     assert table[2][0] == "└── groups"  # a list, which is never called
     assert table[2][table[0].index("Peak")] == "–"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"phase": "backwards"}, "no phase 'backwards'.*'backward'"),
-        ({"sort_by": "size"}, "no column 'size'"),
-        ({"depth": -1}, "depth is a number"),
-        ({"top": "all"}, "top is a number"),
-        ({"tablefmt": "neat"}, "no format 'neat'"),
-        ({"lines": 3}, "no option 'lines'"),
-    ],
-)
-def test_bad_options_say_what_there_is(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(TorchprofError, match=message):
-        step_of_a_run().report("memory", **options)
-
-
-def test_a_run_without_memory_says_what_to_do() -> None:
-    model = Mlp()
-    with Profile(model) as prof:
-        model(torch.rand(1, 4))
-    with pytest.raises(TorchprofError, match=r"Memory was not recorded.*profile_memory=True"):
-        prof.run.report("memory")
 
 
 def test_a_layer_that_is_never_called_is_unknown() -> None:

@@ -710,12 +710,6 @@ def test_a_run_without_a_loop_says_where_steps_end() -> None:
         prof.run.report("steps")
 
 
-@pytest.mark.parametrize("wrong", [{"depth": -1}, {"top": "all"}, {"tablefmt": "gird"}])
-def test_wrong_options(wrong: dict[str, Any]) -> None:
-    with pytest.raises(TorchprofError):
-        made_by_hand().report("steps", **wrong)
-
-
 def test_each_rank_has_its_tables() -> None:
     run = made_by_hand()
     second = {key._replace(rank=1): spread for key, spread in run.samples.items()}

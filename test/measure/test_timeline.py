@@ -1046,11 +1046,6 @@ def test_each_rank_is_a_process() -> None:
     assert events[0]["args"] == {"name": "rank 3: Net"}
 
 
-def test_a_run_without_spans_says_how_to_get_them() -> None:
-    with pytest.raises(TorchprofError, match="with_timeline=True"):
-        run_of([row(0)]).report("chrome-trace")
-
-
 def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every code block of docs/timeline.md runs, and the tracks that it names are in the file."""
     root = ROOT

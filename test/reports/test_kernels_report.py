@@ -12,7 +12,6 @@ from build.hand_made import cells, kernel, label, op, row, run_of
 from build.raw_events import MARKED, attributed, small_step
 from build.warnings import run_warnings
 
-from torchprof import TorchprofError
 from torchprof.analyze.operators.kernels import short_kernel_name
 from torchprof.analyze.operators.operators import Kernel, kernels
 from torchprof.run.words import BACKWARD, LAUNCH_NOT_RECORDED, OUTSIDE, RECOMPUTE
@@ -170,23 +169,3 @@ def test_full_names_on_request() -> None:
 
 
 # Bad input
-
-
-@pytest.mark.parametrize(
-    ("meta", "options", "words"),
-    [
-        ({}, {}, ["recorded no device", 'device="cuda"']),
-        ({**CUDA, "measured": ("cpu_ns",)}, {}, ["CUDA was requested", "run.warnings"]),
-        (CUDA, {"layer": "c"}, ["No module", "'c'"]),
-        (CUDA, {"phase": "fore"}, ["no phase 'fore'"]),
-        (CUDA, {"sort_by": "cpu_total"}, ["no column 'cpu_total'", "cuda_total"]),
-        (CUDA, {"top": -3}, ["top", "-3"]),
-        (CUDA, {"tablefmt": "nice"}, ["no format 'nice'"]),
-        (CUDA, {"op": "aten::mm"}, ["no option 'op'"]),
-    ],
-)
-def test_bad_input(meta: dict[str, Any], options: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(TorchprofError) as error:
-        run_of(STEP, **meta).report("kernels", **options)
-    for word in words:
-        assert word in str(error.value)

@@ -611,41 +611,6 @@ def test_the_table_of_the_layers_of_an_operator(golden: Callable[..., None]) -> 
     )
 
 
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("report", "options", "words"),
-    [
-        ("ops", {"layer": "c"}, ["No module", "'c'", "Net.a"]),
-        ("ops", {"layer": "a.*"}, ["No module", "a.*"]),
-        ("ops", {"layer": 3}, ["3 is not a path", "dotted"]),
-        ("ops", {"phase": "backwards"}, ["backwards", "backward"]),
-        ("ops", {"sort_by": "cpu"}, ["no column 'cpu'", "self_cpu_total"]),
-        ("ops", {"sort_by": ["calls"]}, ["no column ['calls']"]),
-        ("ops", {"sort_by": "cuda_time_total"}, ["no column 'cuda_time_total'"]),
-        ("ops", {"top": -1}, ["top", "-1"]),
-        ("ops", {"top": 2.5}, ["top", "2.5"]),
-        ("ops", {"group_by_stack_n": -1}, ["group_by_stack_n", "-1"]),
-        ("ops", {"group_by_stack_n": 3}, ["source lines", "Profile(model, with_stack=True)"]),
-        ("ops", {"group_by_input_shape": True}, ["input shapes", "Profile(model, record_shapes=True)"]),
-        ("ops", {"tablefmt": "nice"}, ["no format 'nice'"]),
-        ("ops", {"group_by_input_shapes": True}, ["no option", "group_by_input_shape"]),
-        ("ops", {"op": "aten::add", "layer": "a", "group_by_stack_n": 1}, ["leave out layer, group_by_stack_n"]),
-        ("ops", {"op": "addmm"}, ["no operator 'addmm'", "aten::addmm"]),
-        ("ops", {"op": "aten::addmm", "phase": "backward"}, ["no operator 'aten::addmm' in backward", "aten::mm"]),
-        ("ops", {"op": 3}, ["no operator 3"]),
-        ("ops", {"op": "aten::add", "phase": "all"}, ["no phase 'all'"]),
-        ("ops", {"op": "aten::add", "sort_by": "operator"}, ["no column 'operator'", "module"]),
-    ],
-)
-def test_bad_input(report: str, options: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(TorchprofError) as error:
-        run_of(STEP).report(report, **options)
-    for word in words:
-        assert word in str(error.value)
-
-
 def test_a_layer_that_was_not_selected_is_refused() -> None:
     """Its work is shown elsewhere, so an empty table would be wrong. Layers above and below it may have rows."""
     run = run_of(STEP, paths=(("Net", "a"),))

@@ -318,17 +318,6 @@ def test_layers_are_sorted_by_another_column(sort_by: str, heading: str, figures
     assert [row[heading] for row in table(by_several_columns(), LAYERS, sort_by=sort_by)] == figures
 
 
-def test_an_unknown_column_is_refused() -> None:
-    with pytest.raises(TorchprofError, match=r"no column 'speed'.*'max/mean'"):
-        planted().report("ranks", sort_by="speed")
-    with pytest.raises(TorchprofError, match="top is a number of rows"):
-        planted().report("ranks", top=-1)
-    with pytest.raises(TorchprofError, match="depth is a number of levels"):
-        planted().report("ranks", depth="all")
-    with pytest.raises(TorchprofError, match="no format"):
-        planted().report("ranks", tablefmt="gibtsnicht")
-
-
 def test_layers_that_only_some_ranks_have(golden: Callable[..., None]) -> None:
     """0.1 and 0.3 us: the layer above has 1.5 times the mean in time, in FLOPs and in memory."""
     golden(experts().report("ranks"))
@@ -357,10 +346,6 @@ def test_waiting_that_is_unknown_or_a_lower_bound(golden: Callable[..., None]) -
     }
     run = run_of_ranks(own, collectives, world_size=4)
     golden(drawn(run, "ranks"), "\n".join(section(run, COLLECTIVES, top=1)))
-
-
-def test_every_table_has_the_format_of_tabulate() -> None:
-    assert "<table>" in planted().report("ranks", tablefmt="html")
 
 
 def test_a_rank_that_is_slow_outside_of_operators() -> None:

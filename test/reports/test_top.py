@@ -14,7 +14,7 @@ from build.golden import drawn
 from build.hand_made import op, row
 from build.warnings import run_warnings
 
-from torchprof import Run, TorchprofError
+from torchprof import Run
 from torchprof.analyze.operators.top import Where, most_sampled, parts_of, source_lines
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.run.layers import Layer
@@ -191,17 +191,6 @@ def test_an_empty_run() -> None:
     run = run_of([], wall_ns=0)
     assert parts_of(run, "cpu_ns") == {}
     assert len(cells(run.report("top"))) == len(cells(run.report("python"))) == 1
-
-
-@pytest.mark.parametrize(
-    "name, option", [("top", {"limit": -1}), ("python", {"limit": -1}), ("python", {"lines": 1.5})]
-)
-def test_bad_options(run: Run, name: str, option: dict[str, Any]) -> None:
-    with pytest.raises(TorchprofError, match=next(iter(option))):
-        run.report(name, **option)
-    with pytest.raises(TorchprofError, match="tabulate has no format"):
-        run.report(name, tablefmt="grid?")
-    assert "|:" in run.report(name, tablefmt="github") or "|--" in run.report(name, tablefmt="github")
 
 
 def test_all_that_torch_compile_does_around_its_graphs_is_one_part() -> None:
