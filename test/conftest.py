@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from build.browser import chromium, look, open_tab, speedscope  # noqa: F401  # fixtures
+from build.golden import golden  # noqa: F401  # fixture
 from hypothesis import settings
 
 import torchprof.measure.cpu_time
@@ -17,6 +18,10 @@ settings.register_profile("without a time limit", deadline=None)  # a busy machi
 settings.load_profile("without a time limit")
 
 SLOW = "browser or compiler or jobs"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew", action="store_true", help="write the files of test/golden anew, for a diff to review")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -8,7 +8,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.golden import drawn
 from build.hand_made import cells, label, op, row, run_of
 from build.pairs import BACKWARD, COUNTED, FC, FORWARD, MEMORY, calls, layer, made, simple, stepped
 from build.phases import in_column_of
@@ -349,36 +350,116 @@ def matched(before: Sequence[Layer], after: Sequence[Layer]) -> dict[str, tuple[
 
 
 CONV = {"kind": "Conv2d", "params": 100, "settings": "3, 64"}
+POOL = {"kind": "MaxPool2d", "settings": "4", "input_shapes": ((1, 32, 8),)}
+CONTENTS: dict[str, dict[str, Any]] = {
+    "": {},
+    "linear": FC,
+    "linear-7": {**FC, "params": 7},
+    "linear-80": {**FC, "params": 80},
+    "linear-without-settings": {**FC, "settings": ""},
+    "conv": CONV,
+    "conv-200": {**CONV, "params": 200},
+    "pool": POOL,
+    "pool-of-64": {**POOL, "input_shapes": ((1, 64, 8),)},
+    "relu": {"kind": "ReLU"},
+    "relu-x": {"kind": "ReLU", "settings": "x"},
+    "norm": {"kind": "BatchNorm2d", "params": 8},
+    "other": {"kind": "Other"},
+    **{f"{kind}{params}": {"kind": kind, "params": params} for kind in "pq" for params in (1, 2, 3)},
+}
 
 
-def test_a_renamed_layer_is_found_by_its_content() -> None:
-    found = matched([layer("Net"), layer("Net.fc", **FC)], [layer("Net"), layer("Net.head", **FC)])
-    assert found == {"Net": ("same", "Net"), "Net.head": ("renamed", "Net.fc")}
+def net_with(layers: str) -> list[Layer]:
+    """Net with layers such as ``path=content``; without a path they are items of a list: 0, 1, …"""
+    found = [layer("Net")]
+    for number, word in enumerate(layers.split()):
+        path, _, content = f"{number}={word}".partition("=") if word in CONTENTS else word.partition("=")
+        found.append(layer(f"Net.{path}", **CONTENTS[content]))
+    return found
 
 
-def test_a_moved_subtree_is_reported_only_at_its_top() -> None:
-    before = [layer("Net"), layer("Net.x"), layer("Net.x.block"), layer("Net.x.block.fc", **FC), layer("Net.y")]
-    after = [layer("Net"), layer("Net.x"), layer("Net.y"), layer("Net.y.block"), layer("Net.y.block.fc", **FC)]
-    found = matched(before, after)
-    assert found["Net.y.block"] == ("moved", "Net.x.block")
-    assert found["Net.y.block.fc"] == ("same", "Net.x.block.fc")
-    assert not [path for path, (how, _) in found.items() if how in ("added", "removed")]
+def changed_layers(before: str, after: str) -> str:
+    """How each layer matched, but for those that are the same at the same path."""
+    said = []
+    for pair in torchprof.compare(made(net_with(before), []), made(net_with(after), [])).walk():
+        path = ".".join(pair.path[1:])
+        was = ".".join(pair.before.path[1:]) if pair.before else None
+        if pair.how in ("added", "removed"):
+            said.append(f"{pair.how} {path}")
+        elif (pair.how, was) != ("same", path):
+            said.append(f"{pair.how} {was}>{path}")
+    return ", ".join(said)
 
 
-def test_a_layer_wrapped_in_a_new_one_is_moved() -> None:
-    before = [layer("Net"), layer("Net.features", "Seq"), layer("Net.features.0", **CONV)]
-    after = [
-        layer("Net"),
-        layer("Net.backbone", "Back"),
-        layer("Net.backbone.features", "Seq"),
-        layer("Net.backbone.features.0", **CONV),
-    ]
-    assert matched(before, after) == {
-        "Net": ("same", "Net"),
-        "Net.backbone": ("added", None),
-        "Net.backbone.features": ("moved", "Net.features"),
-        "Net.backbone.features.0": ("same", "Net.features.0"),
-    }
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        # A layer is found by its content; settings that only one run has do not count.
+        ("fc=linear", "head=linear", "renamed fc>head"),
+        ("fc=linear-without-settings", "head=linear", "renamed fc>head"),
+        # A moved subtree is reported only at its top.
+        (
+            "x x.block x.block.fc=linear y",
+            "x y y.block y.block.fc=linear",
+            "moved x.block>y.block, same x.block.fc>y.block.fc",
+        ),
+        (
+            "features features.0=conv",
+            "backbone=other backbone.features backbone.features.0=conv",
+            "added backbone, moved features>backbone.features, same features.0>backbone.features.0",
+        ),
+        # Two equal layers are not matched by guess, but by name.
+        ("a=linear b=linear", "c=linear d=linear", "added c, added d, removed a, removed b"),
+        (
+            "x x.q=linear x.k=linear",
+            "y=other y.k=linear y.q=linear",
+            "added y, moved x.k>y.k, moved x.q>y.q, removed x",
+        ),
+        # Layers without parameters match by name or place, but not by a number for a name.
+        ("x x.act=relu y", "x y y.relu=relu", "removed x.act, added y.relu"),
+        ("x x.act=relu y", "x y y.act=relu", "moved x.act>y.act"),
+        ("x x.act=relu y", "x x.relu=relu y", "renamed x.act>x.relu"),
+        ("x x.0=relu y", "x y y.0=relu", "removed x.0, added y.0"),
+        # An item inserted into a list shifts the items after it.
+        ("conv relu linear relu", "conv norm relu linear relu", "added 1, renamed 1>2, renamed 2>3, renamed 3>4"),
+        ("conv norm relu linear relu", "conv relu linear relu", "renamed 2>1, renamed 3>2, renamed 4>3, removed 1"),
+        ("linear linear linear", "linear linear linear linear", "added 3"),
+        # Items that are not equal match by number and kind; between equal items, those of one kind match.
+        ("conv linear", "conv-200 linear", ""),
+        ("conv linear", "conv-200 linear-80 relu", "added 2"),
+        (
+            "conv relu pool linear",
+            "conv-200 norm other pool-of-64 linear",
+            "added 1, added 2, renamed 2>3, renamed 3>4, removed 1",
+        ),
+        # Similar items are not matched by guess, nor at different numbers.
+        (
+            "conv norm relu relu linear",
+            "conv relu-x other linear",
+            "added 1, added 2, renamed 4>3, removed 1, removed 2, removed 3",
+        ),
+        (
+            "conv norm relu relu linear",
+            "conv other relu-x linear",
+            "added 1, added 2, renamed 4>3, removed 1, removed 2, removed 3",
+        ),
+        (
+            "conv linear relu relu",
+            "conv norm linear relu-x other",
+            "added 1, renamed 1>2, added 3, added 4, removed 2, removed 3",
+        ),
+        # Between matched items, equal items match.
+        (
+            "p1 q1 p2 q1 p3",
+            "linear p1 q2 q1 p2 q2 q1 p3 conv",
+            "added 0, renamed 0>1, added 2, renamed 1>3, renamed 2>4, added 5, renamed 3>6, renamed 4>7, added 8",
+        ),
+        # Of two items that changed places one keeps its order; the other is found by its content.
+        ("conv linear linear-7", "conv linear-7 linear relu", "renamed 2>1, renamed 1>2, added 3"),
+    ],
+)
+def test_which_layer_is_which(before: str, after: str, expected: str) -> None:
+    assert changed_layers(before, after) == expected
 
 
 def test_parts_of_a_model_that_are_models_of_their_own_after_are_moved() -> None:
@@ -387,36 +468,15 @@ def test_parts_of_a_model_that_are_models_of_their_own_after_are_moved() -> None
     assert found == {"Body": ("moved", "Net.body"), "Head": ("moved", "Net.head"), "-Net": ("removed", "Net")}
 
 
-def test_added_and_removed_layers_are_reported_and_count_in_full() -> None:
+def test_added_and_removed_layers_count_in_full(golden: Callable[..., None]) -> None:
+    """Of an added subtree only the top is reported."""
     before = made([layer("Net"), layer("Net.old", **FC)], [row(0, cpu_ns=1), row(1, cpu_ns=5)])
-    after = made([layer("Net"), layer("Net.new", **CONV)], [row(0, cpu_ns=1), row(1, cpu_ns=9)])
-    diff = torchprof.compare(before, after)
+    layers = [layer("Net"), layer("Net.new", **CONV), layer("Net.new.a"), layer("Net.new.b")]
+    diff = torchprof.compare(before, made(layers, [row(0, cpu_ns=1), row(1, cpu_ns=9)]))
     assert figures(diff, "Net.old", "cpu_total") == (5, None, -5, None)
     assert figures(diff, "Net.new", "cpu_total") == (None, 9, 9, None)
     assert figures(diff, "Net", "cpu_total") == (6, 10, 4, 10 / 6)
-    text = diff.report()
-    assert "Added: Net.new (Conv2d)" in text and "Removed: Net.old (Linear)" in text
-
-
-def test_only_the_top_of_an_added_subtree_is_reported() -> None:
-    subtree = [layer("Net"), layer("Net.new", "Block"), layer("Net.new.fc", **FC), layer("Net.new.act")]
-    text = torchprof.compare(made([layer("Net")], []), made(subtree, [])).report()
-    assert [line for line in text.splitlines() if line.startswith("Added")] == [
-        "Added: Net.new (Block, with 2 layers below)"
-    ]
-
-
-def test_two_equal_layers_are_not_matched_by_guess() -> None:
-    before = [layer("Net"), layer("Net.a", **FC), layer("Net.b", **FC)]
-    after = [layer("Net"), layer("Net.c", **FC), layer("Net.d", **FC)]
-    assert {how for how, _ in matched(before, after).values()} == {"same", "added", "removed"}
-
-
-def test_two_equal_layers_that_move_are_matched_by_name() -> None:
-    before = [layer("Net"), layer("Net.x"), layer("Net.x.q", **FC), layer("Net.x.k", **FC)]
-    after = [layer("Net"), layer("Net.y", "Other"), layer("Net.y.k", **FC), layer("Net.y.q", **FC)]
-    found = matched(before, after)
-    assert found["Net.y.k"] == ("moved", "Net.x.k") and found["Net.y.q"] == ("moved", "Net.x.q")
+    golden(drawn(diff, "table"), drawn(diff, "markdown"))
 
 
 @pytest.mark.parametrize(
@@ -442,117 +502,6 @@ def test_shapes_do_not_count_if_the_model_was_called_on_different_shapes() -> No
     assert matched(before, after)["Net.head"] == ("renamed", "Net.fc")
 
 
-def test_settings_that_only_one_run_has_do_not_count() -> None:
-    old = {**FC, "settings": ""}
-    before = [layer("Net"), layer("Net.fc", **old)]
-    assert matched(before, [layer("Net"), layer("Net.head", **FC)])["Net.head"] == ("renamed", "Net.fc")
-
-
-def test_layers_without_parameters_match_by_name_or_place() -> None:
-    relu = {"kind": "ReLU"}
-    before = [layer("Net"), layer("Net.x"), layer("Net.x.act", **relu), layer("Net.y")]
-    elsewhere = [layer("Net"), layer("Net.x"), layer("Net.y"), layer("Net.y.relu", **relu)]
-    same_name = [layer("Net"), layer("Net.x"), layer("Net.y"), layer("Net.y.act", **relu)]
-    numbered = [layer("Net"), layer("Net.x"), layer("Net.x.0", **relu), layer("Net.y")]
-    assert matched(numbered, [layer("Net"), layer("Net.x"), layer("Net.y"), layer("Net.y.0", **relu)])["Net.y.0"] == (
-        "added",
-        None,
-    )
-    same_place = [layer("Net"), layer("Net.x"), layer("Net.x.relu", **relu), layer("Net.y")]
-    assert matched(before, elsewhere)["Net.y.relu"] == ("added", None)
-    assert matched(before, same_name)["Net.y.act"] == ("moved", "Net.x.act")
-    assert matched(before, same_place)["Net.x.relu"] == ("renamed", "Net.x.act")
-
-
-def listed(*items: Mapping[str, Any]) -> list[Layer]:
-    return [layer("Net"), *(layer(f"Net.{number}", **item) for number, item in enumerate(items))]
-
-
-def test_an_item_inserted_into_a_list_shifts_the_items_after_it() -> None:
-    relu, norm = {"kind": "ReLU"}, {"kind": "BatchNorm2d", "params": 8}
-    found = matched(listed(CONV, relu, FC, relu), listed(CONV, norm, relu, FC, relu))
-    assert found == {
-        "Net": ("same", "Net"),
-        "Net.0": ("same", "Net.0"),
-        "Net.1": ("added", None),
-        "Net.2": ("renamed", "Net.1"),
-        "Net.3": ("renamed", "Net.2"),
-        "Net.4": ("renamed", "Net.3"),
-    }
-    back = matched(listed(CONV, norm, relu, FC, relu), listed(CONV, relu, FC, relu))
-    assert back["-Net.1"] == ("removed", "Net.1") and back["Net.3"] == ("renamed", "Net.4")
-
-
-def test_items_of_lists_of_one_length_are_matched_by_their_number() -> None:
-    wide = {**CONV, "params": 200, "settings": "3, 128"}
-    assert matched(listed(CONV, FC), listed(wide, FC)) == {
-        "Net": ("same", "Net"),
-        "Net.0": ("same", "Net.0"),
-        "Net.1": ("same", "Net.1"),
-    }
-
-
-def test_items_that_are_all_wider_are_matched_by_number_and_kind() -> None:
-    wide = [{**CONV, "params": 200}, {**FC, "params": 80}, {"kind": "ReLU"}]
-    found = matched(listed(CONV, FC), listed(*wide))
-    assert found["Net.0"] == ("same", "Net.0") and found["Net.1"] == ("same", "Net.1")
-    assert found["Net.2"] == ("added", None)
-
-
-def test_one_more_equal_block_is_added_at_the_end() -> None:
-    found = matched(listed(FC, FC, FC), listed(FC, FC, FC, FC))
-    assert found["Net.2"] == ("same", "Net.2") and found["Net.3"] == ("added", None)
-
-
-def test_between_equal_items_of_a_list_items_of_one_kind_match() -> None:
-    relu, tanh, norm = {"kind": "ReLU"}, {"kind": "Tanh"}, {"kind": "BatchNorm2d", "params": 8}
-    pool = {"kind": "MaxPool2d", "settings": "4", "input_shapes": ((1, 32, 8),)}
-    other_pool = {**pool, "input_shapes": ((1, 64, 8),)}
-    found = matched(listed(CONV, relu, pool, FC), listed({**CONV, "params": 200}, norm, tanh, other_pool, FC))
-    assert found == {
-        "Net": ("same", "Net"),
-        "Net.0": ("same", "Net.0"),
-        "Net.1": ("added", None),
-        "Net.2": ("added", None),
-        "Net.3": ("renamed", "Net.2"),
-        "Net.4": ("renamed", "Net.3"),
-        "-Net.1": ("removed", "Net.1"),
-    }
-
-
-def test_similar_items_of_a_list_are_not_matched_by_guess() -> None:
-    relu, other_relu = {"kind": "ReLU"}, {"kind": "ReLU", "settings": "x"}
-    for changed in ([other_relu, {"kind": "GELU"}], [{"kind": "GELU"}, other_relu]):
-        found = matched(listed(CONV, {"kind": "Tanh"}, relu, relu, FC), listed(CONV, *changed, FC))
-        assert found["Net.0"] == ("same", "Net.0") and found["Net.3"] == ("renamed", "Net.4")
-        assert {how for path, (how, _) in found.items() if path not in ("Net", "Net.0", "Net.3")} == {
-            "added",
-            "removed",
-        }
-
-
-def test_similar_items_at_different_numbers_do_not_match() -> None:
-    relu, other_relu, norm = {"kind": "ReLU"}, {"kind": "ReLU", "settings": "x"}, {"kind": "Norm"}
-    found = matched(listed(CONV, FC, relu, relu), listed(CONV, norm, FC, other_relu, {"kind": "GELU"}))
-    assert found["Net.2"] == ("renamed", "Net.1")
-    assert found["Net.3"] == ("added", None) and found["-Net.2"] == ("removed", "Net.2")
-
-
-def test_between_matched_items_equal_items_match() -> None:
-    one, two, three = ({"kind": "Conv2d", "params": params} for params in (10, 20, 30))
-    p, q = ({"kind": "P", "params": params} for params in (5, 6))
-    found = matched(listed(one, p, two, p, three), listed(FC, one, q, p, two, q, p, three, CONV))
-    assert found["Net.3"] == ("renamed", "Net.1") and found["Net.6"] == ("renamed", "Net.3")
-
-
-def test_two_items_that_changed_places_do_not_cross() -> None:
-    other = {**FC, "params": 7}
-    found = matched(listed(CONV, FC, other), listed(CONV, other, FC, {"kind": "ReLU"}))
-    kept = [path for path, (how, was) in found.items() if was in ("Net.1", "Net.2") and how in ("same", "renamed")]
-    assert len(kept) == 2  # one keeps its order, the other is found by its content, below the same layer
-    assert found["Net.3"] == ("added", None)
-
-
 def test_models_of_different_classes_are_matched_in_order_with_a_note() -> None:
     before = made([layer("Net"), layer("Net.fc", **FC)], [row(0, cpu_ns=2), row(1, cpu_ns=3)])
     after = made([layer("Net2"), layer("Net2.fc", **FC)], [row(0, cpu_ns=4), row(1, cpu_ns=3)])
@@ -575,7 +524,6 @@ def test_a_layer_of_another_kind_at_the_same_path_matches_and_is_reported() -> N
     before, after = [layer("Net"), layer("Net.fc", **FC)], [layer("Net"), layer("Net.fc", "Lora", 50)]
     diff = torchprof.compare(made(before, []), made(after, []))
     assert pair_of(diff, "Net.fc").differs == (("kind", "Linear", "Lora"), ("parameters", "40", "50"))
-    assert "Changed: Net.fc: kind Linear → Lora" in diff.report()
 
 
 def test_a_removed_layer_is_below_its_moved_parent() -> None:
@@ -775,17 +723,17 @@ def test_changes_within_noise_come_last() -> None:
 
 
 def test_one_call_on_a_busy_machine_is_not_the_largest_change() -> None:
+    """Of differences that are all beyond noise, the medians say which is the larger."""
     before = net_of(*QUIET, slower=QUIET, hiccup=QUIET)
     slower, net = [ns + 300 for ns in QUIET], [ns * 10 for ns in QUIET]
-    diff = torchprof.compare(before, net_of(*net, slower=slower, hiccup=[*QUIET[:-1], 50_000]))
-    assert change(diff, "Net.hiccup", "cpu_total").difference == 50_000 - 1009
-    assert change(diff, "Net.slower", "cpu_total").difference == 3000
-    assert [line[0] for line in shown(diff.report())] == ["Net", "Net.slower", "Net.hiccup"]
-    assert diff.report("headline").endswith("The largest part beyond noise: Net.slower (+3.000us).")
-    # Of differences that are all beyond noise, the medians say which is the larger.
-    diff = torchprof.compare(before, net_of(*net, slower=slower, hiccup=[*(ns + 100 for ns in QUIET[:-1]), 90_000]))
-    assert change(diff, "Net.hiccup", "cpu_total").verdict == "slower"
-    assert [line[0] for line in shown(diff.report())] == ["Net", "Net.slower", "Net.hiccup"]
+    once = torchprof.compare(before, net_of(*net, slower=slower, hiccup=[*QUIET[:-1], 50_000]))
+    assert change(once, "Net.hiccup", "cpu_total").difference == 50_000 - 1009
+    assert change(once, "Net.slower", "cpu_total").difference == 3000
+    assert once.report("headline").endswith("The largest part beyond noise: Net.slower (+3.000us).")
+    more = torchprof.compare(before, net_of(*net, slower=slower, hiccup=[*(ns + 100 for ns in QUIET[:-1]), 90_000]))
+    assert change(more, "Net.hiccup", "cpu_total").verdict == "slower"
+    for diff in (once, more):
+        assert [line[0] for line in shown(diff.report())] == ["Net", "Net.slower", "Net.hiccup"]
 
 
 def test_steps_give_the_noise_of_self_times() -> None:
@@ -945,7 +893,7 @@ def test_a_run_does_not_differ_from_itself() -> None:
 # Notes and warnings
 
 
-def test_different_conditions_are_notes() -> None:
+def test_different_conditions_are_notes(golden: Callable[..., None]) -> None:
     def meta(torch_version: str, threads: str, **more: Any) -> dict[str, Any]:
         return {
             "environment": (("torch", torch_version), ("threads", threads)),
@@ -961,19 +909,7 @@ def test_different_conditions_are_notes() -> None:
         [row(0), row(0, op("aten::x"), phase=BACKWARD, cpu_ns=1)],
         **meta("2.13.0", "8", tf32="False", machine="two", device="cuda"),
     )
-    notes = "\n".join(torchprof.compare(before, after).notes)
-    for words in (
-        "torch: 2.4.1 before, 2.13.0 after",
-        "threads: 2 before, 8 after",
-        "cudnn_tf32: True before, False after",
-        "machine: one before, two after",
-        "device: cpu before, cuda after",
-        "input shapes of Net: 8×3 before, 16×3 after",
-        "training of Net: yes before, no after",
-        "types of the parameters: float32 before, float16 after",
-        "Only the run after has backward work.",
-    ):
-        assert words in notes
+    golden("\n".join(torchprof.compare(before, after).notes))
 
 
 def test_the_warnings_of_the_runs_are_in_the_diff() -> None:
@@ -1051,45 +987,37 @@ def test_peaks_do_not_add_up_so_none_holds_most_of_them() -> None:
 
 
 def test_the_sentence_is_on_the_column_that_is_shown() -> None:
+    """What a layer does by itself has no parts below."""
     diff = torchprof.compare(counts(10, 20), counts(10, 50, params=3))
-    sentence = "Net: FLOPs 30 → 60 (+100.0%). Most of it in Net.l1 (+30)."
-    assert diff.report("headline", sort_by="flops") == sentence
-    assert diff.report("table", sort_by="flops").splitlines()[0] == sentence
-    assert diff.report("markdown", sort_by="flops").splitlines()[0] == sentence
-    assert diff.report("table", sort_by="FLOPs").splitlines()[0] == sentence
-    assert diff.report("headline", sort_by="params") == "Net: Params 0 → 3. Most of it in Net (+3)."
-    # What a layer does by itself has no parts below.
-    assert diff.report("headline", sort_by="self_flops") == "Net: Self FLOPs is the same, 0."
     own = torchprof.compare(counts(10, own=1), counts(30, own=2))
-    assert own.report("headline", sort_by="self_flops") == "Net: Self FLOPs 1 → 2 (+100.0%)."
-    assert diff.report("headline").startswith("Net: CPU total is the same")
+    sentence = "Net: FLOPs 30 → 60 (+100.0%). Most of it in Net.l1 (+30)."
+    for report, by in (("headline", "flops"), ("table", "flops"), ("markdown", "flops"), ("table", "FLOPs")):
+        assert diff.report(report, sort_by=by).splitlines()[0] == sentence
+    for one, by, said in (
+        (diff, "params", "Net: Params 0 → 3. Most of it in Net (+3)."),
+        (diff, "self_flops", "Net: Self FLOPs is the same, 0."),
+        (own, "self_flops", "Net: Self FLOPs 1 → 2 (+100.0%)."),
+    ):
+        assert one.report("headline", sort_by=by) == said
     with pytest.raises(TorchprofError, match="Not measured in both runs: 'cuda_total'"):
         diff.report("headline", sort_by="cuda_total")
 
 
-def test_changes_of_the_run_follow_the_sentence() -> None:
+def test_changes_of_the_run_follow_the_sentence(golden: Callable[..., None]) -> None:
     quiet, slow = [1000 + at for at in range(10)], [3000 + at for at in range(10)]
     runs = [
         replace(stepped(own, quiet), memory=(Memory("cpu", 0, peak), Memory("cuda:0", 5, 7)))
         for own, peak in ((quiet, 1024), (slow, 3072))
     ]
-    diff = torchprof.compare(*runs)
-    told = ["A step: 4.018us → 8.018us (+99.6%), slower.", "Peak on the CPU: 1.00 KB → 3.00 KB (+200.0%)."]
-    told.append("Peak on the device: the same, 7 B.")
-    assert whole_of(diff) == told
-    lines = diff.report("table").splitlines()
-    assert lines[0].startswith("Net: CPU total") and lines[1:5] == [*told, ""]
-    lines = diff.report("markdown").splitlines()
-    assert lines[1:7] == ["", *(f"- {sentence}" for sentence in told), "", lines[6]] and lines[6].startswith("| Layer")
-    back = whole_of(torchprof.compare(*runs[::-1]))
-    assert back[0] == "A step: 8.018us → 4.018us (-49.9%), faster."
-    assert whole_of(torchprof.compare(runs[0], runs[0]))[0] == "A step: the same, 4.018us."
     few = [stepped(own[:3], quiet[:3]) for own in (quiet, slow)]
-    assert whole_of(torchprof.compare(*few)) == ["A step: 4.004us → 8.004us (+99.9%), noise unknown."]
     noisy = [stepped([value + add * at for at, value in enumerate(quiet)], quiet) for add in (900, 901)]
-    assert whole_of(torchprof.compare(*noisy))[0].endswith(", within noise.")
     on_cuda = [replace(one, metas=(replace(one.meta, device="cuda"),)) for one in runs]
-    assert whole_of(torchprof.compare(*on_cuda))[2] == "Peak on CUDA: the same, 7 B."
+    pairs = {"slower": runs, "faster": runs[::-1], "same": runs[:1] * 2, "few": few, "noisy": noisy, "cuda": on_cuda}
+    golden(
+        drawn(torchprof.compare(*runs), "table"),
+        drawn(torchprof.compare(*runs), "markdown"),
+        {title: "\n".join(whole_of(torchprof.compare(*both))) for title, both in pairs.items()},
+    )
     assert whole_of(torchprof.compare(simple(), simple())) == []
 
 
@@ -1127,18 +1055,12 @@ def test_only_the_differing_settings_are_shown(before: str, after: str, words: s
     assert pair_of(diff, "Net.fc").differs == (("settings", before, after),)  # in full for other programs
 
 
-def test_the_list_of_changed_layers_is_cut_and_the_rest_is_counted() -> None:
+def test_the_list_of_changed_layers_is_cut_and_the_rest_is_counted(golden: Callable[..., None]) -> None:
     def kinds(kind: str, others: int) -> Run:
         return made([layer("Net"), *(layer(f"Net.l`{at}", kind) for at in range(others)), layer("Net.<b>", "A")], [])
 
     diff = torchprof.compare(kinds("A", 11), kinds("B", 11))
-    told = list(changes_of_layers(diff))
-    assert [what for what, _ in told] == ["Changed", ""] and len(told[0][1]) == 10
-    assert told[0][1][0] == "Net.l`0: kind A → B"
-    assert told[1][1] == ["Changed: 1 more layer, not shown."]
-    assert "Changed: 1 more layer, not shown." in diff.report("table").splitlines()
-    lines = diff.report("markdown").splitlines()
-    assert "- Changed: 1 more layer, not shown." in lines and "- Changed: ``Net.l`0: kind A → B``" in lines
+    golden(drawn(diff, "table"), drawn(diff, "markdown"))
     more = torchprof.compare(kinds("A", 30), kinds("B", 30))
     assert [*changes_of_layers(more)][1] == ("", ["Changed: 20 more layers, not shown."])
     assert [what for what, _ in changes_of_layers(torchprof.compare(kinds("A", 10), kinds("B", 10)))] == ["Changed"]
@@ -1190,45 +1112,38 @@ def test_hostile_names_stay_text() -> None:
     assert [one["path"][1] for one in document["layers"][1 : 1 + len(HOSTILE)]] == list(HOSTILE)
 
 
-def test_the_table_shows_top_depth_and_order() -> None:
+def test_the_table_shows_top_depth_and_order(golden: Callable[..., None]) -> None:
+    """In the order of the change by itself: +50, +5 and -7, -3, 0; at a depth, with what is below: +50."""
     after = run_of(
         [row(0, cpu_ns=10, calls=2), row(1, cpu_ns=25, calls=2), row(2, cpu_ns=5, calls=9), row(3, cpu_ns=90, calls=2)]
     )
     diff = torchprof.compare(simple(), after)
-    names = [line[0] for line in shown(diff.report())]
-    assert names == ["Net", "Net.b.0", "Net.a", "(outside)", "Net.b"]  # by itself: +50, +5 and -7, -3, 0
-    top = diff.report(top=1)
-    assert [line[0] for line in shown(top)] == ["Net", "Net.b.0"]
-    assert "3 more rows are hidden" in top
-    flat = shown(diff.report(depth=1))
-    assert [line[0] for line in flat] == ["Net", "Net.b", "Net.a", "(outside)"]  # with what is below: +50
-    by_calls = shown(diff.report(sort_by="calls"))
-    assert by_calls[1][:5] == ["Net.b", "4", "9", "+5", "2.25×"]
-    for options, words in (
-        ({"sort_by": "cpu_totl"}, "Choose from .*'cpu_total'"),
-        ({"top": -1}, "top is a number of rows"),
-        ({"depth": "x"}, "depth is a number"),
-        ({"tablefmt": "nope"}, "no format"),
-        ({"colour": 1}, "has no option"),
-    ):
-        with pytest.raises(TorchprofError, match=words):
-            diff.report("table", **options)
-    with pytest.raises(TorchprofError, match="no report 'tree' of a diff"):
-        diff.report("tree")
+    golden(*(drawn(diff, "table", **each) for each in ({}, {"top": 1}, {"depth": 1}, {"sort_by": "calls"})))
 
 
-def test_cells_show_the_share_and_the_verdict() -> None:
+@pytest.mark.parametrize(
+    ("report", "options", "words"),
+    [
+        ("table", {"sort_by": "cpu_totl"}, "Choose from .*'cpu_total'"),
+        ("table", {"top": -1}, "top is a number of rows"),
+        ("table", {"depth": "x"}, "depth is a number"),
+        ("table", {"tablefmt": "nope"}, "no format"),
+        ("table", {"colour": 1}, "has no option"),
+        ("tree", {}, "no report 'tree' of a diff"),
+    ],
+)
+def test_bad_options(report: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TorchprofError, match=words):
+        torchprof.compare(simple(), simple(2)).report(report, **options)
+
+
+def test_cells_show_the_share_and_the_verdict(golden: Callable[..., None]) -> None:
+    """Slower by 5 us beyond noise; within noise; of unknown noise."""
     tight = list(range(1000, 1010))
     runs = [
         stepped([value + 500 * side for value in tight], [300 + at * 50 + side for at in range(10)]) for side in (0, 1)
     ]
-    text = torchprof.compare(*runs).report()
-    rows = {line[0]: line for line in shown(text)}
-    assert rows["Net"][1:6] == ["15.295us", "20.305us", "+5.010us", "1.33×", "slower, median +32.8%"]
-    assert rows["Net.a"][5].startswith("within noise, median +")
-    assert rows["Net.a"][6].startswith("~ +0.010us")
-    assert "~ and within noise" in text
-    assert "? and noise unknown" in torchprof.compare(simple(), simple(2)).report()
+    golden(drawn(torchprof.compare(*runs), "table"), drawn(torchprof.compare(simple(), simple(2)), "table"))
 
 
 def test_json_has_all_of_the_diff(tmp_path: Path) -> None:
@@ -1269,16 +1184,6 @@ def test_noise_is_in_the_json() -> None:
     document = json.loads(torchprof.compare(stepped(own, own), stepped(own, own)).report("json"))
     noise = document["layers"][0]["changes"]["cpu_total"]["noise"]
     assert noise["counts"] == [12, 12] and noise["p"] == 1 and noise["medians"] == [2011, 2011]
-
-
-def test_markdown_begins_with_the_sentence(tmp_path: Path) -> None:
-    before = made([layer("Net"), layer("Net.old", **FC)], [row(0, cpu_ns=1000), row(1, cpu_ns=5000)])
-    after = made([layer("Net"), layer("Net.new", **CONV)], [row(0, cpu_ns=1000), row(1, cpu_ns=9000)])
-    torchprof.compare(before, after).export(tmp_path / "diff.md")
-    lines = (tmp_path / "diff.md").read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith("Net: CPU total 6.000us → 10.000us (+66.7%), noise unknown. Most of it in Net.new")
-    assert lines[2].startswith("| Layer | CPU total before |")
-    assert "- Added: `Net.new (Conv2d)`" in lines and "- Removed: `Net.old (Linear)`" in lines
 
 
 def test_every_report_of_a_diff_handles_odd_runs() -> None:

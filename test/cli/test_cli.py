@@ -10,7 +10,9 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -391,67 +393,83 @@ def test_a_model_that_fails_still_shows_what_was_recorded(net: Path, capsys: pyt
     assert "└── body" in out and torchprof.load("run.json").tree("forward").children[1].calls == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["net.py:Net", "--input", "eight"], ["'eight'", "1,3,224,224"]),
-        (["net.py:Net", "--input", "ids=int64:1,8:5..5"], ["5..5", "empty"]),
-        (["net.py:Net", "--input", "int99:1,8"], ["int99", "Did you mean 'int"]),
-        (["net.py:Net", "--input", "int64:1,8:5.2..5.4"], ["int64:1,8:5.2..5.4", "cannot be made"]),
-        (["net.py:Net", "--kwargs", "{width: 4}"], ["--kwargs", "JSON"]),
-        (["net.py:Net", "--kwargs", "[4]"], ["--kwargs", "object"]),
-        (["net.py:Net", "--kwargs", '{"depth": 4}'], ["net.py:Net", "depth"]),
-        (["net.py:FromConfig", "--kwargs", '{"config": {"depth": 4}}'], ["net.py:FromConfig", "depth"]),
-        (["net.py:made", "--kwargs", '{"width": 4}'], ["leave out --kwargs", "a module"]),
-        (["net.py:Nett"], ["'Nett'", "'Net'"]),
-        (["net.py"], ["net.py", "file.py:Net"]),
-        (["nett.py:Net"], ["nett.py"]),
-        (["no_such_package:Net"], ["no_such_package", "ModuleNotFoundError"]),
-        (["net.py:number"], ["7"]),
-        (["net.py:not_a_module"], ["7", "torch.nn.Module"]),
-        (["net.py:broken"], ["KeyError", "no weights"]),
-        (["net.py:Net", "--input", "1,8", "--paths", "boddy"], ["'boddy'", "Net.body"]),
-        (["net.py:Net", "--input", "1,8", "--sort-by", "size"], ["'size'", "cpu_total"]),
-        (["net.py:Net", "--input", "1,8", "--tablefmt", "markdownn"], ["markdownn"]),
-        (["net.py:Net", "--input", "1,8", "--steps", "0"], ["--steps"]),
-        (["net.py:Frozen", "--input", "1,8", "--backward"], ["--backward", "gradient"]),
-        (["net.py:Net", "--input", "1,8", "-o", "no/such/folder/run.json"], ["no/such/folder"]),
-    ],
-    ids=lambda value: " ".join(value)[:40],
-)
+def said_of(commands: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What each command prints on stderr, and its exit code."""
+    told = []
+    for command in commands.strip().splitlines():
+        try:
+            code: object = main(shlex.split(command))
+        except SystemExit as ended:
+            code = ended.code
+        out, err = capsys.readouterr()
+        assert out == "" and "Traceback" not in err
+        assert len(err.splitlines()) <= 4, "the message is not below a page of options"
+        told.append(f"$ torchprof {command}\n{err}exit code {code}\n")
+    return "\n".join(told)
+
+
 def test_the_message_for_bad_input_says_what_was_wrong(
-    net: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
+    net: Path, capsys: pytest.CaptureFixture[str], golden: Callable[..., None]
 ) -> None:
-    assert main(["profile", *arguments]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("torchprof: ") and "Traceback" not in err
-    for word in words:
-        assert word in err
+    (net / "before.json").touch()
+    (net / "empty").mkdir()
+    commands = """
+        profile net.py:Net --input eight
+        profile net.py:Net --input ids=int64:1,8:5..5
+        profile net.py:Net --input flaot32:3,8
+        profile net.py:Net --input int64:1,8:5.2..5.4
+        profile net.py:Net --kwargs '{width: 4}'
+        profile net.py:Net --kwargs [4]
+        profile net.py:Net --kwargs '{"depth": 4}'
+        profile net.py:FromConfig --kwargs '{"config": {"depth": 4}}'
+        profile net.py:made --kwargs '{"width": 4}'
+        profile net.py:Net --method twise
+        profile net.py:Net --call-kwargs more=4
+        profile net.py:Net --call-kwargs [4]
+        profile net.py:Net --input x=3,8 --call-kwargs '{"x": 4}'
+        profile net.py:Net --dtype bfloat32
+        profile net.py:Nett
+        profile net.py
+        profile nett.py:Net
+        profile no_such_package:Net
+        profile net.py:number
+        profile net.py:not_a_module
+        profile net.py:broken
+        profile net.py:Net --input 1,8 --paths boddy
+        profile net.py:Net --input 1,8 --sort-by size
+        profile net.py:Net --input 1,8 --steps 0
+        profile net.py:Frozen --input 1,8 --backward
+        profile net.py:Net --input 1,8 -o no/such/folder/run.json
+        profile net.py:Net --input 3,8 --device cdua
+        profile net.py:Net --input 3,8 --device meta
+        flops net.py:Net --method twise
+        show befor.json
+        show no/such/run.json
+        show net.py
+        show empty
+        compare xyz.json before.json
+    """
+    golden(said_of(textwrap.dedent(commands), capsys))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ([], "a command is missing: torchprof --help shows them"),
-        (["shwo", "run.json"], "there is no command 'shwo'. Did you mean 'show'?"),
-        (["show", "run.json", "--reprot", "top"], "there is no option --reprot. Did you mean '--report'?"),
-        (["show", "run.json", "--reprot=top"], "there is no option --reprot. Did you mean '--report'?"),
-        (["profile", "net.py:Net", "--inptu", "1,8"], "there is no option --inptu. Did you mean '--input'?"),
-        (["run", "--memry", "train.py"], "there is no option --memry. Did you mean '--memory'?"),
-        (["compare", "a.json", "b.json", "c.json"], "too many arguments: c.json"),
-        (["profile"], "the following arguments are required: SPEC"),
-        (["profile", "net.py:Net", "--steps", "-1"], "'-1' is not a whole number from 0 on"),
-        (["profile", "net.py:Net", "--steps", "some"], "'some' is not a whole number from 0 on; examples: 20, 10k"),
-    ],
-)
 def test_similar_names_of_commands_and_options_are_suggested(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str], golden: Callable[..., None]
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    err = capsys.readouterr().err
-    assert caught.value.code == 2 and said in err and err.startswith("usage: torchprof")
-    assert len(err.splitlines()) <= 4, "the message is not below a page of options"
+    commands = """
+        shwo run.json
+        show run.json --reprot top
+        show run.json --reprot=top
+        profile net.py:Net --inptu 1,8
+        run --memry train.py
+        compare a.json b.json c.json
+        profile
+        profile net.py:Net --steps -1
+        profile net.py:Net --steps some
+    """
+    golden(said_of(textwrap.dedent(commands), capsys))
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    assert "a command is missing: torchprof --help shows them" in capsys.readouterr().err
 
 
 def test_help_is_ordered_by_questions_and_has_all_commands_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
@@ -517,44 +535,12 @@ def test_another_method_is_called_with_inputs_and_other_arguments(net: Path) -> 
     assert run.tree("forward").total.macs == (2 + 4) * 3 * 8 * 8
 
 
-@pytest.mark.parametrize("command", ["profile", "flops"])
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--method", "twise"], "Net has no such method. Did you mean 'twice'? Choose from 'forward', 'twice'."),
-        (["--call-kwargs", "more=4"], "--call-kwargs is not JSON"),
-        (
-            ["--call-kwargs", "[4]"],
-            "--call-kwargs is [4], not a JSON object. Write an object: '{\"max_new_tokens\": 8}'.",
-        ),
-        (["--input", "x=3,8", "--call-kwargs", '{"x": 4}'], "x is given twice: in --input and in --call-kwargs."),
-        (["--dtype", "bfloat32"], "'bfloat32' is not a dtype for a model. Did you mean 'float32' or "),
-        (["--input", "flaot32:3,8"], "torch has no dtype 'flaot32'. Did you mean 'float32'"),
-    ],
-)
-def test_a_wrong_call_is_explained(
-    net: Path, capsys: pytest.CaptureFixture[str], command: str, options: list[str], said: str
-) -> None:
-    try:
-        code: object = main([command, "net.py:Net", *options])
-    except SystemExit as ended:
-        code = ended.code
-    assert code == 2 and said in capsys.readouterr().err
-
-
-def test_the_device_is_where_the_model_is(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On this machine that is the CPU; without data there is nothing to profile."""
-    assert main(["profile", "net.py:Net", "--input", "3,8", "--device", "auto", "-o", "auto.json"]) == 0
-    assert main(["profile", "net.py:Net", "--input", "3,8", "--device", "cpu", "-o", "cpu.json"]) == 0
-    for file in ("auto.json", "cpu.json"):
-        assert "cpu_ns" in torchprof.load(file).meta.measured and not torchprof.load(file).device_times
-    capsys.readouterr()
-    for device, said in (
-        ("cdua", "torch knows no such device. Did you mean 'cuda' or 'cpu'?"),
-        ("meta", "the meta device, which computes nothing: use torchprof flops"),
-    ):
-        assert main(["profile", "net.py:Net", "--input", "3,8", "--device", device]) == 2
-        assert said in capsys.readouterr().err
+def test_the_device_is_where_the_model_is(net: Path) -> None:
+    """On this machine that is the CPU."""
+    for device in ("auto", "cpu"):
+        assert main(["profile", "net.py:Net", "--input", "3,8", "--device", device, "-o", "run.json"]) == 0
+        run = torchprof.load("run.json")
+        assert "cpu_ns" in run.meta.measured and not run.device_times
 
 
 def test_numbers_have_the_units_of_counts(net: Path) -> None:
@@ -564,65 +550,21 @@ def test_numbers_have_the_units_of_counts(net: Path) -> None:
     assert torchprof.load("run.json").meta.steps == 2
 
 
-def test_show_of_a_file_that_is_not_a_run_is_an_error(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "missing.json"]) == 2
-    assert "missing.json" in capsys.readouterr().err
-    assert main(["show", "net.py"]) == 2
-    assert "It is not a run saved by torchprof, either" in capsys.readouterr().err
-    (net / "empty").mkdir()
-    assert main(["show", "empty"]) == 2
-    assert "empty is a folder without traces" in capsys.readouterr().err
-
-
-def test_a_missing_file_is_named_with_similar_ones(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (net / "before.json").touch()
-    for arguments, said in (
-        (["show", "befor.json"], "There is no file befor.json. Did you mean before.json?"),
-        (["compare", "xyz.json", "before.json"], "There is no file xyz.json."),
-        (["show", "no/such/run.json"], "There is no file no/such/run.json: its folder does not exist."),
-    ):
-        assert main(arguments) == 2
-        assert capsys.readouterr().err == f"torchprof: {said}\n"
-
-
 def test_show_has_every_report_of_a_run(net: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "net.py:Net", "--input", "3,8", "--memory", "-o", "run.json"]) == 0
     run = torchprof.load("run.json")
     capsys.readouterr()
-    for report in ("ops", "top", "memory", "python", "calls"):
-        assert main(["show", "run.json", "--report", report]) == 0
-        assert capsys.readouterr().out == run.report(report) + "\n"
-    assert main(["show", "run.json", "--report", "memory", "--depth", "0", "--tablefmt", "github"]) == 0
-    assert capsys.readouterr().out == run.report("memory", depth=0, tablefmt="github") + "\n"
-    of_op = run.report("ops", op="aten::linear", top=1, phase="forward")
-    for options, expected in (
-        (["--report", "ops", "--top", "3"], run.report("ops", top=3)),
-        (["--report", "ops", "--layer", "body", "--by-shape"], None),
-        (["--report", "ops", "--op", "aten::linear", "--top", "1", "--phase", "forward"], of_op),
-        (["--report", "top", "--top", "2"], run.report("top", top=2)),
-        (["--report", "advice", "--top", "1"], run.report("advice", top=1)),
+    for options, report in (
+        *((name, run.report(name)) for name in ("ops", "top", "memory", "python", "calls")),
+        ("memory --depth 0 --tablefmt github", run.report("memory", depth=0, tablefmt="github")),
+        ("ops --top 3", run.report("ops", top=3)),
+        ("ops --op aten::linear --top 1", run.report("ops", op="aten::linear", top=1)),
+        ("ops --op aten::linear --phase forward", run.report("ops", op="aten::linear", phase="forward")),
+        ("top --top 2", run.report("top", top=2)),
+        ("advice --top 1", run.report("advice", top=1)),
     ):
-        assert main(["show", "run.json", *options]) == (0 if expected else 2)
-        out, err = capsys.readouterr()
-        assert out == (f"{expected}\n" if expected else "") and bool(err) == (expected is None)
-    for options, says in (
-        (["--report", "opps"], "There is no report 'opps' of a run. Did you mean 'ops'"),
-        (["--report", "xyz"], ", ".join(map(repr, sorted(known())))),
-        (
-            ["--report", "ops", "--depth", "0", "--full-names"],
-            "--report ops has no --depth, --full-names. It has --sort-by, --top, ",
-        ),
-        (
-            ["--report", "ops", "--op", "aten::linear", "--by-shape"],
-            "--op shows the layers of one operator: leave out --by-shape.",
-        ),
-        (["--report", "headline", "--top", "3"], "--report headline has no --top. It has --tablefmt."),
-        (["--op", "x", "--phase", "forward"], "--op, --phase: options of a report. Say which report with --report."),
-        (["--report", "top", "--summary"], "exclude each other"),
-        (["--report", "kernels"], "recorded no device"),
-    ):
-        assert main(["show", "run.json", *options]) == 2
-        assert says in capsys.readouterr().err
+        assert main(["show", "run.json", "--report", *options.split()]) == 0
+        assert capsys.readouterr() == (f"{report}\n", "")
 
 
 def test_show_prints_all_sections_and_with_table_options_only_the_table(
@@ -763,34 +705,36 @@ def test_merge_reads_traces_and_saved_runs_in_any_mix(tmp_path: Path, capsys: py
     assert torchprof.load(merged) == expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["rank0.json", "again.json"], ["rank0.json and again.json are both of rank 0", "--add-cycles"]),
-        (["rank0.json", "nowhere.json"], ["nowhere.json"]),
-        (["rank0.json", "broken.json"], ["broken.json"]),
-        (["rank0.json", "broken.json.gz"], ["broken.json.gz"]),
-        (["rank0.json", "other.json"], ["of 4 ranks (rank 0) and of 8 ranks (rank 5)"]),
-        (["rank0.json", "--jobs", "0"], ["--jobs is at least 1"]),
-        (["rank0.json", "--model", "net.py:Net"], ["There is no file net.py"]),
-        (["rank0.json", "--model", "torch.nn:ReLU"], ["--model is for traces"]),
-        (["rank0.json", "--kwargs", '{"a": 1}'], ["say which with --model"]),
-        (["rank0.json", "-o", "merged.pdf"], ["merged.pdf"]),
-        (["rank0.json", "--report", "rnaks"], ["'ranks'"]),
-    ],
-    ids=lambda given: " ".join(given) if given and given[0] == "rank0.json" else "",
-)
 def test_merge_reports_bad_input(
-    arguments: list[str], says: list[str], ranks: list[Run], capsys: pytest.CaptureFixture[str]
+    ranks: list[Run], capsys: pytest.CaptureFixture[str], golden: Callable[..., None]
 ) -> None:
     ranks[0].save("again.json")
     replace(ranks[0], metas=(replace(ranks[0].meta, rank=5, world_size=8),), rows=run_of([]).rows).save("other.json")
     Path("broken.json").write_text(Path("rank1.json").read_text()[:500])
     Path("broken.json.gz").write_bytes(gzip.compress(b"no run")[:-9])
-    assert main(["show", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert [word for word in says if word not in printed.err] == []
-    assert printed.out == ""
+    torchprof.merge(ranks).save("all.json")
+    commands = """
+        show rank0.json again.json
+        show rank0.json nowhere.json
+        show rank0.json broken.json
+        show rank0.json broken.json.gz
+        show rank0.json other.json
+        show rank0.json --jobs 0
+        show rank0.json --model net.py:Net
+        show rank0.json --model torch.nn:ReLU
+        show rank0.json --kwargs '{"a": 1}'
+        show rank0.json -o merged.pdf
+        show rank0.json --report rnaks
+        show rank0.json --report ops --depth 0 --full-names
+        show rank0.json --report ops --op aten::linear --by-shape
+        show rank0.json --report ops --by-shape
+        show rank0.json --report headline --top 3
+        show rank0.json --op x --phase forward
+        show rank0.json --report top --summary
+        show rank0.json --report kernels
+        show all.json --rank 2
+    """
+    golden(said_of(textwrap.dedent(commands), capsys))
 
 
 def test_merge_explains_how_traces_get_the_number_of_their_rank(

@@ -368,86 +368,38 @@ def reported(*times: DeviceTime, **meta: Any) -> Run:
     return replace(run_of([row(0)], **{"wall_ns": 12_500, **CUDA, **meta}), device_times=times)
 
 
-def test_the_report() -> None:
-    assert reported(OF_STEP, warnings=run_warnings("Beware.")).report("device").splitlines() == [
-        "cuda:0",
-        "",
-        "Stream | Kernels | Busy    | Of span | Computing | Communication | Copying",
-        "-------|---------|---------|---------|-----------|---------------|--------",
-        "7      | 4       | 6.500us | 65.0%   | 6.000us   | 0.000us       | 1.000us",
-        "13     | 1       | 0.500us | 5.0%    | 0.000us   | 0.000us       | 0.500us",
-        "20     | 1       | 6.000us | 60.0%   | 0.000us   | 6.000us       | 0.000us",
-        "(all)  | 6       | 9.000us | 90.0%   | 6.000us   | 6.000us       | 1.500us",
-        "",
-        "From its first work to its last: 10.000us, busy for 9.000us (90.0%), idle for 1.000us (10.0%).",
-        "Communication: 6.000us, 3.500us (58.3%) of it at the same time as computing, 2.500us (41.7%) exposed.",
-        "Recorded for: 12.500us.",
-        "",
-        "Beware.",
-    ]
-
-
-def test_a_device_that_does_not_communicate() -> None:
-    (time,), _ = watched([Ran(GEMM, 0, 5), Ran(GEMM, 6, 10)])
-    assert reported(time, cycles=3).report("device").splitlines()[-2:] == [
-        "From its first work to its last: 0.010us, busy for 0.009us (90.0%), idle for 0.001us (10.0%).",
-        "Recorded for: 12.500us in 3 cycles.",
-    ]
-
-
-def test_several_devices_and_ranks() -> None:
-    run = reported(OF_STEP, replace(OF_STEP, device="cuda:1"))
-    assert [line for line in run.report("device").splitlines() if line.startswith("cuda")] == ["cuda:0", "cuda:1"]
-    ranks = replace(
-        run,
-        metas=(run.meta, replace(run.meta, rank=1, wall_ns=70_000)),
-        device_times=(OF_STEP, replace(OF_STEP, rank=1)),
+def test_the_report_on_devices(golden: Callable[..., None]) -> None:
+    """One that does not communicate, one of each rank (of an unprintable name), one whose work has no length, an idle
+    one, and a trace that does not say how long was recorded."""
+    (silent,), _ = watched([Ran(GEMM, 0, 5), Ran(GEMM, 6, 10)])
+    (short,), _ = watched([Ran(GEMM, 5, 5)])
+    one = reported(OF_STEP, warnings=run_warnings("Beware."))
+    metas = (one.meta, replace(one.meta, rank=1, wall_ns=70_000))
+    of_both = (OF_STEP, replace(OF_STEP, rank=1, device="cuda:1\n\x1b[31m"))
+    golden(
+        one.report("device"),
+        {
+            "without communication": reported(silent, cycles=3).report("device"),
+            "a device of each rank": replace(one, metas=metas, device_times=of_both).report("device"),
+            "no length": reported(short).report("device"),
+            "nothing ran": reported().report("device"),
+            "nothing ran, for how long": reported(wall_ns=0).report("device"),
+            "for how long": reported(OF_STEP, wall_ns=0).report("device").splitlines()[-1],
+            "another format": reported(OF_STEP).report("device", tablefmt="github").split("\n\n")[1],
+        },
     )
-    text = ranks.report("device").splitlines()
-    assert [line for line in text if line.startswith("cuda")] == ["cuda:0 of rank 0", "cuda:0 of rank 1"]
-    assert [line for line in text if line.startswith("Recorded")] == [
-        "Recorded for: 12.500us.",
-        "Recorded for: 70.000us.",
-    ]
-
-
-def test_a_name_that_would_break_the_text() -> None:
-    assert (
-        reported(replace(OF_STEP, device="cuda:0\n\x1b[31m")).report("device").splitlines()[0] == "cuda:0\\n\\x1b[31m"
-    )
-
-
-def test_work_of_no_length() -> None:
-    (time,), _ = watched([Ran(GEMM, 5, 5)])
-    line = reported(time).report("device").splitlines()[4]
-    assert [cell.strip() for cell in line.split("|")] == ["7", "1", "0.000us", "", "0.000us", "0.000us", "0.000us"]
-
-
-def test_formats() -> None:
-    assert reported(OF_STEP).report("device", tablefmt="github").splitlines()[2].startswith("| Stream")
-    with pytest.raises(TorchprofError, match="no format"):
-        reported(OF_STEP).report("device", tablefmt="bold")
 
 
 @pytest.mark.parametrize(
-    ("run", "says"),
+    ("run", "options", "says"),
     [
-        (lambda: run_of([row(0)]), "recorded no device"),
-        (lambda: reported(measured=("cpu_ns",)), "could not be recorded"),
-        (lambda: run_of([row(0, device="cuda:0", device_ns=5)], **CUDA), "has no times by stream"),
+        (lambda: run_of([row(0)]), {}, "recorded no device"),
+        (lambda: reported(measured=("cpu_ns",)), {}, "could not be recorded"),
+        (lambda: run_of([row(0, device="cuda:0", device_ns=5)], **CUDA), {}, "has no times by stream"),
+        (lambda: reported(OF_STEP), {"tablefmt": "bold"}, "no format"),
     ],
-    ids=["cpu", "missing", "no streams"],
+    ids=["cpu", "missing", "no streams", "no format"],
 )
-def test_runs_with_unknown_times(run: Callable[[], Run], says: str) -> None:
+def test_runs_with_unknown_times(run: Callable[[], Run], options: dict[str, Any], says: str) -> None:
     with pytest.raises(TorchprofError, match=says):
-        run().report("device")
-
-
-def test_a_device_on_which_nothing_ran() -> None:
-    assert reported().report("device") == "Nothing ran on the device in 12.500us."
-    assert reported(wall_ns=0).report("device") == "Nothing ran on the device."
-
-
-def test_the_recorded_time_may_be_unknown() -> None:
-    """Some traces do not contain it."""
-    assert reported(OF_STEP, wall_ns=0).report("device").splitlines()[-1].startswith("Communication: ")
+        run().report("device", **options)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
-from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import itemgetter
 from pathlib import Path
@@ -22,6 +21,8 @@ from build.architectures import ARCHITECTURES
 from build.events import ENGINE, label, node, op, step, walk_of
 from build.events import memory as memory_event
 from build.examples import examples
+from build.hand_made import row
+from build.hand_made import run_of as made_by_hand
 from build.libraries import usable_transformers
 from build.models import Checkpointed, Mlp, Raises
 from build.texts import format_memory
@@ -44,11 +45,9 @@ from torchprof.record.model_memory import held_now
 from torchprof.run.file import json_of_run, run_of
 from torchprof.run.layers import Layer
 from torchprof.run.memory import KINDS, Held, Memory
-from torchprof.run.meta import Meta
-from torchprof.run.rows import Rows
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.timeline import Timeline
-from torchprof.run.words import BACKWARD, FORWARD, OTHER, OUTSIDE, PHASES, RECOMPUTE
+from torchprof.run.words import BACKWARD, FORWARD, OTHER, OUTSIDE, RECOMPUTE
 
 ROWS, WIDTH = 2048, 16
 BLOCK = ROWS * WIDTH * 4  # bytes of the output of one layer of a chain
@@ -1149,28 +1148,14 @@ def test_a_pass_inside_a_call() -> None:
 def step_of_a_run(**options: Any) -> Run:
     """A hand-made run: a model of two layers on a GPU, its inputs on the CPU, and the memory of one training step."""
     gpu = "cuda:0"
-    cells = {  # layer, phase, device: allocated, freed
-        (CONV, FORWARD, gpu): (4096, 1024),
-        (FC, FORWARD, gpu): (1024, 0),
-        (FC, BACKWARD, gpu): (2048, 1024),
-        (CONV, BACKWARD, gpu): (1024, 4096),
-        (OUTSIDE, FORWARD, gpu): (512, 0),
-        (OUTSIDE, FORWARD, "cpu"): (2048, 2048),
-    }
-    devices = ("cpu", gpu)
-    columns: dict[str, array[int]] = {name: array("q") for name in Rows.COLUMNS}
-    for (layer, phase, device), (allocated, freed) in cells.items():
-        prefix = "cpu" if device == "cpu" else "device"
-        line = {
-            "layer": layer,
-            "phase": PHASES.index(phase),
-            "device": devices.index(device),
-            "calls": 1,
-            f"{prefix}_allocated": allocated,
-            f"{prefix}_freed": freed,
-        }
-        for name, column in columns.items():
-            column.append(line.get(name, 0))
+    cells = [
+        row(CONV, device=gpu, device_allocated=4096, device_freed=1024),
+        row(FC, device=gpu, device_allocated=1024),
+        row(FC, phase=BACKWARD, device=gpu, device_allocated=2048, device_freed=1024),
+        row(CONV, phase=BACKWARD, device=gpu, device_allocated=1024, device_freed=4096),
+        row(OUTSIDE, device=gpu, device_allocated=512),
+        row(OUTSIDE, cpu_allocated=2048, cpu_freed=2048),
+    ]
     samples = {
         SampleKey(layer, phase, 0, gpu, measure): Spread.of([(1, value)])
         for layer, phase, measure, value in (
@@ -1186,89 +1171,45 @@ def step_of_a_run(**options: Any) -> Run:
             (FC, BACKWARD, "device_peak_bytes", 6656),
         )
     }
+    live = (
+        Held(CONV, FORWARD, "activations", 3072, 2),
+        Held(FC, BACKWARD, "temporaries", 2048, 1),
+        Held(FC, FORWARD, "activations", 1024, 1),
+        Held(OUTSIDE, FORWARD, "inputs", 512, 1),
+    )
+    before = (("parameters", 8192), ("buffers", 64))
+    allocator = (("allocated", 8704, 9216), ("reserved", 2097152, 2097152))
     memory = (
         Memory("cpu", peak_bytes=2048, peak_ns=1000, held=(Held(OUTSIDE, FORWARD, "inputs", 2048, 2),)),
-        Memory(
-            gpu,
-            peak_bytes=6656,
-            peak_ns=2_500_000,
-            held=(
-                Held(CONV, FORWARD, "activations", 3072, 2),
-                Held(FC, BACKWARD, "temporaries", 2048, 1),
-                Held(FC, FORWARD, "activations", 1024, 1),
-                Held(OUTSIDE, FORWARD, "inputs", 512, 1),
-            ),
-            before=(("parameters", 8192), ("buffers", 64)),
-            allocator=(("allocated", 8704, 9216), ("reserved", 2097152, 2097152)),
-        ),
+        Memory(gpu, peak_bytes=6656, peak_ns=2_500_000, held=live, before=before, allocator=allocator),
     )
-    layers = (
-        LAYERS[0],
-        Layer(("Net", "conv"), "Conv2d", output_bytes=3072),
-        Layer(("Net", "fc"), "Linear", output_bytes=1024),
-    )
-    meta = Meta(
-        model=("Net",),
-        device="cuda",
-        requested=("cpu_ns", "cpu_allocated", "cpu_freed", "device_allocated", "device_freed"),
-        warnings=run_warnings("A doubt."),
-        **options,
-    )
-    rows = Rows(layers, ((),), devices, columns)
-    return Run((meta,), layers, rows, samples, memory)
+    layers = (LAYERS[0], replace(LAYERS[CONV], output_bytes=3072), replace(LAYERS[FC], output_bytes=1024))
+    fields = ("cpu_ns", "cpu_allocated", "cpu_freed", "device_allocated", "device_freed")
+    about = {"device": "cuda", "requested": fields, "measured": fields, "warnings": run_warnings("A doubt.")}
+    return replace(made_by_hand(cells, layers=layers, **about, **options), samples=samples, memory=memory)
 
 
-WHOLE = """\
-cpu peak: +2.00 KB above the start, after 1.000us. Live at the peak:
-
-Kind   | At the peak | Share  | Blocks | Live at the start
--------|-------------|--------|--------|------------------
-inputs | 2.00 KB     | 100.0% | 2      | –
-all    | 2.00 KB     | 100.0% |        |
-
-Made in   | Phase | Kind   | At the peak | Share  | Blocks
-----------|-------|--------|-------------|--------|-------
-(outside) |       | inputs | 2.00 KB     | 100.0% | 2
-
-Memory from before the recording is unknown, and its frees: the peak may be lower than shown.
-
-cuda:0 peak: +6.50 KB above the start, after 2.500ms, in Net.fc (backward). Live at the peak:
-
-Kind        | At the peak | Share  | Blocks | Live at the start
-------------|-------------|--------|--------|------------------
-activations | 4.00 KB     | 61.5%  | 3      | –
-temporaries | 2.00 KB     | 30.8%  | 1      | –
-inputs      | 512 B       | 7.7%   | 1      | –
-buffers     | 0 B         | 0.0%   |        | 64 B
-parameters  | 0 B         | 0.0%   |        | 8.00 KB
-all         | 6.50 KB     | 100.0% |        |
-
-Made in   | Phase    | Kind        | At the peak | Share | Blocks
-----------|----------|-------------|-------------|-------|-------
-Net.conv  | forward  | activations | 3.00 KB     | 46.2% | 2
-Net.fc    | backward | temporaries | 2.00 KB     | 30.8% | 1
-Net.fc    | forward  | activations | 1.00 KB     | 15.4% | 1
-(outside) |          | inputs      | 512 B       | 7.7%  | 1
-
-torch's allocator of cuda:0 | At the start | At the end
-----------------------------|--------------|-----------
-allocated                   | 8.50 KB      | 9.00 KB
-reserved                    | 2.00 MB      | 2.00 MB
-
-Module, on cuda:0 | Allocated | Freed   | Net     | Peak    | Activations | Saved for backward | Backward allocated | Backward freed | Backward net | Backward peak
-------------------|-----------|---------|---------|---------|-------------|--------------------|--------------------|----------------|--------------|--------------
-Net               | 5.00 KB   | 1.00 KB | 4.00 KB | 5.00 KB | –           | 3.98 KB            | 3.00 KB            | 5.00 KB        | -2.00 KB     | 2.00 KB
-├── conv          | 4.00 KB   | 1.00 KB | 3.00 KB | 4.00 KB | 3.00 KB     | 3.00 KB            | 1.00 KB            | 4.00 KB        | -3.00 KB     | 1.00 KB
-└── fc            | 1.00 KB   | 0 B     | 1.00 KB | 1.00 KB | 1.00 KB     | 1000 B             | 2.00 KB            | 1.00 KB        | 1.00 KB      | 2.00 KB
-(outside)         | 512 B     | 0 B     | 512 B   |         |             |                    | 0 B                | 0 B            | 0 B          |
-
-To see memory over time, record with_timeline=True (Profile, from_trace).
-A doubt."""  # noqa: E501
-
-
-def test_the_report_as_a_whole() -> None:
+def test_the_text_of_memory(golden: Callable[..., None]) -> None:
     """Two devices; unknown figures are a dash, unused layers have no table, and warnings come last."""
-    assert step_of_a_run().report("memory") == WHOLE
+    golden(step_of_a_run().report("memory"))
+
+
+def test_options_of_the_report_on_memory(golden: Callable[..., None]) -> None:
+    """What follows the kinds of the device's memory."""
+    run = step_of_a_run()
+    options: list[dict[str, Any]] = [
+        {"phase": BACKWARD, "sort_by": "backward_freed"},
+        {"sort_by": "Backward peak"},
+        {"depth": 0},
+        {"top": 1, "sort_by": "saved_for_backward"},
+    ]
+    texts = {str(each): run.report("memory", **each) for each in options}
+    texts["one layer was selected"] = step_of_a_run(paths=(("Net", "fc"),)).report("memory")
+    golden({title: "Made in" + text.rpartition("\n\nMade in")[2] for title, text in texts.items()})
+    assert "| Net" in run.report("memory", tablefmt="github")
+    with pytest.raises(TorchprofError, match="no format 'neat'"):
+        run.report("memory", tablefmt="neat")
+    assert "start of its cycle, after 2.500ms, in Net.fc (backward)" in step_of_a_run(cycles=2).report("memory")
 
 
 def tables_of(text: str) -> list[list[list[str]]]:
@@ -1345,57 +1286,6 @@ def test_saved_bytes_are_the_mean_of_the_calls_and_add_up() -> None:
     assert [row[at] for row in table[1:]] == [format_memory(2 * BLOCK)] * 3 + [half] * 4 + [""]
     assert table[2][0] == "└── groups"  # a list, which is never called
     assert table[2][table[0].index("Peak")] == "–"
-
-
-def test_options_of_the_report() -> None:
-    run = step_of_a_run()
-    *_, table = tables_of(run.report("memory", phase=BACKWARD, sort_by="backward_freed"))
-    assert table[0] == ["Module, on cuda:0", "Backward allocated", "Backward freed", "Backward net", "Backward peak"]
-    assert [row[0] for row in table[1:]] == ["Net", "├── conv", "└── fc"]
-    *_, table = tables_of(run.report("memory", sort_by="Backward peak"))
-    assert [row[0] for row in table[1:]] == ["Net", "├── fc", "└── conv", "(outside)"]
-    *_, held, _, table = tables_of(run.report("memory", depth=0))
-    assert [row[0] for row in table[1:]] == ["Net", "(outside)"]
-    assert held[1:] == [
-        ["Net", "forward", "activations", "4.00 KB", "61.5%", "3"],
-        ["Net", "backward", "temporaries", "2.00 KB", "30.8%", "1"],
-        ["(outside)", "", "inputs", "512 B", "7.7%", "1"],
-    ]
-    text = run.report("memory", top=1, sort_by="saved_for_backward")
-    *_, held, _, table = tables_of(text)
-    assert held[2:] == [["(3 more)", "", "", "3.50 KB", "53.8%", "3"]]
-    assert [row[0] for row in table[1:]] == ["Net", "└── conv", "(outside)"]
-    assert "1 row is hidden: shown is the largest by self of Saved for backward, with the layers above." in text
-    assert "| Net" in run.report("memory", tablefmt="github")
-    *_, table = tables_of(step_of_a_run(paths=(("Net", "fc"),)).report("memory"))
-    assert [row[1] for row in table[1:]] == ["", "", "1.00 KB", "512 B"]
-    assert "above the start of its cycle, after 2.500ms, in Net.fc (backward)" in step_of_a_run(cycles=2).report(
-        "memory"
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"phase": "backwards"}, "no phase 'backwards'.*'backward'"),
-        ({"sort_by": "size"}, "no column 'size'"),
-        ({"depth": -1}, "depth is a number"),
-        ({"top": "all"}, "top is a number"),
-        ({"tablefmt": "neat"}, "no format 'neat'"),
-        ({"lines": 3}, "no option 'lines'"),
-    ],
-)
-def test_bad_options_say_what_there_is(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(TorchprofError, match=message):
-        step_of_a_run().report("memory", **options)
-
-
-def test_a_run_without_memory_says_what_to_do() -> None:
-    model = Mlp()
-    with Profile(model) as prof:
-        model(torch.rand(1, 4))
-    with pytest.raises(TorchprofError, match=r"Memory was not recorded.*profile_memory=True"):
-        prof.run.report("memory")
 
 
 def test_a_layer_that_is_never_called_is_unknown() -> None:

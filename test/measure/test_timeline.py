@@ -29,7 +29,6 @@ from build.forests import Paths, sessions
 from build.hand_made import row, run_of
 from build.models import Checkpointed, Holder, Mlp, Raises, Recursive, Several, Tied, trained
 from build.places import ROOT
-from build.texts import format_time
 from build.warnings import run_warnings
 from hypothesis import given
 from hypothesis import strategies as st
@@ -349,14 +348,6 @@ def test_kernels_have_lanes_by_stream() -> None:
         ("five", Lane("cuda:0", 1, 7)),
         ("one", Lane("cuda:1", 1)),
     ]
-    timeline = Timeline((), {name: array("q") for name in Timeline.COLUMNS}, 0, spans)
-    tracks, _ = tracks_of(replace(run_of([row(0)]), timeline=timeline).report("chrome-trace"))
-    assert {name: [event["name"] for event in events] for name, events in tracks.items() if "cuda" in name} == {
-        "cuda:0, stream 7": ["two", "five"],
-        "cuda:0, stream 7, at the same time (2)": ["three"],
-        "cuda:0, stream 20": ["one", "four"],
-        "cuda:1": ["one"],
-    }
 
 
 def test_steps_last_from_mark_to_mark() -> None:
@@ -916,45 +907,29 @@ def trace_of_training() -> Run:
     return prof.run
 
 
-def test_a_track_for_steps_and_for_each_phase() -> None:
-    run = trace_of_training()
-    tracks, document = tracks_of(run.report("chrome-trace"))
-    assert [*tracks] == ["steps", "forward, thread 1", "backward, thread 1"]
-    assert [event["name"] for event in tracks["steps"]] == ["step 1", "step 2", "step 3"]
-    edges = [ns(event["ts"]) for event in tracks["steps"]]
-    assert (*edges, edges[-1] + ns(tracks["steps"][-1]["dur"])) == spans_of(run).steps
-    assert {event["name"] for event in tracks["backward, thread 1"]} == {
-        "Sequential",
-        "Sequential.0",
-        "Sequential.1",
-        "Sequential.1.0",
-        "Sequential.1.1",
-    }
-    (process,) = [event for event in document["traceEvents"] if event["name"] == "process_name"]
-    assert process["args"] == {"name": "rank 0: Sequential"}
-    assert [*document] == ["traceEvents", "otherData"]
-
-
-def test_the_arguments_of_a_range() -> None:
-    run = trace_of_training()
-    tracks, _ = tracks_of(run.report("chrome-trace"))
-    first = next(event for event in tracks["forward, thread 1"] if event["name"] == "Sequential.0")
-    about = dict(first["args"])
-    (node,) = [node for node in run.tree(FORWARD).walk() if node.layer.name == "Sequential.0"]
-    assert about.pop("self CPU in the run") == format_time(node.self.cpu_ns)
-    assert about == {
-        "path": "Sequential.0",
-        "class": "Linear",
-        "settings": "in_features=4, out_features=8, bias=True",
-        "input shapes, first call": "3×4",
-        "output shapes, first call": "3×8",
-        "calls in the run": 3,
-    }
-    assert first["cat"] == FORWARD
-    mine = next(event for event in tracks["forward, thread 1"] if event["name"] == "pass")
-    assert (mine["cat"], mine["args"]) == ("label", {"layer": "(outside)", "phase": FORWARD})
-    behind = next(event for event in tracks["backward, thread 1"] if event["name"] == "Sequential.0")
-    assert "calls in the run" not in behind["args"]
+def test_the_text_of_a_trace(golden: Callable[..., None]) -> None:
+    """Tracks for steps, phases and threads, and after them for streams, of all phases; what a range is about; memory as
+    a counter; the process of the rank; what was not kept, and warnings."""
+    spans = walked(
+        user_label("all", 5, 99),
+        *FORWARDS,
+        node_of(X, 70, 80),
+        op("aten::op", 72, 73, correlation=8),
+        step(90),
+        kernel("one", 100, 110, 7)._replace(thread=20),
+        kernel("two", 105, 115, 7)._replace(thread=7),
+        kernel("three", 107, 109, 8)._replace(thread=7),
+        kernel("one", 100, 101, 7, "cuda:1")._replace(thread=20),
+    )
+    columns = {name: array("q", [{"time_ns": 30, "nbytes": 64}.get(name, 0)]) for name in Timeline.COLUMNS}
+    layers = tuple(
+        Layer(path, "Linear", settings="size=1", input_shapes=((2, 3),), output_shapes=((2, 4),)) for path in PATHS
+    )
+    run = run_of(
+        [row(0, cpu_ns=40), row(1, cpu_ns=7, calls=3)], layers=layers, warnings=run_warnings("Careful."), rank=3
+    )
+    run = replace(run, timeline=Timeline(("cpu",), columns, 5, replace(spans, dropped=3), rank=3))
+    golden(run.report("chrome-trace"))
 
 
 def test_memory_is_a_counter() -> None:
@@ -969,86 +944,35 @@ def test_memory_is_a_counter() -> None:
     assert (highest["args"]["bytes"], ns(highest["ts"])) == (run.memory[0].peak_bytes, run.memory[0].peak_ns)
 
 
-def hostile(names: tuple[str, ...], lanes: Sequence[Lane] = (Lane("cpu", 1),)) -> Run:
-    """A run with a span of 1 ms for each name, on each lane."""
-    values = [(at * 10**6, (at + 1) * 10**6, lane, 0, 0, at) for lane in range(len(lanes)) for at in range(len(names))]
+def named(names: tuple[str, ...]) -> Run:
+    """A run with a span of 1 ms for each name."""
+    values = [(at * 10**6, (at + 1) * 10**6, 0, 0, 0, at) for at in range(len(names))]
     columns = {name: array("q", (one[at] for one in values)) for at, name in enumerate(Spans.COLUMNS)}
-    spans = Spans(tuple(lanes), names, columns, (), 3)
     steps = {name: array("q") for name in Timeline.COLUMNS}
-    return replace(run_of([row(0)], warnings=run_warnings("Careful.")), timeline=Timeline((), steps, 5, spans))
+    return replace(run_of([row(0)]), timeline=Timeline((), steps, 0, Spans((Lane("cpu", 1),), names, columns, ())))
 
 
 HOSTILE = ("<script>alert(1)</script>", 'a "b"\n', "line\nbreak", "\x1b[31mred", "\ud800", "a;b|c", "模", "\u2028")
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
-    run = hostile(HOSTILE)
+    run = named(HOSTILE)
     tracks, _ = tracks_of(run.report("chrome-trace"))
     assert tuple(event["name"] for event in tracks["forward, thread 1"]) == HOSTILE
     run.export(tmp_path / "a.trace.json.gz")
     assert gzip.decompress((tmp_path / "a.trace.json.gz").read_bytes()).decode() == run.report("chrome-trace")
 
 
-def test_tracks_of_devices_come_last_and_dropped_spans_are_reported() -> None:
-    run = hostile(("k",), [Lane("cuda:0", 2), Lane("cuda:0", 1), Lane("cpu", 2), Lane("cpu", 1)])
-    tracks, document = tracks_of(run.report("chrome-trace"))
-    assert [*tracks] == ["forward, thread 1", "forward, thread 2", "cuda:0", "cuda:0, at the same time (2)"]
-    assert [event["cat"] for (event,) in tracks.values()] == ["label", "label", "kernel", "kernel"]
-    assert document["otherData"]["notes"] == (
-        "The last 3 ranges were not kept. The last 5 allocations and frees were not kept. Careful."
-    )
-
-
-def test_kernels_of_all_phases_share_the_tracks_of_their_device() -> None:
-    kernels = [kernel("ahead", 100, 110, 7), kernel("back", 120, 130, 8)]
-    spans = walked(
-        call(X, 10, 20),
-        op("aten::op", 11, 12, sequence=OF[X], correlation=7),
-        node_of(X, 80, 90),
-        op("aten::op", 82, 83, correlation=8),
-        *kernels,
-    )
-    timeline = Timeline((), {name: array("q") for name in Timeline.COLUMNS}, 0, spans)
-    tracks, _ = tracks_of(replace(run_of([row(0)]), timeline=timeline).report("chrome-trace"))
-    assert [*tracks] == ["forward, thread 1", "backward, thread 1", "cuda:0"]
-    assert [(event["name"], event["args"]) for event in tracks["cuda:0"]] == [
-        ("ahead", {"layer": "Net.b", "phase": FORWARD}),
-        ("back", {"layer": "Net.b", "phase": BACKWARD}),
-    ]
-
-
-def test_the_ns_are_in_the_decimals() -> None:
-    run = hostile(("one",))
-    columns = {**spans_of(run).columns, "start_ns": array("q", [1_234_567]), "end_ns": array("q", [1_235_573])}
-    assert run.timeline is not None
-    run = replace(run, timeline=replace(run.timeline, spans=replace(spans_of(run), columns=columns)))
-    assert '"ts": 1234.567, "dur": 1.006}' in run.report("chrome-trace")
-
-
 @given(st.integers(-(10**6), 10**15))
 def test_no_ns_is_lost(time: int) -> None:
     """The written time is exact to the ns, for readers that round and for readers that use the decimals as text."""
-    run = hostile(("one",))
+    run = named(("one",))
     columns = {**spans_of(run).columns, "start_ns": array("q", [time]), "end_ns": array("q", [time + 10])}
     assert run.timeline is not None
     run = replace(run, timeline=replace(run.timeline, spans=replace(spans_of(run), columns=columns)))
     (written,) = re.findall(r'"ts": (-?\d+\.\d{3}), "dur": 0\.010}', run.report("chrome-trace"))
     assert Decimal(written) * 1000 == time
     assert ns(float(written)) == time
-
-
-def test_each_rank_is_a_process() -> None:
-    run = hostile(("one",))
-    assert run.timeline is not None
-    run = replace(run, metas=(replace(run.meta, rank=3),), timeline=replace(run.timeline, rank=3))
-    events = json.loads(run.report("chrome-trace"))["traceEvents"]
-    assert {event["pid"] for event in events} == {4}
-    assert events[0]["args"] == {"name": "rank 3: Net"}
-
-
-def test_a_run_without_spans_says_how_to_get_them() -> None:
-    with pytest.raises(TorchprofError, match="with_timeline=True"):
-        run_of([row(0)]).report("chrome-trace")
 
 
 def test_the_page_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

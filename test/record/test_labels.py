@@ -514,17 +514,6 @@ def test_a_transformer_encoder_with_a_padding_mask_keeps_its_nested_fast_path(un
     assert calls["TransformerEncoder.layers.0"] == calls["TransformerEncoder.layers.1"] == 1
 
 
-def test_the_fused_fast_path_of_an_encoder_layer_stays_on_and_its_children_are_not_called(untouched) -> None:
-    model = untouched(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval())
-    with torch.no_grad(), Profile(model) as prof:
-        model(torch.rand(2, 5, 8))
-    names = {row.key for row in prof.key_averages()}
-    assert "aten::_transformer_encoder_layer_fwd" in names
-    calls = calls_of(prof)
-    assert calls.pop("TransformerEncoderLayer") == 1
-    assert set(calls.values()) == {0}
-
-
 def test_a_hook_of_the_user_disables_the_fast_path_as_without_a_profile() -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     model.linear1.register_forward_hook(lambda *_: None)
@@ -617,54 +606,6 @@ def _optimized(model: nn.Module, backend: str = "eager", **options: Any) -> nn.M
 def _compiled_in_place(model: nn.Module, backend: str = "eager", **options: Any) -> nn.Module:
     model.compile(backend=backend, **options)
     return model
-
-
-@pytest.mark.parametrize("compiled", [_optimized, _compiled_in_place])
-@pytest.mark.parametrize("fullgraph", [False, True])
-def test_a_compiled_model_is_one_row_restored_and_not_recompiled(untouched, dynamo, compiled, fullgraph) -> None:
-    model = untouched(compiled(Stack(), fullgraph=fullgraph))
-    x = torch.rand(2, 3)
-    right = model(x)
-    graphs = dynamo()
-    assert graphs == 1
-    with Profile(model) as prof:
-        for _ in range(2):
-            assert torch.equal(model(x), right)
-    assert torch.equal(model(x), right)
-    assert dynamo() == graphs
-    assert calls_of(prof)["Stack"] == 2
-    assert prof.run.tree().self.cpu_ns > 0
-    assert "Stack" in str(prof)
-
-
-@pytest.mark.parametrize("compiled", [_optimized, _compiled_in_place])
-def test_a_compiled_part_of_an_eager_model(untouched, dynamo, compiled) -> None:
-    model = nn.Sequential(nn.Linear(3, 3), compiled(Stack(), fullgraph=True), nn.ReLU())
-    untouched(model)
-    x = torch.rand(2, 3)
-    right = model(x)
-    graphs = dynamo()
-    with Profile(model) as prof:
-        assert torch.equal(model(x), right)
-    assert torch.equal(model(x), right)
-    assert dynamo() == graphs == 1
-    calls = calls_of(prof)
-    assert [calls[name] for name in ("Sequential", "Sequential.0", "Sequential.1", "Sequential.2")] == [1] * 4
-
-
-@pytest.mark.parametrize("compiled", [_optimized, _compiled_in_place])
-def test_a_model_compiled_and_first_run_inside_the_block(dynamo, compiled) -> None:
-    model = Stack()
-    x = torch.rand(2, 3)
-    right = model(x)
-    with Profile(model):
-        fast = compiled(model, fullgraph=True)
-        assert torch.allclose(fast(x), right)
-        graphs = dynamo()
-        assert torch.allclose(fast(x), right)
-        assert dynamo() == graphs == 1
-    assert torch.allclose(fast(x), right)
-    assert dynamo() == graphs, "recompiled after the block"
 
 
 def test_a_compiled_model_of_the_same_classes_that_is_not_profiled_is_not_recompiled(untouched, dynamo) -> None:
@@ -1748,23 +1689,6 @@ def test_a_recursion_limit_that_the_user_sets_inside_the_block_is_kept() -> None
         assert sys.getrecursionlimit() == limit + 1234
     finally:
         sys.setrecursionlimit(limit)
-
-
-def test_a_model_deeper_than_the_recursion_limit_attaches_prints_and_detaches() -> None:
-    """Python cannot call it whole, but its parts can be called, and all of it printed."""
-    x = torch.rand(1, 2)
-    core: nn.Module = nn.Linear(2, 2)
-    model: nn.Module = core
-    for _ in range(1500):
-        model = nn.Sequential(model)
-    assert sys.getrecursionlimit() < 1500
-    forward = nn.Linear.forward
-    with Profile(model) as prof:
-        core(x)
-    assert nn.Linear.forward is forward
-    last = list(prof.run.tree().walk())[-1]
-    assert (last.calls, len(last.layer.path)) == (1, 1501)
-    assert len(prof.display().split("\n\n")[0].splitlines()) == 1501 + 3  # and the headings, and (outside)
 
 
 def test_ten_thousand_layers() -> None:

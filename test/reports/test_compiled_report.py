@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from build.compiled import call, region
 from build.events import MAIN, function, label, node, op, run_of_events
+from build.golden import drawn
 
 import torchprof
 from torchprof.analyze.compiled.regions import compiled_in
@@ -144,31 +144,17 @@ def test_a_garbage_collection_between_kernels_changes_no_layer_of_a_kernel() -> 
     assert changes == [("CompiledFxGraph", -6), ("aten::zero_", 2), ("garbage collection", 4)]
 
 
-def test_the_table() -> None:
-    table = run_of(FORWARD_EVENTS + BACKWARD_EVENTS).report("compiled")
-    first, rest = cells(table, 0), cells(table, 1)
-    assert (first["Region"], first["Module"], first["Code"]) == ("0/0", "Net", "Net.forward (net.py:10)")
-    assert (first["Calls"], first["Guards"], first["Overhead"]) == ("1", "0.010us", "0.055us")
-    assert (first["Graph"], first["Beside"]) == ("0.140us", "0.025us")
-    assert (first["Backward overhead"], first["Backward graph"]) == ("0.040us", "0.060us")
-    assert (rest["Region"], rest["Code"]) == ("1/0", "Net.forward (net.py:12)")
-    assert (rest["Backward overhead"], rest["Backward graph"]) == ("", "")
-    assert "Graph break in Net at net.py:12, after region 0/0, 1 time: Call to print" in table.splitlines()
-    assert "torch.compile compiled 1 time: 0.050us." in table.splitlines()
-    assert "kernels of the forward" not in table  # layers were not requested
-
-
-def test_a_stripped_run_has_lines_and_no_files() -> None:
-    regions = (FIRST._replace(file=""), REST._replace(file=""))
-    table = run_of(FORWARD_EVENTS, regions).report("compiled")
-    assert cells(table, 0)["Code"] == "Net.forward (line 10)"
-    assert "Graph break in Net at line 12, after region 0/0, 1 time: Call to print" in table
-
-
-def test_a_region_that_is_not_in_the_metadata_has_unknown_code() -> None:
-    table = run_of(FORWARD_EVENTS, ()).report("compiled")
-    assert cells(table, 0)["Code"] == "–"
-    assert "Graph break" not in table
+def test_the_text_of_regions(golden: Callable[..., None]) -> None:
+    """test_times_of_a_region_by_hand has the times. A stripped run has lines and no files; without the metadata of a
+    region its code is unknown; in a run that records layers, the shares of kernels by layers follow."""
+    events, stripped = FORWARD_EVENTS + BACKWARD_EVENTS, (FIRST._replace(file=""), REST._replace(file=""))
+    golden(
+        drawn(run_of(events), "compiled"),
+        drawn(run_of(FORWARD_EVENTS, stripped), "compiled"),
+        drawn(run_of(FORWARD_EVENTS, ()), "compiled"),
+        drawn(run_of(events, by_layers=True), "compiled"),
+        drawn(run_of([label("Net", 0, 100), op("aten::mm", 10, 50)]), "compiled"),
+    )
 
 
 def test_the_shares_of_kernel_time_by_layers() -> None:
@@ -300,7 +286,8 @@ def with_compilations(run: Run, *compilations: Compilation, steps: int = 5) -> R
     return replace(run, metas=(replace(run.meta, compilations=compilations, steps=steps),))
 
 
-def test_the_table_of_compilations() -> None:
+def test_the_table_of_compilations(golden: Callable[..., None]) -> None:
+    """Of several ranks, and of a run without steps, too."""
     run = with_compilations(
         run_of(FORWARD_EVENTS),
         compilation("0/0", None, from_cache=True),
@@ -309,28 +296,8 @@ def test_the_table_of_compilations() -> None:
         compilation("0/2", 4, failure="too much", reason="k == 2.5"),
         compilation("0/3", 4),
     )
-    lines = run.report("compiled").splitlines()
-    table = lines[lines.index("") + 1 :]
-    assert [line.strip() for line in table[0].split("|")] == (
-        ["Compiled", "Phase", "When", "Time", "Tracing", "Autograd", "Lowering", "Kernels", "Why"]
-    )
-    rows = [[cell.strip() for cell in line.split("|")] for line in table[2:7]]
-    assert rows[0] == (
-        ["0/0", "forward", "before", "10.000s", "1.000s", "2.000s", "3.000s", "4.000s", "first version (from cache)"]
-    )
-    assert [(row[0], row[2], row[-2], row[-1]) for row in rows[1:]] == [
-        ("0/0", "step 1", "4.000s", "first backward"),
-        ("0/1", "step 4", "–", "k == 1.5"),
-        ("0/2", "step 5", "4.000s", "failed: too much; k == 2.5"),
-        ("0/3", "step 5", "4.000s", "–"),
-    ]
-
-
-def test_compilations_of_several_ranks_and_without_steps() -> None:
     one = with_compilations(run_of(FORWARD_EVENTS), compilation("0/0", 0), steps=0)
-    both = replace(one, metas=(one.meta, replace(one.meta, rank=1)))
-    text = both.report("compiled")
-    assert re.search(r"0/0 +\| 0 +\| forward +\| recorded", text) and re.search(r"0/0 +\| 1 +\| forward", text)
+    golden(run.report("compiled"), replace(one, metas=(one.meta, replace(one.meta, rank=1))).report("compiled"))
 
 
 def test_cycles_have_each_compilation_once_with_its_step_among_all() -> None:
@@ -354,24 +321,10 @@ def test_a_saved_run_has_its_compilations_and_a_stripped_one_no_files(tmp_path: 
     assert [one.file for one in torchprof.load(tmp_path / "stripped.json").meta.compilations] == ["", ""]
 
 
-def test_a_run_without_compiled_code() -> None:
-    text = run_of([label("Net", 0, 100), op("aten::mm", 10, 50)]).report("compiled")
-    assert text == "No code of torch.compile ran during the recording."
-
-
-def test_the_rows_of_the_tree() -> None:
-    """The self of a region is its overhead; its total includes all work in it, of any layer."""
-    lines = run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True).report("tree").splitlines()
-    found = {line.split("|")[0].strip("│├└─ "): [cell.strip() for cell in line.split("|")[1:]] for line in lines[2:]}
-    assert found["(compiling)"][:2] == ["0.050us", "0.050us"]
-    assert found["(region 0/0)"] == ["0.055us", "0.310us", "1", "0.100us"]
-    assert found["(region 1/0)"][:2] == ["0.030us", "0.090us"]
-    assert found["(fused: fc + act)"][:3] == ["0.040us", "0.040us", ""]  # groups of kernels have no calls
-    assert found["(not attributable: compiled before)"][:3] == ["0.060us", "0.060us", ""]
-    # The shares of both in their common kernel are unknown: fc has at least its own kernel, act any amount.
-    assert found["fc"] == ["≥ 0.030us", "≥ 0.030us", "–", "0.040us"]
-    assert found["act"] == ["–", "–", "–", "–"]
-    assert found["Net"][1] == "1.000us"  # all of it is below the model
+def test_the_rows_of_the_tree(golden: Callable[..., None]) -> None:
+    """The self of a region is its overhead; its total includes all work in it, of any layer. Groups of kernels have no
+    calls. The shares of fc and act in their common kernel are unknown: fc has at least its own, act any amount."""
+    golden(run_of(FORWARD_EVENTS + BACKWARD_EVENTS, by_layers=True).report("tree"))
 
 
 def test_a_kernel_of_two_blocks_leaves_both_with_a_lower_bound() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from build.hand_made import cells, headings, kernel, label, op, row, run_of
+from build.golden import drawn
+from build.hand_made import cells, kernel, label, op, row, run_of
 from build.raw_events import MARKED, attributed, small_step
 from build.warnings import run_warnings
 
-from torchprof import TorchprofError
 from torchprof.analyze.operators.kernels import short_kernel_name
 from torchprof.analyze.operators.operators import Kernel, kernels
 from torchprof.run.words import BACKWARD, LAUNCH_NOT_RECORDED, OUTSIDE, RECOMPUTE
@@ -27,68 +28,44 @@ STEP = [
 ]
 
 
-def test_the_table() -> None:
-    """A row for each kernel, op, layer and phase; shares of all 10 us; idle time."""
+def test_the_table_of_kernels(golden: Callable[..., None]) -> None:
+    """A row for each kernel, op, layer and phase; shares of all 10 us; idle time of each device."""
     run = run_of(STEP, wall_ns=40_000, busy_ns=(("cuda:0", 8_000),), warnings=run_warnings("Beware."), **CUDA)
-    assert run.report("kernels").splitlines() == [
-        "cuda:0 was busy for 8.000us of 40.000us, idle for 32.000us (80.0%).",
-        "",
-        "Kernel            | Operator      | Module    | Phase    | CUDA total      | CUDA avg | Calls",
-        "------------------|---------------|-----------|----------|-----------------|----------|------",
-        "gemm              | aten::addmm   | Net.a     | forward  | 4.000us (40.0%) | 2.000us  | 2",
-        "gemm              | aten::addmm   | Net.b.0   | forward  | 3.000us (30.0%) | 3.000us  | 1",
-        "gemm              | aten::mm      | Net.a     | backward | 2.000us (20.0%) | 2.000us  | 1",
-        "who launched this | (between ops) | (outside) |          | 1.000us (10.0%) | 0.200us  | 5",
-        "",
-        "100 % is what all rows took: 10.000us CUDA total.",
-        "Beware.",
-    ]
+    second = [row(1, op("aten::add"), kernel("add"), device="cuda:1", device_ns=7_000)]
+    both = run_of([*STEP, *second], wall_ns=10_000, busy_ns=(("cuda:0", 9_000), ("cuda:1", 10_500)), **CUDA)
+    xpu = [row(1, op("aten::add"), kernel("add"), device="xpu:0", device_ns=7_000)]
+    other = run_of(xpu, wall_ns=10_000, **{**CUDA, "device": "xpu"})
+    idle = run_of(STEP[:1], wall_ns=10_000, **CUDA)
+    golden(
+        drawn(run, "kernels", top=4),
+        drawn(run, "kernels", top=1),
+        *(drawn(one, "kernels") for one in (both, other, idle)),
+    )
 
 
-def test_selected_layers_one_phase_and_another_order() -> None:
-    run = run_of(STEP, wall_ns=40_000, **CUDA)
-    table = run.report("kernels", layer="b")
-    assert [one[:5] for one in cells_of(table)] == [["gemm", "aten::addmm", "Net.b.0", "forward", "3.000us (100.0%)"]]
-    assert [one[2:4] for one in cells_of(run.report("kernels", phase="backward"))] == [["Net.a", "backward"]]
-    assert [one[2] for one in cells_of(run.report("kernels", layer="a", phase="forward"))] == ["Net.a"]
-    assert cells_of(run.report("kernels", phase="recompute")) == []
-    for key in ("Calls", "calls", "count"):
-        assert cells_of(run.report("kernels", sort_by=key))[0][0] == "who launched this"
-    for key in ("cuda_total", "cuda_time_total", "device_time_total"):
-        assert cells_of(run.report("kernels", sort_by=key)) == cells_of(run.report("kernels"))
-    assert [one[2] for one in cells_of(run.report("kernels", sort_by="module"))] == [
-        *("(outside)", "Net.a", "Net.a", "Net.b.0")
-    ]
-    assert run.report("kernels", top=1).endswith("\n3 rows are hidden: shown is the largest by CUDA total.")
+@pytest.mark.parametrize(
+    ("options", "modules"),
+    [
+        ({"layer": "b"}, "Net.b.0"),
+        ({"phase": "backward"}, "Net.a"),
+        ({"layer": "a", "phase": "forward"}, "Net.a"),
+        ({"phase": "recompute"}, ""),
+        *(({"sort_by": key}, "(outside) Net.a Net.b.0 Net.a") for key in ("Calls", "calls", "count")),
+        *(
+            ({"sort_by": key}, "Net.a Net.b.0 Net.a (outside)")
+            for key in ("cuda_total", "cuda_time_total", "device_time_total")
+        ),
+        ({"sort_by": "module"}, "(outside) Net.a Net.a Net.b.0"),
+    ],
+)
+def test_selected_layers_one_phase_and_another_order(options: dict[str, str], modules: str) -> None:
+    shown = cells_of(run_of(STEP, wall_ns=40_000, **CUDA).report("kernels", **options))
+    assert [cells[2] for cells in shown] == modules.split()
 
 
 def cells_of(report: str) -> list[list[str]]:
     """The rows of the table, which follows the lines about the devices."""
     return cells(report.split("\n\n", 1)[1])
-
-
-def test_several_devices_have_a_column_and_a_line_each() -> None:
-    second = [row(1, op("aten::add"), kernel("add"), device="cuda:1", device_ns=7_000)]
-    run = run_of([*STEP, *second], wall_ns=10_000, busy_ns=(("cuda:0", 9_000), ("cuda:1", 10_500)), **CUDA)
-    report = run.report("kernels")
-    assert report.splitlines()[:2] == [
-        "cuda:0 was busy for 9.000us of 10.000us, idle for 1.000us (10.0%).",
-        "cuda:1 was busy for 10.500us of 10.000us, idle for 0.000us (0.0%).",
-    ]
-    assert headings(report.split("\n\n")[1])[4] == "Device"
-    assert [one[4] for one in cells_of(report)] == ["cuda:1", "cuda:0", "cuda:0", "cuda:0", "cuda:0"]
-
-
-def test_another_kind_of_device() -> None:
-    xpu = [row(1, op("aten::add"), kernel("add"), device="xpu:0", device_ns=7_000)]
-    report = run_of(xpu, wall_ns=10_000, **{**CUDA, "device": "xpu"}).report("kernels")
-    assert headings(report.split("\n\n")[1])[4:] == ["XPU total", "XPU avg", "Calls"]
-
-
-def test_a_device_on_which_nothing_ran() -> None:
-    report = run_of(STEP[:1], wall_ns=10_000, **CUDA).report("kernels")
-    assert report.splitlines()[0] == "Nothing ran on the device in 10.000us."
-    assert cells_of(report) == []
 
 
 def test_kernels_in_a_label_and_in_recompute() -> None:
@@ -192,23 +169,3 @@ def test_full_names_on_request() -> None:
 
 
 # Bad input
-
-
-@pytest.mark.parametrize(
-    ("meta", "options", "words"),
-    [
-        ({}, {}, ["recorded no device", 'device="cuda"']),
-        ({**CUDA, "measured": ("cpu_ns",)}, {}, ["CUDA was requested", "run.warnings"]),
-        (CUDA, {"layer": "c"}, ["No module", "'c'"]),
-        (CUDA, {"phase": "fore"}, ["no phase 'fore'"]),
-        (CUDA, {"sort_by": "cpu_total"}, ["no column 'cpu_total'", "cuda_total"]),
-        (CUDA, {"top": -3}, ["top", "-3"]),
-        (CUDA, {"tablefmt": "nice"}, ["no format 'nice'"]),
-        (CUDA, {"op": "aten::mm"}, ["no option 'op'"]),
-    ],
-)
-def test_bad_input(meta: dict[str, Any], options: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(TorchprofError) as error:
-        run_of(STEP, **meta).report("kernels", **options)
-    for word in words:
-        assert word in str(error.value)

@@ -176,11 +176,6 @@ def test_a_tree_of_many_layers_is_cut_by_default(widths: tuple[int, ...], rows: 
     assert len(read(chain(*widths), depth=2).rows) == 2 + sum(widths)
 
 
-def test_the_depth_is_checked() -> None:
-    with pytest.raises(TorchprofError, match="depth is a number of levels"):
-        run_of(LINES).report("notebook", depth=-1)
-
-
 # In a notebook
 
 

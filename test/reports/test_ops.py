@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from build.architectures import ARCHITECTURES
+from build.golden import drawn
 from build.hand_made import cells, headings, kernel, label, line, names, op, python_line, row, run_of
 from build.libraries import RELEASE, usable_transformers
 from build.models import Checkpointed, DoublesInside, Mlp, PackedLstm, Recursive, Several, Tied, WritesToViews, profiled
@@ -84,25 +85,12 @@ def small(make: Callable[[], nn.Module]) -> Callable[[], tuple[nn.Module, tuple[
     return lambda: (make(), (torch.rand(3, 4),))
 
 
+ARCHITECTURE_NAMES = (
+    "AlexNet, ResNet, EfficientNet, DenseNet, U-Net, tied words, mixture of experts, GPT, ViT, attention with weights, "
+    "encoder and decoder, LSTM, translator"
+)
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
-    **{
-        name: architecture(name)
-        for name in (
-            "AlexNet",
-            "ResNet",
-            "EfficientNet",
-            "DenseNet",
-            "U-Net",
-            "tied words",
-            "mixture of experts",
-            "GPT",
-            "ViT",
-            "attention with weights",
-            "encoder and decoder",
-            "LSTM",
-            "translator",
-        )
-    },
+    **{name: architecture(name) for name in ARCHITECTURE_NAMES.split(", ")},
     "BERT of transformers": bert,
     "several calls": small(Several),
     "a recursive module": small(Recursive),
@@ -387,46 +375,29 @@ STEP = [
 ]
 
 
-def test_the_table() -> None:
-    """Every cell by hand: self, total, average; shares of the recorded 50 us; largest self first."""
-    assert run_of(STEP).report("ops").splitlines() == [
-        "Operator       | Self CPU total   | CPU total        | CPU avg  | Calls",
-        "---------------|------------------|------------------|----------|------",
-        "aten::addmm    | 20.000us (40.0%) | 20.000us (40.0%) | 20.000us | 1",
-        "aten::mm       | 10.000us (20.0%) | 10.000us (20.0%) | 5.000us  | 2",
-        "aten::sum      | 10.000us (20.0%) | 10.000us (20.0%) | 10.000us | 1",
-        "aten::add      | 4.000us (8.0%)   | 4.000us (8.0%)   | 2.000us  | 2",
-        "aten::linear   | 2.500us (5.0%)   | 22.500us (45.0%) | 22.500us | 1",
-        "AddmmBackward0 | 2.000us (4.0%)   | 12.000us (24.0%) | 12.000us | 1",
-        "(between ops)  | 1.500us (3.0%)   | 1.500us (3.0%)   |          |",
-        "",
-        "100 % is the self of all rows: 50.000us Self CPU total.",
-    ]
+def test_the_table_of_operators(golden: Callable[..., None]) -> None:
+    """Self, total, average; shares of all recorded 50 us, of all rows, hidden or not; largest self first."""
+    run = run_of(STEP, warnings=run_warnings("Beware."))
+    options = [{}, {"top": 2}, {"top": 3, "sort_by": "operator"}, {"layer": "a", "phase": "backward"}]
+    golden(*(drawn(run, "ops", **each) for each in options))
 
 
-def test_only_selected_layers_and_one_phase() -> None:
-    """A path with and without the root, a pattern, a tuple: these layers and all below; shares are of their sum."""
+@pytest.mark.parametrize(
+    ("layer", "phase", "expected"),
+    [
+        *((layer, None, "addmm mm linear AddmmBackward0 between") for layer in ("a", "Net.a", ("Net", "a"), "*.a")),
+        ("b", None, "relu tanh"),
+        ("b.*", None, "relu"),
+        ("Net", None, "addmm mm add linear AddmmBackward0 between relu tanh"),  # "aten::sum" is in no layer
+        ("a", "backward", "mm AddmmBackward0"),
+        (None, "forward", "addmm sum add linear between relu tanh"),
+    ],
+)
+def test_only_selected_layers_and_one_phase(layer: Any, phase: str | None, expected: str) -> None:
+    """A path with and without the root, a pattern, a tuple: these layers and all below."""
     run = run_of([*STEP, row(3, op("aten::relu"), cpu_ns=7), row(2, op("aten::tanh"), cpu_ns=5)])
-    of_a = ["aten::addmm", "aten::mm", "aten::linear", "AddmmBackward0", "(between ops)"]
-    assert names(run.report("ops", layer="a")) == of_a
-    assert names(run.report("ops", layer="Net.a")) == of_a
-    assert names(run.report("ops", layer=("Net", "a"))) == of_a
-    assert names(run.report("ops", layer="b")) == ["aten::relu", "aten::tanh"]
-    assert names(run.report("ops", layer="b.*")) == ["aten::relu"]
-    assert names(run.report("ops", layer="*.a")) == of_a
-    everything = {*names(run.report("ops"))}
-    assert {*names(run.report("ops", layer="Net"))} == everything - {"aten::sum"}, "what is outside is in no layer"
-    assert names(run.report("ops", layer="a", phase="backward")) == ["aten::mm", "AddmmBackward0"]
-    assert line(run.report("ops", layer="a", phase="backward"), "aten::mm")["CPU total"] == "10.000us (83.3%)"
-    assert names(run.report("ops", phase="forward")) == [
-        "aten::addmm",
-        "aten::sum",
-        "aten::add",
-        "aten::linear",
-        "(between ops)",
-        "aten::relu",
-        "aten::tanh",
-    ]
+    shown = names(run.report("ops", layer=layer, phase=phase))
+    assert [name.removeprefix("aten::").replace(BETWEEN_OPS, "between") for name in shown] == expected.split()
 
 
 def test_a_layer_called_inside_an_op_or_a_label_is_in_its_total() -> None:
@@ -476,29 +447,15 @@ DEVICE_STEP = [
 ]
 
 
-def test_time_of_the_device_counts_for_the_op_that_launched_it() -> None:
+def test_time_of_the_device_counts_for_the_op_that_launched_it(golden: Callable[..., None]) -> None:
     """The largest self time of the device is first; kernels do not count as calls of their op."""
-    table = run_of(DEVICE_STEP, **ON_DEVICE).report("ops")
-    assert headings(table) == [
-        *("Operator", "Self CPU total", "CPU total", "CPU avg", "Self CUDA total", "CUDA total", "CUDA avg", "Calls")
-    ]
-    assert names(table) == ["(between ops)", "aten::relu", "aten::addmm", "aten::linear"]
-    assert line(table, "aten::linear")["Self CUDA total"] == "0.000us (0.0%)"
-    assert line(table, "aten::linear")["CUDA total"] == "1.000us (12.5%)"
-    assert line(table, "aten::addmm")["Self CUDA total"] == "1.000us (12.5%)"
-    assert line(table, "aten::addmm")["CUDA avg"] == "1.000us"
-    assert line(table, "aten::addmm")["Calls"] == "1"
-    assert "30.000us Self CPU total, 8.000us Self CUDA total" in table
+    golden(run_of(DEVICE_STEP, **ON_DEVICE).report("ops"))
 
 
-def test_a_device_that_was_not_measured_is_unknown() -> None:
+def test_a_device_that_was_not_measured_is_unknown(golden: Callable[..., None]) -> None:
     """Rows are then sorted by CPU time."""
     run = run_of(DEVICE_STEP[:3:2], device="cuda", requested=("cpu_ns", "device_ns"), measured=("cpu_ns",))
-    table = run.report("ops")
-    assert names(table)[0] == "aten::addmm"
-    assert line(table, "aten::addmm")["Self CUDA total"] == "–"
-    assert line(table, "aten::addmm")["CUDA avg"] == "–"
-    assert table.endswith("100 % is the self of all rows: 30.000us Self CPU total.")
+    golden(run.report("ops"))
     with pytest.raises(TorchprofError, match="was not measured"):
         run.report("ops", sort_by="cuda_time_total")
 
@@ -539,13 +496,9 @@ def test_flops_are_in_the_row_of_the_op_that_has_the_formula() -> None:
     assert line(run.report("ops", op="aten::convolution"), "Net.a")["MACs"] == ""
 
 
-def test_without_times_the_largest_count_comes_first() -> None:
+def test_without_times_the_largest_count_comes_first(golden: Callable[..., None]) -> None:
     counts = ("macs", "flops", "uncounted")
-    run = run_of([row(1, op("a"), macs=1), row(1, op("b"), macs=2)], requested=counts, measured=counts)
-    table = run.report("ops")
-    assert headings(table) == ["Operator", "MACs", "FLOPs", "Calls"]
-    assert names(table) == ["b", "a"]
-    assert "100 %" not in table
+    golden(run_of([row(1, op("a"), macs=1), row(1, op("b"), macs=2)], requested=counts, measured=counts).report("ops"))
 
 
 MEMORY = {"requested": ("cpu_ns", "cpu_allocated", "cpu_freed"), "measured": ("cpu_ns", "cpu_allocated", "cpu_freed")}
@@ -585,25 +538,10 @@ def test_sorting_takes_headings_keys_and_torchs_names() -> None:
         assert names(device.report("ops", sort_by=key)) == names(device.report("ops"))
 
 
-def test_the_table_says_how_many_rows_are_hidden() -> None:
-    run = run_of(STEP)
-    table = run.report("ops", top=2)
-    assert names(table) == ["aten::addmm", "aten::mm"]
-    assert table.endswith("\n5 rows are hidden: shown are the 2 largest by Self CPU total.")
-    assert run.report("ops", top=6).endswith("\n1 row is hidden: shown are the 6 largest by Self CPU total.")
-    assert run.report("ops", top=1).endswith("\n6 rows are hidden: shown is the largest by Self CPU total.")
-    assert run.report("ops", top=3, sort_by="operator").endswith(
-        "4 rows are hidden: shown are the 3 first by Operator."
-    )
-    assert "hidden" not in run.report("ops", top=7)
-    assert names(run.report("ops", top=0)) == []
-    assert line(table, "aten::mm")["CPU total"] == "10.000us (20.0%)", "shares are of all rows"
-
-
 SHAPED = {"flags": (("record_shapes", True), ("with_stack", True))}
 
 
-def test_the_text_of_shapes() -> None:
+def test_the_text_of_shapes(golden: Callable[..., None]) -> None:
     """Shapes of tensors; lists and long rows are cut; torch 2.4 does not record shapes of lists."""
     cat = op("aten::cat", ((2, 3), (2, 3)), (), dtypes=["TensorList", "Scalar"])
     many = op("aten::_foreach_add_", tuple((size,) for size in range(1, 9)), dtypes=["TensorList"])
@@ -622,22 +560,10 @@ def test_the_text_of_shapes() -> None:
         ],
         **SHAPED,
     )
-    table = run.report("ops", group_by_input_shape=True)
-    assert [(one[0], one[-2], one[-1]) for one in cells(table)] == [
-        ("aten::add", "2", "[2, 3], [4]"),
-        ("aten::add", "1", "[2, 3], []"),
-        ("aten::cat", "1", "[[2, 3], [2, 3]]"),
-        ("aten::stack", "1", "[?]"),
-        ("aten::_foreach_add_", "1", "[[1], [2], … 6 more]"),
-        ("aten::lstm", "1", "[2, 0], [2, 1], [2, 2], [2, 3], … 5 more"),
-        ("aten::nested", "1", "[2, ?, 3]"),
-        ("Node", "1", ""),
-    ]
-    assert names(run.report("ops"))[0] == "aten::add", "without the option they are one"
-    assert len(names(run.report("ops"))) == 7
+    golden(drawn(run, "ops", group_by_input_shape=True), drawn(run, "ops"))
 
 
-def test_source_lines_are_on_lines_of_their_own() -> None:
+def test_source_lines_are_on_lines_of_their_own(golden: Callable[..., None]) -> None:
     """Innermost first, at most n; the figures are on the first line."""
     lines = ["net.py(3): forward", "loop.py(9): step", "loop.py(1): main"]
     run = run_of(
@@ -648,21 +574,11 @@ def test_source_lines_are_on_lines_of_their_own() -> None:
         ],
         **SHAPED,
     )
-    assert [(one[0], one[-2], one[-1]) for one in cells(run.report("ops", group_by_stack_n=2))] == [
-        ("aten::add", "1", "net.py(3): forward"),
-        ("", "", "loop.py(9): step"),
-        ("aten::add", "1", "net.py(3): forward"),
-        ("", "", "loop.py(7): test"),
-        ("aten::mul", "1", ""),
-    ]
-    assert [(one[0], one[-2], one[-1]) for one in cells(run.report("ops", group_by_stack_n=1))] == [
-        ("aten::add", "2", "net.py(3): forward"),
-        ("aten::mul", "1", ""),
-    ]
-    assert headings(run.report("ops", group_by_stack_n=1, group_by_input_shape=True))[-2:] == [
-        "Input Shapes",
-        "Source Lines",
-    ]
+    golden(
+        drawn(run, "ops", group_by_stack_n=2),
+        drawn(run, "ops", group_by_stack_n=1),
+        drawn(run, "ops", group_by_stack_n=1, group_by_input_shape=True),
+    )
 
 
 def test_long_names_are_cut_in_the_middle() -> None:
@@ -673,16 +589,10 @@ def test_long_names_are_cut_in_the_middle() -> None:
     assert re.fullmatch(r"start long .*….* end", cut)
 
 
-def test_warnings_are_below_the_tables() -> None:
-    run = run_of(STEP, warnings=run_warnings("Beware."))
-    for table in (run.report("ops"), run.report("ops", op="aten::add")):
-        assert table.endswith("\nBeware.")
-
-
 # The layers of an operator
 
 
-def test_the_table_of_layers() -> None:
+def test_the_table_of_the_layers_of_an_operator(golden: Callable[..., None]) -> None:
     """The largest total first; shares are of the operator; only layers that call it directly are listed."""
     run = run_of(
         [
@@ -691,58 +601,14 @@ def test_the_table_of_layers() -> None:
             row(3, op("aten::linear"), op("aten::addmm"), calls=3, cpu_ns=27_000),
             row(OUTSIDE, op("aten::linear"), phase=BACKWARD, cpu_ns=1_000),
             row(NOT_SELECTED, op("aten::linear"), phase=BACKWARD, cpu_ns=999),
-        ]
+        ],
+        warnings=run_warnings("Beware."),
     )
-    assert run.report("ops", op="aten::linear").splitlines() == [
-        "Module         | Self CPU total  | CPU total        | CPU avg  | Calls",
-        "---------------|-----------------|------------------|----------|------",
-        "Net.b.0        | 0.500us (10.0%) | 27.500us (52.9%) | 9.167us  | 3",
-        "Net.a          | 2.500us (50.0%) | 22.500us (43.3%) | 22.500us | 1",
-        "(outside)      | 1.000us (20.0%) | 1.000us (1.9%)   | 1.000us  | 1",
-        "(not selected) | 0.999us (20.0%) | 0.999us (1.9%)   | 0.999us  | 1",
-        "",
-        "100 % is what aten::linear took everywhere: 4.999us Self CPU total, 51.999us CPU total.",
-    ]
-    assert names(run.report("ops", op="aten::linear", phase="forward")) == ["Net.b.0", "Net.a"]
-    assert names(run.report("ops", op="aten::linear", sort_by="self_cpu_time_total"))[0] == "Net.a"
-    assert names(run.report("ops", op="aten::linear", sort_by="module"))[0] == "(not selected)"
-    assert run.report("ops", op="aten::linear", top=1).endswith("3 rows are hidden: shown is the largest by CPU total.")
-    assert names(run.report("ops", op=BETWEEN_OPS)) == ["Net", "Net.a"]
-
-
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("report", "options", "words"),
-    [
-        ("ops", {"layer": "c"}, ["No module", "'c'", "Net.a"]),
-        ("ops", {"layer": "a.*"}, ["No module", "a.*"]),
-        ("ops", {"layer": 3}, ["3 is not a path", "dotted"]),
-        ("ops", {"phase": "backwards"}, ["backwards", "backward"]),
-        ("ops", {"sort_by": "cpu"}, ["no column 'cpu'", "self_cpu_total"]),
-        ("ops", {"sort_by": ["calls"]}, ["no column ['calls']"]),
-        ("ops", {"sort_by": "cuda_time_total"}, ["no column 'cuda_time_total'"]),
-        ("ops", {"top": -1}, ["top", "-1"]),
-        ("ops", {"top": 2.5}, ["top", "2.5"]),
-        ("ops", {"group_by_stack_n": -1}, ["group_by_stack_n", "-1"]),
-        ("ops", {"group_by_stack_n": 3}, ["source lines", "Profile(model, with_stack=True)"]),
-        ("ops", {"group_by_input_shape": True}, ["input shapes", "Profile(model, record_shapes=True)"]),
-        ("ops", {"tablefmt": "nice"}, ["no format 'nice'"]),
-        ("ops", {"group_by_input_shapes": True}, ["no option", "group_by_input_shape"]),
-        ("ops", {"op": "aten::add", "layer": "a", "group_by_stack_n": 1}, ["leave out layer, group_by_stack_n"]),
-        ("ops", {"op": "addmm"}, ["no operator 'addmm'", "aten::addmm"]),
-        ("ops", {"op": "aten::addmm", "phase": "backward"}, ["no operator 'aten::addmm' in backward", "aten::mm"]),
-        ("ops", {"op": 3}, ["no operator 3"]),
-        ("ops", {"op": "aten::add", "phase": "all"}, ["no phase 'all'"]),
-        ("ops", {"op": "aten::add", "sort_by": "operator"}, ["no column 'operator'", "module"]),
-    ],
-)
-def test_bad_input(report: str, options: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(TorchprofError) as error:
-        run_of(STEP).report(report, **options)
-    for word in words:
-        assert word in str(error.value)
+    options = [{}, {"phase": "forward"}, {"sort_by": "self_cpu_time_total", "top": 1}, {"sort_by": "module"}]
+    golden(
+        *(drawn(run, "ops", op="aten::linear", **each) for each in options),
+        drawn(run, "ops", op=BETWEEN_OPS),
+    )
 
 
 def test_a_layer_that_was_not_selected_is_refused() -> None:

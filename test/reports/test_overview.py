@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import torchprof
-from torchprof import Run, TorchprofError
+from torchprof import Run
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.layers.entries import Entry, all_entries, entries_of
 from torchprof.analyze.layers.outline import outline
@@ -201,18 +201,6 @@ def test_one_call_is_said_in_the_first_lines() -> None:
         model(x)
         model(x)
     assert "One call" not in twice.run.report("overview")
-
-
-@pytest.mark.parametrize("option", ["rows", "places", "width"])
-def test_a_negative_number_is_refused(deep: Run, option: str) -> None:
-    with pytest.raises(TorchprofError, match=f"^{option} is a number of"):
-        deep.report("overview", **{option: -1})
-
-
-def test_its_tables_can_be_drawn_as_others(deep: Run) -> None:
-    assert "| Module " in deep.report("overview", tablefmt="github")
-    with pytest.raises(TorchprofError, match="no format 'githup'"):
-        deep.report("overview", tablefmt="githup")
 
 
 def test_in_color_each_figure_is_as_without(deep: Run) -> None:

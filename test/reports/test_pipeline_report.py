@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from build.hand_made import cells, headings, op, row, run_of
+from build.golden import drawn
+from build.hand_made import op, row, run_of
 from build.hand_made_ranks import everybody, lockstep
 from build.pipelines import MS, Orders, equal, interleaved, one_f_one_b, pipelines_of, run_of_pipelines, unequal
 
 import torchprof
-from torchprof import Run, TorchprofError
+from torchprof import Run
 from torchprof.analyze.advice import Advice, advise
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.first_screen.verdict import ran, short_gain
@@ -47,47 +49,29 @@ def about(run: Run) -> str:
 # Sentences
 
 
-def test_a_pipeline_with_a_slow_stage() -> None:
-    """The work is 108 ms on four ranks, of a step of 44.3 ms. That of equal stages would take 37.125 ms, 11/8 of the
-    work, and that of these stages 43.5 ms without the time of what is sent."""
-    assert about(run_of_pipelines(four_stages(), blocks=FOUR)) == (
-        "Pipeline of 4 stages on ranks 0 to 3 (8 microbatches, 1F1B). Ranks are idle for 39% of a step, the bubble: "
-        "27% is the schedule's own; unequal stages add 11%; the rest, 1%, is communication, the loss and the host. "
-        "Stage 2 (rank 2) is the slow one, in 5 of 5 steps: a microbatch takes 4.500ms there, 3.000ms on the other "
-        "ranks (median)."
+def test_what_is_said_of_pipelines(golden: Callable[..., None]) -> None:
+    """Of the slow stage: the work is 108 ms on four ranks, of a step of 44.3 ms. That of equal stages would take
+    37.125 ms, 11/8 of the work, and that of these stages 43.5 ms without the time of what is sent."""
+    two_stages, four, one_stage = one_f_one_b(2, 4), one_f_one_b(4, 4), one_f_one_b(1, 4)
+    in_some_steps = [unequal({1: 3}), unequal({1: 3}), equal(), unequal({1: 3}), equal()]
+    of_several, equally, three = {1: 1.2, 3: 1.1}, {1: 1.5, 2: 1.52}, {1: 1.5, 2: 1.5, 3: 1.5}
+    interleave = interleaved(2, 2, 4)
+    alone = [pipelines_of(one_stage, [unequal({0: 1 + (rank == 3)})] * 5, ranks=[rank]) for rank in range(4)]
+    several = {
+        "equal stages": pipelines_of(interleave, [equal()], schedule="ScheduleInterleaved1F1B"),
+        "a slow rank with two stages, either may be as fast": pipelines_of(interleave, [unequal(of_several)] * 2),
+        "two stages are equally slow": pipelines_of(four, [unequal(equally)] * 3),
+        "three of four are slow": pipelines_of(four, [unequal(three)] * 3),
+        "a stage that is slow in some steps": pipelines_of(two_stages, in_some_steps),
+    }
+    golden(
+        {
+            "a slow stage": about(run_of_pipelines(four_stages(), blocks=FOUR)),
+            **{title: about(run_of_pipelines(pipelines)) for title, pipelines in several.items()},
+            "ranks of one stage, of which the last is slow": about(run_of_pipelines(*alone)),
+            "the same ranks are compared": run_of_pipelines(*alone).report("ranks").split("\n\n")[0],
+        }
     )
-
-
-def test_a_pipeline_with_equal_stages_has_nothing_but_the_bubble_of_its_schedule() -> None:
-    run = run_of_pipelines(pipelines_of(interleaved(2, 2, 4), [equal()], schedule="ScheduleInterleaved1F1B"))
-    assert about(run) == (
-        "Pipeline of 4 stages on ranks 0 and 1 (4 microbatches, Interleaved1F1B). Ranks are idle for 11% of a step, "
-        "the bubble: 11% is the schedule's own."
-    )
-
-
-def test_of_ranks_with_several_stages_the_rank_is_slow() -> None:
-    """Either of its stages may be as fast as the others: ranks are compared by the sum."""
-    steps = [unequal({1: 1.2, 3: 1.1})] * 2
-    assert (
-        "Rank 1 (stages 1 and 3) is the slow one, in 2 of 2 steps: a microbatch takes 6.900ms there, 6.000ms on the "
-        "other ranks (median); that may be chance."
-    ) in about(run_of_pipelines(pipelines_of(interleaved(2, 2, 4), steps)))
-
-
-def test_stages_that_are_equally_slow_are_named_together() -> None:
-    steps = [unequal({1: 1.5, 2: 1.52})] * 3
-    assert (
-        "Stages 1 and 2 (ranks 1 and 2) are the slow ones, in 3 of 3 steps: a microbatch takes up to 4.560ms there, "
-        "3.000ms on the other ranks (median)."
-    ) in about(run_of_pipelines(pipelines_of(one_f_one_b(4, 4), steps)))
-    three_of_four = [unequal({1: 1.5, 2: 1.5, 3: 1.5})] * 3
-    assert "slow one" not in about(run_of_pipelines(pipelines_of(one_f_one_b(4, 4), three_of_four)))
-
-
-def test_a_stage_that_is_slow_in_some_steps_only_is_not_named() -> None:
-    slow_in = [unequal({1: 3}), unequal({1: 3}), equal(), unequal({1: 3}), equal()]
-    assert "slow one" not in about(run_of_pipelines(pipelines_of(one_f_one_b(2, 4), slow_in)))
 
 
 @pytest.mark.parametrize("stage, where", [(None, "all stages"), (1, "stage 1")])
@@ -102,20 +86,10 @@ def test_a_microbatch_that_takes_longer(stage: int | None, where: str) -> None:
     assert stage == 1 or "microbatches that differ add 12%" in about(run)
 
 
-def test_a_rank_alone_and_a_pipeline_without_ranks() -> None:
+def test_a_rank_alone_and_a_pipeline_without_ranks(golden: Callable[..., None]) -> None:
     """A run of one rank has no comparison, but its own times."""
     alone = run_of_pipelines(four_stages()[1:2], blocks=FOUR)
-    assert about(alone) == (
-        "Pipeline of 4 stages on ranks 0 to 3 (8 microbatches, 1F1B). Ranks 0, 2 and 3 are not in this run. How long "
-        "its ranks are idle (the bubble) is unknown: ranks of it are not in this run."
-    )
-    assert [row[:5] for row in cells(part(alone, 1))[:4]] == [
-        ["0", "–", "–", "–", "–"],
-        ["1", "1", "layers.4–layers.7", "1.000ms", "2.000ms"],
-        ["2", "–", "–", "–", "–"],
-        ["3", "–", "–", "–", "–"],
-    ]
-    assert cells(part(alone, 2))[0][4:] == ["5", *["–"] * 6]
+    golden(alone.report("pipeline"))
     assert ran(alone) and not any("idle" in line for line in ran(alone))
     assert "This run recorded no pipeline" in replace(alone, pipelines=()).report("pipeline")
 
@@ -128,21 +102,6 @@ def test_times_of_the_cpu_on_a_device_are_called_so() -> None:
     assert "slow one" not in about(not_measured)
     metas = tuple(replace(meta, device="cuda", measured=("cpu_ns", "device_ns")) for meta in run.metas)
     assert about(replace(run, metas=metas)) == about(run)
-
-
-def test_a_pipeline_of_one_stage_is_compared_as_ranks_are() -> None:
-    """As with data parallelism alone: all ranks have the same stage."""
-    orders = one_f_one_b(1, 4)
-    run = run_of_pipelines(
-        *(pipelines_of(orders, [unequal({0: 1 + (rank == 3)})] * 5, ranks=[rank]) for rank in range(4))
-    )
-    assert run.report("ranks").startswith(
-        "4 ranks. Rank 3 is the straggler: its own work takes 24.000ms a step, that of the others 12.000ms (median)"
-    )
-    assert about(run) == (
-        "4 pipelines of 1 stage (4 microbatches, 1F1B): rank 0; rank 1; rank 2; and 1 more. Ranks are idle for 0% of a "
-        "step, the bubble (mean of 4 pipelines): 0% is the schedule's own."
-    )
 
 
 @pytest.mark.parametrize(
@@ -168,84 +127,32 @@ def test_what_a_stage_has(paths: list[str], layers: str, movable: int) -> None:
 # Tables
 
 
-def test_the_table_of_stages() -> None:
+def test_the_tables_of_stages(golden: Callable[..., None]) -> None:
     """Stage 0 waits for the gradients of three microbatches for 2.2, 0 and 1.2 ms in the first pipeline, where what is
     sent travels for 100 us, and for 5, 3 and 4 ms in the second. Stage 1 waits for inputs for 1.1 and 0.2 ms, and for
-    1 ms."""
+    1 ms. Backward in two parts, for inputs (2 ms) and weights (3 ms), has two columns."""
     orders = one_f_one_b(2, 3)
     fast = pipelines_of(orders, [equal()] * 3, link_ns=100_000)
     slow = pipelines_of(orders, [unequal({1: 2})] * 3, ranks=[2, 3])
-    table = part(run_of_pipelines(fast, slow), 1)
-    assert headings(table) == [
-        "Stage",
-        "Ranks",
-        "Layers",
-        "Forward",
-        "Backward",
-        "Slowest rank",
-        "Its time",
-        "A step",
-        "Waits for inputs",
-        "Waits for gradients",
-        "Waits otherwise",
-    ]
-    assert cells(table)[:2] == [
-        [
-            "0",
-            "0 and 2",
-            "layers.0–layers.1",
-            "1.000ms",
-            "2.000ms",
-            "",
-            "3.000ms",
-            "9.000ms",
-            "0.000us",
-            "7.700ms",
-            "0.000us",
-        ],
-        [
-            "1",
-            "1 and 3",
-            "layers.2–layers.3",
-            "1.500ms",
-            "3.000ms",
-            "3",
-            "6.000ms",
-            "13.500ms",
-            "1.150ms",
-            "0.000us",
-            "0.000us",
-        ],
-    ]
-
-
-def test_backward_in_two_parts_has_two_columns() -> None:
-    orders: Orders = [[(0, "F", 0), (0, "I", 0), (0, "W", 0)], [(1, "F", 0), (1, "B", 0)]]
+    parted: Orders = [[(0, "F", 0), (0, "I", 0), (0, "W", 0)], [(1, "F", 0), (1, "B", 0)]]
 
     def takes(stage: int, what: str, number: int) -> int:
         return {"F": 1, "I": 2, "W": 3, "B": 4}[what] * MS
 
-    table = part(run_of_pipelines(pipelines_of(orders, [takes])), 1)
-    assert headings(table)[3:7] == ["Forward", "Backward", "Inputs", "Weights"]
-    assert [row[3:7] for row in cells(table)[:2]] == [
-        ["1.000ms", "5.000ms", "2.000ms", "3.000ms"],
-        ["1.000ms", "4.000ms", "–", "–"],
-    ]
+    golden(part(run_of_pipelines(fast, slow), 1), part(run_of_pipelines(pipelines_of(parted, [takes])), 1))
 
 
-def test_many_microbatches_and_stages_are_hidden() -> None:
+def test_many_microbatches_stages_and_pipelines_are_hidden(golden: Callable[..., None]) -> None:
+    """Of many pipelines some are simulated."""
+
     def takes(stage: int, what: str, number: int) -> int:
         return (100 + number + 10 * stage) * 1000
 
     run = run_of_pipelines(pipelines_of(one_f_one_b(10, 20), [takes]), blocks=[2] * 10)
-    table = part(run, 3)
-    assert headings(table) == ["Microbatch", *(f"Stage {stage}" for stage in range(2, 10))]
-    assert [row[0] for row in cells(table) if row[0].isdecimal()] == [*map(str, range(4, 20))]
-    assert "4 rows are hidden: shown are the 16 largest." in table
-    assert "2 stages are hidden: shown are the 8 largest." in table
-    assert [row[0] for row in cells(part(run, 3, top=1)) if row[0].isdecimal()] == ["19"]
-    with pytest.raises(TorchprofError, match="top is a number of rows"):
-        run.report("pipeline", top=-1)
+    groups = [[2 * number, 2 * number + 1] for number in range(40)]
+    pipelines = (pipelines_of(one_f_one_b(2, 2), [equal()], ranks=ranks) for ranks in groups)
+    many = run_of_pipelines(*pipelines, with_rows=False)
+    golden(part(run, 3), part(run, 3, top=1), about(many), part(many, 2))
 
 
 def test_two_pipelines_that_differ_have_tables_of_their_own() -> None:
@@ -259,43 +166,15 @@ def test_two_pipelines_that_differ_have_tables_of_their_own() -> None:
     assert "(4 microbatches, 1F1B)" in about(run) and "(8 microbatches, 1F1B)" in part(run, 4)
 
 
-def test_of_many_pipelines_some_are_simulated() -> None:
-    orders = one_f_one_b(2, 2)
-    groups = [[2 * number, 2 * number + 1] for number in range(40)]
-    run = run_of_pipelines(*(pipelines_of(orders, [equal()], ranks=ranks) for ranks in groups), with_rows=False)
-    assert about(run).startswith(
-        "40 pipelines of 2 stages (2 microbatches, 1F1B): ranks 0 and 1; ranks 2 and 3; ranks 4 and 5; and 37 more. "
-        "Ranks are idle for 33% of a step, the bubble (mean of 14 of 40 pipelines): 33% is the schedule's own."
-    )
-    table = part(run, 2)
-    assert [row[0] for row in cells(table)[:3]] == ["0 and 1", "6 and 7", "12 and 13"]
-    assert "26 pipelines are hidden: shown are 14, evenly chosen." in table
-
-
 # Ranks
 
 
-def test_a_stage_with_more_work_is_no_straggler() -> None:
+def test_a_stage_with_more_work_is_no_straggler(golden: Callable[..., None]) -> None:
     run = run_of_pipelines(four_stages(), blocks=FOUR)
     balance = balance_of(run)
     assert balance.slow is balance.late is None
-    first = run.report("ranks").split("\n\n")[0]
-    assert first.startswith(
-        "4 ranks. The ranks have different stages of a pipeline. Their work differs by design, so it is not compared. "
-        "Pipeline of 4 stages on ranks 0 to 3"
-    )
-    assert "straggler" not in first.lower()
-    assert ran(run)[-1] == (
-        "Ranks are idle for 39% of a step, the bubble: 27% is the schedule's own (4 stages, 8 microbatches, 1F1B); "
-        "unequal stages add 11%; the rest, 1%, is communication, the loss and the host. Stage 2 (rank 2) is the slow "
-        "one, in 5 of 5 steps: a microbatch takes 4.500ms there, 3.000ms on the other ranks (median)."
-    )
-    assert [row[:2] for row in cells(run.report("ranks").split("\n\n")[1])[:4]] == [
-        ["2", "2"],
-        ["0", "0"],
-        ["1", "1"],
-        ["3", "3"],
-    ]
+    assert "straggler" not in run.report("ranks").split("\n\n")[0].lower()
+    golden(ran(run)[-1], drawn(run, "ranks", depth=0))
 
 
 def replicas(*slow: int, count: int = 3, by: float = 1.2, steps: int = 5) -> Run:

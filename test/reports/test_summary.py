@@ -265,13 +265,6 @@ def test_the_command_line_shows_the_summary(tmp_path: Path, capsys: pytest.Captu
     assert "Backward" not in capsys.readouterr().out
 
 
-def test_bad_options() -> None:
-    with pytest.raises(torchprof.TorchprofError, match="depth is a number of levels"):
-        made().report("summary", depth=-1)
-    with pytest.raises(torchprof.TorchprofError, match="tabulate has no format"):
-        made().report("summary", tablefmt="nonsense")
-
-
 def summed(*sizes: int) -> str:
     return f"{4 * sum(sizes)} B"
 

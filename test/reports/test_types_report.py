@@ -55,19 +55,6 @@ def test_the_largest_come_first_and_the_others_are_counted(blocks: Run) -> None:
     assert calls == sorted(calls, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"sort_by": "nothing"}, "no column 'nothing'"),
-        ({"phase": "sideways"}, "sideways"),
-        ({"top": -1}, "top is a number"),
-    ],
-)
-def test_bad_options_are_refused(blocks: Run, options: dict[str, object], said: str) -> None:
-    with pytest.raises(TorchprofError, match=said):
-        blocks.report("types", **options)
-
-
 def test_a_report_without_a_name_is_the_list_of_all(blocks: Run) -> None:
     text = blocks.report()
     sections = [section.splitlines() for section in text.split("\n\n")]

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from build.all_kinds import KINDS
+from build.golden import GOLDEN, drawn
 from build.hand_made import headings
 from build.page import READ_TABLE, button, choice
 from build.phases import in_column_of
+from build.places import ROOT
 
 import torchprof
 from torchprof import Run, compare
@@ -74,6 +76,38 @@ every_kind = pytest.mark.parametrize("run", KINDS.values(), ids=KINDS, indirect=
 def run(request: pytest.FixtureRequest) -> Run:
     made: Run = request.param()
     return made
+
+
+# Golden text
+
+TEXTS = {
+    "training": ("overview", "tree", "ops", "csv"),
+    "without_formulas": ("overview", "tree", "ops"),
+    "memory": ("tree", "ops", "types", "markdown"),
+    "selected": ("overview", "tree", "ops"),
+    "several_models": ("overview", "summary"),
+    "on_a_device": ("overview", "tree", "kernels"),
+    "device_not_recorded": ("tree", "top", "ops"),
+    "ranks": ("overview", "device", "ranks"),
+    "pipelined": ("overview", "pipeline"),
+    "compiled_not_attributable": ("tree", "compiled", "calls"),
+    "replayed": ("overview", "tree"),
+    "without_layers": ("overview", "tree", "python"),
+    "never_called": ("overview", "tree"),
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_the_text_of_reports(kind: str, golden: Callable[..., None]) -> None:
+    options = {"overview": {"width": 110}, "tree": {"show_events": True}}
+    golden(*(drawn(KINDS[kind](), report, **options.get(report, {})) for report in TEXTS[kind]))
+
+
+def test_each_golden_file_is_of_one_test() -> None:
+    code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "test").rglob("test_*.py"))
+    tests = re.findall(r"^def test_(\w+)\([^)]*\bgolden: ", code, re.MULTILINE)
+    assert len(tests) == len({*tests})
+    assert not [file.name for file in GOLDEN.iterdir() if not file.name.startswith(tuple(tests))], "no test reads it"
 
 
 # The terminal's table, by hand

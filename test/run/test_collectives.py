@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from build.hand_made import cells, headings, label, op, row, run_of
 from build.places import TRACES
 from build.warnings import run_warnings
 
-from torchprof import Run, TorchprofError
+from torchprof import TorchprofError
 from torchprof.run.collectives import (
     Collective,
     collective_of,
@@ -24,7 +24,6 @@ from torchprof.run.collectives import (
     signature_of,
 )
 from torchprof.run.lockstep import GroupOfRanks
-from torchprof.run.rows import Rows
 from torchprof.run.words import BACKWARD, NOT_SELECTED, OUTSIDE, Frame, FrameKind, Signature
 
 A100 = TRACES / "a100_ddp_train_rank0_of_2.json.gz"
@@ -229,32 +228,12 @@ ROWS = [
 ]
 
 
-def test_the_report_has_bytes_and_bandwidth_of_collectives() -> None:
+def test_the_report_has_bytes_and_bandwidth_of_collectives(golden: Callable[..., None]) -> None:
     """8192 bytes four times in 32.768 us are 1 GB/s, 16000 twice in 4 us are 8 GB/s; 40 us are all communication."""
-    assert run_of(ROWS, warnings=run_warnings("Beware."), **CUDA).report("collectives").splitlines() == [
-        "Collective     | Group      | Ranks | Type     | In      | Out      | Calls | CUDA time | Avg     | Share | "
-        "Bandwidth",
-        "---------------|------------|-------|----------|---------|----------|-------|-----------|---------|-------|-"
-        "-----------",
-        "all_reduce     | default_pg | 2     | Float    | 8.00 KB | 8.00 KB  | 4     | 32.768us  | 8.192us | 81.9% | "
-        "≥ 1.00 GB/s",
-        "all_gather     | 7          | 8     | BFloat16 | 1.95 KB | 15.62 KB | 2     | 4.000us   | 2.000us | 10.0% | "
-        "≥ 8.00 GB/s",
-        "ncclKernel_Any | –          | –     | –        | –       | –        | 1     | 3.232us   | 3.232us | 8.1%  | –",
-        "",
-        "Module    | Phase    | Bytes    | Calls | CUDA time | Avg     | Share",
-        "----------|----------|----------|-------|-----------|---------|------",
-        "Net.a     | backward | 24.00 KB | 3     | 24.576us  | 8.192us | 61.4%",
-        "Net.b     | backward | 8.00 KB  | 1     | 8.192us   | 8.192us | 20.5%",
-        "Net.b     | forward  | 31.25 KB | 2     | 4.000us   | 2.000us | 10.0%",
-        "(outside) |          | –        | 1     | 3.232us   | 3.232us | 8.1%",
-        "",
-        "100 % is all communication: 40.000us CUDA time.",
-        "Beware.",
-    ]
+    golden(run_of(ROWS, warnings=run_warnings("Beware."), **CUDA).report("collectives"))
 
 
-def test_the_time_of_a_gloo_collective_is_that_of_its_range() -> None:
+def test_the_time_of_a_gloo_collective_is_that_of_its_range(golden: Callable[..., None]) -> None:
     """A range inside another is part of it. Of a gather only what went in is known, of a barrier that a file of before
     2.7 holds no time. 4000 bytes, twice in 8 us, are 1 GB/s; of 10 us 80 % are the all-reduce."""
     rows = [
@@ -265,27 +244,12 @@ def test_the_time_of_a_gloo_collective_is_that_of_its_range() -> None:
         row(NOT_SELECTED, ranged("gloo:barrier"), calls=2),
         row(NOT_SELECTED, ranged("gloo:barrier"), calls=0, cpu_allocated=64),
     ]
-    first, second, notes = run_of(rows).report("collectives").split("\n\n")
-    assert [line[0:1] + line[3:] for line in cells(first)] == [
-        ["all_reduce", "Float", "3.91 KB", "3.91 KB", "2", "8.000us", "4.000us", "80.0%", "≥ 1.00 GB/s"],
-        ["all_gather", "Float", "2.00 KB", "–", "1", "2.000us", "2.000us", "20.0%", "≥ 1.02 GB/s"],
-        ["barrier", "–", "–", "–", "3", "–", "–", "–", "–"],
-    ]
-    assert headings(first)[7] == "CPU time"
-    assert [line[:5] for line in cells(second)] == [
-        ["(outside)", "", "≥ 9.81 KB", "3", "10.000us"],
-        ["Net.a", "forward", "–", "1", "–"],
-        ["(not selected)", "forward", "–", "2", "–"],
-    ]
-    assert notes.splitlines() == [
-        "100 % is all communication: 10.000us CPU time.",
-        "CPU time of a collective is the time from its beginning to its end, with the waiting for the slowest rank.",
-        "– under CPU time: the run does not say how long it took.",
-    ]
+    golden(run_of(rows).report("collectives"))
 
 
-def test_launches_count_only_on_ranks_without_kernels() -> None:
-    """Rank 0 has the kernel of the all-reduce, rank 1 recorded only the CPU. The range of gloo counts on both."""
+def test_launches_count_only_on_ranks_without_kernels(golden: Callable[..., None]) -> None:
+    """Rank 0 has the kernel of the all-reduce, rank 1 recorded only the CPU. The range of gloo counts on both; it is of
+    its own kind, for both may have been at the same time."""
     launch = (recorded(ALL_REDUCE), ranged("nccl:all_reduce"))
     rows = [
         row(1, *launch, kernel(ALL_REDUCE), device_ns=8_192),
@@ -293,31 +257,12 @@ def test_launches_count_only_on_ranks_without_kernels() -> None:
         row(1, launch[0], cpu_ns=7),
         row(1, ranged("gloo:barrier"), collective_ns=1_808),
     ]
-    run = run_of(rows, **CUDA)
-    assert headings(run.report("collectives"))[6:9] == ["On", "Calls", "Time"]
-    assert [line[:1] + line[6:9] + line[10:11] for line in cells(run.report("collectives"))] == [
-        ["all_reduce", "CUDA", "1", "8.192us", "100.0%"],
-        ["barrier", "CPU", "1", "1.808us", "100.0%"],  # of its own kind: both may have been at the same time
-    ]
-    assert "100 % is all communication: 8.192us CUDA time, 1.808us CPU time." in run.report("collectives")
-    without = run_of(rows[1:], **CUDA)
-    merged = Run(run.metas, run.layers, _both(run.rows, without.rows), {})
-    assert [line[:1] + line[7:] for line in cells(merged.report("collectives"))] == [
-        ["all_reduce", "2", "≥ 8.192us", "8.192us", "100.0%", "–"],
-        ["barrier", "2", "3.616us", "1.808us", "100.0%", "–"],
-    ]
+    of_rank_1 = [(*each[:8], 1) for each in rows[1:]]
+    one, both = run_of(rows, **CUDA), run_of([*rows, *of_rank_1], **CUDA)
+    golden(one.report("collectives"), both.report("collectives"))
 
 
-def _both(first: Rows, second: Rows) -> Rows:
-    """The rows of two ranks. The second's frames are numbered after the first's."""
-    columns = {name: first.columns[name] + second.columns[name] for name in Rows.COLUMNS}
-    for at in range(len(first), len(columns["rank"])):
-        columns["rank"][at] = 1
-        columns["frames"][at] += len(first.frames)
-    return Rows(first.layers, first.frames + second.frames, first.devices, columns, first.within)
-
-
-def test_all_to_alls_of_all_sizes_share_a_row() -> None:
+def test_all_to_alls_of_all_sizes_share_a_row(golden: Callable[..., None]) -> None:
     """Experts get other numbers of tokens in each call: 1000 to 3000 bytes, 8000 in all in 4 us."""
     sizes = [(1000, 2000), (3000, 1000), (2000, 3000)]
     args = [
@@ -328,12 +273,7 @@ def test_all_to_alls_of_all_sizes_share_a_row() -> None:
     others = {**ALL_REDUCE, "dtype": "Byte", "Out msg nelems": 1000}
     rows = [row(1, kernel(each), device_ns=1_000 * (2 if each is args[2] else 1)) for each in (*args, unknown)]
     rows += [row(1, kernel({**others, "In msg nelems": size}), device_ns=10) for size in (1000, 3000)]
-    assert [line[:1] + line[4:] for line in cells(run_of(rows, **CUDA).report("collectives"))] == [
-        ["all_to_all", "1000 B to 2.93 KB", "1000 B to 2.93 KB", "3", "4.000us", "1.333us", "79.7%", "≥ 2.00 GB/s"],
-        ["all_to_all", "1000 B", "–", "1", "1.000us", "1.000us", "19.9%", "≥ 1.00 GB/s"],
-        ["all_reduce", "2.93 KB", "1000 B", "1", "0.010us", "0.010us", "0.2%", "≥ 300.00 GB/s"],
-        ["all_reduce", "1000 B", "1000 B", "1", "0.010us", "0.010us", "0.2%", "≥ 100.00 GB/s"],
-    ]
+    golden(run_of(rows, **CUDA).report("collectives"))
 
 
 def test_groups_with_the_same_description_share_a_line() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.all_kinds import KINDS
 from build.models import profiled
 from build.snapshots import snapshot
 from build.warnings import run_warnings
@@ -71,6 +72,13 @@ def refused(call: Callable[[], Any], *words: str, error: type[BaseException] = T
     assert len(text) < 2000
 
 
+def message(call: Callable[[], Any]) -> str:
+    """What the error says that the call raises."""
+    with pytest.raises(TorchprofError) as caught:
+        call()
+    return str(caught.value)
+
+
 def enter(*args: Any, **options: Any) -> None:
     with Profile(*args, **options):
         pytest.fail("the block must not run")
@@ -79,27 +87,11 @@ def enter(*args: Any, **options: Any) -> None:
 # Profile
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (None, ["torch.nn.Module", "None"]),
-        (5, ["torch.nn.Module", "5"]),
-        ("resnet18", ["torch.nn.Module", "'resnet18'"]),
-        (torch.sin, ["torch.nn.Module", "sin"]),
-        (lambda x: x, ["torch.nn.Module", "lambda"]),
-        (Net, ["Net(...)"]),
-        (nn.Linear, ["Linear(...)"]),
-        (torch.rand(2), ["torch.nn.Module"]),
-        ({"net": 1}, ["torch.nn.Module"]),
-        ([], ["empty"]),
-        ((), ["empty"]),
-        ([nn.ReLU(), 5], ["torch.nn.Module", "5"]),
-        ([[nn.ReLU()]], ["torch.nn.Module"]),
-    ],
-    ids=lambda value: value if type(value) is int else type(value).__name__,
-)
-def test_anything_but_a_model_raises(given, words) -> None:
-    refused(lambda: enter(given), *words)
+def test_anything_but_a_model_raises(golden: Callable[..., None]) -> None:
+    several = [None, 5, "resnet18", Net, {"net": 1}, [], (), [nn.ReLU(), 5], [[nn.ReLU()]]]
+    golden({f"Profile({given})": message(lambda given=given: enter(given)) for given in several})
+    for given in (lambda x: x, torch.sin, torch.rand(2)):
+        refused(lambda given=given: enter(given), "torch.nn.Module")
 
 
 def test_a_missing_model_raises_typeerror() -> None:
@@ -116,22 +108,21 @@ def test_unknown_and_superfluous_arguments_raise_typeerror(model) -> None:
     refused(lambda: enter(model, True, False, False, None, "cuda"), "positional", error=TypeError)
 
 
-@pytest.mark.parametrize(
-    ("device", "words"),
-    [
-        ("cuad", ["'cuad'", "'cuda'"]),
-        ("gpu", ["'gpu'", "'cuda'", "'xpu'", "'mps'"]),
-        ("cuda:0", ["'cuda:0'", "'cuda'"]),
-        ("", ["''", "'cuda'"]),
-        (1, ["1", "'cuda'"]),
-        (True, ["True", "'cuda'"]),
-        (torch.device("cuda"), ["'cuda'"]),
-        ([], ["[]", "'cuda'"]),
-    ],
-    ids=repr,
-)
-def test_unknown_devices_raise(model, device, words) -> None:
-    refused(lambda: enter(model, use_device=device), "use_device", *words)
+def test_wrong_options_of_a_profile_raise(model, golden: Callable[..., None]) -> None:
+    devices = ["cuad", "gpu", "cuda:0", "", 1, True, torch.device("cuda"), []]
+    warmups = [-1, 1.5, "2", None, [1], True]
+    paths = [
+        *(5, 3.5, [5], [None], [()], [("Net", 0)], [("Net", ("features",))], [nn.ReLU()], nn.ReLU(), [b"features"], ""),
+        *([""], ["features..0"], ["."], ["features.**"], ["heads"], [("Net", "features", "7")]),
+        *(["features", "fetures.0"], ["net.features"], ("Net", "features", "0")),
+    ]
+    golden(
+        {
+            f"{option}={value!r}": message(lambda option=option, value=value: enter(model, **{option: value}))
+            for option, values in (("use_device", devices), ("warmup", warmups), ("paths", paths))
+            for value in values
+        }
+    )
 
 
 @pytest.mark.parametrize("device", ["xpu", "mps"])
@@ -143,41 +134,6 @@ def test_two_contradicting_devices_raise(model, device) -> None:
 def test_the_same_device_given_twice_is_accepted(model) -> None:
     prof = profiled(model, torch.rand(2, 3), use_cuda=True, use_device="cuda")
     assert prof.run.meta.device == "cuda"
-
-
-@pytest.mark.parametrize("warmup", [-1, 1.5, "2", None, [1], True], ids=repr)
-def test_invalid_warmups_raise(model, warmup) -> None:
-    refused(lambda: enter(model, warmup=warmup), "warmup", repr(warmup), "0 or more")
-
-
-@pytest.mark.parametrize(
-    ("paths", "words"),
-    [
-        (5, ["paths", "5"]),
-        (3.5, ["paths", "3.5"]),
-        ([5], ["5", "tuple", "dotted"]),
-        ([None], ["None", "tuple", "dotted"]),
-        ([()], ["()", "tuple", "dotted"]),
-        ([("Net", 0)], ["('Net', 0)", "tuple", "dotted"]),
-        ([("Net", ("features",))], ["tuple", "dotted"]),
-        ([nn.ReLU()], ["ReLU", "dotted"]),
-        (nn.ReLU(), ["paths", "ReLU"]),
-        ([b"features"], ["b'features'", "dotted"]),
-        ("", ["''"]),
-        ([""], ["''"]),
-        (["features..0"], ["'features..0'"]),
-        (["."], ["'.'"]),
-        (["features.**"], ["'features.**'"]),
-        (["heads"], ["'heads'", "Net.head"]),
-        ([("Net", "features", "7")], ["7", "Net.features"]),
-        (["features", "fetures.0"], ["'fetures.0'", "Net.features.0"]),
-        (["net.features"], ["'net.features'", "Net.features"]),
-        (("Net", "features", "0"), ["[('Net', 'features', '0')]"]),
-    ],
-    ids=repr,
-)
-def test_paths_that_match_nothing_raise(model, paths, words) -> None:
-    refused(lambda: enter(model, paths=paths), *words)
 
 
 def test_after_an_error_on_entry_the_profile_counts_as_not_entered(model) -> None:
@@ -219,34 +175,19 @@ def test_unknown_names_of_the_package_raise_attributeerror() -> None:
 # display
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"depth": -1}, ["depth", "-1"]),
-        ({"depth": 1.5}, ["depth", "1.5"]),
-        ({"depth": "2"}, ["depth", "'2'"]),
-        ({"top": -3}, ["top", "-3"]),
-        ({"top": 2.0}, ["top", "2.0"]),
-        ({"top": "all"}, ["top", "'all'"]),
-        ({"sort_by": "cpu_totl"}, ["'cpu_totl'", "'cpu_total'"]),
-        ({"sort_by": "cuda_total"}, ["'cuda_total'", "'cpu_total'"]),
-        ({"sort_by": "backward_cpu_total"}, ["'backward_cpu_total'"]),
-        ({"sort_by": "Module"}, ["'Module'", "calls"]),
-        ({"sort_by": ""}, ["''", "cpu_total"]),
-        ({"sort_by": 3}, ["3", "cpu_total"]),
-        ({"sort_by": ["cpu_total"]}, ["cpu_total"]),
-        ({"tablefmt": "githb"}, ["'githb'", "'github'"]),
-        ({"tablefmt": 5}, ["5"]),
-        ({"tablefmt": ["github"]}, ["github"]),
-        ({"file": "table.txt"}, ["'table.txt'", "open"]),
-        ({"file": Path("table.txt")}, ["table.txt", "open"]),
-        ({"file": 3}, ["3", "open"]),
-    ],
-    ids=repr,
-)
-def test_wrong_options_of_display_raise(prof, options, words) -> None:
+WRONG_OF_TREE = [
+    *({"depth": -1}, {"depth": 1.5}, {"depth": "2"}, {"top": -3}, {"top": 2.0}, {"top": "all"}),
+    *({"sort_by": "cpu_totl"}, {"sort_by": "cuda_total"}, {"sort_by": "backward_cpu_total"}, {"sort_by": "Module"}),
+    *({"sort_by": ""}, {"sort_by": 3}, {"sort_by": ["cpu_total"]}),
+]
+
+
+def test_wrong_options_of_display_raise(prof, golden: Callable[..., None]) -> None:
     before = str(prof)
-    refused(lambda: prof.display(**options), *words)
+    options = [*WRONG_OF_TREE, {"file": "table.txt"}, {"file": Path("table.txt")}, {"file": 3}]
+    golden({str(each): message(lambda each=each: prof.display(**each)) for each in options})
+    for wrong, words in (("githb", ["'githb'", "'github'"]), (5, ["5"]), (["github"], ["github"])):
+        refused(lambda wrong=wrong: prof.display(tablefmt=wrong), *words)
     assert str(prof) == before
 
 
@@ -265,24 +206,10 @@ def test_unknown_options_of_display_raise_typeerror(prof) -> None:
 # Run
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"phase": "forwards"}, ["'forwards'", "'forward'"]),
-        ({"phase": "Backward"}, ["'Backward'", "'backward'"]),
-        ({"phase": ""}, ["''", "'forward'", "'backward'", "'recompute'"]),
-        ({"phase": 0}, ["0", "'forward'"]),
-        ({"phase": ["forward"]}, ["forward"]),
-        ({"root": 1}, ["1", "root"]),
-        ({"root": -1}, ["-1", "root"]),
-        ({"root": "Net"}, ["'Net'", "root"]),
-        ({"root": None}, ["None", "root"]),
-        ({"root": 0.5}, ["0.5", "root"]),
-    ],
-    ids=repr,
-)
-def test_wrong_options_of_tree_raise(prof, options, words) -> None:
-    refused(lambda: prof.run.tree(**options), *words)
+def test_wrong_options_of_tree_raise(prof, golden: Callable[..., None]) -> None:
+    phases = [{"phase": phase} for phase in ("forwards", "Backward", "", 0, ["forward"])]
+    roots = [{"root": root} for root in (1, -1, "Net", None, 0.5)]
+    golden({str(each): message(lambda each=each: prof.run.tree(**each)) for each in (*phases, *roots)})
 
 
 def test_unknown_phases_raise(prof) -> None:
@@ -290,20 +217,62 @@ def test_unknown_phases_raise(prof) -> None:
     refused(lambda: prof.run.no_layer("forwards"), "'forwards'", "'forward'")
 
 
+WRONG_OF_REPORTS: list[tuple[str, str, list[dict[str, Any]]]] = [
+    ("training", "trees", [{}]),
+    ("training", "", [{}]),
+    ("training", "tree", [{"dept": 2}, {"run": 2}, {"depth": -2}]),
+    ("training", "overview", [{"rows": -1}, {"places": -1}, {"width": -1}]),
+    ("training", "notebook", [{"depth": -1}]),
+    ("training", "summary", [{"depth": -1}]),
+    ("training", "types", [{"sort_by": "nothing"}, {"phase": "sideways"}, {"top": -1}]),
+    ("training", "top", [{"limit": -1}, {"top": -1}]),
+    ("training", "python", [{"limit": -1}, {"lines": 1.5}]),
+    ("training", "ops", [{"layer": "c"}, {"layer": "a.*"}, {"layer": 3}, {"phase": "backwards"}, {"sort_by": "cpu"}]),
+    ("training", "ops", [{"sort_by": ["calls"]}, {"sort_by": "cuda_time_total"}, {"top": -1}, {"top": 2.5}]),
+    ("training", "ops", [{"group_by_stack_n": -1}, {"group_by_stack_n": 3}, {"group_by_input_shape": True}]),
+    ("training", "ops", [{"group_by_input_shapes": True}, {"op": "mm"}, {"op": "aten::mm", "phase": "backward"}]),
+    ("training", "ops", [{"op": 3}, {"op": "aten::mm", "phase": "all"}, {"op": "aten::mm", "sort_by": "operator"}]),
+    ("training", "ops", [{"op": "aten::mm", "layer": "a", "group_by_stack_n": 1}]),
+    ("training", "steps", [{}]),
+    ("training", "chrome-trace", [{}]),
+    ("training", "memory", [{}]),
+    ("memory", "memory", [{"phase": "backwards"}, {"sort_by": "size"}, {"depth": -1}, {"top": "all"}, {"lines": 3}]),
+    ("eager", "kernels", [{}]),
+    ("device_not_recorded", "kernels", [{}]),
+    ("on_a_device", "kernels", [{"layer": "c"}, {"phase": "fore"}, {"sort_by": "cpu_total"}, {"top": -3}, {"op": "x"}]),
+    ("on_a_device", "device", [{}]),
+    ("ranks", "ranks", [{"sort_by": "speed"}, {"top": -1}, {"depth": "all"}, {"sort_by": "waiting"}]),
+    ("pipelined", "pipeline", [{"top": -1}]),
+    ("pipelined", "steps", [{"depth": -1}, {"top": "all"}]),
+]
+
+
+def test_wrong_options_of_reports_raise(golden: Callable[..., None]) -> None:
+    golden(
+        {
+            f"{kind}: {report} {each or ''}".strip(): message(
+                lambda kind=kind, report=report, each=each: KINDS[kind]().report(report, **each)
+            )
+            for kind, report, options in WRONG_OF_REPORTS
+            for each in options
+        }
+    )
+    refused(lambda: KINDS["eager"]().report(5), "5", "'tree'")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
-    ("name", "options", "words"),
+    ("kind", "reports"),
     [
-        ("trees", {}, ["'trees'", "'tree'"]),
-        ("", {}, ["''", "'tree'"]),
-        (5, {}, ["5", "'tree'"]),
-        ("tree", {"dept": 2}, ["'dept'", "'depth'"]),
-        ("tree", {"run": 2}, ["'run'"]),
-        ("tree", {"depth": -2}, ["depth", "-2"]),
+        ("training", "tree ops top python summary types"),
+        ("on_a_device", "kernels"),
+        ("compiled_fused", "compiled calls"),
+        ("ranks", "ranks"),
+        ("pipelined", "steps pipeline"),
     ],
-    ids=repr,
 )
-def test_unknown_reports_raise(prof, name, options, words) -> None:
-    refused(lambda: prof.run.report(name, **options), *words)
+def test_an_unknown_format_of_tables_raises(kind: str, reports: str) -> None:
+    for report in reports.split():
+        refused(lambda report=report: KINDS[kind]().report(report, tablefmt="nice"), "no format 'nice'")
 
 
 def test_unknown_indices_of_rows_raise(prof) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import gc
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -407,9 +407,6 @@ def test_a_label_around_a_layer_holds_what_ran_in_it() -> None:
     assert first.inside == []
     assert {op.name for op in second.inside} >= {"aten::sum", "aten::mean", "aten::item", "aten::gt", "aten::nonzero"}
     assert owners_of(prof, "aten::linear") == {"Tutorial.linear": 3}
-    lines = prof.display().splitlines()
-    names = [line.split("|")[0].strip() for line in lines[2:6]]
-    assert names == ["Tutorial", "├── LABEL1: linear pass (label)", "├── LABEL2: masked indices (label)", "└── linear"]
 
 
 def test_labels_in_labels_are_nested() -> None:
@@ -565,13 +562,6 @@ def test_the_labels_of_the_optimizer_and_of_the_data_loader() -> None:
     assert [labels[name].calls for name in labels] == [3, 2, 2], "the loader is asked once more than it gives"
     assert {op.name for op in labels[loading].inside} >= {"aten::stack"}
     assert "aten::add_" in {op.name for op in labels["Optimizer.step#SGD.step"].inside}
-    first = prof.display().splitlines()
-    at = next(number for number, line in enumerate(first) if line.startswith("(outside)"))
-    assert [line.split("|")[0].strip() for line in first[at + 1 : at + 4]] == [
-        f"├── {loading} (label)",
-        "├── Optimizer.zero_grad#SGD.zero_grad (label)",
-        "└── Optimizer.step#SGD.step (label)",
-    ]
     check_totals(prof)
 
 
@@ -607,36 +597,36 @@ def memory_of(prof: Profile, phase: str = FORWARD) -> dict[str, tuple[int, int]]
     }
 
 
-def test_memory_of_linear_layers_without_grad() -> None:
-    """Each layer allocates its output; the container frees each when the next one has been made."""
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8, bias=False))
-    x = torch.rand(4, 16)
+@pytest.mark.parametrize(
+    ("model", "inputs", "outputs"),
+    [
+        (
+            nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8, bias=False)),
+            (4, 16),
+            ((4, 32), (4, 32), (4, 8)),
+        ),
+        (
+            nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3, stride=2), nn.AvgPool2d(2)),
+            (2, 3, 20, 20),
+            ((2, 8, 18, 18), (2, 4, 8, 8), (2, 4, 4, 4)),
+        ),
+    ],
+    ids=["linear", "convolutions"],
+)
+def test_memory_of_layers_without_grad(model: nn.Module, inputs: Any, outputs: Any) -> None:
+    """Each layer allocates its output, and frees what it needs meanwhile; the container frees each when the next one
+    has been made."""
+    x = torch.rand(inputs)
     with torch.no_grad(), Profile(model, profile_memory=True) as prof:
         y = model(x)
-    first, second, third = 4 * 32 * 4, 4 * 32 * 4, 4 * 8 * 4
+    first, second, third = (4 * math.prod(shape) for shape in outputs)
     assert memory_of(prof) == {
         "Sequential": (-first - second, third),
         "Sequential.0": (first, first),
         "Sequential.1": (second, second),
         "Sequential.2": (third, third),
     }
-    assert y.shape == (4, 8)
-
-
-def test_memory_of_convolutions_without_grad() -> None:
-    """The same for convolutions: what they need meanwhile they free, what stays is the output."""
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3, stride=2), nn.AvgPool2d(2))
-    x = torch.rand(2, 3, 20, 20)
-    with torch.no_grad(), Profile(model, profile_memory=True) as prof:
-        y = model(x)
-    first, second, third = 2 * 8 * 18 * 18 * 4, 2 * 4 * 8 * 8 * 4, 2 * 4 * 4 * 4 * 4
-    assert memory_of(prof) == {
-        "Sequential": (-first - second, third),
-        "Sequential.0": (first, first),
-        "Sequential.1": (second, second),
-        "Sequential.2": (third, third),
-    }
-    assert y.shape == (2, 4, 4, 4)
+    assert y.shape == outputs[-1]
 
 
 def test_memory_of_a_forward_that_keeps_its_activations() -> None:
@@ -1137,7 +1127,7 @@ def graphs() -> int:
 
 def compiled_whole() -> nn.Module:
     """``torch.compile(model)``."""
-    return torch.compile(Mlp(), backend="eager")
+    return torch.compile(Mlp(), backend="eager", fullgraph=True)
 
 
 def compiled_in_place() -> nn.Module:
@@ -1207,39 +1197,6 @@ def test_a_part_compiled_inside_the_block_is_compiled_once(make: Callable[[], nn
     assert graphs() == inside
     assert prof.run.tree().calls == 2
     check_sums(prof)
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_a_compiled_function_around_the_model_is_not_compiled_again() -> None:
-    """The model inside somebody's compiled function: no new graphs; its work is in the function, outside of layers."""
-    model = Mlp()
-    x = torch.rand(3, 4)
-
-    @torch.compile(backend="eager")
-    def step(x: torch.Tensor) -> torch.Tensor:
-        return model(x) + 1
-
-    expected = step(x)
-    before = graphs()
-    with Profile(model):
-        assert torch.equal(step(x), expected)
-    assert torch.equal(step(x), expected)
-    assert graphs() == before == 1
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_another_compiled_model_of_the_same_class_is_left_alone() -> None:
-    """A compiled model that is not profiled shares its classes with one that is, and is not compiled again."""
-    other, model = torch.compile(Mlp(), backend="eager"), Mlp()
-    x = torch.rand(3, 4)
-    expected = other(x)
-    before = graphs()
-    with Profile(model) as prof:
-        model(x)
-        assert torch.equal(other(x), expected)
-    other(x)
-    assert graphs() == before == 1
-    assert calls_of(prof) == {"Mlp": 1, "Mlp.fc1": 1, "Mlp.act": 1, "Mlp.fc2": 1}
 
 
 # Deep, wrapped, trained
@@ -1316,23 +1273,6 @@ def test_distributed_data_parallel(shown: str) -> None:
     check_sums(prof)
 
 
-@pytest.mark.usefixtures("process_group")
-def test_paths_in_a_wrapped_model() -> None:
-    """Paths are accepted with and without the wrapper's step; ``traces`` keep the real ones."""
-    model = nn.parallel.DistributedDataParallel(Mlp())
-    for path in ("fc1", "module.fc1", ("Mlp", "fc1"), ("DistributedDataParallel", "module", "fc1")):
-        prof = trained(model, paths=[path])
-        assert {name: calls for name, calls in calls_of(prof).items() if calls} == {"Mlp.fc1": 1}
-        raw = prof.raw()
-        assert raw is not None
-        assert [trace.path for trace in raw[0]][:3] == [
-            ("DistributedDataParallel",),
-            ("DistributedDataParallel", "module"),
-            ("DistributedDataParallel", "module", "fc1"),
-        ]
-        assert list(raw[1]) == [("DistributedDataParallel", "module", "fc1")]
-
-
 def test_data_parallel_on_the_cpu() -> None:
     """Without devices it only passes its input on: one call, paths without ``module``."""
     if torch.cuda.is_available():
@@ -1396,16 +1336,6 @@ def test_the_layer_with_a_hundred_times_the_work_has_the_largest_backward(heavy:
     for steps in times.values():
         fastest = [min(layer) for layer in zip(*steps)]
         assert fastest.index(max(fastest)) == heavy
-
-
-def test_a_copy_made_inside_is_another_model() -> None:
-    """Its work belongs to the caller: it is no layer of the model that was given."""
-    model = Mlp()
-    with Profile(model) as prof:
-        copied = copy.deepcopy(model)
-        copied(torch.rand(3, 4))
-    assert set(calls_of(prof).values()) == {0}
-    assert owners_of(prof, "aten::linear") == {OUTSIDE_NAME: 2}
 
 
 @pytest.mark.parametrize("context", [nullcontext, torch.no_grad])
