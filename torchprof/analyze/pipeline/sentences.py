@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from torchprof.analyze.pipeline.bubble import Bubble, Judged, SlowStages, UnknownBubble
+from torchprof.analyze.pipeline.bubble import Bubble, Judged, SlowStages, UnknownBubble, judged_pipelines
 from torchprof.analyze.pipeline.values import AlikePipelines
 from torchprof.analyze.report import printable
 from torchprof.run.cost import format_time
@@ -32,9 +32,9 @@ def about_pipeline(judged: Judged) -> Iterator[str]:
     yield from _about_outliers(judged.replicas)
 
 
-def pipelines_in_short(pipelines: Sequence[Judged]) -> Iterator[str]:
+def pipelines_in_short(run: Run) -> Iterator[str]:
     """For each pipeline whose bubble is known, how long its ranks are idle and why, and the slow stage, in one line."""
-    for judged in pipelines:
+    for judged in judged_pipelines(run):
         if judged.bubble is not None:
             slow = "" if judged.slow is None else f" {_about_slow_stages(judged.slow)}"
             yield f"{_about_bubble(judged, of_schedule=True)}{slow}"
@@ -130,7 +130,7 @@ def _about_outliers(replicas: AlikePipelines) -> Iterator[str]:
 
 def name_of_stages(stages: Sequence[int]) -> str:
     """As in "stage 2" and "stages 2 and 6"."""
-    return ranks_in_words(stages).replace("rank", "stage")
+    return ranks_in_words(stages, "stage")
 
 
 def _name_in_stage(run: Run, root: int, layer: int) -> str:
