@@ -12,7 +12,6 @@ from torchprof.analyze.advice.findings import findings_table, place
 from torchprof.analyze.compiled.report import compiled_in_short
 from torchprof.analyze.first_screen.headline import headline
 from torchprof.analyze.operators.top import measures_of
-from torchprof.analyze.pipeline.bubble import judged_pipelines
 from torchprof.analyze.pipeline.sentences import pipelines_in_short
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.sentences import straggler
@@ -58,7 +57,7 @@ def ran(run: Run) -> list[str]:
     """What ran, and the parts of its time: a line each."""
     lines = [what_ran(run), *parts_of_time(run), compiled_in_short(run)]
     if len(run.metas) > 1:
-        lines += [straggler(run, balance_of(run)), *pipelines_in_short(judged_pipelines(run))]
+        lines += [straggler(run, balance_of(run)), *pipelines_in_short(run)]
     return [*filter(None, lines)]
 
 

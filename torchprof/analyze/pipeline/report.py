@@ -21,7 +21,7 @@ from torchprof.analyze.report import (
 from torchprof.analyze.sentences import warnings_below
 from torchprof.run.cost import UNKNOWN, Cell, format_number, format_share, format_time
 from torchprof.run.run import Run
-from torchprof.run.words import ranks_in_words
+from torchprof.run.words import numbers_in_words
 
 _ROWS = 16
 _MOST_STAGES = 8  # with columns of their own
@@ -78,7 +78,7 @@ def _table_of_stages(run: Run, number: int, replicas: AlikePipelines) -> Section
             slowest = [format_number(times.slowest) if is_one else "", format_time(times.of_rank[times.slowest])]
         return [
             format_number(stage),
-            ranks_in_words(times.ranks).partition(" ")[2],
+            numbers_in_words(times.ranks),
             layers_of_stage(run, times.root) or UNKNOWN,
             time_cell(times.by_what.get("F")),
             time_cell(times.backward_ns),
@@ -119,7 +119,7 @@ def _table_of_pipelines(number: int, judged: Judged) -> Section:
         shares: list[Cell] = [*map(format_share, bubble)] if isinstance(bubble, Bubble) else [UNKNOWN] * 5
         steps = {member.steps for member in pipeline.members}
         return [
-            ranks_in_words(pipeline.ranks or [member.rank for member in pipeline.members]).partition(" ")[2],
+            numbers_in_words(pipeline.ranks or [member.rank for member in pipeline.members]),
             printable(first.schedule) or UNKNOWN,
             format_number(pipeline.stages) if pipeline.stages else UNKNOWN,
             format_number(pipeline.microbatches),

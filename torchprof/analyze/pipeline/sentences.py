@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import median
 
-from torchprof.analyze.pipeline.bubble import Bubble, Judged, SlowStages, UnknownBubble
+from torchprof.analyze.pipeline.bubble import Bubble, Judged, SlowStages, UnknownBubble, judged_pipelines
 from torchprof.analyze.pipeline.values import AlikePipelines
 from torchprof.analyze.report import printable
 from torchprof.run.cost import format_time
@@ -32,9 +32,9 @@ def about_pipeline(judged: Judged) -> Iterator[str]:
     yield from _about_outliers(judged.replicas)
 
 
-def pipelines_in_short(pipelines: Sequence[Judged]) -> Iterator[str]:
+def pipelines_in_short(run: Run) -> Iterator[str]:
     """For each pipeline whose bubble is known, how long its ranks are idle and why, and the slow stage, in one line."""
-    for judged in pipelines:
+    for judged in judged_pipelines(run):
         if judged.bubble is not None:
             slow = "" if judged.slow is None else f" {_about_slow_stages(judged.slow)}"
             yield f"{_about_bubble(judged, of_schedule=True)}{slow}"
@@ -95,7 +95,7 @@ def _about_bubble(judged: Judged, *, of_schedule: bool = False) -> str:
 
 def _about_slow_stages(slow: SlowStages) -> str:
     """The stages that take longest, and how long; the ranks, if these have several stages each."""
-    stages, ranks = name_of_stages(slow.stages), ranks_in_words(slow.ranks)
+    stages, ranks = ranks_in_words(slow.stages, "stage"), ranks_in_words(slow.ranks)
     if len(slow.stages) > slow.places:  # ranks have several stages, and are compared by the sum of them
         which, is_one = f"{ranks.capitalize()} ({stages})", len(slow.ranks) == 1
     else:
@@ -122,15 +122,10 @@ def _about_outliers(replicas: AlikePipelines) -> Iterator[str]:
                 times_longer[microbatch][stage] = ns / usual
     few = min(member.steps for member in replicas.members) < _FEW_STEPS
     for microbatch, by_stage in sorted(times_longer.items(), key=lambda item: -max(item[1].values()))[:_MOST_NAMED]:
-        where = "all stages" if len(by_stage) == len(replicas.times) > 1 else name_of_stages([*by_stage])
+        where = "all stages" if len(by_stage) == len(replicas.times) > 1 else ranks_in_words([*by_stage], "stage")
         so_long = f"{max(by_stage.values()):.1f} times as long as the others (median)"
         may_be_chance = _MAY_BE_CHANCE if few else ""
         yield f"Microbatch {microbatch} takes {so_long} in {where}{may_be_chance}."
-
-
-def name_of_stages(stages: Sequence[int]) -> str:
-    """As in "stage 2" and "stages 2 and 6"."""
-    return ranks_in_words(stages).replace("rank", "stage")
 
 
 def _name_in_stage(run: Run, root: int, layer: int) -> str:

@@ -84,9 +84,8 @@ def _collectives(compared: Compared) -> Iterator[OneCollective]:
             waits = [max(0, ns - beside) for ns, beside in zip(waited, overlapping)]
             waiting = OverRanks(lockstep.ranks, tuple(map(compared.per_step, lockstep.ranks, waits)))
             longer = lockstep.ranks
-            if is_complete:
+            if is_complete:  # else a rank that is missing here may have come even later
                 longer = tuple(rank for rank, ns, certain in zip(lockstep.ranks, waited, waits) if ns > certain)
-            if is_complete:  # a rank that is missing here may have come even later
                 times = Counter(lockstep.last_rank)
                 last = OverRanks(lockstep.ranks, tuple(times[rank] for rank in lockstep.ranks))
         yield OneCollective(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 
 from torchprof.analyze.pipeline.bubble import judged_pipelines
-from torchprof.analyze.pipeline.sentences import about_pipeline, name_of_stages
+from torchprof.analyze.pipeline.sentences import about_pipeline
 from torchprof.analyze.ranks.balance import Balance, balance_of
 from torchprof.analyze.ranks.significance import CLEARLY_SLOWER
 from torchprof.analyze.ranks.slow import PARTS, Difference, Late, Slow
@@ -122,7 +122,7 @@ def _about_slow(run: Run, slow: Slow, are_more: bool, unit: str) -> Iterator[str
     is_one = len(slow.ranks) == 1
     words = ranks_in_words(slow.ranks)
     takes = " to ".join(dict.fromkeys(str(format_time(ns)) for ns in (min(slow.work_ns), max(slow.work_ns))))
-    others = f"the others with {name_of_stages(slow.stages)}" if slow.stages else "the others"
+    others = f"the others with {ranks_in_words(slow.stages, 'stage')}" if slow.stages else "the others"
     the_others = f"that of {others} {format_time(slow.others_ns)} (median)"
     if are_more:
         yield f"The own work of {words} takes longer, too: {takes}{unit}, {the_others}."

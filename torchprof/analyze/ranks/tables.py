@@ -26,7 +26,7 @@ from torchprof.run.cost import (
 )
 from torchprof.run.lockstep import GroupOfRanks, Lockstep
 from torchprof.run.run import Run
-from torchprof.run.words import phase_of, ranks_in_words
+from torchprof.run.words import numbers_in_words, phase_of
 
 _MANY_RANKS = 16  # with more ranks, only the slowest and the fastest are shown
 _SLOWEST, _FASTEST = 8, 2
@@ -305,7 +305,7 @@ def _group(group: GroupOfRanks | None) -> list[Cell]:
 
 
 def _some_ranks(ranks: Sequence[int]) -> str:
-    return ranks_in_words(ranks).partition(" ")[2] if ranks else "all"
+    return numbers_in_words(ranks) if ranks else "all"
 
 
 def _waiting(waiting: OverRanks | None, is_bound: bool) -> Cell:
