@@ -386,7 +386,7 @@ def test_the_limit_says_how_many_are_not_shown(monkeypatch) -> None:
 
 def test_lines_fit_a_terminal_and_names_stay_text(monkeypatch) -> None:
     hostile = "Net.\x1b[31m<script>\n2. Net.b"
-    finds(monkeypatch, one=[gain(50_000, hostile)._replace(finding="Is " + "very " * 60 + "slow.")])
+    finds(monkeypatch, one=[gain(50_000, hostile)._replace(cause="Is " + "very " * 60 + "slow.")])
     text = microseconds(100).report("advice")
     assert max(map(len, text.splitlines())) <= 100
     assert "\x1b" not in text and "Net.\\x1b[31m<script>\\n2. Net.b: Is very" in " ".join(text.split())

@@ -231,7 +231,8 @@ def test_a_trace_whose_layers_are_only_ranges_has_no_parts() -> None:
 
 
 def finding(ns: int | None, number: int = 0) -> Advice:
-    return Advice("Net.a", f"Cause {number} is here. More of it.", "Use `this`. Or that.", ns, None, "mine", ("Net.a",))
+    sentences = f"Cause {number} is here.", "Use `this`."
+    return Advice("Net.a", *sentences, ns, None, "mine", ("Net.a",), "More of it.", "Or that.")
 
 
 def with_findings(monkeypatch: pytest.MonkeyPatch, *found: Advice) -> str:
@@ -289,7 +290,7 @@ def test_the_first_screen_with_two_long_findings_fits(monkeypatch: pytest.Monkey
     with torchprof.Profile(model) as prof:
         for _ in range(3):
             model(torch.rand(2, 16, 32)).sum().backward()
-    long = finding(prof.run.meta.wall_ns // 2)._replace(finding="This is slow " * 20, remedy="Make it fast " * 20)
+    long = finding(prof.run.meta.wall_ns // 2)._replace(cause="This is slow " * 20, action="Make it fast " * 20)
     monkeypatch.setattr(verdict, "judge", lambda run: torchprof.analyze.advice.Judgement([long, long], {}))
     monkeypatch.setattr(verdict, "about_times", lambda run: [])
     shown = lines(prof.run)

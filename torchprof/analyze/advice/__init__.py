@@ -33,21 +33,33 @@ class Advice(NamedTuple):
 
     ``layer``: where it is. The dotted path of one layer; for several the pattern of their paths
     ("Net.layers.*.mlp"), else their class, else the path of the layer that all of them are in; "(outside)"; or the
-    names of the models. ``finding``: sentences with the evidence and its figures. ``remedy``: what to change, with the
-    code in backticks. ``gain_ns``: the most time that this could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the
-    most memory, of ``Evidence.peak_bytes``; None: unknown. ``rule``: the name of the function that found it, which
-    ``@rule`` adds.
+    names of the models. ``cause``: what was observed, with its figures, in one sentence; ``details``: further sentences
+    on it. ``action``: what to change, with the code in backticks, in one sentence; ``options``: further sentences.
+    ``gain_ns``: the most time that this could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the most memory, of
+    ``Evidence.peak_bytes``; None: unknown. ``rule``: the name of the function that found it, which ``@rule`` adds.
     ``layers``: the dotted paths of all layers concerned, those with the largest gain first; empty for work of no layer,
     and if no particular layers are concerned.
     """
 
     layer: str
-    finding: str
-    remedy: str
+    cause: str
+    action: str
     gain_ns: int | None = None
     gain_bytes: int | None = None
     rule: str = ""
     layers: tuple[str, ...] = ()
+    details: str = ""
+    options: str = ""
+
+    @property
+    def finding(self) -> str:
+        """What was observed: all sentences."""
+        return f"{self.cause} {self.details}".rstrip()
+
+    @property
+    def remedy(self) -> str:
+        """What to change: all sentences."""
+        return f"{self.action} {self.options}".rstrip()
 
     @property
     def gain(self) -> Gain:
@@ -80,15 +92,16 @@ class Merged(NamedTuple):
         """The time that all of them could save, as text."""
         return format_time(self.gain.ns or 0)
 
-    def advice(self, finding: str, remedy: str) -> Advice:
+    def advice(self, cause: str, action: str, *, details: str = "", options: str = "") -> Advice:
         """The finding for all of these layers. Of several it names the one with the largest gain."""
         figures = [str(format_time(self.largest.ns))] if self.largest.ns else []
         figures += [str(format_memory(self.largest.nbytes))] if self.largest.nbytes else []
+        more = [details] if details else []
         if len(self.layers) > 1 and figures:
-            finding = f"{finding} The largest gain is in {self.layers[0]}: up to {' and '.join(figures)}."
+            more.append(f"The largest gain is in {self.layers[0]}: up to {' and '.join(figures)}.")
         what = "This" if len(self.numbers) == 1 else "A part of this"
-        elsewhere = [f" {what} is {_NO_LAYER[number]}." for number in sorted(self.numbers) if number < 0]
-        return Advice(self.name, "".join([finding, *elsewhere]), remedy, *self.gain, layers=self.layers)
+        more += [f"{what} is {_NO_LAYER[number]}." for number in sorted(self.numbers) if number < 0]
+        return Advice(self.name, cause, action, *self.gain, layers=self.layers, details=" ".join(more), options=options)
 
 
 Gains = Mapping[int, Gain | int]

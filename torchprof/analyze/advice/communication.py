@@ -50,12 +50,14 @@ def exposed_communication(evidence: Evidence) -> Iterator[Advice]:
     yield Advice(
         evidence.name_of(most.layers.most_common(1)[0][0]),
         f"Exposed communication takes {format_time(exposed)} of the {format_time(span)} ({exposed / span:.0%}) between "
-        f"the first and the last work of {evidence.device}: it communicates, and computes nothing. All communication "
-        f"takes {format_time(communication)}, most of it in {name}. Waiting for other ranks is included.",
-        "Look for a straggler (the report `ranks` of the runs of all ranks). Communicate less often (`no_sync()` with "
-        "gradient accumulation), send less (half-precision gradients: DDP's communication hooks), or overlap "
-        "communication with computation (`bucket_cap_mb` of DDP, prefetching in FSDP).",
+        f"the first and the last work of {evidence.device}: it communicates, and computes nothing.",
+        "Look for a straggler (the report `ranks` of the runs of all ranks).",
         exposed,
+        details=f"All communication takes {format_time(communication)}, most of it in {name}. Waiting for other ranks "
+        "is included.",
+        options="Communicate less often (`no_sync()` with gradient accumulation), send less (half-precision gradients: "
+        "DDP's communication hooks), or overlap communication with computation (`bucket_cap_mb` of DDP, prefetching in "
+        "FSDP).",
     )
 
 
@@ -88,7 +90,8 @@ def slow_collectives(evidence: Evidence) -> Iterator[Advice]:
             f"average) take{'s' * (sums.sized == 1)} {format_time(ns)}, {waits} waiting for other ranks: a bandwidth "
             f"of {bound}{format_count(bandwidth)}B/s.",
             "Find out which transport NCCL uses (`NCCL_DEBUG=INFO`): sockets are slower than InfiniBand, NVLink and "
-            "PCIe peer-to-peer. If ranks arrive late, the report `ranks` names them.",
+            "PCIe peer-to-peer.",
+            options="If ranks arrive late, the report `ranks` names them.",
         )
 
 

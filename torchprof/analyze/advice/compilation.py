@@ -16,23 +16,25 @@ from torchprof.run.words import BACKWARD, FORWARD
 
 _GIVEN = re.compile(r"args\[(\d+)\]")
 """torch's name of an input of a module of ``torch.nn``, and of any function with ``*args``."""
+_ONCE_IN_EACH_WAY = "If you need both, call it once in each way before the loop that matters."
 _REMEDIES = (
     (
         re.compile(r"tensor '(?P<what>[^']*)' size mismatch at index (?P<at>\d+)"),
         "If this size varies, say so before the first call: `torch._dynamo.mark_dynamic({name}, {at})`{which}, or "
-        "compile with `dynamic=True`. Else pad the inputs to a few sizes.",
+        "compile with `dynamic=True`.",
+        "Else pad the inputs to a few sizes.",
     ),
     (re.compile("rank mismatch"), "Call it with tensors of the same number of dimensions each time."),
     (re.compile("stride mismatch"), "Call it with tensors of the same memory layout each time: `.contiguous()`."),
     (
         re.compile(r"tensor '(?P<what>[^']*)' requires_grad mismatch"),
-        "The `requires_grad` of `{name}`{which} differs between calls: keep it the same. If you need both, call it "
-        "once in each way before the loop that matters.",
+        "The `requires_grad` of `{name}`{which} differs between calls: keep it the same.",
+        _ONCE_IN_EACH_WAY,
     ),
     (
         re.compile("(dtype|device|dispatch key set) mismatch|GLOBAL_STATE changed|[Aa]utocast|grad_mode"),
-        "Call it with the same types and devices, and in the same modes (`torch.no_grad()`, autocast), each time. If "
-        "you need both, call it once in each way before the loop that matters.",
+        "Call it with the same types and devices, and in the same modes (`torch.no_grad()`, autocast), each time.",
+        _ONCE_IN_EACH_WAY,
     ),
     (
         re.compile(r"\.training\b"),
@@ -49,8 +51,8 @@ _REMEDIES = (
     ),
     (
         re.compile(r"___stack\d+ == "),
-        "This is a value that the code before a graph break computed. If it is from `.item()`, keep it a tensor, or "
-        "set `torch._dynamo.config.capture_scalar_outputs = True`.",
+        "This is a value that the code before a graph break computed.",
+        "If it is from `.item()`, keep it a tensor, or set `torch._dynamo.config.capture_scalar_outputs = True`.",
     ),
     (
         re.compile(r"G\['(?P<what>\w+)'\] == "),
@@ -58,8 +60,10 @@ _REMEDIES = (
     ),
     (re.compile(r"== [-\d.]"), "This number is part of the compiled code: pass it as a tensor, or keep it the same."),
 )
+"""By a pattern of torch's reasons, the sentences of a remedy."""
 _ANY_REMEDY = (
-    "Keep what torch names here the same in all calls. `TORCH_LOGS=recompiles` prints each reason as it occurs."
+    "Keep what torch names here the same in all calls.",
+    "`TORCH_LOGS=recompiles` prints each reason as it occurs.",
 )
 _NO_REASON = "torch did not keep the reason"
 _MOST_REASONS = 2
@@ -88,7 +92,7 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
         versions = [compilation for compilation in several if compilation.phase == FORWARD]
         if not versions:
             continue
-        alike: defaultdict[str, list[str]] = defaultdict(list)  # by remedy
+        alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)  # by remedy
         for compilation in versions:
             alike[remedy_of(compilation.reason)].append(compilation.reason)
         most = sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:_MOST_REASONS]
@@ -104,13 +108,15 @@ def compiled_again(evidence: Evidence) -> Iterator[Advice]:
             if (compilation.function, compilation.file, compilation.line) == key and not compilation.failure:
                 of_version[compilation.name] += compilation.ns
         layer, layers = _layers(evidence, usage, several)
+        action, *options = (sentence for remedy, _ in most for sentence in remedy)
         yield Advice(
             layer,
             f"torch.compile compiled {_described(usage, several[0])} again {_times(len(versions))}, for "
             f"{format_time(ns)}: {', '.join(why)}.",
-            " ".join(remedy for remedy, _ in most),
+            action,
             min(ns, of_version.total() - max(of_version.values())),
             layers=layers,
+            options=" ".join(options),
         )
 
 
@@ -124,12 +130,14 @@ def no_longer_compiled(evidence: Evidence) -> Iterator[Advice]:
         usage = compiled_in(evidence.run)
         layer, layers = _layers(evidence, usage, [compilation])
         last = f" The last reason: `{compilation.reason}`." if compilation.reason else ""
+        action, *options = remedy_of(compilation.reason)
         yield Advice(
             layer,
-            f"torch.compile gave up on {_described(usage, compilation)}: it had compiled as many versions as it may. "
-            f"Calls that fit none of them run without torch.compile.{last}",
-            f"{remedy_of(compilation.reason)} To allow more versions: `torch._dynamo.config.recompile_limit`.",
+            f"torch.compile gave up on {_described(usage, compilation)}: it had compiled as many versions as it may.",
+            action,
             layers=layers,
+            details=f"Calls that fit none of them run without torch.compile.{last}",
+            options=" ".join([*options, "To allow more versions: `torch._dynamo.config.recompile_limit`."]),
         )
 
 
@@ -155,14 +163,15 @@ def graph_broken(evidence: Evidence) -> Iterator[Advice]:
         )
 
 
-def remedy_of(reason: str) -> str:
-    """What to change, for torch's reason to compile again."""
-    for pattern, remedy in _REMEDIES:
+def remedy_of(reason: str) -> tuple[str, ...]:
+    """The sentences on what to change, for torch's reason to compile again."""
+    for pattern, *remedy in _REMEDIES:
         if match := pattern.search(reason):
             known = match.groupdict(default="")
             given = _GIVEN.fullmatch(known.get("what", ""))
             which = f" (`x`: input {int(given[1]) + 1})" if given else ""
-            return remedy.format(**known, name="x" if given else known.get("what"), which=which)
+            known["name"] = "x" if given else known.get("what", "")
+            return tuple(sentence.format(**known, which=which) for sentence in remedy)
     return _ANY_REMEDY
 
 

@@ -56,7 +56,8 @@ def constants_in_layers(evidence: Evidence) -> Iterator[Advice]:
         yield group.advice(
             f"Tensors such as masks or positions are made in each call, for {group.time}.",
             "If they depend only on sizes, make them once, in `__init__`: `self.register_buffer('mask', mask, "
-            "persistent=False)`. Slice the buffer where an input is shorter.",
+            "persistent=False)`.",
+            options="Slice the buffer where an input is shorter.",
         )
 
 

@@ -65,19 +65,26 @@ _SEPARATE_OPS = "Attention runs as separate matrix products and softmax, for {},
 _USE_FUSED = "`torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=…)`."
 _TEXTS_OF_ATTENTION = {
     _Attention.NOT_FUSED: (
-        "`scaled_dot_product_attention` uses no fused kernel. Its separate operators take {}.",
-        "Let torch report why: `with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):`. Common "
-        "causes are float64, a mask that requires grad, dropout on the CPU, and unsupported head sizes.",
+        "`scaled_dot_product_attention` uses no fused kernel.",
+        "Its separate operators take {}.",
+        "Let torch report why: `with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):`.",
+        "Common causes are float64, a mask that requires grad, dropout on the CPU, and unsupported head sizes.",
     ),
-    _Attention.RETURNS_WEIGHTS: (_SEPARATE_OPS, "Call it with `need_weights=False` if the weights are not used."),
-    _Attention.SEPARATE: (_SEPARATE_OPS, f"Use {_USE_FUSED}"),
+    _Attention.RETURNS_WEIGHTS: (
+        _SEPARATE_OPS,
+        "",
+        "Call it with `need_weights=False` if the weights are not used.",
+        "",
+    ),
+    _Attention.SEPARATE: (_SEPARATE_OPS, "", f"Use {_USE_FUSED}", ""),
     _Attention.MAYBE: (
-        "Batched matrix products and softmax run as separate operators, for {}. If this is attention, it stores all "
-        "scores.",
+        "Batched matrix products and softmax run as separate operators, for {}.",
+        "If this is attention, it stores all scores.",
         f"If this is attention, use {_USE_FUSED}",
+        "",
     ),
 }
-"""The finding, with a place for the time, and the remedy."""
+"""The cause and the details, with a place for the time; the action and the options."""
 
 
 class _Ops(NamedTuple):
@@ -115,10 +122,12 @@ def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
         evidence, took, _is_elementwise_node, {*layers_of_slow_python(evidence), *_tiny_ops(evidence)}
     )
     for group in merged(evidence, {number: ops.gain for number, ops in ops_of.items()}):
+        cause, details = _text_of_ops(evidence, [ops_of[number] for number in group.numbers], "elementwise operators")
         yield group.advice(
-            _text_of_ops(evidence, [ops_of[number] for number in group.numbers], "elementwise operators"),
+            cause,
             "Fuse them: compile the layer (`layer.compile()` or `torch.compile(model)`), or use one function or layer "
             "of torch for them (`torch.nn.functional`).",
+            details=details,
         )
 
 
@@ -141,13 +150,12 @@ def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
     ops_of = _with_related_time(evidence, took, of_these, layers_of_slow_python(evidence))
     for group in merged(evidence, {number: ops.gain for number, ops in ops_of.items()}):
         others = any(number in elementwise for number in group.numbers)
+        what = f"operators{' (without elementwise ones)' if others else ''}"
+        cause, details = _text_of_ops(evidence, [ops_of[number] for number in group.numbers], what)
         yield group.advice(
-            _text_of_ops(
-                evidence,
-                [ops_of[number] for number in group.numbers],
-                f"operators{' (without elementwise ones)' if others else ''}",
-            ),
+            cause,
             "Compute all rows at once instead of in a loop, or compile the layer with `torch.compile`.",
+            details=details,
         )
 
 
@@ -206,8 +214,9 @@ def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
         )
         gains[number] = Gain(int(times[number] * _FUSED_ATTENTION), saved)
     for group in merged(evidence, gains, kinds):
-        said, remedy = _TEXTS_OF_ATTENTION[kinds[group.numbers[0]]]
-        yield group.advice(said.format(format_time(sum(times[number] for number in group.numbers))), remedy)
+        cause, details, action, options = _TEXTS_OF_ATTENTION[kinds[group.numbers[0]]]
+        time = format_time(sum(times[number] for number in group.numbers))
+        yield group.advice(cause.format(time), action, details=details.format(time), options=options)
 
 
 def _is_separate(frames: Frames) -> bool:
@@ -284,14 +293,14 @@ def _with_related_time(
     }
 
 
-def _text_of_ops(evidence: Evidence, all_ops: Sequence[_Ops], what: str) -> str:
-    """The sentences on the ops of several layers: their number and time, their backward, and the time between them."""
+def _text_of_ops(evidence: Evidence, all_ops: Sequence[_Ops], what: str) -> tuple[str, str]:
+    """The sentences on the ops of several layers: their number; their time, their backward, and the time between
+    them."""
     overhead = "dispatch" if evidence.device == "cpu" else "kernel launch"
     number, ns = sum(ops.number for ops in all_ops), sum(ops.ns for ops in all_ops)
     a_call = number / sum(ops.forward_calls for ops in all_ops)
     on_average = " on average" if len(all_ops) > 1 else ""
-    said = f"A forward call runs {a_call:,.0f} {what}{on_average}. "
-    said += f"They take {format_time(ns)} in total, {format_time(ns / number)} each."
+    said = f"They take {format_time(ns)} in total, {format_time(ns / number)} each."
     said += f" Operators this short are usually bound by {overhead} overhead." if ns < _FEW_NS * number else ""
     back_ns = sum(ops.back_ns for ops in all_ops)
     said += f" Their backward takes {format_time(back_ns)}." if back_ns else ""
@@ -300,7 +309,7 @@ def _text_of_ops(evidence: Evidence, all_ops: Sequence[_Ops], what: str) -> str:
     if any(elsewhere):
         of_layers = "" if all(elsewhere) else f" of {sum(elsewhere)} of these layers"
         said += f" The time between operators{of_layers} is part of another finding."
-    return said
+    return f"A forward call runs {a_call:,.0f} {what}{on_average}.", said
 
 
 def _between_ops(evidence: Evidence) -> Counter[int]:

@@ -60,11 +60,12 @@ def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
     for group in merged(evidence, times):
         again = sum(calls[layer] for layer in group.numbers)
         known = [nbytes for layer in group.numbers if (nbytes := saves[layer]) is not None]
-        saved = f" It saves up to {format_memory(sum(known))}." if len(known) == len(group.numbers) else ""
+        saved = f"It saves up to {format_memory(sum(known))}." if len(known) == len(group.numbers) else ""
         yield group.advice(
             f"Activation checkpointing runs forward again in backward {again:,} time{'s' * (again != 1)}, for "
-            f"{group.time} in total.{saved}",
+            f"{group.time} in total.",
             "If memory is left, checkpoint fewer layers: only those that save much memory and take little time.",
+            details=saved,
         )
 
 
@@ -116,13 +117,13 @@ def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
     between = f" and {others} layer{'s' * (others > 1)} without parameters" if others else ""
     group = together(evidence, {layer: evidence.time_of(backward[layer]) for layer in front})
     yield group.advice(
-        f"Backward runs through {which}{between}, for {format_time(ns)} in total. Nothing trainable in the model runs "
-        "before them.",
+        f"Backward runs through {which}{between}, for {format_time(ns)} in total.",
         "If the gradient of the model's input is not needed, create the input with `requires_grad=False`, or run the "
         "frozen layers under `torch.no_grad()`."
         if is_frozen
-        else "If they are not to be trained, freeze them: `layer.requires_grad_(False)`. Otherwise give their "
-        "parameters to the optimizer.",
+        else "If they are not to be trained, freeze them: `layer.requires_grad_(False)`.",
+        details="Nothing trainable in the model runs before them.",
+        options="" if is_frozen else "Otherwise give their parameters to the optimizer.",
     )
 
 

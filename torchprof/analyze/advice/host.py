@@ -127,9 +127,10 @@ def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
     for group, seen in _at_most(evidence, waits, evidence.idle_ns):
         yield group.advice(
             f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')}{_in_calls(evidence, group)}"
-            f"{seen.most_often}. It waits {format_time(seen.cpu_ns)}, and then the device waits for work.",
+            f"{seen.most_often}.",
             "Keep values on the device: use `torch.where` instead of `if`, multiply by a mask instead of indexing with "
             "it, and use sizes that do not depend on the values of a tensor.",
+            details=_waiting(seen),
         )
 
 
@@ -146,9 +147,9 @@ def waits_outside(evidence: Evidence) -> Iterator[Advice]:
         steps = evidence.steps
         yield group.advice(
             f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')} to read a value"
-            f"{f' in {steps:,} steps' if steps else ''}{seen.most_often}. It waits {format_time(seen.cpu_ns)}, and "
-            "then the device waits for work.",
+            f"{f' in {steps:,} steps' if steps else ''}{seen.most_often}.",
             "Keep the value as a tensor (`total += loss.detach()`), and read it once in many steps.",
+            details=_waiting(seen),
         )
 
 
@@ -180,13 +181,13 @@ def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
             launched_by[evidence.run.layers[layer].path[0]] += took.calls
     yield Advice(
         launched_by.most_common(1)[0][0] if launched_by else evidence.name_of(OUTSIDE),
-        f"{evidence.device} is idle for {idle / wall:.0%} of the recorded time: the program is launch-bound. On "
-        f"average of {launches:,} kernels, the CPU takes {format_time(launching / launches)} per kernel, and a kernel "
-        f"runs for {format_time(took_ns / launches)}. The profiler slows down the CPU: without it, the device is idle "
-        "for less time.",
-        'Launch fewer kernels: `torch.compile(model, mode="reduce-overhead")` uses CUDA graphs. Or use a larger batch, '
-        "so that each kernel does more.",
+        f"{evidence.device} is idle for {idle / wall:.0%} of the recorded time: the program is launch-bound.",
+        'Launch fewer kernels: `torch.compile(model, mode="reduce-overhead")` uses CUDA graphs.',
         gain,
+        details=f"On average of {launches:,} kernels, the CPU takes {format_time(launching / launches)} per kernel, "
+        f"and a kernel runs for {format_time(took_ns / launches)}. The profiler slows down the CPU: without it, the "
+        "device is idle for less time.",
+        options="Or use a larger batch, so that each kernel does more.",
     )
 
 
@@ -263,6 +264,10 @@ def _op_of(frames: Frames) -> str:
             stack = frame.signature.stack if frame.signature else ()
             return f"{frame.name} at {stack[0]}" if stack else frame.name
     return "no operator"
+
+
+def _waiting(seen: _Transfers) -> str:
+    return f"It waits {format_time(seen.cpu_ns)}, and then the device waits for work."
 
 
 def _in_calls(evidence: Evidence, group: Merged) -> str:

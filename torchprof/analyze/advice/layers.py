@@ -113,8 +113,10 @@ def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
         return
     group = together(evidence, times)
     yield group.advice(
-        f"Dropout draws a random number for each element. It takes {group.time}.",
-        "Leave it out (`p=0`), or drop whole channels: `torch.nn.Dropout1d`. Both draw fewer random numbers.",
+        "Dropout draws a random number for each element.",
+        "Leave it out (`p=0`), or drop whole channels: `torch.nn.Dropout1d`.",
+        details=f"It takes {group.time}.",
+        options="Both draw fewer random numbers.",
     )
 
 

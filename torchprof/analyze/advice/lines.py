@@ -43,18 +43,21 @@ _Place = tuple[int, tuple[Frame, ...]]
 
 
 class _Kind(NamedTuple):
-    """What a function does: ``calls`` matches the names of what it calls. ``says``: a clause for the finding."""
+    """What a function does: ``calls`` matches the names of what it calls. ``says``: a clause for the finding.
+    ``remedy`` and ``options``: see ``Advice``."""
 
     calls: re.Pattern[str]
     says: str
     remedy: str
+    options: str = ""
 
 
 _COPIES_THE_MODEL = _Kind(
     re.compile(r"(.*\.)?(deepcopy|state_dict|load_state_dict)"),
     "it copies the model",
     "Update an average in place: `torch._foreach_lerp_(averages, parameters, 1 - decay)`, which "
-    "`torch.optim.swa_utils.AveragedModel` does. Copy the model less often.",
+    "`torch.optim.swa_utils.AveragedModel` does.",
+    "Copy the model less often.",
 )
 _READS_VALUES = _Kind(
     re.compile(r"(.*\.)?(item|tolist|numpy)"),
@@ -273,14 +276,14 @@ def python_in_the_loop(evidence: Evidence) -> Iterator[Advice]:
         rest = by_kind.pop(_PYTHON)
         known = {kind: spent for kind, spent in by_kind.items() if spent.total() >= _SHARE * whole}
         for kind, spent in known.items():
-            yield _finding(evidence, _line_of(spent), spent.total(), kind.says, kind.remedy)
+            yield _finding(evidence, _line_of(spent), spent.total(), kind.says, kind.remedy, kind.options)
             left -= sum(ns for part, ns in spent.items() if not part.op)
         unknown = function.spent - sum(known.values(), Counter[Spent]())
         prepares = _prepares_data(unknown, evidence)
         small = _small_operators(function, evidence) if 2 * unknown.total() >= function.ns else None
         if small is not None and unknown.total() + small.backward_ns >= _SHARE * whole:
             ns = unknown.total() + small.backward_ns
-            yield _finding(evidence, _line_of(unknown), ns, small.says, small.remedy)
+            yield _finding(evidence, _line_of(unknown), ns, small.says, small.remedy, small.options)
         elif sum(prepares.values()) >= _DATA_SHARE * whole:
             first = max((part for part in prepares if part.op), key=prepares.__getitem__)
             says = f"it runs `{first.op}` on data without gradients"
@@ -313,12 +316,12 @@ def hooks(evidence: Evidence) -> Iterator[Advice]:
             )
 
 
-def _finding(evidence: Evidence, line: str, ns: int, says: str, remedy: str) -> Advice:
+def _finding(evidence: Evidence, line: str, ns: int, says: str, remedy: str, options: str = "") -> Advice:
     per_step = evidence.per_step(ns)
     each = "" if per_step is None else f" ({format_time(per_step)} per step)"
     where = f"{line} takes" if line else "No operator and no layer runs for"
     text = f"{where} {format_time(ns)}{each}: {says}."
-    return Advice(evidence.name_of(OUTSIDE), text, remedy, evidence.while_idle(ns))
+    return Advice(evidence.name_of(OUTSIDE), text, remedy, evidence.while_idle(ns), options=options)
 
 
 def _line_of(spent: Counter[Spent]) -> SourceLine:
@@ -381,6 +384,7 @@ class _Small(NamedTuple):
 
     says: str
     remedy: str
+    options: str = ""
     backward_ns: int = 0
 
 
@@ -393,18 +397,19 @@ def _small_operators(function: Function, evidence: Evidence) -> _Small | None:
     if reads >= _MANY * passes and _READS * reads >= direct.calls:
         return _Small(f"it reads values of tensors one by one ({reads:,} times)", _READS_VALUES.remedy)
     if 2 * function.op_ns(*_COPIES) >= ns > function.ns - ns and copied >= _COPIED * passes:
-        return _Small("it copies tensors", _COPIES_THE_MODEL.remedy)
+        return _Small("it copies tensors", *_COPIES_THE_MODEL[2:])
     python_ns = function.ns - ns
     at_once = sum(ns for spent, ns in function.spent.items() if not spent.op and _AT_ONCE.fullmatch(spent.line.calls))
     if calls >= _MANY * passes and ns < _SMALL_NS * calls and 2 * at_once < python_ns:
         says = f"it calls small operators in a loop ({calls:,} of {format_time(ns / calls)}"
         backward_ns = _small_backward_ns(evidence, _MANY * passes)
         if backward_ns:
-            return _Small(f"{says}, and their backward takes {format_time(backward_ns)})", _ALL_ROWS, backward_ns)
+            return _Small(f"{says}, and their backward takes {format_time(backward_ns)})", _ALL_ROWS, "", backward_ns)
         return _Small(
             f"{says})",
             "Treat all tensors at once: `torch._foreach_add_(tensors, others)` and its relatives, or one operator on "
-            "stacked tensors. `torch.optim` has optimizers, `clip_grad_norm_(…, foreach=True)` clips.",
+            "stacked tensors.",
+            "`torch.optim` has optimizers, `clip_grad_norm_(…, foreach=True)` clips.",
         )
     return None
 

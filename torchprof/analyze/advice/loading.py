@@ -53,6 +53,7 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
     each = f" ({format_time(sum(spread.sum for spread in in_steps) / steps)} per step on average)" if steps else ""
     waits = f"{format_time(whole)}{each}"
     seen = f"The loop waits {waits} for data loading."
+    details = options = ""
     remedy = "Load batches in worker processes: `DataLoader(…, num_workers=4, persistent_workers=True)`."
     if "MultiProcessing" in label:
         if not in_steps and times < _FEW:
@@ -62,16 +63,16 @@ def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
         remedy = "Use more workers (`DataLoader(…, num_workers=…)`), or do less work per batch."
         if gain < _LIGHT * _PASSING_NS * times:
             seen = f"The loop waits {waits} for the workers of its DataLoader, hardly longer than to pass a batch."
-            remedy = (
-                "Use larger batches (`batch_size=…`). If a batch takes less than a millisecond to make, load it in the "
-                "process itself: `num_workers=0`."
+            remedy = "Use larger batches (`batch_size=…`)."
+            options = (
+                "If a batch takes less than a millisecond to make, load it in the process itself: `num_workers=0`."
             )
     elif "SingleProcess" in label:
         function = next(iter(functions(evidence, is_loading)), None)
         most = f", above all at {function.at}" if function is not None and 4 * function.ns > whole else ""
-        seen = f"The loop loads each batch itself{most}: its DataLoader has no workers. That takes {waits}."
-        seen += f" {in_no_op / whole:.0%} of that time is in no operator."
+        seen = f"The loop loads each batch itself{most}: its DataLoader has no workers."
+        details = f"That takes {waits}. {in_no_op / whole:.0%} of that time is in no operator."
         gain -= _PASSING_NS * times
     gain = evidence.while_idle(gain)
     if gain > _SHARE * evidence.recorded_ns:
-        yield Advice(evidence.name_of(OUTSIDE), seen, remedy, gain)
+        yield Advice(evidence.name_of(OUTSIDE), seen, remedy, gain, details=details, options=options)

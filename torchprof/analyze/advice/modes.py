@@ -92,8 +92,9 @@ def anomaly_detection_on(evidence: Evidence) -> Iterator[Advice]:
         yield Advice(
             ", ".join(evidence.run.meta.model),
             "Anomaly detection was on: each forward operator stores its stack, and each backward operator is checked "
-            "for NaN. All times include that.",
+            "for NaN.",
             "Remove `torch.autograd.set_detect_anomaly(True)` unless you are looking for a NaN, and measure again.",
+            details="All times include that.",
         )
 
 
@@ -117,10 +118,10 @@ def few_threads(evidence: Evidence) -> Iterator[Advice]:
     cores = usable // 2
     yield Advice(
         ", ".join(run.meta.model),
-        f"Operators run on {threads} thread{'s' * (threads > 1)}, and {usable} processors are usable. Long matrix "
-        f"products and convolutions take {format_time(products)}.",
+        f"Operators run on {threads} thread{'s' * (threads > 1)}, and {usable} processors are usable.",
         f"`torch.set_num_threads({cores})`, or `OMP_NUM_THREADS={cores}` in the environment.",
         products * (cores - threads) // cores,
+        details=f"Long matrix products and convolutions take {format_time(products)}.",
     )
 
 
@@ -136,8 +137,8 @@ def deterministic_algorithms_on(evidence: Evidence) -> Iterator[Advice]:
             ", ".join(evidence.run.meta.model),
             "Deterministic algorithms were on: some operators use slower kernels, and memory from `torch.empty` is "
             "filled.",
-            "Remove `torch.use_deterministic_algorithms(True)` unless results must be bitwise reproducible. If they "
-            "must, set `torch.utils.deterministic.fill_uninitialized_memory = False`.",
+            "Remove `torch.use_deterministic_algorithms(True)` unless results must be bitwise reproducible.",
+            options="If they must, set `torch.utils.deterministic.fill_uninitialized_memory = False`.",
         )
 
 

@@ -83,10 +83,11 @@ def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
             remedy = f"Use `torch.optim.{name}(…, foreach=True)`: one kernel for many tensors."
         yield Advice(
             OUTSIDE_NAME,
-            f"{name} updates tensors one by one. A step runs {number // stepped.steps:,} operators and takes "
-            f"{format_time(ns / stepped.steps)} on average.",
+            f"{name} updates tensors one by one.",
             remedy,
             int(ns * _SAVED.get(name, _SAVED_BY_OTHERS)),
+            details=f"A step runs {number // stepped.steps:,} operators and takes {format_time(ns / stepped.steps)} on "
+            "average.",
         )
 
 

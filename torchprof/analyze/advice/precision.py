@@ -172,7 +172,8 @@ def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
         f"float32 matrix products and convolutions without tensor cores take {format_time(sum(by_layer.values()))}: "
         "TF32 is off.",
         f"Set {' and '.join(f'`{remedy}`' for remedy in remedies if remedy)} at the start if inputs with 10 bits of "
-        "mantissa are enough. `torch.autocast` saves more.",
+        "mantissa are enough.",
+        options="`torch.autocast` saves more.",
     )
 
 

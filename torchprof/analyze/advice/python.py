@@ -99,11 +99,12 @@ def python_in_layers(evidence: Evidence) -> Iterator[Advice]:
         )
         leaves = sum(arrays[layer].calls for layer in group.numbers if layer in arrays)
         converted = (
-            f" Tensors are converted to NumPy or to lists {leaves:,} time{'s' * (leaves != 1)}." if leaves else ""
+            f"Tensors are converted to NumPy or to lists {leaves:,} time{'s' * (leaves != 1)}." if leaves else ""
         )
         yield group.advice(
-            f"No operator runs for {format_time(ns)}{in_calls}: this is Python between operators{line}.{converted}",
+            f"No operator runs for {format_time(ns)}{in_calls}: this is Python between operators{line}.",
             f"Replace {'NumPy' if leaves else 'the Python loop'} with tensor operations.",
+            details=converted,
         )
 
 
@@ -121,10 +122,10 @@ def garbage_collection(evidence: Evidence) -> Iterator[Advice]:
     yield Advice(
         evidence.name_of(OUTSIDE),
         f"Python's garbage collector searched the old objects {times}, for {format_time(took.cpu_ns)} in total.",
-        "Call `gc.collect()` and `gc.freeze()` once the model and the data exist, so that they are not searched again. "
-        "Or call `gc.disable()` before the loop, and `gc.collect()` where a pause does no harm, such as between "
-        "epochs. Remove `gc.collect()` from the loop.",
+        "Call `gc.collect()` and `gc.freeze()` once the model and the data exist, so that they are not searched again.",
         evidence.while_idle(took.cpu_ns),
+        options="Or call `gc.disable()` before the loop, and `gc.collect()` where a pause does no harm, such as "
+        "between epochs. Remove `gc.collect()` from the loop.",
     )
 
 
@@ -221,9 +222,10 @@ def tiny_batches(evidence: Evidence) -> Iterator[Advice]:
     samples = f"{shapes[0][0]} sample{'s' * (shapes[0][0] > 1)}"
     yield Advice(
         layers[root].name,
-        f"A call gets {samples}, and its operators are small. A call of the model has {ops // calls:,}, with backward; "
-        f"{format_time(small)} are in short ones and between them.",
+        f"A call gets {samples}, and its operators are small.",
         f"Use a larger batch (`DataLoader(…, batch_size={_BATCH})`), or compile the model: `torch.compile(model)`.",
         (small + stepping) * (_BATCH - shapes[0][0]) // _BATCH,
         layers=(layers[root].name,),
+        details=f"A call of the model has {ops // calls:,}, with backward; {format_time(small)} are in short ones and "
+        "between them.",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -233,8 +232,8 @@ def first_findings(run: Run, findings: Sequence[Advice] | None = None) -> list[A
 
 def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:
     """A finding in two sentences: the gain, the place and the cause; and the remedy."""
-    cause = f"{short_gain(advice, evidence)}{place(advice)}: {_first_sentence(advice.finding)}"
-    return cause, _first_sentence(advice.remedy)
+    cause = f"{short_gain(advice, evidence)}{place(advice)}: {advice.cause}"
+    return cause, advice.action
 
 
 def _drawn(number: int, cause: str, remedy: str, width: int) -> str:
@@ -269,10 +268,6 @@ def short_gain(advice: Advice, evidence: Evidence) -> str:
 
 def _percent(share: float) -> str:
     return f"{share:.0%}" if share < 1 else "100%"
-
-
-def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", text, maxsplit=1)[0]
 
 
 def _nothing(run: Run) -> str:
