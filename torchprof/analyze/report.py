@@ -284,20 +284,13 @@ def rows_hidden(hidden: int, shown: int, which: str) -> str:
     return f"{rows} hidden: shown {f'is the {which}' if shown == 1 else f'are the {shown} {which}'}"
 
 
-def branches(
-    roots: Sequence[_Branch], below: Callable[[_Branch, int], Sequence[_Branch]]
-) -> Iterator[tuple[str, _Branch]]:
-    """Each item of a tree, depth first, after the lines of the tree that lead to it.
-
-    ``below`` returns the children of an item at a level; roots are at level 0.
-    """
-    waiting = [(root, "", "", 0) for root in reversed(roots)]
+def branches(roots: Sequence[_Branch], below: Callable[[_Branch], Sequence[_Branch]]) -> Iterator[tuple[str, _Branch]]:
+    """Each item of a tree, depth first, after the lines of the tree that lead to it. ``below``: the children of one."""
+    waiting = [(root, "", "") for root in reversed(roots)]
     while waiting:
-        item, own, lines, level = waiting.pop()
+        item, own, lines = waiting.pop()
         yield own, item
-        children = below(item, level)
-        for number in range(len(children) - 1, -1, -1):
-            last = number == len(children) - 1
-            waiting.append(
-                (children[number], lines + ("└── " if last else "├── "), lines + (" " if last else "│"), level + 1)
-            )
+        fork, line = "└── ", " "  # of the last child
+        for child in reversed(below(item)):
+            waiting.append((child, lines + fork, lines + line))
+            fork, line = "├── ", "│"
