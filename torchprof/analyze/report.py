@@ -263,6 +263,21 @@ def kept_with_run(function: Callable[[Run], _Result]) -> Callable[[Run], _Result
     return of
 
 
+def check_device(run: Run, lacks: str) -> None:
+    """Raise TorchprofError for a run that recorded no device. ``lacks``: what it has not, as "has no device times"."""
+    if all("device_ns" not in meta.requested for meta in run.metas):
+        raise TorchprofError(
+            f"This run recorded no device, so it {lacks}: where the model runs on a GPU, profile it with "
+            'Profile(model, device="cuda"), or "xpu" or another kind; for a trace, with '
+            "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
+        )
+    if all("device_ns" not in meta.measured for meta in run.metas):
+        kind = run.meta.device_heading
+        raise TorchprofError(
+            f"This run {lacks}: {kind} was requested, but could not be recorded. run.warnings says why."
+        )
+
+
 def phase_cell(phase: str) -> Cell:
     """A phase in a table: that of work outside all layers that is not backward is empty there, and "other" in files."""
     return ReportCell("", phase) if phase == OTHER else phase
@@ -276,6 +291,11 @@ def time_cell(ns: float | None) -> Cell:
 def printable(name: str) -> str:
     """A name with unprintable characters, such as line breaks, written as escapes: they would break tables."""
     return name if name.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
+
+
+def name_of_layer(run: Run, index: int) -> str:
+    """The name of a layer, or of work of no layer, printable."""
+    return printable(run.layers.name_of(index))
 
 
 def rows_hidden(hidden: int, shown: int, which: str) -> str:
