@@ -28,7 +28,7 @@ from torch.profiler import record_function
 import torchprof
 from torchprof import TorchprofError, reports
 from torchprof.analyze.operators.operators import operators
-from torchprof.analyze.records import Table, layer_name, records_of
+from torchprof.analyze.records import Table, records_of
 from torchprof.analyze.report import REPORTS, report
 from torchprof.analyze.stacks import stacks
 from torchprof.run.cost import FIELDS
@@ -553,7 +553,7 @@ def lines_of_stacks(run: Run, measure: str) -> list[str]:
                 if isinstance(step, Frame)
                 else run.layers[step].path[-1]
                 if step >= 0
-                else layer_name(run, step)
+                else run.layers.name_of(step)
                 for step in stack
             ]
             lines.append(f"{';'.join([phase, *steps])} {weight}")

@@ -26,7 +26,6 @@ from hypothesis import given
 
 import torchprof
 from torchprof import TorchprofError
-from torchprof.analyze.records import layer_name
 from torchprof.run import job_folder
 from torchprof.run.cost import FIELDS
 from torchprof.run.job_folder import JobFolder
@@ -84,7 +83,7 @@ def test_sums_by_layer_phase_and_rank_are_those_of_the_merged_run(runs: list[Run
         merged = torchprof.merge(runs)
         sums: dict[tuple[Any, ...], Counter[str]] = {}
         for number, row in enumerate(merged.rows):
-            key = layer_name(merged, merged.rows.columns["layer"][number]), row.phase, row.rank
+            key = merged.layers.name_of(merged.rows.columns["layer"][number]), row.phase, row.rank
             of_place = sums.setdefault(key, Counter())
             of_place.update({name: getattr(row.cost, name) for name in FIELDS})
             of_place["calls"] += row.calls
@@ -107,7 +106,7 @@ def test_each_step_has_the_time_of_the_lockstep(runs: list[Run]) -> None:
                 place = (None, None)
                 if key.what not in ("step", "gap", "exchanges"):
                     phase = "other" if key.layer == -1 and key.phase == "forward" else key.phase
-                    place = layer_name(run, key.layer), phase
+                    place = run.layers.name_of(key.layer), phase
                 group = tuple(part or None for part in key.group or NOT_RECORDED)
                 for number, ns in enumerate(lockstep.last_ns):
                     expected[(run.meta.rank, *place, key.device, key.what, *group, number, ns)] += 1

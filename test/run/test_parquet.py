@@ -24,7 +24,6 @@ from hypothesis import given
 
 import torchprof
 from torchprof import TorchprofError
-from torchprof.analyze.records import layer_name
 from torchprof.run.cost import FIELDS
 from torchprof.run.file import stripped
 from torchprof.run.run import Run
@@ -87,7 +86,7 @@ def test_a_line_has_the_figures_of_its_row(kind: str, tmp_path: Path) -> None:
     assert len(lines) == len(run.rows)
     measured = {meta.rank: meta.measured for meta in run.metas}
     for number, (line, of_run) in enumerate(zip(lines, run.rows)):
-        layer = layer_name(run, run.rows.columns["layer"][number])
+        layer = run.layers.name_of(run.rows.columns["layer"][number])
         assert line["layer"] == layer
         assert line["kind"] == (of_run.layer.kind or None if of_run.layer else None)
         figures = line["rank"], line["phase"], line["device"], line["calls"]

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchprof.analyze.report import Part, ReportTable, Section, TableRow, printable, report, spaced, stacked
+from torchprof.analyze.report import (
+    Part,
+    ReportTable,
+    Section,
+    TableRow,
+    check_device,
+    printable,
+    report,
+    spaced,
+    stacked,
+)
 from torchprof.analyze.sentences import warnings_below
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import Cell, format_number, format_share, format_time
@@ -50,17 +60,7 @@ def about_device(time: DeviceTime, meta: Meta) -> list[Part]:
 
 
 def _refuse_unknown(run: Run) -> None:
-    if all("device_ns" not in meta.requested for meta in run.metas):
-        raise TorchprofError(
-            "This run recorded no device, so it has no device times. If the model runs on a GPU, use "
-            'Profile(model, device="cuda"), or "xpu" or another kind; for a trace, with '
-            "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
-        )
-    if all("device_ns" not in meta.measured for meta in run.metas):
-        kind = run.meta.device_heading
-        raise TorchprofError(
-            f"This run has no device times: {kind} was requested, but could not be recorded. run.warnings says why."
-        )
+    check_device(run, "has no device times")
     if not run.device_times and "device_ns" in run.rows.nonzero:
         raise TorchprofError(
             'This run has no times by stream. run.report("kernels") says how long its device was busy.'

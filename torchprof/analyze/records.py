@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import measures_of_records
 from torchprof.analyze.figures import Figures, figures_of_layers
-from torchprof.analyze.report import printable
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import Bound, Measure
 from torchprof.run.operators import Op, operators_of_layers
@@ -27,6 +26,7 @@ from torchprof.run.words import (
     LAUNCHED_BEFORE,
     NO_LAYERS,
     OUTSIDE,
+    PHASES,
     Frame,
     FrameKind,
     is_left_over,
@@ -120,7 +120,7 @@ def operator_records(run: Run) -> Table:
                     costs = Figures({phase: op.self}, {phase: op.total})
                     records.append(
                         (
-                            LAUNCHED_BEFORE if op.name == LAUNCHED_BEFORE else layer_name(of_rank, index),
+                            LAUNCHED_BEFORE if op.name == LAUNCHED_BEFORE else of_rank.layers.name_of(index),
                             kind,
                             phase_of(index, phase),
                             of_rank.meta.rank,
@@ -175,7 +175,7 @@ def row_records(run: Run) -> Table:
         )
         records.append(
             (
-                LAUNCHED_BEFORE if is_left_over(row.frames) else layer_name(run, index),
+                LAUNCHED_BEFORE if is_left_over(row.frames) else run.layers.name_of(index),
                 row.layer.kind or None if row.layer is not None else None,
                 row.phase,
                 row.rank,
@@ -237,20 +237,18 @@ class _LayerInPhase(NamedTuple):
 def _layers_in_phases(run: Run, phases: Sequence[str]) -> Iterator[_LayerInPhase]:
     """Each layer in each phase, depth first, then the work of no layer. The costs of a layer that was never called are
     unknown."""
-    index = run.layers.index_of
     params = run.total_params()
-    figures = figures_of_layers(run, phases)
-    for root in range(len(run.roots)):
-        for nodes in zip(*(run.tree(phase, root).walk() for phase in phases)):
-            layer = nodes[0].layer
-            names = (layer.name, layer.kind or None, layer.settings or None, len(layer.path) - 1)
-            shapes = _as_json(layer.input_shapes), _as_json(layer.output_shapes)
-            holds = (layer.params, params[layer.path], layer.trainable_params, *shapes)
-            of_layer = figures[layer.path]
-            are_calls_known = of_layer.number_of_calls().is_known
-            for phase, node in zip(phases, nodes):
-                calls = node.calls if are_calls_known and phase != BACKWARD else None
-                yield _LayerInPhase(index[layer.path], phase, names, calls, of_layer, holds)
+    for path, of_layer in figures_of_layers(run, phases).items():
+        index = run.layers.index_of[path]
+        layer = run.layers[index]
+        names = (layer.name, layer.kind or None, layer.settings or None, len(path) - 1)
+        shapes = _as_json(layer.input_shapes), _as_json(layer.output_shapes)
+        holds = (layer.params, params[path], layer.trainable_params, *shapes)
+        are_calls_known = of_layer.number_of_calls().is_known
+        for phase in phases:
+            _, calls = run.rows.by_layer.get((index, PHASES.index(phase)), (None, 0))
+            known_calls = calls if are_calls_known and phase != BACKWARD else None
+            yield _LayerInPhase(index, phase, names, known_calls, of_layer, holds)
     for number, name in NO_LAYERS.items():
         spent = {phase: run.no_layer(phase, selected=number == OUTSIDE) for phase in phases}
         if any(spent.values()):
@@ -288,20 +286,12 @@ def _flat(ops: Sequence[Op]) -> Iterator[tuple[Op, tuple[str, ...]]]:
         waiting.extend((inner, (*labels, op.name)) for inner in reversed(op.inside))
 
 
-def layer_name(run: Run, index: int) -> str:
-    """The dotted path of a layer by its index; ``(outside)`` or ``(not selected)`` for a negative one."""
-    return ".".join(run.layers.path_of(index))
-
-
-def name_of_layer(run: Run, index: int) -> str:
-    """The same, printable."""
-    return printable(layer_name(run, index))
-
-
 def _surroundings(run: Run, within: Sequence[Around]) -> str | None:
     """The layers, operators and labels that a layer was called in, from outer to inner; None where there are none."""
     steps = (
-        step for around in within for step in (layer_name(run, around.layer), *(frame.name for frame in around.frames))
+        step
+        for around in within
+        for step in (run.layers.name_of(around.layer), *(frame.name for frame in around.frames))
     )
     return _INWARD.join(steps) or None
 

@@ -263,6 +263,21 @@ def kept_with_run(function: Callable[[Run], _Result]) -> Callable[[Run], _Result
     return of
 
 
+def check_device(run: Run, lacks: str) -> None:
+    """Raise TorchprofError for a run that recorded no device. ``lacks``: what it has not, as "has no device times"."""
+    if all("device_ns" not in meta.requested for meta in run.metas):
+        raise TorchprofError(
+            f"This run recorded no device, so it {lacks}: where the model runs on a GPU, profile it with "
+            'Profile(model, device="cuda"), or "xpu" or another kind; for a trace, with '
+            "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
+        )
+    if all("device_ns" not in meta.measured for meta in run.metas):
+        kind = run.meta.device_heading
+        raise TorchprofError(
+            f"This run {lacks}: {kind} was requested, but could not be recorded. run.warnings says why."
+        )
+
+
 def phase_cell(phase: str) -> Cell:
     """A phase in a table: that of work outside all layers that is not backward is empty there, and "other" in files."""
     return ReportCell("", phase) if phase == OTHER else phase
@@ -278,26 +293,24 @@ def printable(name: str) -> str:
     return name if name.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
 
 
+def name_of_layer(run: Run, index: int) -> str:
+    """The name of a layer, or of work of no layer, printable."""
+    return printable(run.layers.name_of(index))
+
+
 def rows_hidden(hidden: int, shown: int, which: str) -> str:
     """The start of a sentence: how many rows are hidden, and which are shown (``which``: "largest")."""
     rows = "1 row is" if hidden == 1 else f"{hidden} rows are"
     return f"{rows} hidden: shown {f'is the {which}' if shown == 1 else f'are the {shown} {which}'}"
 
 
-def branches(
-    roots: Sequence[_Branch], below: Callable[[_Branch, int], Sequence[_Branch]]
-) -> Iterator[tuple[str, _Branch]]:
-    """Each item of a tree, depth first, after the lines of the tree that lead to it.
-
-    ``below`` returns the children of an item at a level; roots are at level 0.
-    """
-    waiting = [(root, "", "", 0) for root in reversed(roots)]
+def branches(roots: Sequence[_Branch], below: Callable[[_Branch], Sequence[_Branch]]) -> Iterator[tuple[str, _Branch]]:
+    """Each item of a tree, depth first, after the lines of the tree that lead to it. ``below``: the children of one."""
+    waiting = [(root, "", "") for root in reversed(roots)]
     while waiting:
-        item, own, lines, level = waiting.pop()
+        item, own, lines = waiting.pop()
         yield own, item
-        children = below(item, level)
-        for number in range(len(children) - 1, -1, -1):
-            last = number == len(children) - 1
-            waiting.append(
-                (children[number], lines + ("└── " if last else "├── "), lines + (" " if last else "│"), level + 1)
-            )
+        fork, line = "└── ", " "  # of the last child
+        for child in reversed(below(item)):
+            waiting.append((child, lines + fork, lines + line))
+            fork, line = "├── ", "│"

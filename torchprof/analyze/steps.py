@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from operator import itemgetter
+from dataclasses import dataclass, replace
 
-from torchprof.analyze.report import (
-    Part,
-    ReportTable,
-    Section,
-    TableRow,
-    branches,
-    report,
-    spaced,
-    stacked,
-)
+from torchprof.analyze.columns import Column
+from torchprof.analyze.figures import Figures
+from torchprof.analyze.layers.entries import Entry, down_to, entries_by_path, keep_top, table_rows
+from torchprof.analyze.report import Part, ReportTable, Section, report, spaced, stacked
 from torchprof.analyze.sentences import warnings_below
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_number, format_share, format_time
+from torchprof.run.cost import MEASURES, UNKNOWN, Cell, Cost, format_number, format_share, format_time
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -31,6 +24,8 @@ _WHERE = {
     StepEnd.CALL: "with the call of the model",
 }
 _AHEAD = 1.05  # so many times a step on the CPU, and the device is behind
+_NO_LAYER = {NOT_SELECTED_NAME: NOT_SELECTED, OUTSIDE_NAME: OUTSIDE}
+_TIME = Column("Time", "cost", measure=MEASURES[0])
 _MATTERS = 0.01  # the share of the recorded time outside of steps from which on a note says so
 
 
@@ -223,21 +218,6 @@ def _mean(device: _Device, total: int, count: int) -> Cell:
     return format_time(total / count) if device.measured else UNKNOWN
 
 
-@dataclass
-class _Line:
-    """A row of the table of layers. ``path``: that of its layer, "" without one. ``own_ns`` and ``total_ns``: its self
-    and total; ``blank``: it was not selected."""
-
-    name: str
-    layer: int
-    path: str = ""
-    own_ns: int = 0
-    total_ns: int = 0
-    blank: bool = False
-    shown: bool = True
-    children: list[_Line] = field(default_factory=list)
-
-
 def _tree(loop: _Loop, depth: int | None, top: int | None) -> ReportTable:
     """The table of layers."""
     columns = [(phase, device) for phase in loop.phases for device in (loop.cpu, *loop.accelerators)]
@@ -247,68 +227,41 @@ def _tree(loop: _Loop, depth: int | None, top: int | None) -> ReportTable:
         for figure in ("median", "P95", "IQR")
     ]
     lines = _lines(loop)
+    down_to(lines, depth)
     if top is not None:
-        _keep_top(lines, depth, top)
+        keep_top(lines, _TIME, top)
 
-    def below(line: _Line, level: int) -> list[_Line]:
-        return [child for child in line.children if child.shown and (depth is None or level < depth)]
-
-    def cells(line: _Line) -> Iterator[Cell]:
-        known = loop.worked(line.layer)
+    def cells(line: Entry) -> Iterator[Cell]:
+        layer = loop.run.layers.index_of[line.path] if line.is_layer else _NO_LAYER[line.name]
+        known = loop.worked(layer)
         for phase, device in columns:
-            if line.blank:
+            if line.is_layer and not line.figures.total:
                 yield from [""] * 3
             elif not known or not device.measured:
                 yield from [UNKNOWN] * 3
             else:
-                yield from _distribution(loop.of_layer(line.layer, phase, device))
+                yield from _distribution(loop.of_layer(layer, phase, device))
 
-    rows = [
-        TableRow([ReportCell(line.name, line.path) if line.path else line.name, *cells(line)], lead)
-        for lead, line in branches([line for line in lines if line.shown], below)
-    ]
-    return ReportTable(["Module", *headings], rows).of("layers")
+    return ReportTable(["Module", *headings], table_rows(lines, cells)).of("layers")
 
 
-def _lines(loop: _Loop) -> list[_Line]:
-    """The rows of the models with all layers below them, then the rows of work of no layer."""
+def _lines(loop: _Loop) -> list[Entry]:
+    """The rows of the models with all layers below them, then the rows of work of no layer. Their figures are the time
+    that ranks layers: on devices if that was measured, in all phases; blank for layers that were not selected."""
     selected = None if loop.meta.paths is None else set(loop.meta.paths)
     devices = [device for device in loop.accelerators if device.measured] or [loop.cpu]
-    lines: dict[tuple[str, ...], _Line] = {}
-    top_lines = []
-    for number, layer in loop.layers:
+    totals = [0] * len(loop.run.layers)
+    for number, _ in loop.layers:
         spreads = [loop.of_layer(number, phase, device) for phase in loop.phases for device in devices]
-        total = sum(spread.sum for spread in spreads if spread is not None)
-        blank = selected is not None and layer.path not in selected
-        line = lines[layer.path] = _Line(layer.path[-1], number, layer.name, total, total, blank)
-        if len(layer.path) > 1:
-            above = lines[layer.path[:-1]]
-            above.children.append(line)
-            above.own_ns -= total
-        else:
-            top_lines.append(line)
-    for number, name in ((NOT_SELECTED, NOT_SELECTED_NAME), (OUTSIDE, OUTSIDE_NAME)):
-        if loop.worked(number):
-            top_lines.append(_Line(name, number))
-    return top_lines
-
-
-def _keep_top(lines: list[_Line], depth: int | None, top: int) -> None:
-    """Show only the layers with the largest self down to a depth, and the layers above them.
-
-    A layer at that depth is ranked by its total, because it stands for all hidden layers below it.
-    """
-    layers: list[tuple[_Line, _Line | None, int]] = [(line, None, 0) for line in lines if line.layer >= 0]
-    for line, _, level in layers:  # the list grows in the loop: all levels
-        if depth is None or level < depth:
-            layers += [(child, line, level + 1) for child in line.children]
-    sizes = [line.total_ns if level == depth else line.own_ns for line, _, level in layers]
-    largest = sorted(zip(sizes, layers), key=itemgetter(0), reverse=True)[:top]
-    kept = {line.layer for _, (line, _, _) in largest}
-    for line, above, _ in reversed(layers):
-        line.shown = line.layer in kept
-        if line.shown and above is not None:
-            kept.add(above.layer)
+        totals[number] = sum(spread.sum for spread in spreads if spread is not None)
+    figures = {}
+    for number, layer in loop.layers:
+        figures[layer.path] = Figures()
+        if selected is None or layer.path in selected:
+            own = totals[number] - sum(totals[child] for child in loop.run.layers.children[number])
+            figures[layer.path] = Figures({FORWARD: Cost(cpu_ns=own)}, {FORWARD: Cost(cpu_ns=totals[number])})
+    lines = [line for path, line in entries_by_path(figures).items() if len(path) == 1]
+    return lines + [Entry(name, Figures(), is_layer=False) for name, layer in _NO_LAYER.items() if loop.worked(layer)]
 
 
 def _ends_of_steps(loop: _Loop) -> Iterator[str]:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
-from torchprof.analyze.records import layer_name
 from torchprof.analyze.report import report
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import format_time
@@ -121,7 +120,7 @@ def _ranges(run: Run, spans: Spans) -> Iterator[str]:
             if name < 0:
                 known = text(PHASES[phase], _short_name(run, layer), _about_layer(run, layer, phase))
             else:
-                about = {"layer": layer_name(run, layer), "phase": PHASES[phase]}
+                about = {"layer": run.layers.name_of(layer), "phase": PHASES[phase]}
                 known = text("label" if is_thread else "kernel", spans.names[name], about)
             texts[key] = known
         yield f'{known}, "tid": {tracks[lane, phase]}, "ts": {_us(start)}, "dur": {_us(end - start)}}}'

@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from torchprof.analyze.records import layer_name
 from torchprof.analyze.report import report
 from torchprof.analyze.stacks import Step, measured, stacks
 from torchprof.errors import TorchprofError
@@ -84,4 +83,4 @@ def _profiles(run: Run, frames: dict[Step, int]) -> Iterator[dict[str, Any]]:
 def _name(run: Run, step: Step) -> str:
     if isinstance(step, Frame):
         return range_in_words(step.kind, step.name)
-    return layer_name(run, step)
+    return run.layers.name_of(step)

@@ -159,6 +159,10 @@ class Layers(tuple[Layer, ...]):
         """The path of a layer; for a negative index ``("(outside)",)`` or ``("(not selected)",)``."""
         return self[index].path if index >= 0 else (NO_LAYERS[index],)
 
+    def name_of(self, index: int) -> str:
+        """The same as a name, with dots."""
+        return ".".join(self.path_of(index))
+
     @cached_property
     def parent(self) -> tuple[int, ...]:
         """For each layer the index of its parent, ``OUTSIDE`` for a model."""

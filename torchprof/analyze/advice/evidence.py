@@ -9,7 +9,6 @@ from operator import add
 from typing import NamedTuple
 
 from torchprof.analyze.advice.chains import Among, Frames, Having, Holds, always
-from torchprof.analyze.records import layer_name
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind
@@ -343,4 +342,4 @@ class Evidence:
 
     def name_of(self, layer: int) -> str:
         """The dotted path of a layer by its number, or the name for work of no layer."""
-        return layer_name(self.run, layer)
+        return self.run.layers.name_of(layer)

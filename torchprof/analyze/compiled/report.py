@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from torchprof.analyze.compiled.regions import Compiled, PhaseOfRegion, compiled_in, python_name
-from torchprof.analyze.records import layer_name, name_of_layer
-from torchprof.analyze.report import Part, ReportTable, printable, report, spaced, stacked, time_cell
+from torchprof.analyze.report import Part, ReportTable, name_of_layer, printable, report, spaced, stacked, time_cell
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.analyze.time_parts import FIRST_CALL, LATER_CALLS, NO_GRAD, time_parts
 from torchprof.errors import some
@@ -147,7 +146,7 @@ def _breaks(run: Run, usage: Compiled) -> Iterator[str]:
         where = f"{file}:{region.break_line}" if file else f"line {region.break_line}"
         why = f": {region.break_reason}" if region.break_reason else ""
         calls = sum(use.calls for use in uses)
-        modules = some([*dict.fromkeys(layer_name(run, use.layer) for use in uses)])
+        modules = some([*dict.fromkeys(run.layers.name_of(use.layer) for use in uses)])
         names = some([*dict.fromkeys(use.name for use in uses)])
         times = f"{calls} time{'s' if calls > 1 else ''}"
         yield printable(f"Graph break in {modules} at {where}, after region {names}, {times}{why}")

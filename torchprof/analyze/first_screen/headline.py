@@ -74,11 +74,10 @@ def headline(run: Run) -> str:
     """Where the time goes: "62% of the forward is in `layer3`, 44% in its 3×3 convolutions."
 
     The headline is about the largest of four parts: forward, backward (also of no layer), recomputation, and other work
-    outside of all layers.
-    It gives the part's share of the total if that is less than 95 %. From the model it descends into any layer with
-    more than half of the part, and names the kind of layers there with the largest self ("directly in", if layers below
-    them took time as well), or the largest operator if there are no layers below. If it cannot descend, a second
-    sentence names the largest layer.
+    outside of all layers. It gives the part's share of the total if that is less than 95 %. From the model it descends
+    into any layer with more than half of the part, and names the kind of layers there with the largest self ("directly
+    in", if layers below them took time as well), or the largest operator if there are no layers below. If it cannot
+    descend, a second sentence names the largest layer.
 
     It uses the device's time if that was measured. A device that was idle for more than half of the time waits for the
     CPU: then the headline says so, and uses the time on the CPU. In a run without times it uses FLOPs. 100 % is the
@@ -86,50 +85,59 @@ def headline(run: Run) -> str:
     """
     before, measured = _subject(run)
     parts = parts_of(run, measured.field)
-    # By number of the phase, or OUTSIDE or NOT_SELECTED.
-    parts_in: defaultdict[int, Parts] = defaultdict(dict)
-    # Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward, unless the
-    # sentence is about selected layers.
-    in_backward = PHASES.index(BACKWARD) if run.meta.paths is None else None
-    for part, amount in parts.items():
-        layer, (phase_number, _, _) = part
-        in_phase = layer >= 0 or (layer == OUTSIDE and phase_number == in_backward)
-        parts_in[phase_number if in_phase else layer][part] = amount
-    buckets = Counter({bucket: sum(inside.values()) for bucket, inside in parts_in.items()})
-    if not buckets or measured.field not in run.rows.nonzero:
+    if not parts or measured.field not in run.rows.nonzero:
         return f"{before}No {'FLOPs were counted' if measured.field == 'flops' else f'{measured.name} was recorded'}."
     is_empty = all((layer, work.label, work.name) == (OUTSIDE, "", BETWEEN_OPS) for layer, work in parts)
     if is_empty and measured.field == "cpu_ns" and not source_lines(run):
         return f"{before}No operator ran, and no layer was called."
-    [(largest, whole)] = buckets.most_common(1)
-    here = parts_in[largest]
-    everything = sum(buckets.values())
-    if largest < 0:
-        clauses = [_Clause(whole, _NO_LAYER[largest]), *_largest_work(run, measured, here)]
-        return before + _sentence(run, measured, f"the {measured.name}", everything, clauses)
-    phases = _PHASES if run.meta.model else _OF_RANGES
-    phase = phases[PHASES[largest]] + (" of the selected layers" if run.meta.paths is not None else "")
+    buckets = _buckets(run, parts)
+    largest = max(buckets, key=lambda bucket: sum(buckets[bucket].values()))
+    here, everything = buckets[largest], sum(parts.values())
+    if largest >= 0:
+        sentences = [*_about_phase(run, measured, PHASES[largest], here, everything)]
+        return before + sentences[0] if before else " ".join(sentences)
+    clauses = [_Clause(sum(here.values()), _NO_LAYER[largest]), *_largest_work(run, measured, here)]
+    return before + _sentence(run, measured, f"the {measured.name}", everything, clauses)
+
+
+def _buckets(run: Run, parts: Parts) -> dict[int, Parts]:
+    """The parts by the number of their phase, or by OUTSIDE or NOT_SELECTED.
+
+    Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward, unless the
+    sentence is about selected layers.
+    """
+    in_backward = PHASES.index(BACKWARD) if run.meta.paths is None else None
+    buckets: defaultdict[int, Parts] = defaultdict(dict)
+    for part, amount in parts.items():
+        layer, work = part
+        in_phase = layer >= 0 or (layer == OUTSIDE and work.phase == in_backward)
+        buckets[work.phase if in_phase else layer][part] = amount
+    return buckets
+
+
+def _about_phase(run: Run, measured: _Measured, phase: str, parts: Parts, everything: int) -> Iterator[str]:
+    """The sentence about the parts of a phase of layers; and one on the largest layer, if the first names none."""
+    name = (_PHASES if run.meta.model else _OF_RANGES)[phase]
+    name += " of the selected layers" if run.meta.paths is not None else ""
+    whole = sum(parts.values())
     clauses = []
     if whole < _NEARLY_ALL * everything:
         of, total = f"the {measured.name}", everything
-        clauses.append(_Clause(whole, f"in {phase}"))
+        clauses.append(_Clause(whole, f"in {name}"))
     else:
-        of, total = phase if measured.plain else f"the {measured.name} of {phase}", whole
-    tree = _Tree.of(run.layers, here)
+        of, total = name if measured.plain else f"the {measured.name} of {name}", whole
+    tree = _Tree.of(run.layers, parts)
     deepest = tree.deepest_with_most_of(whole)
     named = deepest is not None and (len(run.layers[deepest].path) > 1 or len(run.roots) > 1)
     if deepest is not None and named:
         clauses.append(_Clause(tree.totals[deepest], f"in `{_name(run, deepest)}`", deepest))
-    clauses.extend(_largest_within(run, measured, tree, here, deepest, "its " if named else ""))
-    sentence = before + _sentence(run, measured, of, total, clauses)
+    clauses.extend(_largest_within(run, measured, tree, parts, deepest, "its " if named else ""))
+    yield _sentence(run, measured, of, total, clauses)
     parts_of_model = [] if named else [child for child in tree.children[deepest] if tree.totals[child]]
-    if before or len(parts_of_model) < 2:
-        return sentence
-    first = max(parts_of_model, key=tree.totals.__getitem__)
-    if clauses[-1].layer == first:
-        return sentence
-    which = f"layer of {_PHASES[PHASES[largest]]}" if deepest is not None else "model" if run.meta.model else "range"
-    return f"{sentence} The largest {which} is `{_name(run, first)}`, with {_share(tree.totals[first], whole)}."
+    first = max(parts_of_model, key=tree.totals.__getitem__, default=None)
+    if first is not None and len(parts_of_model) > 1 and clauses[-1].layer != first:
+        which = f"layer of {_PHASES[phase]}" if deepest is not None else "model" if run.meta.model else "range"
+        yield f"The largest {which} is `{_name(run, first)}`, with {_share(tree.totals[first], whole)}."
 
 
 def _subject(run: Run) -> tuple[str, _Measured]:

@@ -70,7 +70,7 @@ def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bo
     by = hot_path_column(columns, [line.figures for line in every], None)
     kinds = {layer.path: layer.kind for layer in run.layers}
     short = outline(lines, kinds, lambda figures: _size(figures, by), limit)
-    leads, entries = zip(*branches(short, lambda line, level: [*line.ops, *line.children]))
+    leads, entries = zip(*branches(short, lambda line: line.below))
     names = [_with_class(entry, kinds) for entry in entries]
     cells = {column: [column.text(entry.figures, None) for entry in entries] for column in columns}
     each = Column(f"{by.heading} of one")

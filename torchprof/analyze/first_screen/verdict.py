@@ -14,8 +14,7 @@ from torchprof.analyze.operators.top import measures_of
 from torchprof.analyze.pipeline.sentences import pipelines_in_short
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.sentences import straggler
-from torchprof.analyze.records import name_of_layer
-from torchprof.analyze.report import Part, printable, stacked
+from torchprof.analyze.report import Part, name_of_layer, printable, stacked
 from torchprof.analyze.sentences import about_times, count_of_ranks
 from torchprof.analyze.steps import ns_behind_the_cpu
 from torchprof.analyze.time_parts import device_parts, percents, time_parts

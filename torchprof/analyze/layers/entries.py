@@ -1,11 +1,11 @@
-"""The rows of tables of the layer tree: making, sorting, hiding, and the hottest path."""
+"""The rows of tables of layers, as trees, and what reports do with them: each is a function on the list of the topmost
+rows. A report makes its rows, calls those that its options ask for, and ``table_rows`` makes the table's rows."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.figures import Figures, figures_of_layers
@@ -43,7 +43,6 @@ class Entry:
     children: list[Entry] = field(default_factory=list)
     ops: list[Entry] = field(default_factory=list)
     is_layer: bool = True
-    shown: bool = True
     hot: bool = False
     path: tuple[str, ...] = ()
     parts: tuple[Entry, ...] = ()
@@ -52,6 +51,30 @@ class Entry:
     def cell(self, text: str = "") -> Cell:
         """The cell with the name, or with another text for it."""
         return ReportCell(text or self.name, self.id, ids=self.ids) if self.id else text or self.name
+
+    @property
+    def below(self) -> list[Entry]:
+        """The rows directly below this one: operators, labels and regions, then layers."""
+        return [*self.ops, *self.children]
+
+
+def all_entries(lines: Sequence[Entry]) -> Iterator[Entry]:
+    """All rows except those of operators and ranges, depth first."""
+    waiting = [*reversed(lines)]
+    while waiting:
+        line = waiting.pop()
+        yield line
+        waiting.extend(reversed(line.children))
+
+
+def entries_by_path(figures: Mapping[tuple[str, ...], Figures]) -> dict[tuple[str, ...], Entry]:
+    """A row for each layer, by path; each is below that of the layer above it. ``figures``: of each, parents first."""
+    lines: dict[tuple[str, ...], Entry] = {}
+    for path, of_layer in figures.items():
+        lines[path] = Entry(printable(path[-1]), of_layer, ".".join(path), path=path)
+        if len(path) > 1:
+            lines[path[:-1]].children.append(lines[path])
+    return lines
 
 
 def fitting_depth(run: Run, limit: int) -> int:
@@ -64,7 +87,7 @@ def fitting_depth(run: Run, limit: int) -> int:
     return depth
 
 
-def mark_path(lines: Sequence[Entry], column: Column) -> None:
+def mark_hot(lines: Sequence[Entry], column: Column) -> None:
     """Mark the hottest path: from the largest model down, the child with the largest total, until a layer's self is at
     least as large as the total of its largest child."""
     by_self, by_total = column.ranking.of, column.of
@@ -85,13 +108,11 @@ def entries_of(run: Run, show_events: bool = False, phases: Sequence[str] | None
     ops = {phase: operators_of_layers(rows, phase) for phase in phases}
     has_ops = {layer for of_phase in ops.values() for layer in of_phase}
     index = run.layers.index_of
-    lines: list[Entry] = []
-    lines_of: dict[tuple[str, ...], Entry] = {}
-    for path, figures in figures_of_layers(run, phases).items():
-        line = lines_of[path] = Entry(printable(path[-1]), figures, ".".join(path), path=path)
-        if figures.total and index[path] in has_ops:
-            line.ops = _op_lines({phase: ops[phase].get(index[path], []) for phase in ops}, ".".join(path), show_events)
-        (lines if len(path) == 1 else lines_of[path[:-1]].children).append(line)
+    by_path = entries_by_path(figures_of_layers(run, phases))
+    for path, line in by_path.items():
+        if line.figures.total and index[path] in has_ops:
+            line.ops = _op_lines({phase: ops[phase].get(index[path], []) for phase in ops}, line.id, show_events)
+    lines = [line for path, line in by_path.items() if len(path) == 1]
     for key, name in NO_LAYERS.items():
         costs = {phase: run.no_layer(phase, selected=key == OUTSIDE) for phase in phases}
         if any(costs.values()):
@@ -160,65 +181,40 @@ def sort_entries(lines: list[Entry], column: Column) -> None:
             waiting.append(line.children)
 
 
-def _layers(lines: Sequence[Entry]) -> Iterator[tuple[Entry, Entry | None, int]]:
-    """Every layer's row with its parent and its depth, parents before children."""
-    waiting: list[tuple[Entry, Entry | None, int]] = [(line, None, 0) for line in lines if line.is_layer]
-    while waiting:
-        line, above, depth = waiting.pop()
-        yield line, above, depth
-        waiting.extend((child, line, depth + 1) for child in line.children)
+def down_to(lines: Sequence[Entry], depth: int | None) -> None:
+    """Hide the layers below a depth: at 0, those below the models. None hides nothing."""
+    level = lines if depth is not None else ()
+    while depth and level:
+        level = [child for line in level for child in line.children]
+        depth -= 1
+    for line in level:
+        line.hidden, line.children = sum(1 for _ in all_entries(line.children)), []
 
 
-def keep_top(lines: Sequence[Entry], column: Column, top: int, depth: int | None) -> str:
-    """Show only the layers with the largest self of a column, and the layers above them. Returns a sentence that says
-    so.
-
-    Layers below ``depth`` are hidden; a layer at ``depth`` is ranked by its total, because it stands for all below it.
-    """
+def keep_top(lines: list[Entry], column: Column, top: int) -> str:
+    """Hide all layers but those with the largest self of a column, and the layers above them. Returns a sentence that
+    says so. A layer with hidden layers below it is ranked by its total, because it stands for them."""
     by_self, by_total = column.ranking.of, column.with_below.of
-    layers, seen = [*_layers(lines)], []
-    for line, above, level in layers:
-        line.shown = False
-        if depth is None or level <= depth:
-            size = by_total if level == depth and line.children else by_self
-            seen.append((line, above, size(line.figures)))
-    known = [(size, line) for line, _, size in seen if line.figures.total and not line.figures.unknown]
-    kept = {id(line) for _, line in sorted(known, key=lambda item: -item[0])[:top]}
-    for line, above, _ in reversed(seen):
-        line.shown = id(line) in kept
-        if line.shown and above is not None:
-            kept.add(id(above))
-    hidden = sum(not line.shown for line, _, _ in layers)
+    layers = [line for line in all_entries(lines) if line.is_layer]
+    known = [line for line in layers if line.figures.total and not line.figures.unknown]
+    known.sort(key=lambda line: -(by_total if line.hidden else by_self)(line.figures))
+    kept = {id(line) for line in known[:top]}
+    for line in reversed(layers):  # children before the rows above them
+        line.children = [child for child in line.children if id(child) in kept]
+        if line.children:
+            kept.add(id(line))
+    lines[:] = [line for line in lines if not line.is_layer or id(line) in kept]
+    hidden = len(layers) - len(kept) + sum(line.hidden for line in layers)
     by = column.heading if column.ranking == column else f"self of {column.heading}"
-    if any(level == depth and line.children for line, _, level in layers):
+    if any(line.hidden for line in layers):
+        depth = next(len(line.path) for line in layers if line.hidden) - 1
         by += f", at depth {depth} with all below"
     return f"{rows_hidden(hidden, top, 'largest')} by {by}, with the layers above."
 
 
-def rows_of_table(
-    lines: Sequence[Entry], columns: Sequence[Column], depth: int | None, wholes: Sequence[float | None] = ()
-) -> list[TableRow]:
-    """The rows of a table: those that are shown, down to a depth. ``wholes``: see ``Column.text``; () for none."""
-
-    def below(line: Entry, level: int) -> list[Entry]:
-        deeper = depth is None or level < depth
-        return [*line.ops, *(child for child in line.children if deeper and child.shown)]
-
+def table_rows(lines: Sequence[Entry], cells: Callable[[Entry], Iterable[Cell]]) -> list[TableRow]:
+    """The rows of a table. ``cells``: those after the name."""
     return [
-        TableRow(
-            [line.cell(), *(column.text(line.figures, whole) for column, whole in zip_longest(columns, wholes))],
-            lead,
-            line.hot,
-            is_part=not line.figures.left_over,
-        )
-        for lead, line in branches([line for line in lines if line.shown], below)
+        TableRow([line.cell(), *cells(line)], lead, line.hot, is_part=not line.figures.left_over)
+        for lead, line in branches(lines, lambda line: line.below)
     ]
-
-
-def all_entries(lines: Sequence[Entry]) -> Iterator[Entry]:
-    """All rows except those of operators and ranges."""
-    waiting = list(lines)
-    while waiting:
-        line = waiting.pop()
-        yield line
-        waiting.extend(line.children)

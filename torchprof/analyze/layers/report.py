@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from torchprof.analyze.columns import CALLS, column_called, columns_of, default_column, hot_path_column
+from itertools import repeat
+
+from torchprof.analyze.columns import CALLS, Column, column_called, columns_of, default_column, hot_path_column
 from torchprof.analyze.groups import by_class
-from torchprof.analyze.layers.entries import all_entries, entries_of, keep_top, mark_path, rows_of_table, sort_entries
+from torchprof.analyze.layers.entries import (
+    all_entries,
+    down_to,
+    entries_of,
+    keep_top,
+    mark_hot,
+    sort_entries,
+    table_rows,
+)
 from torchprof.analyze.operators.ranking import (
     SUM_OF_PHASES,
     about_wholes,
@@ -56,15 +66,17 @@ def tree(
     sentences = []
     if hot:
         sorting = hot_path_column(columns, figures, sorting)
-        mark_path(lines, sorting)
+        mark_hot(lines, sorting)
         if any(line.hot for line in lines):
             sentences.append(f"{HOT} marks the hottest path by {sorting.heading}: each time into the largest layer.")
     if sorting is not None:
         sort_entries(lines, sorting)
+    down_to(lines, depth)
     if top is not None:
-        sentences.append(keep_top(lines, sorting or default_column(columns), top, depth))
+        sentences.append(keep_top(lines, sorting or default_column(columns), top))
     wholes = [column.whole(figures) for column in columns]
-    rows = rows_of_table(lines, columns, depth, wholes if percent else ())
+    shares = wholes if percent else [None] * len(columns)
+    rows = table_rows(lines, lambda line: map(Column.text, columns, repeat(line.figures), shares))
     if any(frame.kind == FrameKind.LABEL for within in run.rows.within for around in within for frame in around.frames):
         sentences.append("The total of a label holds the layers called in it, which have rows of their own, too.")
     headings = ["Module", *(column.heading for column in columns)]

@@ -90,8 +90,8 @@ def _table(
     """The table of layers. ``calls_vary``, ``work_varies``: as ``varying_calls`` and ``varying_work`` return them."""
     params = run.total_params()
 
-    def below(node: Node, level: int) -> list[Node]:
-        return node.children if depth is None or level < depth else []
+    def below(node: Node) -> list[Node]:
+        return node.children if depth is None or len(node.layer.path) <= depth else []
 
     def cells(node: Node, calls: int) -> list[Cell]:
         layer = node.layer

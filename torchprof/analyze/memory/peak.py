@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from torchprof.analyze.records import name_of_layer
-from torchprof.analyze.report import Part, ReportTable, TableRow, phase_cell
+from torchprof.analyze.report import Part, ReportTable, TableRow, name_of_layer, phase_cell
 from torchprof.run.cost import UNKNOWN, Cell, format_memory, format_number, format_share, format_time
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run

@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchprof.analyze.columns import Column, column_called
-from torchprof.analyze.figures import Figures, figure_of
-from torchprof.analyze.layers.entries import Entry, keep_top, rows_of_table, sort_entries
+from torchprof.analyze.figures import Figures, figure_of, figures_of_layers
+from torchprof.analyze.layers.entries import Entry, down_to, entries_by_path, keep_top, sort_entries, table_rows
 from torchprof.analyze.memory.peak import about_peak, name_of_device, samples_by_device
 from torchprof.analyze.report import Part, ReportTable, Section, report, spaced, stacked
 from torchprof.analyze.sentences import summed_over, warnings_below
 from torchprof.analyze.varying import varying_calls
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import Cost, Measure, Unit, format_memory, format_time
+from torchprof.run.cost import Cost, Figure, Measure, Unit, format_memory, format_time
+from torchprof.run.layers import Layers
 from torchprof.run.memory import KINDS, Memory
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -71,10 +72,12 @@ def memory(
         lines = entries_of_device(run, device, phases, used, of_device, varying)
         if sorting is not None:
             sort_entries(lines, sorting)
-        hidden = [] if top is None else [keep_top(lines, sorting or columns[0], top, depth)]
+        down_to(lines, depth)
+        hidden = [] if top is None else [keep_top(lines, sorting or columns[0], top)]
         heading = "Module" if len(run.memory) == 1 else f"Module, on {name_of_device(run, device_memory)}"
         headings = [heading, *(column.heading for column in columns)]
-        table = ReportTable(headings, rows_of_table(lines, columns, depth))
+        rows = table_rows(lines, lambda line: (column.text(line.figures, None) for column in columns))
+        table = ReportTable(headings, rows)
         parts += [table.of("layers", device=device_memory.device, rank=device_memory.rank), *hidden]
     if not run.memory:
         parts.append(_why_no_peaks(run))
@@ -169,61 +172,75 @@ def entries_of_device(
     ``used``: the memory use of each device of the run; ``device``: the index of the device to show, which has these
     ``samples``. ``varying``: what ``varying_calls`` returns.
     """
-    memory, here = run.memory[device], used[device]
-    peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
-    calls: dict[int, int] = {}
-    own_kept: dict[int, int] = {}
-    for key, spread in samples:
-        if key.measure == "peak_bytes":
-            peaks[key.layer][key.phase] = spread.max
-        elif key.measure == "kept_bytes":
-            own_kept[key.layer], calls[key.layer] = spread.sum, spread.count
-    of_rank = [other for other in range(len(used)) if run.memory[other].rank == memory.rank]
-    kept = run.layers.roll_up([own_kept.get(index, 0) for index in range(len(run.layers))])
-    selected = None if run.meta.paths is None else set(run.meta.paths)
-    number = run.layers.index_of
-    lines: dict[tuple[str, ...], Entry] = {}
-    for root in range(len(run.roots)):
-        for node in run.tree(None, root).walk():
-            path, index = node.layer.path, number[node.layer.path]
-            lines[path] = Entry(path[-1], Figures(), ".".join(path))
-            if len(path) > 1:
-                lines[path[:-1]].children.append(lines[path])
-                if index not in calls and path[:-1] in number:
-                    # A layer that is never called itself is used in the calls of its parent.
-                    calls[index] = calls.get(number[path[:-1]], 0)
-            if selected is not None and path not in selected:
-                continue
-            if index in own_kept:  # a layer that was called before the first allocation has no sample
-                peaks[index].setdefault(FORWARD, 0)
-            main_device = max(
-                of_rank, key=lambda other: (used[other].forward_bytes(index), run.memory[other].peak_bytes)
-            )
-            called = bool(node.calls or node.total)
-            figures = Figures(
-                {phase: here.own.get((index, phase), Cost()) for phase in phases},
-                {phase: here.total.get((index, phase), Cost()) for phase in phases},
-                unknown=not called,
-            )
-            returned = node.layer.output_bytes if main_device == device else None
-            kept_by = calls.get(index) if called else None
-            figures.more = {
-                ("peak", phase, False): figure_of(peaks[index].get(phase))
-                for phase, total in figures.total.items()
-                if phase in peaks[index] or figures.unknown or total  # unknown if it worked, and has no peak
-            }
-            figures.more |= {
-                ("activations", FORWARD, False): figure_of(returned, "first" if varying[path] is not False else ""),
-                ("saved", FORWARD, False): figure_of(kept[index] / kept_by if kept_by else None),
-                ("saved", FORWARD, True): figure_of(own_kept.get(index, 0) / kept_by if kept_by else None),
-            }
-            lines[path].figures = figures
+    here, per_call = used[device], _PerCall.of(run.layers, samples)
+    of_rank = [other for other, memory in enumerate(run.memory) if memory.rank == run.memory[device].rank]
+
+    def of_device(layer: int, is_unknown: bool) -> Figures:
+        figures = Figures(
+            {phase: here.own.get((layer, phase), Cost()) for phase in phases},
+            {phase: here.total.get((layer, phase), Cost()) for phase in phases},
+            unknown=is_unknown,
+        )
+        main_device = max(of_rank, key=lambda other: (used[other].forward_bytes(layer), run.memory[other].peak_bytes))
+        returned = run.layers[layer].output_bytes if main_device == device else None
+        activations = figure_of(returned, "first" if varying[run.layers[layer].path] is not False else "")
+        figures.more = {("activations", FORWARD, False): activations, **per_call.figures(layer, figures)}
+        return figures
+
+    lines = entries_by_path(
+        {
+            path: of_device(run.layers.index_of[path], of_layer.unknown) if of_layer.total else Figures()
+            for path, of_layer in figures_of_layers(run, run.phases()).items()
+        }
+    )
     models = [line for path, line in lines.items() if len(path) == 1]
     for layer, name in NO_LAYERS.items():
         costs = {phase: here.own.get((layer, phase), Cost()) for phase in phases}
         if any(costs.values()):
             models.append(Entry(name, Figures(costs, costs), is_layer=False))
     return models
+
+
+@dataclass(frozen=True)
+class _PerCall:
+    """Memory of single calls, by layer: the largest peak in each phase; the bytes that all calls saved for backward,
+    self and total; and how many calls these were."""
+
+    peaks: Mapping[int, Mapping[str, int]]
+    saved: Sequence[int]
+    all_saved: Sequence[int]
+    calls: Mapping[int, int]
+
+    @classmethod
+    def of(cls, layers: Layers, samples: Iterable[tuple[SampleKey, Spread]]) -> _PerCall:
+        peaks: defaultdict[int, dict[str, int]] = defaultdict(dict)
+        saved: dict[int, int] = {}
+        calls: dict[int, int] = {}
+        for key, spread in samples:
+            if key.measure == "peak_bytes":
+                peaks[key.layer][key.phase] = spread.max
+            elif key.measure == "kept_bytes":
+                saved[key.layer], calls[key.layer] = spread.sum, spread.count
+        for layer in saved:  # a layer that was called before the first allocation has no sample of a peak
+            peaks[layer].setdefault(FORWARD, 0)
+        for layer, above in enumerate(layers.parent):
+            if above >= 0:  # a layer that is never called itself is used in the calls of its parent
+                calls.setdefault(layer, calls.get(above, 0))
+        by_layer = [saved.get(layer, 0) for layer in range(len(layers))]
+        return cls(peaks, by_layer, layers.roll_up(by_layer), calls)
+
+    def figures(self, layer: int, of_layer: Figures) -> dict[tuple[str, str, bool], Figure]:
+        """The peak in each phase, unknown if the layer worked and has none; and what a call saved for backward."""
+        peaks, calls = self.peaks.get(layer, {}), 0 if of_layer.unknown else self.calls.get(layer, 0)
+        saved = {False: self.all_saved[layer], True: self.saved[layer]}
+        return {
+            ("peak", phase, False): figure_of(peaks.get(phase))
+            for phase, total in of_layer.total.items()
+            if phase in peaks or of_layer.unknown or total
+        } | {
+            ("saved", FORWARD, is_self): figure_of(nbytes / calls if calls else None)
+            for is_self, nbytes in saved.items()
+        }
 
 
 # Memory over time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Set
 from typing import Any, NamedTuple, TypeVar
 
-from torchprof.analyze.records import layer_name
+from torchprof.analyze.report import check_device
 from torchprof.errors import TorchprofError, suggest
 from torchprof.run.cost import Cost
 from torchprof.run.operators import RowKey, Sums, Way, is_kernel, sum_operators
@@ -98,7 +98,7 @@ def layers_of_operator(run: Run, op: str, *, phase: str | None = None) -> dict[s
     """
 
     def layer(of_layer: int, of_phase: str) -> str | None:
-        return layer_name(run, of_layer) if phase in (None, of_phase) else None
+        return run.layers.name_of(of_layer) if phase in (None, of_phase) else None
 
     sums_of = _summed(run.rows, layer, lambda name, frame: name if frame.name == op else None)
     if not sums_of:
@@ -115,18 +115,7 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
     Raises TorchprofError for an unknown layer, and for a run that recorded no device.
     """
     is_chosen = None if layer is None else _at_or_below(run, layer).__contains__
-    meta = run.meta
-    if "device_ns" not in meta.requested:
-        raise TorchprofError(
-            "This run recorded no device, so it knows no kernels: where the model runs on a GPU, profile it with "
-            'Profile(model, device="cuda"), or "xpu" or another kind; for a trace, with '
-            "ProfilerActivity.CUDA in the activities of torch.profiler.profile."
-        )
-    if "device_ns" not in meta.measured:
-        kind = meta.device_heading
-        raise TorchprofError(
-            f"This run knows no kernels: {kind} was requested, but could not be recorded. run.warnings says why."
-        )
+    check_device(run, "knows no kernels")
     rows = run.rows
     by = ("layer", "phase", "frames", "device")
     values_of = rows.summed(by, Rows.VALUES, layer=is_chosen, phase=phase, frames=is_kernel)
@@ -134,7 +123,7 @@ def kernels(run: Run, *, layer: Any = None, phase: str | None = None) -> dict[Ke
     for (of_layer, of_phase, chain, device), (calls, *costs) in values_of.items():
         *_, op, kernel = _OWN_TIME + rows.frames[chain]
         phase = phase_of(of_layer, PHASES[of_phase])
-        key = Kernel(kernel.name, op.name, layer_name(run, of_layer), phase, rows.devices[device])
+        key = Kernel(kernel.name, op.name, run.layers.name_of(of_layer), phase, rows.devices[device])
         sums = sums_of.setdefault(key, Sums())
         cost = Cost(*costs)
         sums.calls += calls

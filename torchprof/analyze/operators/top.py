@@ -11,7 +11,6 @@ from typing import NamedTuple
 from torchprof.analyze.groups import pattern_of
 from torchprof.analyze.operators.kernels import short_kernel_name
 from torchprof.analyze.operators.ranking import shortened
-from torchprof.analyze.records import layer_name
 from torchprof.analyze.report import (
     Part,
     ReportTable,
@@ -81,7 +80,7 @@ class Where(NamedTuple):
 
     def name(self, run: Run) -> str:
         """The name for users: the path of the layer, or the name of work of no layer, and the label."""
-        name = layer_name(run, self.layer)
+        name = run.layers.name_of(self.layer)
         known = torchs_range(self.label)
         if known and self.layer == OUTSIDE:
             return known

@@ -11,8 +11,7 @@ from torchprof.analyze.ranks.balance import Balance, balance_of
 from torchprof.analyze.ranks.significance import CLEARLY_SLOWER
 from torchprof.analyze.ranks.slow import PARTS, Difference, Late, Slow
 from torchprof.analyze.ranks.values import IN_NO_OP, Times
-from torchprof.analyze.records import name_of_layer
-from torchprof.analyze.report import printable
+from torchprof.analyze.report import name_of_layer, printable
 from torchprof.analyze.sentences import about_missing_ranks
 from torchprof.run.cost import UNKNOWN, format_time
 from torchprof.run.run import Run
