@@ -1,6 +1,6 @@
 """The warnings and notes under reports: each appears if its condition holds, with the right figures, and only then."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -78,25 +78,39 @@ def test_of_a_thousand_ranks_the_first_warnings_are_shown() -> None:
     assert len(warnings_of(of_ranks([[f"{number}." for number in range(20)]]))) == 20
 
 
-def test_ranks_that_are_missing_are_named() -> None:
-    assert warnings_of(of_ranks([["All."]] * 6, [0, 1, 3, 4, 6, 7], 8)) == [
-        "Ranks 2 and 5 of 8 are missing in this run.",
-        "All.",
-    ]
-    assert warnings_of(of_ranks([[]] * 3, [0, 1, 3], 4)) == ["Rank 2 of 4 is missing in this run."]
-    assert warnings_of(of_ranks([[]], [1], 2)) == []  # not merged yet
-    assert warnings_of(of_ranks([[]] * 4, size=4)) == warnings_of(of_ranks([[]], [3])) == []
-
-
-def test_sums_over_ranks_have_a_note() -> None:
-    said = (
-        "Times, calls, memory and FLOPs are sums over ranks 0 to 2. Rates are means of the ranks, peaks the maximum. "
-        'The report "ranks" compares ranks.'
-    )
-    run = of_ranks([[]] * 3)
-    assert list(about_sums(run)) == [said]
-    assert run.report("tree").endswith("\n" + said)
-    assert list(about_sums(run_of([row(0)]))) == []
+def test_the_sentences_of_warnings(golden: Callable[..., None]) -> None:
+    """Each appears if its condition holds, with the right figures, and only then."""
+    busy = Meta(("Net",), wall_ns=100_000_000, process_cpu_ns=80_000_000, run_delay_ns=20_000_000)
+    quiet = [replace(busy, run_delay_ns=5_000_000), replace(busy, run_delay_ns=None), Meta(("Net",), run_delay_ns=0)]
+    metas = [Meta(("Net",), rank=rank, wall_ns=100_000_000, run_delay_ns=(rank + 1) * 1_000_000) for rank in range(16)]
+    metas[12] = replace(metas[12], warnings=run_warnings("Something else."))
+    many = replace(run_of([row(0, calls=1)]), metas=tuple(metas))
+    often = replace(many, metas=tuple(replace(meta, warnings=(), run_delay_ns=0) for meta in metas))
+    slow = forward(0, 300, 100, 140)
+    missing = [of_ranks([["All."]] * 6, [0, 1, 3, 4, 6, 7], 8), of_ranks([[]] * 3, [0, 1, 3], 4)]
+    complete = [of_ranks([[]], [1], 2), of_ranks([[]] * 4, size=4), of_ranks([[]], [3])]  # the first: not merged yet
+    said: dict[str, Iterable[object]] = {
+        "a first call of 300 ns, then 120 on average": about_start(called(slow)),
+        "shapes differ": about_start(called(slow, False)),
+        "shapes are unknown": about_start(called(slow, None)),
+        "no slow first call": [*about_start(called(forward(0, 200, 100, 100))), *about_start(called(forward(0, 900)))],
+        "another thread, no label": about_labels(LAYERS, {1: 1, 2: 3}, [2]),
+        "labels: 1 of 10 ms": about_cost(500, 2_000.0, 5_000_000, 10_000_000),
+        # Calibration on a busy machine gave half of all time. The ranges themselves took less.
+        "labels: at most the time of their ranges": about_cost(500, 82_000.0, 2_000_000, 80_000_000),
+        "labels: little": about_cost(500, 82_000.0, 1_000_000, 80_000_000),
+        "ready to run for a fifth of the time, without a processor": about_processors(busy),
+        "not busy, or unknown": [sentence for meta in quiet for sentence in about_processors(meta)],
+        "busy on many ranks: one warning": warnings_of(many),
+        "not busy on many ranks": warnings_of(often),
+        "added and removed": about_modules(["Net.new"], ["Net.old"]),
+        "missing ranks": [sentence for run in missing for sentence in warnings_of(run)],
+        "no missing ranks": [sentence for run in complete for sentence in warnings_of(run)],
+        "sums over ranks": about_sums(of_ranks([[]] * 3)),
+        "no sums": about_sums(run_of([row(0)])),
+    }
+    golden({title: "\n".join(map(str, sentences)) for title, sentences in said.items()})
+    assert of_ranks([[]] * 3).report("tree").endswith("\n" + "".join(about_sums(of_ranks([[]] * 3))))
 
 
 LAYERS = [NET, A, B]
@@ -182,49 +196,6 @@ def called(samples: Mapping[SampleKey, Spread], same_shapes: bool | None = True)
     return replace(run, layers=layers, rows=replace(run.rows, layers=layers), samples=samples)
 
 
-@pytest.mark.parametrize(("durations", "said"), [((300, 100, 140), True), ((200, 100, 100), False), ((900,), False)])
-def test_a_slow_first_call_of_the_model_has_a_warning(durations: tuple[int, ...], said: bool) -> None:
-    sentences = [*map(str, about_start(called(forward(0, *durations))))]
-    assert bool(sentences) == said
-    if said:
-        assert "first recorded call of Net took 0.300us, later calls 0.120us on average. This start-up" in sentences[0]
-
-
-@pytest.mark.parametrize(
-    ("same_shapes", "said"),
-    [
-        (False, "Input shapes differ between calls, so it is unknown how much of that is start-up."),
-        (None, "This is start-up work or other input shapes, and is in the totals."),
-    ],
-)
-def test_a_slow_first_call_is_start_up_if_all_calls_had_the_same_shapes(same_shapes: bool | None, said: str) -> None:
-    (sentence,) = map(str, about_start(called(forward(0, 300, 100, 140), same_shapes)))
-    assert sentence.endswith(said)
-
-
-def test_calls_on_another_thread_and_unlabelled_layers_have_warnings() -> None:
-    once, often, bare = map(str, about_labels(LAYERS, {1: 1, 2: 3}, [2]))
-    assert "1 call of Net.a" in once and "3 calls of Net.b" in often and "labeled" in bare and "Net.b" in bare
-
-
-def test_the_overhead_of_labels_has_a_warning() -> None:
-    (sentence,) = map(str, about_cost(500, 2_000.0, 5_000_000, 10_000_000))
-    assert (
-        "10% of the recorded time is overhead of torchprof's own labels: about 1.000ms of 10.000ms (500 calls, "
-        "2.000us each)." in sentence
-    )
-
-
-def test_the_overhead_of_labels_is_at_most_the_time_of_their_ranges() -> None:
-    """Calibration on a busy machine gave 82 us a call: half of all time. The ranges themselves took less."""
-    (sentence,) = map(str, about_cost(500, 82_000.0, 2_000_000, 80_000_000))
-    assert (
-        "2% of the recorded time is overhead of torchprof's own labels: at most 2.000ms of 80.000ms (500 calls, "
-        "4.000us each)." in sentence
-    )
-    assert list(about_cost(500, 82_000.0, 1_000_000, 80_000_000)) == []
-
-
 def test_the_ranges_own_time_is_that_of_layers_outside_operators() -> None:
     rows = [
         row(0, cpu_ns=1),
@@ -235,38 +206,6 @@ def test_the_ranges_own_time_is_that_of_layers_outside_operators() -> None:
         row(1, op("aten::relu"), cpu_ns=32),
     ]
     assert own_ns_of_layers(run_of(rows).rows) == 15
-
-
-def test_a_busy_machine_has_a_warning() -> None:
-    """For a fifth of the time the thread was ready to run, but had no processor."""
-    meta = Meta(("Net",), wall_ns=100_000_000, process_cpu_ns=80_000_000, run_delay_ns=20_000_000)
-    (sentence,) = map(str, about_processors(meta))
-    assert sentence.startswith(
-        "The machine was busy: the main thread waited for a processor for 20.000ms of 100.000ms (20%)."
-    )
-    for quiet in (
-        replace(meta, run_delay_ns=5_000_000),
-        replace(meta, run_delay_ns=None),
-        Meta(("Net",), run_delay_ns=0),
-    ):
-        assert list(about_processors(quiet)) == []
-
-
-def test_busy_machines_of_many_ranks_have_one_warning() -> None:
-    """Separate warnings would fill the ten places for warnings of single ranks."""
-    metas = []
-    for rank in range(16):
-        meta = Meta(("Net",), rank=rank, wall_ns=100_000_000, run_delay_ns=(rank + 1) * 1_000_000)
-        metas.append(meta)
-    metas[12] = replace(metas[12], warnings=run_warnings("Something else."))
-    run = replace(run_of([row(0, calls=1)]), metas=tuple(metas))
-    other, busy = warnings_of(run)
-    assert other == "Rank 12: Something else."
-    assert busy.startswith(
-        "The machine was busy on 11 of 16 ranks: the main thread waited for a processor for up to 16% of the time"
-    )
-    quiet = replace(run, metas=tuple(replace(meta, warnings=(), run_delay_ns=0) for meta in metas))
-    assert warnings_of(quiet) == []
 
 
 def test_a_note_says_what_flops_are_summed_over() -> None:
@@ -284,8 +223,3 @@ def test_a_note_says_what_flops_are_summed_over() -> None:
     assert "MACs and FLOPs are summed over 2 calls of Net." in run.report("tree")
     assert "MACs and FLOPs are summed over 2 calls of Net." in run.report("ops")
     assert "FLOPs (summed over 2 calls of Net)" in run.report("headline")
-
-
-def test_added_and_removed_modules_have_warnings() -> None:
-    added, removed = map(str, about_modules(["Net.new"], ["Net.old"]))
-    assert "Net.new" in added and "Net.old" in removed

@@ -7,7 +7,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,7 +19,6 @@ from build.warnings import run_warnings
 from hypothesis import given
 from hypothesis import strategies as st
 
-import torchprof
 from torchprof import Run, TorchprofError
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
@@ -323,42 +321,6 @@ def test_a_real_trace(name: str) -> None:
 
 
 # The file
-
-
-def test_a_run_loads_as_it_was(tmp_path: Path) -> None:
-    second = replace(OF_STEP, device="cuda:1", streams=OF_STEP.streams[:1])
-    run = replace(run_of([row(0)]), device_times=(OF_STEP, second))
-    run.save(tmp_path / "run.json")
-    loaded = torchprof.load(tmp_path / "run.json")
-    assert loaded == run
-    assert isinstance(loaded.device_times[0].streams[0], StreamTime)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("busy_ns", 10_001),  # more than the span
-        ("busy_ns", -1),
-        ("busy_ns", 5_999),  # less than a part
-        ("span_ns", 1.5),
-        ("overlap_ns", 6_001),
-        ("overlap_ns", -1),
-        ("copy_ns", 499),  # less than the busy time without computing and communication
-        ("streams", [[7, 1, 1, 1, 0]]),
-        ("streams", [[7, 1, 1, -1, 0, 0]]),
-        ("streams", None),
-        ("rank", 1),
-        ("device", 0),
-        ("unheard_of", 0),
-    ],
-)
-def test_damaged_files(name: str, value: Any, tmp_path: Path) -> None:
-    replace(run_of([row(0)]), device_times=(OF_STEP,)).save(tmp_path / "run.json")
-    document = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
-    document["device_times"][0][name] = value
-    (tmp_path / "run.json").write_text(json.dumps(document), encoding="utf-8")
-    with pytest.raises(TorchprofError, match="damaged"):
-        torchprof.load(tmp_path / "run.json")
 
 
 # The report

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 from weakref import ref
 
@@ -1322,13 +1321,6 @@ def test_a_run_without_a_timeline_says_how_to_get_one() -> None:
         model(torch.rand(64, 4))
     assert "with_timeline=True" in prof.run.report("memory")
     assert prof.run.timeline is None
-
-
-def test_a_saved_run_gives_the_same_report(tmp_path: Path) -> None:
-    model = Mlp()
-    run = profiled(model, lambda: model(torch.rand(64, 4)).sum().backward()).run
-    run.save(tmp_path / "run.json.gz")
-    assert torchprof.load(tmp_path / "run.json.gz").report("memory") == run.report("memory")
 
 
 def test_cycles_keep_the_highest_peak() -> None:

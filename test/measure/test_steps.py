@@ -8,7 +8,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,7 +22,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.attribute.engine_calls import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
@@ -717,12 +715,6 @@ def test_each_rank_has_its_tables() -> None:
     text = replace(run, metas=metas, samples={**run.samples, **second}).report("steps")
     alone = run.report("steps").removesuffix("\n\nA doubt.")
     assert text == f"Rank 0\n\n{alone}\n\nRank 1\n\n{alone}\n\nA doubt."
-
-
-def test_a_saved_run_gives_the_same_report(tmp_path: Path) -> None:
-    run = train(Mlp(), schedule=schedule(wait=1, warmup=0, active=2))
-    run.save(tmp_path / "run.json.gz")
-    assert torchprof.load(tmp_path / "run.json.gz").report("steps") == run.report("steps")
 
 
 def test_work_of_another_thread_that_goes_on_beyond_the_end_of_a_pass_is_of_two_steps() -> None:
