@@ -22,6 +22,7 @@ from torchprof.record.peak import measured_peaks
 from torchprof.record.torch_internals import optional
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim, Meta, name_of_job
+from torchprof.run.processes import usable_cpus
 from torchprof.run.words import is_host_collective
 from torchprof.version import __version__
 
@@ -199,9 +200,8 @@ def cpu_name() -> str:
 
 def _usable() -> int:
     """How many logical processors this process may use, by its affinity and the quota of its container."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota()
-    return usable if quota is None else max(1, min(usable, round(quota)))
+    return usable_cpus() if quota is None else max(1, min(usable_cpus(), round(quota)))
 
 
 def _quota() -> float | None:

@@ -22,7 +22,7 @@ def model_modules(plan: Plan) -> list[ModelModule]:
     orders: dict[type, dict[str, bool]] = {}  # class → the order in which it calls its submodules
     classes: dict[type, int] = {}  # class → its number
     layers = []
-    for index, (spot, layer) in enumerate(plan.spots):
+    for index, spot in enumerate(plan.spots):
         module = spot.module()
         before = index if module is None else first.setdefault(id(module), index)
         if module is not None and type(module) not in orders:
@@ -33,7 +33,7 @@ def model_modules(plan: Plan) -> list[ModelModule]:
             ModelModule(
                 path=spot.path,
                 kind="" if module is None else type(module).__name__,
-                layer=layer,
+                layer=spot.layer,
                 callable=spot.callable,
                 param_shapes=tuple(tuple(param.shape) for param in params if param is not None and not is_lazy(param)),
                 same_as=None if before == index else before,
