@@ -114,7 +114,7 @@ class Plan:
     The plan has weak references to modules only. The layer of a module that was freed keeps the values of the last call
     of ``layers``. ``layer_paths``: for each layer, the path that users see. ``targets``: the modules to label.
     ``sites``: by label, the layers it stands for. ``selected``: the selected layers, None for all.
-    ``with_event_lists``: the real paths of the modules whose calls ``raw()`` lists.
+    ``with_event_lists``: the real paths of the modules whose calls ``raw()`` lists. ``spots``: all modules by path.
     """
 
     def __init__(self, models: Sequence[nn.Module], paths: Iterable[Any] | None, given: Any = None) -> None:
@@ -124,7 +124,7 @@ class Plan:
         self.layer_paths: list[tuple[str, ...]] = []
         self.selected: set[int] | None = None
         self.with_event_lists: set[tuple[str, ...]] = set()
-        self._spots: list[ModuleAtPath] = []
+        self.spots: list[ModuleAtPath] = []
         self._layers_chosen: set[int] = set()
         self._target_of: dict[int, Target] = {}  # by the id of a module, valid while that is alive
         self._real_paths: dict[tuple[str, int], tuple[str, ...]] = {}
@@ -149,23 +149,23 @@ class Plan:
         return target if target is not None and target.module() is module else None
 
     def _add(self, models: Sequence[nn.Module], paths: Iterable[Any] | None, stages: Mapping[int, int]) -> None:
-        first = len(self._spots)
-        self._spots = _spots(models, self._spots, stages)
-        spots = self._spots[first:]
+        first = len(self.spots)
+        self.spots = _spots(models, self.spots, stages)
+        spots = self.spots[first:]
         for spot in spots:
             module = spot.module()
             own = {} if module is None else module.__dict__.get("_parameters", {})
             self._updates.look(param for param in own.values() if param is not None and not is_lazy(param))
             if spot.layer == len(self.layer_paths):
                 self.layer_paths.append(spot.shown)
-        chosen = set(range(first, len(self._spots)))
+        chosen = set(range(first, len(self.spots)))
         if paths is not None:
             chosen = select(paths, [(spot.path, spot.shown) for spot in spots])
         self.with_event_lists |= {
             spot.path for index, spot in enumerate(spots, first) if (spot.leaf if paths is None else index in chosen)
         }
         # A wrapper and the module it wraps are one layer: to select one of them selects both.
-        self._layers_chosen |= {self._spots[index].layer for index in chosen}
+        self._layers_chosen |= {self.spots[index].layer for index in chosen}
         self.selected = None if paths is None else self._layers_chosen
         self._label(first)
 
@@ -174,17 +174,17 @@ class Plan:
         at_or_below_chosen: set[tuple[str, ...]] = set()
         inside_chosen: set[int] = set()
         spots_of: dict[int, list[int]] = {}  # id of a module → its spots
-        for index, spot in enumerate(self._spots[first:], first):
+        for index, spot in enumerate(self.spots[first:], first):
             key = id(spot.module())
             spots_of.setdefault(key, []).append(index)
             if spot.layer in self._layers_chosen or spot.path[:-1] in at_or_below_chosen:
                 at_or_below_chosen.add(spot.path)
                 inside_chosen.add(key)
         for key, numbers in spots_of.items():
-            layers = tuple(dict.fromkeys(self._spots[index].layer for index in numbers))
+            layers = tuple(dict.fromkeys(self.spots[index].layer for index in numbers))
             if self._layers_chosen.isdisjoint(layers) and key in inside_chosen:
                 continue
-            spot = self._spots[numbers[0]]
+            spot = self.spots[numbers[0]]
             module = spot.module()
             if module is None or (spot.compiled and isinstance(module, torch.jit.ScriptModule)):
                 continue  # the ScriptModule around it runs it: Python does not call its forward
@@ -201,17 +201,17 @@ class Plan:
             around = self._around(spot)
             before = self.sites.get(target.label, Site((), around.label if around else None))
             self.sites[target.label] = before._replace(layers=(*before.layers, *layers))
-            for place in map(self._spots.__getitem__, reversed(numbers)):
+            for place in map(self.spots.__getitem__, reversed(numbers)):
                 self._real_paths[target.label, place.layer] = place.path
 
     def _around(self, spot: ModuleAtPath) -> Target | None:
         """The target of the module that only wraps this one."""
-        wrapper = self._spots[spot.wrapper].module() if spot.wrapper is not None else None
+        wrapper = self.spots[spot.wrapper].module() if spot.wrapper is not None else None
         return self._target(wrapper) if wrapper is not None else None
 
     def _alive(self) -> list[tuple[ModuleAtPath, nn.Module]]:
         """The spots whose modules are alive, each with its module."""
-        return [(spot, module) for spot in self._spots if (module := spot.module()) is not None]
+        return [(spot, module) for spot in self.spots if (module := spot.module()) is not None]
 
     @property
     def models(self) -> list[nn.Module]:
@@ -231,7 +231,7 @@ class Plan:
     @property
     def callable_layers(self) -> set[int]:
         """The selected layers that run only if their forward is called: compiled code may inline the others."""
-        callable_spots = [spot for spot in self._spots if spot.callable and not spot.compiled]
+        callable_spots = [spot for spot in self.spots if spot.callable and not spot.compiled]
         return {spot.layer for spot in callable_spots if spot.layer in self._layers_chosen}
 
     @property
@@ -249,7 +249,7 @@ class Plan:
         other modules of the process have it. None if no module has it (a buffer that was replaced since), or if the
         tensor was freed (None). A parameter that FSDP2 gathered is that of its module; a tensor of a graph with
         ``torch._inductor.config.freezing`` may have the memory of a parameter."""
-        owners = Owners((spot.path, spot.module()) for spot in self._spots)
+        owners = Owners((spot.path, spot.module()) for spot in self.spots)
         return [owners.of(tensor) for tensor in tensors]
 
     def is_alone(self, path: tuple[str, ...]) -> bool:
@@ -265,7 +265,7 @@ class Plan:
         """The layers by their names in FSDP: their real paths, starting below the outermost sharded module."""
         root_of: dict[tuple[str, ...], tuple[str, ...]] = {}  # path → path of the outermost sharded module
         by_fqn: dict[str, list[int]] = {}
-        for spot in self._spots:
+        for spot in self.spots:
             root = root_of.get(spot.path[:-1], spot.path if _is_sharded(spot.module()) else None)
             if root is not None:
                 root_of[spot.path] = root
@@ -287,7 +287,7 @@ class Plan:
 
     def _shown_modules(self) -> list[tuple[nn.Module | None, int]]:
         """The modules, None for those that were freed, each with the number of its layer."""
-        return [(spot.module(), spot.layer) for spot in self._spots]
+        return [(spot.module(), spot.layer) for spot in self.spots]
 
     def real_path(self, label: str, layer: int) -> tuple[str, ...] | None:
         """The real path of the module that has a label, as this layer; None if it is not shown as this layer."""
@@ -302,11 +302,11 @@ class Plan:
         """The layers as they are now, depth first. A layer of a freed module keeps its last values."""
         modules: dict[int, list[nn.Module | None]] = {}  # by layer: wrappers first, the wrapped module last
         places: dict[int, list[int]] = {}  # id of a module → its layers
-        for spot in self._spots:
+        for spot in self.spots:
             module = spot.module()
             modules.setdefault(spot.layer, []).append(module)
             places.setdefault(id(module), []).append(spot.layer)
-        compiled = {spot.layer for spot in self._spots if spot.compiled and spot.wrapper is None}
+        compiled = {spot.layer for spot in self.spots if spot.compiled and spot.wrapper is None}
         counted: set[int] = set()
         layers = []
         updated: dict[int, int] = {}  # by layer: the elements of parameters that changed in a recording
@@ -358,14 +358,9 @@ class Plan:
         self._layers = tuple(layers)
         return self._layers
 
-    @property
-    def spots(self) -> list[tuple[ModuleAtPath, int]]:
-        """All spots of modules, each with the number of its layer."""
-        return [(spot, spot.layer) for spot in self._spots]
-
     def changes(self) -> tuple[list[str], list[str]]:
         """The paths of modules that were added or replaced, and of those that were removed, since the plan was made."""
-        before = {spot.path: spot.module() for spot in self._spots}
+        before = {spot.path: spot.module() for spot in self.spots}
         now = {
             trace.path: trace.module
             for path, root in before.items()

@@ -20,6 +20,7 @@ from torchprof.attribute.process_groups import mesh_of_groups, sole_group
 from torchprof.record.peak import measured_peaks
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim, Meta, name_of_job
+from torchprof.run.processes import usable_cpus
 from torchprof.version import __version__
 
 
@@ -171,9 +172,8 @@ def cpu_name() -> str:
 
 def _usable() -> int:
     """How many logical processors this process may use, by its affinity and the quota of its container."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota()
-    return usable if quota is None else max(1, min(usable, round(quota)))
+    return usable_cpus() if quota is None else max(1, min(usable_cpus(), round(quota)))
 
 
 def _quota() -> float | None:

@@ -325,7 +325,8 @@ class Rows(Sequence[Row]):
         these numbers, in the order of first use. A sum may be 0.
 
         ``where``: by column, the value that rows have there, a predicate of it, or None for any: ``phase="forward"``,
-        ``frames=is_left_over``. A predicate is called once for each value, not for each row.
+        ``frames=is_left_over``. A predicate is called once for each value, not for each row. Work of no layer has the
+        phase "forward" here, unless it is backward.
         """
         chosen = self._chosen(where)
 

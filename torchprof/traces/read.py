@@ -114,7 +114,7 @@ def _plan_of(
 
     models = checked_models(model)
     plan = Plan(models, paths, model)
-    roots = [spot.path[0] for spot, _ in plan.spots if len(spot.path) == 1]
+    roots = [spot.path[0] for spot in plan.spots if len(spot.path) == 1]
     return ModelPlan.of(plan, cache(partial(_references, dict(zip(roots, models)), inputs, kwargs or {})))
 
 

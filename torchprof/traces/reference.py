@@ -139,7 +139,7 @@ def _recorded(
             session.stop()
     finally:
         labels.detach()
-    label_at = {label_of(spot.path): label_of((*root, *spot.path[1:])) for spot, _ in plan.spots}
+    label_at = {label_of(spot.path): label_of((*root, *spot.path[1:])) for spot in plan.spots}
     return tuple(_ops(session.columns(lambda name: Detail.SHAPES).events(), session, label_at))
 
 

@@ -92,6 +92,11 @@ class Pair:
             waiting.extend(reversed(pair.children))
 
 
+def _changes_in(pair: Pair, quantity: Column) -> Iterator[tuple[Pair, Change]]:
+    """The layers at or below a pair that have a quantity, with its change."""
+    return ((layer, layer.changes[quantity.key]) for layer in pair.walk() if quantity.key in layer.changes)
+
+
 @dataclass(frozen=True, repr=False)
 class Diff:
     """Two runs compared, ``before`` and ``after``. Made by ``torchprof.compare``; the reports of a diff read it.
@@ -160,22 +165,17 @@ class Diff:
         than half of all self changes with its sign, those within noise included. If not, the text is " beyond noise" if
         a self change that is within noise is larger than one of these.
         """
+        if quantity.is_self or not pair.children:
+            return [], False, ""
         own = self.self_of(quantity)
         difference = pair.changes[quantity.key].difference or 0
         with_its_sign = [
-            (layer, layer.changes[own.key])
-            for layer in ([pair] if quantity.is_self else pair.walk())
-            if own.key in layer.changes and (own.is_self or not layer.children)
-        ]
-        with_its_sign = [
             (layer, change)
-            for layer, change in with_its_sign
-            if change.difference and (change.difference > 0) == (difference > 0)
+            for layer, change in _changes_in(pair, own)
+            if (own.is_self or not layer.children) and change.difference and (change.difference > 0) == (difference > 0)
         ]
         clear = [part for part in with_its_sign if part[1].verdict not in (WITHIN_NOISE, BUSY)]
-        layers: list[tuple[Pair, Change]] = []
-        if pair.children and not quantity.is_self:
-            layers = sorted(clear, key=self._by_weight)[:_NAMED]
+        layers = sorted(clear, key=self._by_weight)[:_NAMED]
         named = [abs(change.difference or 0) for _, change in layers]
         whole = max(sum(abs(change.difference or 0) for _, change in with_its_sign), abs(difference))
         noisy = [abs(change.difference or 0) for _, change in with_its_sign if change.verdict == WITHIN_NOISE]
@@ -186,8 +186,7 @@ class Diff:
 
     def beyond_noise(self, pair: Pair, quantity: Column) -> list[tuple[Pair, Change]]:
         """The layers at or below a pair whose own time changed beyond noise, in any direction, the largest first."""
-        own = self.self_of(quantity)
-        changes = [(layer, layer.changes[own.key]) for layer in pair.walk() if own.key in layer.changes]
+        changes = _changes_in(pair, self.self_of(quantity))
         return sorted((part for part in changes if part[1].verdict in (SLOWER, FASTER)), key=self._by_weight)
 
     def _by_weight(self, part: tuple[Pair, Change]) -> float:
