@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from build.inductor import kernels_of_zeros
 from build.warm import run_warm
 from build.warnings import sentences
 
@@ -48,7 +49,8 @@ def skip_without(needs: list[str]) -> None:
 )
 def test_each_example_runs(name: str, needs: list[str], says: list[str], tmp_path: Path) -> None:
     skip_without(needs)
-    result = run_warm([str(ROOT / "examples" / name)], tmp_path)
+    runner = ["-m", "build.inductor"] if name == "compiled.py" else []
+    result = run_warm([*runner, str(ROOT / "examples" / name)], tmp_path)
     assert result.returncode == 0, result.stderr
     for words in says:
         assert words in result.stdout
@@ -105,6 +107,7 @@ def test_the_python_blocks_of_each_page_run_in_order(
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert blocks
     space: dict[str, object] = {}
-    with contextlib.redirect_stdout(io.StringIO()):
+    compiler = kernels_of_zeros() if page == "compile.md" else contextlib.nullcontext()
+    with compiler, contextlib.redirect_stdout(io.StringIO()):
         for block in blocks:
             exec(compile(block, page, "exec"), space)

@@ -1,11 +1,17 @@
-"""Inductor's code for the CPU without the compiler of C++, which takes most of the time of torch.compile."""
+"""Inductor's code for the CPU without the compiler of C++, which takes most of the time of torch.compile.
+
+``python -m build.inductor FILE`` runs a script so.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import re
+import runpy
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
 from torch import Tensor
@@ -40,3 +46,9 @@ def kernels_of_zeros() -> Iterator[None]:
         PyCodeCache.cache_clear()
         yield
     PyCodeCache.cache_clear()  # other tests in this process may compile equal code
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(sys.argv[1]).parent))
+    with kernels_of_zeros():
+        runpy.run_path(sys.argv[1], run_name="__main__")

@@ -1,6 +1,6 @@
 """What the jobs in test_job_steps.py run: a training script that marks no steps.
 
-``plain_training.py [HOW…]`` trains in a job. In each step, 20 ms are loading data, and rank 1 takes 30 ms more for a
+``plain_training.py [HOW…]`` trains in a job. In each step, 10 ms are loading data, and rank 1 takes 50 ms more for a
 "layer" or for "data". With "evaluation", rank 0 evaluates after every third step; with "cycles", torchprof begins new
 cycles after few events, and on each rank at other steps; with "profile", the script has a Profile around its loop and
 writes the run and the trace of each rank; with "torch", the same with the profiler of torch.
@@ -22,8 +22,8 @@ import torchprof
 from torchprof.profile import program
 
 STEPS = 12
-DELAY_S = 0.1
-BATCH_S = 0.02
+DELAY_S = 0.05
+BATCH_S = 0.01
 
 
 class Slow(nn.Linear):

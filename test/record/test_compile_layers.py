@@ -67,6 +67,14 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor's kernels for the CPU need a compiler of C++"),
 ]
 
+
+@pytest.fixture(autouse=True)
+def _compiler(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No kernels of C++, but in tests with the mark ``real_kernels`` and in fixtures of the module."""
+    with nullcontext() if request.node.get_closest_marker("real_kernels") else kernels_of_zeros():
+        yield
+
+
 # Models. Each class has a forward of its own, and each call of a module a line of its own: so a line of the source
 # tells the module.
 
@@ -542,7 +550,8 @@ def test_of_what_was_compiled_before_the_block_only_calls_of_libraries_are_attri
 
 @pytest.fixture(scope="module")
 def net() -> Recorded:
-    return recorded(Net, train)
+    with kernels_of_zeros():
+        return recorded(Net, train)
 
 
 NET_BLOCKS = ["Net.blocks.0", "Net.blocks.1", "Net.head"]
@@ -690,7 +699,8 @@ class Convolutions(nn.Module):
 
 @pytest.fixture(scope="module")
 def convolutions() -> Recorded:
-    return recorded(Convolutions, lambda compiled: compiled(torch.rand(4, 3, 16, 16)).sum().backward())
+    with kernels_of_zeros():
+        return recorded(Convolutions, lambda compiled: compiled(torch.rand(4, 3, 16, 16)).sum().backward())
 
 
 def test_convolutions_with_batch_norms(convolutions: Recorded) -> None:
@@ -788,8 +798,7 @@ TRANSFORMERS = [(Llama, LLAMA_BLOCKS), (Encoder, ENCODER_BLOCKS), (Bert, BERT_BL
     ("model", "blocks"), TRANSFORMERS if SHARE == 1 else TRANSFORMERS[:1], ids=lambda one: getattr(one, "__name__", "")
 )
 def test_transformers(model: type[nn.Module], blocks: list[str]) -> None:
-    with kernels_of_zeros():
-        found = recorded(model, train_on_tokens)
+    found = recorded(model, train_on_tokens)
     check(found)
     check_by_classes(found, untold={"randint"})  # one kernel gives all dropouts their seeds
     kernels = kernels_of(found.run)
@@ -1093,7 +1102,8 @@ def test_a_shared_module_at_the_path_where_it_is_called() -> None:
 
 
 class Broken(nn.Module):
-    """Its graph breaks inside a child, which prints, and where a branch depends on data."""
+    """Its graph breaks inside a child, which prints, and where a branch depends on data: it is the same if a kernel of
+    zeros compares."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1104,7 +1114,7 @@ class Broken(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         x = self.noisy(x)
-        if x.sum() > -1e9:
+        if not x.sum() > 1e9:
             x = self.head(x)
         return x
 
@@ -1265,6 +1275,7 @@ def test_max_autotune() -> None:
     assert kernels_of(found.run) == Counter({key: calls for key, calls in SMALL.items() if key[0] == FORWARD})
 
 
+@pytest.mark.real_kernels
 def test_kernels_from_templates() -> None:
     """Where weights are frozen, Inductor has products of its own for the CPU, whose ranges have names of their own."""
     config = torch._inductor.config
@@ -1281,6 +1292,7 @@ def test_kernels_from_templates() -> None:
     }
 
 
+@pytest.mark.real_kernels
 def test_code_that_is_all_of_cpp() -> None:
     """There, ops of libraries have ranges with other names."""
     found = recorded(Small, infer, options={"cpp_wrapper": True})
@@ -1351,6 +1363,7 @@ PRIVATE = [
 ]
 
 
+@pytest.mark.real_kernels
 @pytest.mark.parametrize(("room", "name"), PRIVATE, ids=[name for _, name in PRIVATE])
 def test_a_torch_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, room: str, name: str) -> None:
     """One sentence, layers as without the option, and the user's program runs."""
