@@ -20,6 +20,7 @@ def test_parents_children_and_roots_of_layers() -> None:
     assert LAYERS.children == ([1, 3], [2], [], [], [5], [])
     assert LAYERS.roots == (0, 4)
     assert [*map(LAYERS.lineage, (2, 4, OUTSIDE, NOT_SELECTED))] == [(0, 1, 2), (4,), (OUTSIDE,), (NOT_SELECTED,)]
+    assert [LAYERS.at_or_below(tops) for tops in ([1], [3, 4], [OUTSIDE])] == [{1, 2}, {3, 4, 5}, set()]
 
 
 def test_roll_up_adds_the_layers_below() -> None:
