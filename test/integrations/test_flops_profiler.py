@@ -21,7 +21,6 @@ from torch import Tensor, nn
 import torchprof
 from torchprof.integrations.flops_profiler import FlopsProfiler, get_model_profile
 from torchprof.integrations.flops_profiler.printed import duration_text, rate_text
-from torchprof.integrations.strings import MACS, number_to_string, params_to_string, text_in_units
 
 UNKNOWN = "–"
 
@@ -194,18 +193,9 @@ BY_FUNCTIONAL: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int, i
         2 * 2 * 6 * 4 * 3 * 2 + 2 * 3 * 12,
         2 * 6 * 4 * 3 * 2,
     ),
-    "relu": (F.relu_, (X,), 48, 0),
-    "leaky_relu": (F.leaky_relu, (X,), 48, 0),
     "relu6": (F.relu6, (X,), 48, 0),
-    "elu": (F.elu, (X,), 48, 0),
-    "prelu": (lambda x, w: F.prelu(x, w), (X, torch.rand(1)), 48, 0),
     "silu": (F.silu, (X,), 48, 0),
     "gelu": (F.gelu, (X,), 48, 0),
-    "softmax": (lambda x: F.softmax(x, -1), (X,), 48, 0),
-    "avg_pool1d": (lambda x: F.avg_pool1d(x, 2), (X,), 48, 0),
-    "max_pool2d": (lambda x: F.max_pool2d(x, 2, return_indices=True)[0], (X,), 48, 0),
-    "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x, 1), (X,), 48, 0),
-    "adaptive_max_pool1d": (lambda x: F.adaptive_max_pool1d(x, 2), (X,), 48, 0),
     "layer_norm": (lambda x, w: F.layer_norm(x, (6,), w), (X, torch.rand(6)), 5 * 48, 0),
     "group_norm": (lambda x: F.group_norm(x, 2), (X,), 4 * 48, 0),
     "instance_norm": (lambda x, w: F.instance_norm(x, weight=w), (X, torch.rand(4)), 5 * 48, 0),
@@ -237,17 +227,6 @@ def test_a_batch_norm_counts_more_in_training(training: bool, affine: bool, each
     prof.end_profile()
 
 
-@pytest.mark.parametrize(
-    "module",
-    [nn.Tanh(), nn.Sigmoid(), nn.SELU(), nn.CELU(), nn.RReLU(), nn.Hardtanh(), nn.LogSoftmax(-1), nn.Dropout()],
-    ids=lambda module: type(module).__name__,
-)
-def test_operators_that_the_tool_does_not_count_are_not_counted(module: nn.Module, page_of: Callable[..., str]) -> None:
-    page = page_of(nn.Sequential(module), X)
-    assert functionals(page) == {}
-    assert totals(module, X) == (0, 0, 0)
-
-
 def test_interpolation_counts_its_result_and_nearest_counts_0() -> None:
     image = torch.rand(1, 2, 4, 4)
     assert totals(Calls(lambda x: F.interpolate(x, size=(6, 8), mode="bilinear")), image) == (2 * 6 * 8, 0, 0)
@@ -256,10 +235,6 @@ def test_interpolation_counts_its_result_and_nearest_counts_0() -> None:
 
 def test_a_single_number_is_one_element() -> None:
     assert totals(Calls(F.relu), torch.tensor(1.0)) == (1, 0, 0)
-
-
-def test_sums_and_products_do_not_count() -> None:
-    assert totals(Calls(lambda x: torch.add(x * 2 + x, x)), X) == (0, 0, 0)
 
 
 def test_an_operator_unknown_to_the_tool_counts_its_multiply_accumulates(page_of: Callable[..., str]) -> None:
@@ -415,78 +390,6 @@ def stripped(lines: list[str]) -> list[str]:
     return [line for line in left if line.strip()]
 
 
-class SaysTwoLines(nn.Module):
-    """Has no children, and its extra_repr has two lines."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-    def extra_repr(self) -> str:
-        return "first line,\nsecond line"
-
-
-class SaysMuch(nn.Module):
-    """Its extra_repr has two lines, and it has a child that is None."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.register_module("empty", None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x)
-
-    def extra_repr(self) -> str:
-        return "first line,\nsecond line"
-
-
-def test_the_detailed_profile_without_figures_is_the_models_repr(page_of: Callable[..., str]) -> None:
-    for model in (
-        SaysMuch(),
-        SaysTwoLines(),
-        nn.Sequential(SaysMuch(), nn.Sequential(nn.Sequential(), nn.ReLU())),
-        nn.Tanh(),
-    ):
-        assert stripped(parts(page_of(model, torch.rand(2, 4)))[2]) == repr(model).splitlines()
-
-
-def test_equal_blocks_in_a_modulelist_are_all_shown(page_of: Callable[..., str]) -> None:
-    """torch's repr of a ModuleList prints equal blocks once; here each block has its own figures."""
-
-    class Blocks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    detailed = parts(page_of(Blocks(), torch.rand(2, 4)))[2]
-    assert [line.split("(module")[0] for line in detailed if "Linear" in line] == [
-        "    (0): Linear",
-        "    (1): Linear",
-        "    (2): Linear",
-    ]
-    module, _, _ = figures(detailed[detailed.index("  (blocks): ModuleList(") + 1])
-    assert (module["flops"], module["param"]) == ("192", "60")
-
-
-@pytest.mark.parametrize(
-    ("number", "flops", "macs", "params"),
-    [
-        (0, "0", "0 MACs", "0"),
-        (999, "999", "999 MACs", "999"),
-        (61706, "61.71 K", "61.71 KMACs", "61.71 k"),
-        (999_999, "1000.0 K", "1000.0 KMACs", "1000.0 k"),
-        (11_174_215_680, "11.17 G", "11.17 GMACs", "11174.22 M"),
-    ],
-)
-def test_numbers_have_the_format_of_flops_profiler(number: int, flops: str, macs: str, params: str) -> None:
-    assert (number_to_string(number), text_in_units(number, MACS), params_to_string(number)) == (flops, macs, params)
-
-
 @pytest.mark.parametrize(
     ("flops", "seconds", "rate", "duration"),
     [
@@ -538,7 +441,7 @@ def test_without_detailed_the_page_ends_after_the_aggregated_profile(page_of: Ca
 def test_with_output_file_the_page_goes_to_the_file_and_not_to_stdout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, x, target = SaysMuch(), torch.rand(2, 4), tmp_path / "page.txt"
+    model, x, target = Mlp(), torch.rand(2, 4), tmp_path / "page.txt"
     target.write_text("what was there before, and is longer than a page\n" * 200)
     get_model_profile(model, args=[x], output_file=str(target))
     assert capsys.readouterr() == ("", "")
@@ -552,7 +455,7 @@ def test_with_output_file_the_page_goes_to_the_file_and_not_to_stdout(
 
 def test_a_file_that_cannot_be_written_is_an_error_before_the_model_runs(tmp_path: Path) -> None:
     model = Raises()
-    with pytest.raises(torchprof.TorchprofError, match=r"no folder .*missing"):
+    with pytest.raises(torchprof.TorchprofError, match=r"missing.*no such folder"):
         get_model_profile(model, args=[torch.rand(2, 4)], output_file=tmp_path / "missing" / "page.txt")
     assert model.calls == 0
     with pytest.raises(torchprof.TorchprofError, match="cannot be written"):
@@ -656,17 +559,6 @@ def test_ignored_modules_are_not_counted(page_of: Callable[..., str]) -> None:
 
 
 # Modules with several paths, wrappers, modules that are added or removed
-
-
-def test_the_calls_of_a_module_with_two_paths_count_at_the_path_of_the_call(page_of: Callable[..., str]) -> None:
-    model, x = Tied(), torch.rand(3, 4)
-    page = page_of(model, x)
-    detailed = parts(page)[2]
-    flops = [figures(line)[0]["flops"] for line in detailed if "(inner)" in line]
-    assert flops == ["96", "192"]  # once through the left holder, twice through the right one
-    assert [figures(line)[0]["param"] for line in detailed if "(inner)" in line] == ["20", "20"]
-    assert "    params      - {'Linear': '20'}" in parts(page)[1]  # and its parameters count once
-    assert totals(model, x)[2] == 20
 
 
 def test_tied_weights_count_in_each_module_that_has_them(capsys: pytest.CaptureFixture[str]) -> None:
