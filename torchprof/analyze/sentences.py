@@ -108,6 +108,12 @@ def about_sums(run: Run) -> Iterator[str]:
         )
 
 
+def from_to(least: str, most: str) -> str:
+    """Two figures as a range, with their unit once if both have it: "81–95.2ms"."""
+    unit = most.lstrip("0123456789.")
+    return f"{least.removesuffix(unit) if least.lstrip('0123456789.') == unit else least}–{most}"
+
+
 def summed_over(run: Run) -> str:
     """What the sums of a run are over, in words: its steps, or the calls of its models if it has no steps; "" for a
     single call."""
