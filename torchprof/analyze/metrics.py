@@ -74,7 +74,7 @@ def _of_work(run: Run, models: Sequence[Figures]) -> Iterator[Named]:
             yield from _times(f"time/{name}", _of_one_phase(sum(costs, Cost())), FORWARD, measured)
     if "device_ns" in measured:
         yield "time/launched_before/device_ms", Figure(run.left_over.device_ns / _NS_PER_MS)
-        busy = [ns / meta.wall_ns for meta in run.metas if meta.wall_ns for name, ns in meta.busy_ns if name != "cpu"]
+        busy = [ns / meta.wall_ns for meta in run.metas if meta.wall_ns for ns in meta.busy_devices.values()]
         if busy:
             yield "device/busy_share", Figure(sum(busy) / len(busy))
     share = mfu(run)

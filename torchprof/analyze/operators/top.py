@@ -27,7 +27,6 @@ from torchprof.errors import some
 from torchprof.run.cost import Cell, ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import range_in_words
-from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.words import (
     ANY_STEP,
@@ -145,7 +144,7 @@ def about_idle_devices(run: Run) -> Iterator[str]:
     """For how long each device was idle, as sentences."""
     if "device_ns" not in run.meta.measured:
         return
-    busy = list(_busy_devices(run))
+    busy = [(meta, *of_device) for meta in run.metas for of_device in meta.busy_devices.items()]
     if not busy:
         yield f"Nothing ran on {run.meta.device_heading}."
     for meta, name, ns in busy:
@@ -156,14 +155,10 @@ def about_idle_devices(run: Run) -> Iterator[str]:
             yield f"{which} was idle for {format_time(idle)} of {format_time(meta.wall_ns)} ({share})."
 
 
-def _busy_devices(run: Run) -> Iterator[tuple[Meta, str, int]]:
-    return ((meta, name, ns) for meta in run.metas for name, ns in meta.busy_ns if name != "cpu")
-
-
 def measures_of(run: Run) -> Iterator[tuple[str, str]]:
     """The measures by which parts are the largest, the first one first: the field of ``Cost`` and its heading."""
     meta = run.meta
-    if "device_ns" in meta.measured and any(_busy_devices(run)):
+    if "device_ns" in meta.measured and any(meta.busy_devices for meta in run.metas):
         yield "device_ns", f"{meta.device_heading} time"
     if "cpu_ns" in meta.measured:
         yield "cpu_ns", "CPU time"

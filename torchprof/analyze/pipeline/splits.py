@@ -124,7 +124,7 @@ def _used_a_device(run: Run, replicas: AlikePipelines) -> bool:
     ranks = {member.rank for member in replicas.members}
     return any(
         (meta.device is not None and "device_ns" not in meta.measured)
-        or any(ns > 0 for device, ns in meta.busy_ns if device != "cpu")
+        or any(ns > 0 for ns in meta.busy_devices.values())
         for meta in run.metas
         if meta.rank in ranks
     )
