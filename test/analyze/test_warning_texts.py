@@ -18,8 +18,8 @@ from torchprof.measure.warnings import (
     about_uncalled,
     own_ns_of_layers,
 )
+from torchprof.run.formats import ranks_in_words
 from torchprof.run.layers import Layer
-from torchprof.run.lockstep import ranks_in_words
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread

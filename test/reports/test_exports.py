@@ -33,11 +33,10 @@ from torchprof.analyze.report import REPORTS, report
 from torchprof.analyze.stacks import stacks
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
-from torchprof.run.lockstep import range_in_words
 from torchprof.run.rows import Around
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.words import PHASES, Frame, FrameKind, phase_of
+from torchprof.run.words import PHASES, Frame, FrameKind, phase_of, range_in_words
 
 BACKWARD, RECOMPUTE = PHASES[1:]
 EVERYTHING = tuple(name for name in FIELDS if name != "collective_ns")  # it is in no export

@@ -49,9 +49,10 @@ from torchprof.reports.page.data import page_data
 from torchprof.reports.page.layers import traffic_bytes
 from torchprof.reports.page.ranks import sum_of_ranks
 from torchprof.reports.page.tree import Take
-from torchprof.run.cost import AT_LEAST, UNKNOWN, Bound, Cost, Unit
+from torchprof.run.cost import Cost
+from torchprof.run.formats import AT_LEAST, UNKNOWN, Bound, Unit
 from torchprof.run.layers import Layer
-from torchprof.run.lockstep import GAP, LockstepKey, range_in_words
+from torchprof.run.lockstep import GAP, LockstepKey
 from torchprof.run.memory import Held, Memory
 from torchprof.run.meta import Peak
 from torchprof.run.rows import Around
@@ -69,6 +70,7 @@ from torchprof.run.words import (
     RECOMPUTE,
     Frame,
     FrameKind,
+    range_in_words,
 )
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from torchprof.analyze.report import Section, printable
 from torchprof.analyze.warnings import about_processors
-from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.formats import ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS, OUTSIDE_NAME
 

@@ -13,9 +13,8 @@ from torchprof.attribute.nesting import OpenRanges
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.attribute.places import Attributed
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.lockstep import range_in_words
 from torchprof.run.timeline import Lane, Spans, Timeline
-from torchprof.run.words import BACKWARD, FORWARD, PHASES
+from torchprof.run.words import BACKWARD, FORWARD, PHASES, range_in_words
 
 _NONE = -1
 

@@ -29,7 +29,7 @@ from torchprof.errors import TorchprofError, some
 from torchprof.profile.sigterm import DelayedSigterm
 from torchprof.record.torch_internals import needed
 from torchprof.run.file import json_of_run, run_of
-from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.outputs import output
 from torchprof.run.run import Run

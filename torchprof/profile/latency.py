@@ -11,7 +11,7 @@ import torch
 from torch.utils.benchmark import Measurement, TaskSpec
 
 from torchprof.record.this_process import cpu_name
-from torchprof.run.cost import UNKNOWN
+from torchprof.run.formats import UNKNOWN
 from torchprof.run.outputs import output
 from torchprof.run.samples import quantile
 

@@ -13,10 +13,10 @@ from typing import Any
 from torchprof.analyze.report import report
 from torchprof.analyze.stacks import Step, measured, stacks
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import MEASURES, Unit
-from torchprof.run.lockstep import range_in_words
+from torchprof.run.cost import MEASURES
+from torchprof.run.formats import Unit
 from torchprof.run.run import Run
-from torchprof.run.words import Frame
+from torchprof.run.words import Frame, range_in_words
 from torchprof.version import __version__
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from torchprof.errors import TorchprofError, some
 from torchprof.run.file import atomic_file, comparison_of, run_of, stripped
-from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.parquet import (
     check_pyarrow,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import compress, groupby
+from itertools import compress
 from operator import ge, le
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torchprof.run.checked_json import demand, demand_layer, fields_of, read_as
 from torchprof.run.part import RunPart
 from torchprof.run.samples import of_smallest_hash, scrambled
-from torchprof.run.words import COMPILING, FORWARD, OUTSIDE, RANGES, FrameKind
+from torchprof.run.words import FORWARD, OUTSIDE
 
 WORK = "work"
 GAP = "gap"
@@ -384,25 +384,3 @@ class _Merging:
             medians,
             values if is_paired else (),
         )
-
-
-def range_in_words(kind: FrameKind, name: str) -> str:
-    """What a range is called in tables: what the user said, or what torch.compile made. An op as it is."""
-    if kind == FrameKind.LABEL:
-        return f"{name} (label)"
-    if kind not in RANGES:
-        return name
-    if kind == FrameKind.PROFILER:
-        return f"(profiler: {name})"
-    return f"(region {name})" if kind == FrameKind.REGION and name != COMPILING else f"({name})"
-
-
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """As in "rank 2", "ranks 2 and 5" and "ranks 0 to 3, 5 and 7"."""
-    ranks = sorted(set(ranks))
-    words: list[str] = []
-    for _, group in groupby(enumerate(ranks), lambda numbered: numbered[1] - numbered[0]):
-        row = [rank for _, rank in group]
-        words += [f"{row[0]} to {row[-1]}"] if len(row) > 2 else map(str, row)
-    listed = ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else "".join(words)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import FIELDS, NO_COST, Cost, sum_of_costs
+from torchprof.run.formats import ranks_in_words
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart, ranks_in_words
+from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart
 from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta, sum_if_known
 from torchprof.run.operators import Op, operators_of_layers

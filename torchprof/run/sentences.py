@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torchprof.errors import some
-from torchprof.run.cost import format_time
-from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.formats import format_time, ranks_in_words
 from torchprof.run.words import COMPILE_IN_BLOCK, LAUNCHED_BEFORE, WHY_UNKNOWN
 
 Fact = Any

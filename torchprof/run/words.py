@@ -249,3 +249,14 @@ def is_runtime_call(name: str) -> bool:
     """Whether an event is a call of a device runtime, such as ``cudaLaunchKernel``. Not meant for ranges of the
     user."""
     return _RUNTIME_CALL.fullmatch(name) is not None
+
+
+def range_in_words(kind: FrameKind, name: str) -> str:
+    """What a range is called in tables: what the user said, or what torch.compile made. An op as it is."""
+    if kind == FrameKind.LABEL:
+        return f"{name} (label)"
+    if kind not in RANGES:
+        return name
+    if kind == FrameKind.PROFILER:
+        return f"(profiler: {name})"
+    return f"(region {name})" if kind == FrameKind.REGION and name != COMPILING else f"({name})"

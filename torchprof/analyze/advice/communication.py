@@ -12,7 +12,7 @@ from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.pipeline.sentences import about_slow_stages, moved_layers, what_it_is
 from torchprof.analyze.pipeline.splits import Judged, Saving
 from torchprof.run.collectives import collective_of, shows_collective
-from torchprof.run.cost import format_count, format_memory, format_time
+from torchprof.run.formats import format_count, format_memory, format_time
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.lockstep import NOT_RECORDED
 from torchprof.run.words import OUTSIDE_NAME

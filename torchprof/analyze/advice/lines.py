@@ -24,7 +24,7 @@ from torchprof.analyze.advice.chains import (
 )
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.python import HOOK
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time
 from torchprof.run.purposes import DATA, GARBAGE, OPTIMIZER, purpose_of
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, Frame, FrameKind
 

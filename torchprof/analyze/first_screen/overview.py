@@ -23,7 +23,7 @@ from torchprof.analyze.report import (
     stacked,
 )
 from torchprof.analyze.sentences import about_flops, about_sums, from_to, other_warnings_of
-from torchprof.run.cost import Bound, Cell, ReportCell, Value, format_time, short_time
+from torchprof.run.formats import Bound, Cell, ReportCell, Value, format_time, short_time
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 

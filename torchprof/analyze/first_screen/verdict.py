@@ -21,7 +21,7 @@ from torchprof.analyze.report import Part, name_of_layer, printable, stacked
 from torchprof.analyze.sentences import about_times, count_of_ranks, from_to
 from torchprof.analyze.steps import ns_behind_the_cpu
 from torchprof.analyze.time_parts import device_parts, percents, time_parts
-from torchprof.run.cost import format_count, format_memory, short_time
+from torchprof.run.formats import format_count, format_memory, short_time
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread

@@ -19,11 +19,11 @@ from torchprof.analyze.report import (
     stacked,
 )
 from torchprof.analyze.sentences import about_sums, warnings_below
-from torchprof.run.cost import Cell, Cost, ReportCell, format_time
-from torchprof.run.lockstep import range_in_words
+from torchprof.run.cost import Cost
+from torchprof.run.formats import Cell, ReportCell, format_time
 from torchprof.run.operators import Sums
 from torchprof.run.run import Run
-from torchprof.run.words import FORWARD
+from torchprof.run.words import FORWARD, range_in_words
 
 _CALLS = "Calls"
 SUM_OF_PHASES = "the requested phases"

@@ -24,9 +24,8 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.errors import some
-from torchprof.run.cost import Cell, ReportCell, format_count, format_share, format_time
+from torchprof.run.formats import Cell, ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
-from torchprof.run.lockstep import range_in_words
 from torchprof.run.run import Run
 from torchprof.run.words import (
     ANY_STEP,
@@ -44,6 +43,7 @@ from torchprof.run.words import (
     is_overhead,
     is_runtime_call,
     phase_of,
+    range_in_words,
     torchs_range,
 )
 

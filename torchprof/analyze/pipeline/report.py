@@ -20,8 +20,7 @@ from torchprof.analyze.report import (
     time_cell,
 )
 from torchprof.analyze.sentences import warnings_below
-from torchprof.run.cost import UNKNOWN, Cell, format_number, format_share, format_time
-from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.formats import UNKNOWN, Cell, format_number, format_share, format_time, ranks_in_words
 from torchprof.run.run import Run
 
 _ROWS = 16

@@ -10,8 +10,7 @@ from torchprof.analyze.pipeline.bubble import Bubble, UnknownBubble
 from torchprof.analyze.pipeline.splits import Judged, Move, SlowStages, numbered_layers
 from torchprof.analyze.pipeline.values import AlikePipelines
 from torchprof.analyze.report import printable
-from torchprof.run.cost import format_time
-from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.formats import format_time, ranks_in_words
 from torchprof.run.run import Run
 
 _WORTH_SAYING = 0.005  # of the time of all ranks

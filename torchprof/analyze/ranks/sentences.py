@@ -13,8 +13,7 @@ from torchprof.analyze.ranks.slow import Difference, Late, Slow
 from torchprof.analyze.ranks.values import IN_NO_OP, Times
 from torchprof.analyze.report import name_of_layer, printable
 from torchprof.analyze.sentences import about_missing_ranks
-from torchprof.run.cost import UNKNOWN, format_time
-from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.formats import UNKNOWN, format_time, ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.unfinished import Entered, Unfinished

@@ -12,7 +12,7 @@ from torchprof.analyze.ranks.balance import Balance
 from torchprof.analyze.ranks.sentences import name_of, often, unit_of
 from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.analyze.report import ReportTable, Section, TableRow, phase_cell, printable, stacked, time_cell
-from torchprof.run.cost import (
+from torchprof.run.formats import (
     AT_LEAST,
     UNKNOWN,
     Cell,
@@ -23,8 +23,9 @@ from torchprof.run.cost import (
     format_memory,
     format_number,
     format_time,
+    ranks_in_words,
 )
-from torchprof.run.lockstep import GroupOfRanks, Lockstep, ranks_in_words
+from torchprof.run.lockstep import GroupOfRanks, Lockstep
 from torchprof.run.run import Run
 from torchprof.run.words import phase_of
 

@@ -10,8 +10,7 @@ from torchprof.analyze.pipeline.report import about_alike
 from torchprof.analyze.pipeline.splits import judged_pipelines
 from torchprof.analyze.pipeline.values import OnePipeline
 from torchprof.reports.page.tables import report_data
-from torchprof.run.cost import format_time
-from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.formats import format_time, ranks_in_words
 from torchprof.run.pipeline import ACTIONS
 from torchprof.run.run import Run
 

@@ -14,8 +14,7 @@ from torchprof.analyze.ranks.tables import table_of_ranks
 from torchprof.analyze.ranks.values import IN_NO_OP, OneLayer, OverRanks
 from torchprof.analyze.report import QUESTIONS, ReportTable, TableRow, stacked
 from torchprof.reports.page.tables import report_data
-from torchprof.run.cost import Cell, format_number, format_time
-from torchprof.run.lockstep import ranks_in_words
+from torchprof.run.formats import Cell, format_number, format_time, ranks_in_words
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread, quantile
