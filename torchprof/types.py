@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torchprof.analyze.compare.noise import Noise
     from torchprof.profile.benchmark import BenchmarkResult, Latency
     from torchprof.record.modules import Trace
-    from torchprof.run.cost import Bound, Cost, Figure, Measure, ReportCell, Unit
+    from torchprof.run.cost import Cost, Measure
+    from torchprof.run.formats import Bound, Figure, ReportCell, Unit
     from torchprof.run.job_folder import JobFolder
     from torchprof.run.layers import Layer, Layers
     from torchprof.run.lockstep import GroupOfRanks, Lockstep, LockstepKey

@@ -26,7 +26,7 @@ from torchprof.analyze.advice import PER_RULE, Advice, Gain, advise, merged, rul
 from torchprof.analyze.advice.chains import inside
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.memory import Memory
 from torchprof.run.samples import SampleKey, Spread

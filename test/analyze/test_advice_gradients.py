@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import torchprof
 from torchprof import Profile
 from torchprof.analyze.advice import Advice, advise, judge
-from torchprof.run.cost import format_memory, format_time
+from torchprof.run.formats import format_memory, format_time
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BACKWARD, OUTSIDE, RECOMPUTE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchprof.analyze.amounts import EXAMPLES, parse_amount
-from torchprof.run.cost import Unit
+from torchprof.run.formats import Unit
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,15 @@
 """Figures as the text of a table's cell."""
 
-from torchprof.run import cost
+from torchprof.run import formats
 
 
 def format_time(ns: float) -> str:
-    return str(cost.format_time(ns))
+    return str(formats.format_time(ns))
 
 
 def format_memory(nbytes: int) -> str:
-    return str(cost.format_memory(nbytes))
+    return str(formats.format_memory(nbytes))
 
 
 def format_count(number: float) -> str:
-    return str(cost.format_count(number))
+    return str(formats.format_count(number))

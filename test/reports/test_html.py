@@ -49,7 +49,8 @@ from torchprof.reports.page.data import page_data
 from torchprof.reports.page.layers import traffic_bytes
 from torchprof.reports.page.ranks import sum_of_ranks
 from torchprof.reports.page.tree import Take
-from torchprof.run.cost import AT_LEAST, UNKNOWN, Bound, Cost, Unit
+from torchprof.run.cost import Cost
+from torchprof.run.formats import AT_LEAST, UNKNOWN, Bound, Unit
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GAP, LockstepKey
 from torchprof.run.memory import Held, Memory

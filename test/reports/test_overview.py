@@ -18,7 +18,7 @@ from torchprof import Run
 from torchprof.analyze.figures import Figures
 from torchprof.analyze.layers.entries import Entry, all_entries, entries_of
 from torchprof.analyze.layers.outline import outline
-from torchprof.run.cost import Bound
+from torchprof.run.formats import Bound
 from torchprof.run.layers import Layer
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import torchprof
 from examples.models import LeNet5
-from torchprof.run.cost import format_count
+from torchprof.run.formats import format_count
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Peak
 from torchprof.run.run import Run

@@ -23,7 +23,7 @@ from torchprof.analyze.first_screen.verdict import parts_of_time, ran, what_ran,
 from torchprof.analyze.operators.top import largest_parts
 from torchprof.analyze.time_parts import device_parts, percents, time_parts
 from torchprof.reports.text import text_of
-from torchprof.run.cost import short_time
+from torchprof.run.formats import short_time
 from torchprof.run.layers import Layer
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.words import BACKWARD, COMPILING, GRAPH, OUTSIDE, Frame, FrameKind

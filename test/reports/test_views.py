@@ -30,7 +30,7 @@ from torchprof.reports.data import data_of
 from torchprof.reports.markdown import lines_of
 from torchprof.reports.notebook import html_of
 from torchprof.reports.text import text_of
-from torchprof.run.cost import AT_LEAST, UNKNOWN, ReportCell, format_count, format_memory, format_time
+from torchprof.run.formats import AT_LEAST, UNKNOWN, ReportCell, format_count, format_memory, format_time
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FORWARD, PHASES
 

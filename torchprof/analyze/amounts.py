@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from torchprof.run.cost import Unit
+from torchprof.run.formats import Unit
 
 UNITS = {
     Unit.TIME: {"ns": 1, "us": 1000, "µs": 1000, "ms": 10**6, "s": 10**9},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torchprof.analyze.report import ReportTable, Section, stacked
-from torchprof.run.cost import UNKNOWN, Cell, format_number, format_rate, format_time
+from torchprof.run.formats import UNKNOWN, Cell, format_number, format_rate, format_time
 
 if TYPE_CHECKING:
     from torchprof.profile.benchmark import BenchmarkResult, Latency

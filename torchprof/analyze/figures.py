@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from torchprof.analyze.compiled.regions import may_be_of_layers_below
-from torchprof.run.cost import NO_COST, Bound, Cost, Figure, Measure, Unit
+from torchprof.run.cost import NO_COST, Cost, Measure
+from torchprof.run.formats import Bound, Figure, Unit
 from torchprof.run.run import Node, Run
 from torchprof.run.words import PHASES, Frame, FrameKind
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all
 from torchprof.analyze.utilization import mfu
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import MEASURES, Bound, Cost, Figure
+from torchprof.run.cost import MEASURES, Cost
+from torchprof.run.formats import Bound, Figure
 from torchprof.run.paths import find
 from torchprof.run.run import Run
 from torchprof.run.samples import Spread
@@ -74,7 +75,7 @@ def _of_work(run: Run, models: Sequence[Figures]) -> Iterator[Named]:
             yield from _times(f"time/{name}", _of_one_phase(sum(costs, Cost())), FORWARD, measured)
     if "device_ns" in measured:
         yield "time/launched_before/device_ms", Figure(run.left_over.device_ns / _NS_PER_MS)
-        busy = [ns / meta.wall_ns for meta in run.metas if meta.wall_ns for name, ns in meta.busy_ns if name != "cpu"]
+        busy = [ns / meta.wall_ns for meta in run.metas if meta.wall_ns for ns in meta.busy_devices.values()]
         if busy:
             yield "device/busy_share", Figure(sum(busy) / len(busy))
     share = mfu(run)

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from torchprof.analyze.columns import measures_of_records
 from torchprof.analyze.figures import Figures, figures_of_layers
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import Bound, Measure
+from torchprof.run.cost import Measure
+from torchprof.run.formats import Bound
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.rows import Around
 from torchprof.run.run import Run

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import finalize
 
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_time
+from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import OTHER, number_of_phase
 

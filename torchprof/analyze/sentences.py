@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator
 
 from torchprof.analyze.report import Section, printable
 from torchprof.analyze.warnings import about_processors
+from torchprof.run.formats import ranks_in_words
 from torchprof.run.run import Run
-from torchprof.run.words import BETWEEN_OPS, OUTSIDE_NAME, ranks_in_words
+from torchprof.run.words import BETWEEN_OPS, OUTSIDE_NAME
 
 LEGEND = {
     "–": "unknown: not measured, or not attributed to this place",
@@ -105,6 +106,12 @@ def about_sums(run: Run) -> Iterator[str]:
             f"Times, calls, memory and FLOPs are sums over {ranks}. Rates are means of the ranks, peaks the maximum. "
             'The report "ranks" compares ranks.'
         )
+
+
+def from_to(least: str, most: str) -> str:
+    """Two figures as a range, with their unit once if both have it: "81–95.2ms"."""
+    unit = most.lstrip("0123456789.")
+    return f"{least.removesuffix(unit) if least.lstrip('0123456789.') == unit else least}–{most}"
 
 
 def summed_over(run: Run) -> str:

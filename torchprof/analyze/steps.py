@@ -12,7 +12,8 @@ from torchprof.analyze.layers.entries import Entry, down_to, entries_by_path, ke
 from torchprof.analyze.report import Part, ReportTable, Section, report, spaced, stacked
 from torchprof.analyze.sentences import warnings_below
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import MEASURES, UNKNOWN, Cell, Cost, format_number, format_share, format_time
+from torchprof.run.cost import MEASURES, Cost
+from torchprof.run.formats import UNKNOWN, Cell, format_number, format_share, format_time
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread

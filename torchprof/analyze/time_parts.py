@@ -89,7 +89,7 @@ def _first_call_ns(run: Run) -> int:
 def device_parts(run: Run) -> dict[str, int]:
     """The parts of the time of all devices, and the time in which they were idle. Kernels that ran at the same time
     share it in proportion to their durations."""
-    busy = [(meta.wall_ns, ns) for meta in run.metas for name, ns in meta.busy_ns if name != "cpu"]
+    busy = [(meta.wall_ns, ns) for meta in run.metas for ns in meta.busy_devices.values()]
     parts = time_parts(run, "device_ns")
     worked, kernels = sum(ns for _, ns in busy), sum(parts.values())
     if not kernels or not worked:

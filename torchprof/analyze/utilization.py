@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from torchprof.analyze.figures import measured_by_all
-from torchprof.run.cost import Cost, Figure
+from torchprof.run.cost import Cost
 from torchprof.run.dtypes import DTYPES
+from torchprof.run.formats import Figure
 from torchprof.run.meta import Meta, Peak
 from torchprof.run.run import Run
 from torchprof.run.words import BACKWARD, FORWARD, PHASES

@@ -31,29 +31,27 @@ def varying_work(run: Run) -> dict[_Path, bool | None]:
 
 
 def _varying(run: Run, of_model: bool) -> dict[_Path, bool | None]:
-    number = run.layers.index_of
     calls, ran, counts = _counts(run)
-    groups: defaultdict[_Path, list[Counter[object]]] = defaultdict(list)  # of operators at or below a layer
+    lineages = [run.layers.lineage(index) for index in range(len(run.layers))]
+    groups: defaultdict[int, list[Counter[object]]] = defaultdict(list)  # of operators at or below a layer
     for (index, _), by_shapes in counts.items():
-        path = run.layers[index].path
-        for steps in range(1, len(path) + 1):
-            groups[path[:steps]].append(by_shapes)
-    busy = {run.layers[index].path[:steps] for index in ran for steps in range(1, len(run.layers[index].path) + 1)}
-    uneven: set[_Path] = set()  # the number of calls varies between calls of the model, for it or a layer below
-    for index, layer in enumerate(run.layers):
-        of_calls = calls[number[layer.path[:1]]]
-        if of_model and of_calls and calls[index] % of_calls:
-            uneven.update(layer.path[:steps] for steps in range(1, len(layer.path) + 1))
+        for around in lineages[index]:
+            groups[around].append(by_shapes)
+    busy = {around for index in ran for around in lineages[index]}
+    uneven: set[int] = set()  # the number of calls varies between calls of the model, for it or a layer below
+    for index, (model, *_) in enumerate(lineages):
+        if of_model and calls[model] and calls[index] % calls[model]:
+            uneven.update(lineages[index])
     varies: dict[_Path, bool | None] = {}
     for index, layer in enumerate(run.layers):
-        path, model = layer.path, number[layer.path[:1]]
+        model = lineages[index][0]
         times = calls[model if of_model else index]
-        state = _state(groups[path], times) if path in busy else None if calls[index] > 1 else False
-        if layer.same_shapes is False or path in uneven:
+        state = _state(groups[index], times) if index in busy else None if calls[index] > 1 else False
+        if layer.same_shapes is False or index in uneven:
             state = True
         elif state is None and run.layers[model].same_shapes and times == calls[model]:
             state = False
-        varies[path] = state
+        varies[layer.path] = state
     return varies
 
 

@@ -13,8 +13,8 @@ from torchprof.analyze.report import OPTIONS
 from torchprof.cli.models import SPECS
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports import PARQUET_RUN, format_of, options_of
-from torchprof.run.cost import Unit
 from torchprof.run.dtypes import DTYPES
+from torchprof.run.formats import Unit
 from torchprof.run.job_folder import make_room, names_job_folder
 from torchprof.run.parquet import check_pyarrow
 

@@ -24,10 +24,10 @@ import torch
 from torchprof.errors import TorchprofError
 from torchprof.profile.gather import RunsInStore, store_of_job
 from torchprof.profile.sigterm import DelayedSigterm
+from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.outputs import output
 from torchprof.run.run import Run
-from torchprof.run.words import ranks_in_words
 
 if TYPE_CHECKING:
     from torchprof.profile.profile import Profile

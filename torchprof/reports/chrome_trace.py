@@ -13,7 +13,7 @@ from typing import Any
 
 from torchprof.analyze.report import report
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time
 from torchprof.run.run import Run
 from torchprof.run.timeline import Lane, Spans, Timeline
 from torchprof.run.words import BACKWARD, PHASES

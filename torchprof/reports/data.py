@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchprof.analyze.report import Part, ReportTable, tables_and_sentences
-from torchprof.run.cost import UNKNOWN, Cell, ReportCell, as_key
+from torchprof.run.formats import UNKNOWN, Cell, ReportCell, as_key
 
 
 def data_of(name: str, content: Part) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from torchprof.analyze.sentences import LEGEND, count_of_ranks
 from torchprof.errors import TorchprofError
 from torchprof.reports.page.data import page_data
 from torchprof.reports.page.tree import Path, Take, Tree
-from torchprof.run.cost import UNKNOWN, format_time
+from torchprof.run.formats import UNKNOWN, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import OUTSIDE_NAME, PHASES
 from torchprof.version import __version__

@@ -9,7 +9,7 @@ from torchprof.analyze.compare.diff import Diff
 from torchprof.analyze.compare.table import changes_of_layers, diff_headline, table_of, whole_of
 from torchprof.analyze.layers.report import tree
 from torchprof.analyze.report import HOT, ReportTable, printable, report, tables_and_sentences
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time
 from torchprof.run.run import Run
 
 # A backslash escapes these characters. GitHub reads a user's name after "@" even if that is escaped, so an empty

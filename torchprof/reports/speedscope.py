@@ -13,7 +13,8 @@ from typing import Any
 from torchprof.analyze.report import report
 from torchprof.analyze.stacks import Step, measured, stacks
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import MEASURES, Unit
+from torchprof.run.cost import MEASURES
+from torchprof.run.formats import Unit
 from torchprof.run.run import Run
 from torchprof.run.words import Frame, range_in_words
 from torchprof.version import __version__

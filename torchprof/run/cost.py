@@ -1,99 +1,13 @@
-"""``Cost``: the measures that are summed over layers, ops and ranks; and how numbers with units become text. A ``Cost``
-holds additive *self* measures only. Tables, sort keys and files show those of ``MEASURES``."""
+"""``Cost``: the measures that are summed over layers, ops and ranks. A ``Cost`` holds additive *self*
+measures only. Tables, sort keys and files show those of ``MEASURES``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from enum import Enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from operator import add, attrgetter
-from typing import NamedTuple, TypeAlias
 
-Value = str | int | float | None
-"""What a cell of a table stands for."""
-
-
-class Unit(Enum):
-    """The unit of a number. It decides how the number is formatted."""
-
-    TIME = "ns"
-    BYTES = "bytes"
-    COUNT = "count"
-
-
-class Bound(Enum):
-    """Whether a figure is exact, a lower bound, unknown, or blank."""
-
-    EXACT = "exact"
-    AT_LEAST = "at least"  # the sum is incomplete; shown with ≥
-    UNKNOWN = "unknown"  # shown as –
-    BLANK = "blank"  # does not apply; shown as an empty cell
-
-
-@dataclass(slots=True)  # not frozen: a table makes thousands
-class ReportCell:
-    """A cell of a table that is a figure or an id.
-
-    - ``text``: what a table shows; also ``str()`` of the cell.
-    - ``value``: the number in ``unit``, or the id as files write it: the path of a layer. None: unknown.
-    - ``unit``: "ns", "bytes", "count", "per second", "share" (a fraction of 1), "ratio"; "" for text.
-    - ``at_least``: the number is a lower bound.
-    - ``ids``: more ids of the row, by name, such as the layer that an operator ran in.
-    """
-
-    text: str
-    value: Value = None
-    unit: str = ""
-    at_least: bool = False
-    ids: Mapping[str, Value | list[str]] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return self.text
-
-    def written(self, text: str) -> ReportCell:
-        """The same with another text."""
-        return ReportCell(text, self.value, self.unit, self.at_least, self.ids)
-
-
-Cell: TypeAlias = str | ReportCell
-"""A cell of a table: a figure or an id, or other text."""
-
-
-class Figure(NamedTuple):
-    """A number and its ``Bound``. ``value`` has no meaning if the bound is UNKNOWN or BLANK. ``lead``: a word before
-    it, such as "first" for the figure of a first call."""
-
-    value: float
-    bound: Bound = Bound.EXACT
-    lead: str = ""
-
-    @classmethod
-    def of_sum(cls, value: float, is_complete: bool) -> Figure:
-        """A sum: a lower bound if it is incomplete, and unknown if it is incomplete and 0."""
-        return cls(value, Bound.EXACT if is_complete else Bound.AT_LEAST if value else Bound.UNKNOWN)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a number to show."""
-        return self.bound in (Bound.EXACT, Bound.AT_LEAST)
-
-    def text(self, write: Callable[[float], ReportCell]) -> Cell:
-        """The text of a table cell; ``write`` formats the value with its unit."""
-        if not self.is_known:
-            return UNKNOWN if self.bound is Bound.UNKNOWN else ""
-        cell = write(self.value)
-        if self.bound is Bound.AT_LEAST:
-            cell = as_lower_bound(cell)
-        return cell.written(f"{self.lead} {cell}") if self.lead else cell
-
-
-UNKNOWN = "–"
-AT_LEAST = "≥"
-
-
-def as_lower_bound(cell: ReportCell) -> ReportCell:
-    """The same figure as a lower bound."""
-    return ReportCell(f"{AT_LEAST} {cell}", cell.value, cell.unit, True, cell.ids)
+from torchprof.run.formats import FORMATS, ReportCell, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,65 +91,3 @@ MEASURES = (
     Measure("MACs", Unit.COUNT, (("macs", 1),), lower_bound_if="uncounted"),
     Measure("FLOPs", Unit.COUNT, (("flops", 1),), lower_bound_if="uncounted"),
 )
-
-
-def as_key(heading: str) -> str:
-    """A heading as users write it in options: ``Self CPU total`` is ``self_cpu_total``."""
-    return heading.lower().replace(" ", "_")
-
-
-def format_time(ns: float) -> ReportCell:
-    """Nanoseconds in the format of torch's tables: ``49.693us``, ``1.808ms``, ``2.500s``."""
-    if abs(ns) >= 1e9:
-        text = f"{ns / 1e9:.3f}s"
-    elif abs(ns) >= 1e6:
-        text = f"{ns / 1e6:.3f}ms"
-    else:
-        text = f"{ns / 1e3:.3f}us"
-    return ReportCell(text, ns, "ns")
-
-
-def short_time(ns: float) -> str:
-    """A time in three digits: ``81.2ms``."""
-    unit, size = next(((unit, size) for unit, size in (("s", 1e9), ("ms", 1e6)) if ns >= 0.9995 * size), ("us", 1e3))
-    number = ns / size
-    return f"{number:.0f}{unit}" if number >= 100 else f"{number:.3g}{unit}"
-
-
-def format_memory(nbytes: float) -> ReportCell:
-    """Bytes in the format of torch's tables, in units of 1024: ``16 B``, ``756.50 KB``, ``3.71 MB``."""
-    for unit, size in (("GB", 1024**3), ("MB", 1024**2), ("KB", 1024)):
-        if abs(nbytes) >= size:
-            return ReportCell(f"{nbytes / size:.2f} {unit}", nbytes, "bytes")
-    return ReportCell(f"{nbytes} B", nbytes, "bytes")
-
-
-def format_count(number: float) -> ReportCell:
-    """A count in units of 1000: ``512``, ``61.71 K``, ``11.17 G``."""
-    for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3)):
-        if abs(number) >= size * 0.999995:  # what would round to 1000.00 of the smaller unit has this one
-            return ReportCell(f"{number / size:.2f} {unit}", number, "count")
-    return ReportCell(f"{number:.0f}" if number == round(number) else f"{number:.2f}", number, "count")
-
-
-def format_rate(per_s: float) -> ReportCell:
-    """A count per second, written as a count."""
-    return ReportCell(str(format_count(per_s)), per_s, "per second")
-
-
-def format_share(share: float) -> ReportCell:
-    """A fraction of 1 in percent: ``12.5%``."""
-    return ReportCell(f"{share:.1%}", share, "share")
-
-
-def format_number(number: int) -> ReportCell:
-    """A whole number with all its digits: calls, ranks, steps."""
-    return ReportCell(str(number), number, "count")
-
-
-FORMATS: Mapping[Unit, Callable[[float], ReportCell]] = {
-    Unit.TIME: format_time,
-    Unit.BYTES: lambda value: format_memory(round(value)),
-    Unit.COUNT: format_count,
-}
-"""The format of a value by its unit. Values may be means over calls, and so no integers."""

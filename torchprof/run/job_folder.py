@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from torchprof.errors import TorchprofError, some
 from torchprof.run.file import atomic_file, comparison_of, run_of, stripped
+from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
 from torchprof.run.parquet import (
     check_pyarrow,
@@ -29,7 +30,6 @@ from torchprof.run.parquet import (
 from torchprof.run.paused_gc import paused_gc
 from torchprof.run.processes import check_processes, in_processes
 from torchprof.run.run import Run
-from torchprof.run.words import ranks_in_words
 
 if TYPE_CHECKING:
     import duckdb

@@ -142,6 +142,11 @@ class Meta:
         """The kind of device as headings and messages name it: "CUDA"; "DEVICE" for a run of the CPU alone."""
         return (self.device or "device").upper()
 
+    @property
+    def busy_devices(self) -> dict[str, int]:
+        """``busy_ns`` of devices, without the CPU."""
+        return {device: ns for device, ns in self.busy_ns if device != "cpu"}
+
     def of_a_comparison(self) -> Meta:
         """Without what is not compared between ranks. Only times are."""
         requested, measured = (

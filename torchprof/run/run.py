@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import FIELDS, NO_COST, Cost, sum_of_costs
+from torchprof.run.formats import ranks_in_words
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart
 from torchprof.run.memory import Memory
@@ -25,7 +26,7 @@ from torchprof.run.sentences import RANKS_CHOSEN
 from torchprof.run.timeline import DeviceTime, Timeline, TimelinePart
 from torchprof.run.unfinished import Unfinished, UnfinishedPart
 from torchprof.run.warnings import RunWarning
-from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, is_left_over, number_of_phase, ranks_in_words
+from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, is_left_over, number_of_phase
 
 if TYPE_CHECKING:
     import pandas

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torchprof.errors import some
-from torchprof.run.cost import format_time
-from torchprof.run.words import COMPILE_IN_BLOCK, LAUNCHED_BEFORE, WHY_UNKNOWN, ranks_in_words
+from torchprof.run.formats import format_time, ranks_in_words
+from torchprof.run.words import COMPILE_IN_BLOCK, LAUNCHED_BEFORE, WHY_UNKNOWN
 
 Fact = Any
 """An int, float, str or bool, or nested tuples of these: what JSON can store."""

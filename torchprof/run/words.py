@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from functools import cache
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from torchprof.errors import TorchprofError, suggest
@@ -308,18 +307,3 @@ def range_in_words(kind: FrameKind, name: str) -> str:
     if kind == FrameKind.PROFILER:
         return f"(profiler: {name})"
     return f"(region {name})" if kind == FrameKind.REGION and name != COMPILING else f"({name})"
-
-
-def ranks_in_words(ranks: Iterable[int], noun: str = "rank") -> str:
-    """As in "rank 2", "ranks 2 and 5" and "ranks 0 to 3, 5 and 7"."""
-    numbers = set(ranks)
-    return f"{noun}{'' if len(numbers) == 1 else 's'} {numbers_in_words(numbers)}"
-
-
-def numbers_in_words(numbers: Iterable[int]) -> str:
-    """As in "2", "2 and 5" and "0 to 3, 5 and 7"."""
-    words: list[str] = []
-    for _, group in groupby(enumerate(sorted(set(numbers))), lambda numbered: numbered[1] - numbered[0]):
-        row = [number for _, number in group]
-        words += [f"{row[0]} to {row[-1]}"] if len(row) > 2 else map(str, row)
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torchprof.analyze.advice.chains import always
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.groups import pattern_of
-from torchprof.run.cost import Cell, format_memory, format_time
+from torchprof.run.formats import Cell, format_memory, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, OUTSIDE
 

@@ -10,7 +10,7 @@ from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.chains import Frames, among, is_device_work
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.run.collectives import collective_of, shows_collective
-from torchprof.run.cost import format_count, format_memory, format_time
+from torchprof.run.formats import format_count, format_memory, format_time
 from torchprof.run.kernels import KernelWork, kind_of_work
 from torchprof.run.lockstep import NOT_RECORDED
 

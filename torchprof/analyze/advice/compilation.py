@@ -10,7 +10,7 @@ from pathlib import PurePath
 from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.compiled.regions import OF_TORCH, WRAPPED, Compiled, compiled_in, python_name
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time
 from torchprof.run.meta import Compilation
 from torchprof.run.words import BACKWARD, FORWARD
 

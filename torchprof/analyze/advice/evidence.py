@@ -113,7 +113,7 @@ class Evidence:
         """The idle time of the busiest device, summed over ranks."""
         idle = 0
         for meta in self.run.metas:
-            busiest = max((ns for device, ns in meta.busy_ns if device != "cpu"), default=0)
+            busiest = max(meta.busy_devices.values(), default=0)
             idle += max(0, meta.wall_ns - busiest)
         return idle
 

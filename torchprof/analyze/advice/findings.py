@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from torchprof.analyze.advice import Advice, judge
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.report import Part, ReportTable, Section, TableRow, printable, report, spaced
-from torchprof.run.cost import UNKNOWN, Cell, ReportCell, format_memory, format_time
+from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_memory, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME
 

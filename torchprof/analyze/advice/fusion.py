@@ -29,7 +29,7 @@ from torchprof.analyze.advice.chains import (
 from torchprof.analyze.advice.constants import constants
 from torchprof.analyze.advice.evidence import Evidence, Took
 from torchprof.analyze.advice.python import layers_of_slow_python
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, RECOMPUTE

@@ -12,7 +12,7 @@ from torchprof.analyze.advice import Advice, merged, rule, together
 from torchprof.analyze.advice.chains import ACCUMULATE, always, inside, is_optimizer, is_outermost
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.optimizer import zeroes
-from torchprof.run.cost import format_memory, format_time
+from torchprof.run.formats import format_memory, format_time
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.torch_names import FUSED
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE

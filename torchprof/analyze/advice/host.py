@@ -18,7 +18,7 @@ from torchprof.analyze.advice.chains import (
     is_op,
 )
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time
 from torchprof.run.purposes import BETWEEN_HOST_AND_DEVICE, COPYING, WAITING
 from torchprof.run.words import OPTIMIZER_RANGE, OUTSIDE, Frame, FrameKind
 

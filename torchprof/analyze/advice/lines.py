@@ -23,7 +23,7 @@ from torchprof.analyze.advice.chains import (
     outermost_op,
 )
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time
 from torchprof.run.purposes import DATA, GARBAGE, OPTIMIZER, purpose_of
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, PHASES, Frame, FrameKind, SourceLine, sampled_line
 

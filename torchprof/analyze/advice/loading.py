@@ -9,7 +9,7 @@ from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.chains import depth_of_label, is_loading, is_own_time
 from torchprof.analyze.advice.evidence import Evidence
 from torchprof.analyze.advice.lines import functions
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time
 from torchprof.run.words import LOADING, OUTSIDE
 
 _SHARE = 0.05

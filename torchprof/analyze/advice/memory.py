@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.run.cost import format_memory
+from torchprof.run.formats import format_memory
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED
 
 _SHARE = 1 / 3

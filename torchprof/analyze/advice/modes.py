@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torchprof.analyze.advice import Advice, Gain, merged, rule
 from torchprof.analyze.advice.chains import always, inside, is_step
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.run.cost import format_memory, format_time
+from torchprof.run.formats import format_memory, format_time
 from torchprof.run.layers import Layer
 from torchprof.run.torch_names import BATCH_NORMS, CONVOLUTIONS, FACTORS
 from torchprof.run.words import BACKWARD, FORWARD

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torchprof.analyze.advice import Advice, rule
 from torchprof.analyze.advice.chains import ACCUMULATE, Frames, among, depth_of_label, inside, is_step
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time
 from torchprof.run.torch_names import FOREACH, FUSED
 from torchprof.run.words import BACKWARD, OPTIMIZER_STEP, OUTSIDE_NAME, ZERO_GRAD, FrameKind
 

@@ -10,8 +10,8 @@ from functools import partial
 from torchprof.analyze.advice import WORTH, Advice, Gain, merged, rule, together
 from torchprof.analyze.advice.chains import Among, Frames, always, among, inside, is_device_work, shape_of_input
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.run.cost import format_memory, format_time
 from torchprof.run.dtypes import recorded_as
+from torchprof.run.formats import format_memory, format_time
 from torchprof.run.torch_names import CONVOLUTIONS, ELEMENTWISE, FACTORS
 from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, Frame, FrameKind, Signature
 

@@ -19,7 +19,7 @@ from torchprof.analyze.advice.chains import (
     is_own_time,
 )
 from torchprof.analyze.advice.evidence import Evidence
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time
 from torchprof.run.layers import Layer
 from torchprof.run.words import FORWARD, FSDP_RANGE, OUTSIDE, SourceLine, sampled_line
 

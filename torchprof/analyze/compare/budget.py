@@ -20,7 +20,7 @@ from torchprof.analyze.compare.noise import FEWEST
 from torchprof.analyze.figures import incomplete_phases
 from torchprof.analyze.warnings import about_uncounted, operators_without_shapes, waited_share
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import FORMATS, Bound, Cell, Figure, Unit
+from torchprof.run.formats import FORMATS, Bound, Cell, Figure, Unit
 from torchprof.run.paths import find
 from torchprof.run.run import Run
 from torchprof.run.words import NOT_SELECTED, OUTSIDE, OUTSIDE_NAME

@@ -30,7 +30,7 @@ from torchprof.analyze.compare.side import Side
 from torchprof.analyze.figures import figure_of
 from torchprof.analyze.warnings import waited_share
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import Bound, Figure, as_key
+from torchprof.run.formats import Bound, Figure, as_key
 from torchprof.run.run import Run
 from torchprof.run.saved import load
 from torchprof.run.words import NO_LAYERS, PHASES

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torchprof.analyze.columns import Column
 from torchprof.analyze.compare.noise import Noise
-from torchprof.run.cost import Bound, Figure
+from torchprof.run.formats import Bound, Figure
 from torchprof.run.layers import Layer
 from torchprof.run.outputs import ReportText, output
 from torchprof.run.run import Run

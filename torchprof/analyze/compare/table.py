@@ -10,7 +10,7 @@ from torchprof.analyze.compare.diff import BUSY, FASTER, SAME, SLOWER, UNDECIDED
 from torchprof.analyze.compare.layers import ADDED, MOVED, REMOVED, RENAMED
 from torchprof.analyze.report import ReportTable, Section, printable, report, spaced, stacked
 from torchprof.errors import TorchprofError, suggest
-from torchprof.run.cost import FORMATS, UNKNOWN, Cell, ReportCell, Unit
+from torchprof.run.formats import FORMATS, UNKNOWN, Cell, ReportCell, Unit
 from torchprof.run.words import FORWARD
 
 _LARGEST = 3  # the number of layers that the headline names beyond noise

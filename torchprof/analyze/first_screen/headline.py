@@ -148,8 +148,8 @@ def _subject(run: Run) -> tuple[str, _Measured]:
         busy = [
             (name, ns / of_rank.wall_ns)
             for of_rank in run.metas
-            for name, ns in of_rank.busy_ns
-            if name != "cpu" and of_rank.wall_ns
+            for name, ns in of_rank.busy_devices.items()
+            if of_rank.wall_ns
         ]
         idle = 1 - max((share for _, share in busy), default=1.0)
         on_device = _Measured("device_ns", f"{device} time")

@@ -22,8 +22,8 @@ from torchprof.analyze.report import (
     spaced,
     stacked,
 )
-from torchprof.analyze.sentences import about_flops, about_sums, other_warnings_of
-from torchprof.run.cost import Bound, Cell, ReportCell, Value, format_time, short_time
+from torchprof.analyze.sentences import about_flops, about_sums, from_to, other_warnings_of
+from torchprof.run.formats import Bound, Cell, ReportCell, Value, format_time, short_time
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, PHASES
 
@@ -157,9 +157,7 @@ def _of_each(entry: Entry, by: Column) -> Cell:
         return figures[0].text(by.write) if len({*figures}) == 1 else "–"
     values = [figure.value for figure in figures]
     least, middle, most = (str(_short_time(by.write(value))) for value in (min(values), median(values), max(values)))
-    unit = most.lstrip("0123456789.")
-    shortest = least.removesuffix(unit) if least.lstrip("0123456789.") == unit else least
-    return by.write(median(values)).written(f"median of {len(values)}: {middle} ({shortest}–{most})")
+    return by.write(median(values)).written(f"median of {len(values)}: {middle} ({from_to(least, most)})")
 
 
 def _width(cells: Sequence[Cell]) -> int:

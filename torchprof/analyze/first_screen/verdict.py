@@ -15,10 +15,10 @@ from torchprof.analyze.pipeline.sentences import pipelines_in_short
 from torchprof.analyze.ranks.balance import balance_of
 from torchprof.analyze.ranks.sentences import straggler
 from torchprof.analyze.report import Part, name_of_layer, printable, stacked
-from torchprof.analyze.sentences import about_times, count_of_ranks
+from torchprof.analyze.sentences import about_times, count_of_ranks, from_to
 from torchprof.analyze.steps import ns_behind_the_cpu
 from torchprof.analyze.time_parts import device_parts, percents, time_parts
-from torchprof.run.cost import format_count, format_memory, short_time
+from torchprof.run.formats import format_count, format_memory, short_time
 from torchprof.run.layers import Layer
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
@@ -109,14 +109,9 @@ def _spread(spreads: Sequence[Spread], of: str, what: str = "") -> str:
     many = f"{count:,} {of}{'s' * (count != 1)}{what}{' each' * of_each}"
     median = short_time(whole.median)
     if whole.count < _CALLS_FOR_PERCENTILES:
-        return f"{many}: median {median} ({_range(whole.min, whole.max)})"
-    return f"{many}: median {median}, 90% in {_range(whole.quantile(0.05), whole.quantile(0.95))}"
-
-
-def _range(least: float, most: float) -> str:
-    low, high = short_time(least), short_time(most)
-    unit = high.lstrip("0123456789.")
-    return f"{low.removesuffix(unit) if low.lstrip('0123456789.') == unit else low}–{high}"
+        return f"{many}: median {median} ({from_to(short_time(whole.min), short_time(whole.max))})"
+    low, high = (short_time(whole.quantile(share)) for share in (0.05, 0.95))
+    return f"{many}: median {median}, 90% in {from_to(low, high)}"
 
 
 def _no_grad(run: Run) -> str:

@@ -21,8 +21,8 @@ from torchprof.analyze.report import (
 from torchprof.analyze.sentences import warnings_below
 from torchprof.analyze.utilization import dtype_of_most_macs, peak_of
 from torchprof.analyze.varying import varying_calls, varying_work
-from torchprof.run.cost import (
-    MEASURES,
+from torchprof.run.cost import MEASURES
+from torchprof.run.formats import (
     UNKNOWN,
     Cell,
     Figure,
@@ -32,12 +32,13 @@ from torchprof.run.cost import (
     format_number,
     format_share,
     format_time,
+    ranks_in_words,
 )
 from torchprof.run.layers import Layer
 from torchprof.run.meta import Peak
 from torchprof.run.run import Node, Run
 from torchprof.run.samples import SampleKey
-from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE, ranks_in_words
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
 
 _SHAPES_SHOWN = 3
 _COUNTED = {measure.fields[0][0]: measure for measure in MEASURES}

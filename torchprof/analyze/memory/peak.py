@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from torchprof.analyze.report import Part, ReportTable, TableRow, name_of_layer, phase_cell
-from torchprof.run.cost import UNKNOWN, Cell, format_memory, format_number, format_share, format_time
+from torchprof.run.formats import UNKNOWN, Cell, format_memory, format_number, format_share, format_time
 from torchprof.run.memory import Memory
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread

@@ -14,7 +14,8 @@ from torchprof.analyze.report import Part, ReportTable, Section, report, spaced,
 from torchprof.analyze.sentences import summed_over, warnings_below
 from torchprof.analyze.varying import varying_calls
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import Cost, Figure, Measure, Unit, format_memory, format_time
+from torchprof.run.cost import Cost, Measure
+from torchprof.run.formats import Figure, Unit, format_memory, format_time
 from torchprof.run.layers import Layers
 from torchprof.run.memory import KINDS, Memory
 from torchprof.run.run import Run

@@ -9,7 +9,8 @@ from typing import Any
 from torchprof.analyze.operators.operators import Kernel, kernels
 from torchprof.analyze.operators.ranking import about_wholes, figure_columns, line_of, ranked, shares_of, shortened
 from torchprof.analyze.report import Section, phase_cell, report, stacked
-from torchprof.run.cost import Cost, format_time
+from torchprof.run.cost import Cost
+from torchprof.run.formats import format_time
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, OUTSIDE_NAME
 

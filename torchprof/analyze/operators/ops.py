@@ -19,7 +19,8 @@ from torchprof.analyze.operators.ranking import (
 from torchprof.analyze.report import Section, report
 from torchprof.analyze.sentences import about_flops
 from torchprof.errors import TorchprofError
-from torchprof.run.cost import Cell, Cost, ReportCell
+from torchprof.run.cost import Cost
+from torchprof.run.formats import Cell, ReportCell
 from torchprof.run.operators import Sums
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, FrameKind

@@ -7,7 +7,7 @@ from collections import Counter
 from torchprof.analyze.operators.top import parts_of, source_lines
 from torchprof.analyze.report import ReportTable, Section, phase_cell, report, stacked
 from torchprof.analyze.sentences import about_sums, warnings_below
-from torchprof.run.cost import UNKNOWN, ReportCell, format_number, format_share, format_time
+from torchprof.run.formats import UNKNOWN, ReportCell, format_number, format_share, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import BETWEEN_OPS
 

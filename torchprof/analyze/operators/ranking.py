@@ -19,7 +19,8 @@ from torchprof.analyze.report import (
     stacked,
 )
 from torchprof.analyze.sentences import about_sums, warnings_below
-from torchprof.run.cost import Cell, Cost, ReportCell, format_time
+from torchprof.run.cost import Cost
+from torchprof.run.formats import Cell, ReportCell, format_time
 from torchprof.run.operators import Sums
 from torchprof.run.run import Run
 from torchprof.run.words import FORWARD, range_in_words

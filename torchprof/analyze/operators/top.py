@@ -24,9 +24,8 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.errors import some
-from torchprof.run.cost import Cell, ReportCell, format_count, format_share, format_time
+from torchprof.run.formats import Cell, ReportCell, format_count, format_share, format_time
 from torchprof.run.layers import Layer
-from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.words import (
     ANY_STEP,
@@ -145,7 +144,7 @@ def about_idle_devices(run: Run) -> Iterator[str]:
     """For how long each device was idle, as sentences."""
     if "device_ns" not in run.meta.measured:
         return
-    busy = list(_busy_devices(run))
+    busy = [(meta, *of_device) for meta in run.metas for of_device in meta.busy_devices.items()]
     if not busy:
         yield f"Nothing ran on {run.meta.device_heading}."
     for meta, name, ns in busy:
@@ -156,14 +155,10 @@ def about_idle_devices(run: Run) -> Iterator[str]:
             yield f"{which} was idle for {format_time(idle)} of {format_time(meta.wall_ns)} ({share})."
 
 
-def _busy_devices(run: Run) -> Iterator[tuple[Meta, str, int]]:
-    return ((meta, name, ns) for meta in run.metas for name, ns in meta.busy_ns if name != "cpu")
-
-
 def measures_of(run: Run) -> Iterator[tuple[str, str]]:
     """The measures by which parts are the largest, the first one first: the field of ``Cost`` and its heading."""
     meta = run.meta
-    if "device_ns" in meta.measured and any(_busy_devices(run)):
+    if "device_ns" in meta.measured and any(meta.busy_devices for meta in run.metas):
         yield "device_ns", f"{meta.device_heading} time"
     if "cpu_ns" in meta.measured:
         yield "cpu_ns", "CPU time"
@@ -171,62 +166,57 @@ def measures_of(run: Run) -> Iterator[tuple[str, str]]:
         yield "flops", "Counted FLOPs" if "uncounted" in run.rows.nonzero else "FLOPs"
 
 
-class LargestPart(NamedTuple):
-    """A row of the report: ``share`` is of the whole run. ``layer``: the index of its layer, or of the first of several
-    that are alike (negative: no layer). ``kind``: the class of the layer, and types of parameters that are unusual."""
-
-    share: float
-    amount: int
-    layer: int
-    name: Cell
-    kind: str
-    phase: Cell
-    work: str
-
-
-def largest_of(run: Run, field: str, limit: int) -> tuple[list[LargestPart], str]:
-    """The largest parts of a run in one measure, and a sentence on those that are hidden."""
+def _table(run: Run, field: str, heading: str, limit: int, width: int | None) -> Part:
+    """The largest parts in one measure; without a width, below them sentences about time in no operator and about parts
+    that are hidden."""
     parts = parts_of(run, field)
     whole = sum(parts.values())
     rows = sorted(_alike_as_one(run, parts), key=lambda row: -row.amount)
+    shown, hidden = rows[:limit], rows[limit:]
     lines = source_lines(run)
-    largest = []
-    for amount, work, layers in rows[:limit]:
-        first = next(iter(layers))
-        kind = ""
-        if first >= 0:
-            layer = run.layers[first]
-            types = [dtype for dtype, _ in layer.dtype_bytes if dtype != _USUAL_TYPE]
-            kind = ", ".join([layer.kind, *types] if layer.kind else types)
-        name = work.name
-        with_lines = [number for number in layers if work.at(number) in lines] if name == BETWEEN_OPS else []
-        sampled = most_sampled(sum((lines[work.at(number)] for number in with_lines), Counter[SourceLine]()))
-        if sampled is not None:
-            line, of_these = sampled
-            share = str(format_share(sum(layers[number] for number in with_lines) * of_these / whole))
-            name = f"{name}, {share} at {line}" if share != str(format_share(0)) else name
-        phase = phase_cell(work.at(first).phase_name)
-        largest.append(LargestPart(amount / whole, amount, first, _name_of(run, work, layers), kind, phase, name))
-    if not (hidden := rows[limit:]):
-        return largest, ""
-    rest = sum(row.amount for row in hidden)
-    return largest, f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}."
-
-
-def _table(run: Run, field: str, heading: str, limit: int, width: int | None) -> Part:
-    largest, about_hidden = largest_of(run, field, limit)
     show = format_count if field == "flops" else format_time
     headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
-    table: list[list[Cell]] = [
-        [format_share(part.share), show(part.amount), part.name, part.kind, part.phase, part.work] for part in largest
+    table = [
+        [
+            format_share(row.amount / whole),
+            show(row.amount),
+            _name_of(run, row.work, row.layers),
+            _type_of(run, row.first),
+            phase_cell(row.work.at(row.first).phase_name),
+            _with_line(row, lines, whole),
+        ]
+        for row in shown
     ]
     if width is not None:
         _fit(headings, table, width)
-    # A source line may follow "(between ops)".
-    about_gaps = _NO_OPERATOR.get(field, "") if any(part.work.startswith(BETWEEN_OPS) for part in largest) else ""
-    rows = [TableRow(cells, layer=part.layer) for cells, part in zip(table, largest)]
-    drawn = ReportTable(headings, rows, f"largest_by_{field}")
-    return drawn if width is not None else stacked(filter(None, [drawn, about_gaps, about_hidden]))
+    table_rows = [TableRow(cells, layer=row.first) for cells, row in zip(table, shown)]
+    drawn = ReportTable(headings, table_rows, f"largest_by_{field}")
+    if width is not None:
+        return drawn
+    sentences = [_NO_OPERATOR[field]] if field in _NO_OPERATOR and any(row.is_between for row in shown) else []
+    if hidden:
+        rest = sum(row.amount for row in hidden)
+        sentences.append(f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}.")
+    return stacked([drawn, *sentences])
+
+
+def _type_of(run: Run, layer: int) -> str:
+    """The class of a layer, and the types of its parameters that are unusual; "" for no layer."""
+    if layer < 0:
+        return ""
+    kind, types = run.layers[layer].kind, [dtype for dtype, _ in run.layers[layer].dtype_bytes]
+    return ", ".join(filter(None, [kind, *(dtype for dtype in types if dtype != _USUAL_TYPE)]))
+
+
+def _with_line(row: _Row, lines: Mapping[Where, Counter[SourceLine]], whole: int) -> str:
+    """The name of the work; between operators with the source line that takes most, and its share of the whole."""
+    sampled_layers = [layer for layer in row.layers if row.is_between and row.work.at(layer) in lines]
+    sampled = most_sampled(sum((lines[row.work.at(layer)] for layer in sampled_layers), Counter[SourceLine]()))
+    if sampled is None:
+        return row.work.name
+    line, of_these = sampled
+    share = str(format_share(sum(row.layers[layer] for layer in sampled_layers) * of_these / whole))
+    return row.work.name if share == str(format_share(0)) else f"{row.work.name}, {share} at {line}"
 
 
 def _fit(headings: Sequence[str], table: list[list[Cell]], width: int) -> None:
@@ -262,11 +252,20 @@ def _line_width(headings: Sequence[str], table: Sequence[Sequence[Cell]]) -> int
 
 
 class _Row(NamedTuple):
-    """A row: ``layers`` has the amount of each layer in it."""
+    """A row: ``layers`` has the amount of each layer in it (negative: no layer)."""
 
     amount: int
     work: KindOfWork
     layers: Mapping[int, int]
+
+    @property
+    def first(self) -> int:
+        return next(iter(self.layers))
+
+    @property
+    def is_between(self) -> bool:
+        """Whether it is time in which no operator ran."""
+        return self.work.name == BETWEEN_OPS
 
 
 def _alike_as_one(run: Run, parts: Parts) -> list[_Row]:

@@ -19,9 +19,15 @@ from torchprof.analyze.report import (
     time_cell,
 )
 from torchprof.analyze.sentences import warnings_below
-from torchprof.run.cost import UNKNOWN, Cell, format_number, format_share, format_time
+from torchprof.run.formats import (
+    UNKNOWN,
+    Cell,
+    format_number,
+    format_share,
+    format_time,
+    numbers_in_words,
+)
 from torchprof.run.run import Run
-from torchprof.run.words import numbers_in_words
 
 _ROWS = 16
 _MOST_STAGES = 8  # with columns of their own

@@ -9,10 +9,9 @@ from statistics import median
 from torchprof.analyze.pipeline.bubble import Bubble, Judged, SlowStages, UnknownBubble, judged_pipelines
 from torchprof.analyze.pipeline.values import AlikePipelines
 from torchprof.analyze.report import printable
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time, ranks_in_words
 from torchprof.run.layers import Layers
 from torchprof.run.run import Run
-from torchprof.run.words import ranks_in_words
 
 _WORTH_SAYING = 0.005  # of the time of all ranks
 _OUTLIER = 2.0  # times the other microbatches

@@ -11,7 +11,7 @@ from torchprof.analyze.operators.kernels import short_kernel_name
 from torchprof.analyze.report import Part, ReportTable, phase_cell, printable, report, spaced, stacked
 from torchprof.analyze.sentences import about_sums, warnings_below
 from torchprof.run.collectives import Collective, collective_of, shows_collective
-from torchprof.run.cost import (
+from torchprof.run.formats import (
     UNKNOWN,
     Cell,
     ReportCell,

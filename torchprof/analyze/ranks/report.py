@@ -7,8 +7,8 @@ from torchprof.analyze.ranks.sentences import sentences
 from torchprof.analyze.ranks.tables import table_of_collectives, table_of_layers, table_of_ranks
 from torchprof.analyze.report import Section, printable, report, spaced, stacked
 from torchprof.analyze.sentences import lacks_ranks, warnings_of
+from torchprof.run.formats import ranks_in_words
 from torchprof.run.run import Run
-from torchprof.run.words import ranks_in_words
 
 _LINES = 15
 

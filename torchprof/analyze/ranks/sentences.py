@@ -13,11 +13,11 @@ from torchprof.analyze.ranks.slow import PARTS, Difference, Late, Slow
 from torchprof.analyze.ranks.values import IN_NO_OP, Times
 from torchprof.analyze.report import name_of_layer, printable
 from torchprof.analyze.sentences import about_missing_ranks
-from torchprof.run.cost import UNKNOWN, format_time
+from torchprof.run.formats import UNKNOWN, format_time, ranks_in_words
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey
 from torchprof.run.unfinished import Entered, Unfinished
-from torchprof.run.words import FORWARD, OUTSIDE, StepEnd, ranks_in_words
+from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
 
 _ALIKE = 0.01  # FLOPs that differ by a smaller share are the same work
 _WORTH_SAYING = 0.005  # of a step

@@ -12,7 +12,7 @@ from torchprof.analyze.ranks.balance import Balance
 from torchprof.analyze.ranks.sentences import name_of, often, unit_of
 from torchprof.analyze.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
 from torchprof.analyze.report import ReportTable, Section, TableRow, phase_cell, printable, stacked, time_cell
-from torchprof.run.cost import (
+from torchprof.run.formats import (
     AT_LEAST,
     UNKNOWN,
     Cell,
@@ -23,10 +23,11 @@ from torchprof.run.cost import (
     format_memory,
     format_number,
     format_time,
+    numbers_in_words,
 )
 from torchprof.run.lockstep import GroupOfRanks, Lockstep
 from torchprof.run.run import Run
-from torchprof.run.words import numbers_in_words, phase_of
+from torchprof.run.words import phase_of
 
 _MANY_RANKS = 16  # with more ranks, only the slowest and the fastest are shown
 _SLOWEST, _FASTEST = 8, 2

@@ -9,7 +9,8 @@ from typing import Any
 from torchprof.analyze.columns import Column, as_measured
 from torchprof.analyze.figures import Figures, measured_by_all
 from torchprof.analyze.layers.entries import Entry, entries_of
-from torchprof.run.cost import NO_COST, Bound, Cost, sum_of_costs
+from torchprof.run.cost import NO_COST, Cost, sum_of_costs
+from torchprof.run.formats import Bound
 from torchprof.run.run import Run
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES
 

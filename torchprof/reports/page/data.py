@@ -27,7 +27,8 @@ from torchprof.reports.page.pipelines import pipelines_of_page
 from torchprof.reports.page.ranks import common, compared_ranks, sum_of_ranks
 from torchprof.reports.page.tables import report_data
 from torchprof.reports.page.tree import LEFT_OVER, Take, Tree
-from torchprof.run.cost import FIELDS, MEASURES, Measure, Unit
+from torchprof.run.cost import FIELDS, MEASURES, Measure
+from torchprof.run.formats import Unit
 from torchprof.run.memory import KINDS
 from torchprof.run.meta import Meta, Peak
 from torchprof.run.run import Run

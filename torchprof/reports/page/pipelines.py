@@ -10,10 +10,9 @@ from torchprof.analyze.pipeline.bubble import judged_pipelines
 from torchprof.analyze.pipeline.report import about_alike
 from torchprof.analyze.pipeline.values import OnePipeline
 from torchprof.reports.page.tables import report_data
-from torchprof.run.cost import format_time
+from torchprof.run.formats import format_time, ranks_in_words
 from torchprof.run.pipeline import ACTIONS
 from torchprof.run.run import Run
-from torchprof.run.words import ranks_in_words
 
 _MOST_ACTIONS = 6_000
 """The largest number of actions in a picture: the ranks that come after them are hidden."""

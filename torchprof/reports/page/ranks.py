@@ -14,11 +14,11 @@ from torchprof.analyze.ranks.tables import table_of_ranks
 from torchprof.analyze.ranks.values import IN_NO_OP, OneLayer, OverRanks
 from torchprof.analyze.report import QUESTIONS, ReportTable, TableRow, stacked
 from torchprof.reports.page.tables import report_data
-from torchprof.run.cost import Cell, format_number, format_time
+from torchprof.run.formats import Cell, format_number, format_time, ranks_in_words
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread, quantile
-from torchprof.run.words import NO_LAYERS, PHASES, ranks_in_words
+from torchprof.run.words import NO_LAYERS, PHASES
 
 _DIFFERING = 24
 """The number of layers that are compared over ranks in each phase: those whose slowest rank exceeds the mean most."""

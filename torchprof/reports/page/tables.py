@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from torchprof.analyze.report import Part, ReportTable, TableRow, printable, tables_and_sentences
-from torchprof.run.cost import Cell, ReportCell, format_count, format_memory, format_share, format_time
+from torchprof.run.formats import Cell, ReportCell, format_count, format_memory, format_share, format_time
 
 _USUAL: Mapping[str, Callable[[float], ReportCell]] = {
     "ns": format_time,
