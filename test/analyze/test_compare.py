@@ -1118,7 +1118,7 @@ def test_the_table_shows_top_depth_and_order(golden: Callable[..., None]) -> Non
         [row(0, cpu_ns=10, calls=2), row(1, cpu_ns=25, calls=2), row(2, cpu_ns=5, calls=9), row(3, cpu_ns=90, calls=2)]
     )
     diff = torchprof.compare(simple(), after)
-    golden(*(drawn(diff, "table", **each) for each in ({}, {"top": 1}, {"depth": 1}, {"sort_by": "calls"})))
+    golden(*(drawn(diff, "table", **each) for each in ({}, {"top": 1}, {"top": 3}, {"depth": 1}, {"sort_by": "calls"})))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from build.places import ROOT
 
+from torchprof import TorchprofError
+
 GOLDEN = ROOT / "test" / "golden"
 
 
@@ -35,3 +37,10 @@ def drawn(value: Any, report: str, **options: object) -> str:
     """A report of a run, or of a comparison, below its name and options."""
     title = " ".join([report, *(f"{name}={option}" for name, option in options.items())])
     return titled({title: value.report(report, **options)})[0]
+
+
+def message(call: Callable[..., Any], *args: Any, **options: Any) -> str:
+    """What the error says that the call raises."""
+    with pytest.raises((TorchprofError, AssertionError)) as caught:
+        call(*args, **options)
+    return str(caught.value)

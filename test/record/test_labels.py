@@ -25,6 +25,7 @@ import pytest
 import torch
 from build.calls import calls_of
 from build.libraries import RELEASE
+from build.models import profiled
 from build.nonempty import at_least_one
 from build.places import ROOT
 from build.snapshots import snapshot
@@ -116,6 +117,14 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(x))
+
+
+def same_inside(model: nn.Module, *inputs: Any) -> Profile:
+    """A profile of a model that gives the same result as before the block."""
+    right = model(*inputs)
+    with Profile(model) as prof:
+        assert torch.equal(model(*inputs), right)
+    return prof
 
 
 NET_ONCE = {"Net": 1, "Net.body": 1, "Net.body.0": 1, "Net.body.1": 1, "Net.body.2": 1, "Net.head": 1}
@@ -274,10 +283,7 @@ class Heir(Base):
 
 def test_super_forward_counts_once(untouched) -> None:
     model = untouched(nn.Sequential(Child(), Grandchild(), Base(), Heir(), Heir()))
-    x = torch.rand(3)
-    right = model(x)
-    with Profile(model) as prof:
-        assert torch.equal(model(x), right)
+    prof = same_inside(model, torch.rand(3))
     assert set(calls_of(prof).values()) == {1}
     sines = {path[-1]: sum(e.name == "aten::sin" for e in lists[0]) for path, lists in prof.raw()[1].items()}
     assert sines == {"0": 1, "1": 2, "2": 1, "3": 1, "4": 1}
@@ -359,10 +365,7 @@ def test_a_forward_on_the_instance_is_labelled_and_restored(untouched) -> None:
     own = functools.partial(F.linear, weight=torch.ones(2, 4))
     model.head.forward = own
     untouched(model)
-    x = torch.rand(2, 3)
-    right = model(x)
-    with Profile(model) as prof:
-        assert torch.equal(model(x), right)
+    prof = same_inside(model, torch.rand(2, 3))
     assert model.head.forward is own
     assert calls_of(prof) == NET_ONCE
 
@@ -813,10 +816,7 @@ def test_forwards_of_any_form_may_be_compiled_inside_the_block(dynamo, kind, com
 def test_forwards_of_any_form_are_labelled_if_nothing_is_compiled(untouched, kind) -> None:
     """And do what they do, what they know of themselves among it."""
     model = untouched(Around(kind()))
-    x = torch.rand(2, 3)
-    right = model(x)
-    with Profile(model) as prof:
-        assert torch.equal(model(x), right)
+    prof = same_inside(model, torch.rand(2, 3))
     assert calls_of(prof) == {"Around": 1, "Around.child": 2, "Around.child.lin": 2}
 
 
@@ -1319,9 +1319,7 @@ def test_a_profiler_started_inside_the_block_is_refused_and_ours_goes_on(untouch
     assert "before the `with" in str(caught.value)
     assert set(calls_of(prof).values()) == {2}
     # The one that was refused is still somewhere in the user's hands: it stands in nobody's way.
-    with Profile(model) as again:
-        model(torch.rand(2, 3))
-    assert calls_of(again) == NET_ONCE
+    assert calls_of(profiled(model, torch.rand(2, 3))) == NET_ONCE
     with theirs() as user:
         some_work()
     assert "aten::sin" in {row.key for row in user.key_averages()}
@@ -1354,8 +1352,7 @@ def test_a_profile_may_start_while_a_schedule_waits(untouched) -> None:
         schedule=schedule,
         on_trace_ready=lambda p: seen.append({row.key for row in p.key_averages()}),
     ) as user:
-        with Profile(model) as prof:
-            model(torch.rand(2, 3))
+        prof = profiled(model, torch.rand(2, 3))
         for _ in range(2):
             user.step()
             some_work()
@@ -1372,9 +1369,7 @@ def test_a_profile_may_start_after_a_profiler_that_has_ended() -> None:
     ) as second:
         some_work()  # ended in its warm-up
     model = Net()
-    with Profile(model) as prof:
-        model(torch.rand(2, 3))
-    assert calls_of(prof) == NET_ONCE
+    assert calls_of(profiled(model, torch.rand(2, 3))) == NET_ONCE
     assert first is not second
 
 
@@ -1387,9 +1382,7 @@ def test_entering_does_not_search_the_objects_of_the_process(monkeypatch: pytest
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         some_work()
     monkeypatch.setattr("gc.get_referrers", search)
-    with Profile(Net()) as prof:
-        prof(torch.rand(2, 3))
-    assert calls_of(prof) == NET_ONCE
+    assert calls_of(profiled(Net(), torch.rand(2, 3))) == NET_ONCE
 
 
 SCRIPTS["in warm-up"] = """
@@ -1563,8 +1556,7 @@ def test_profiles_that_wait_in_their_warmup_leave_the_model_as_it_was_whatever_t
 
 def test_consecutive_profiles_are_independent(untouched) -> None:
     model = untouched(Net())
-    with Profile(model, paths=["head"]) as first:
-        model(torch.rand(2, 3))
+    first = profiled(model, torch.rand(2, 3), paths=["head"])
     before = str(first)
     with Profile(model) as second:
         model(torch.rand(2, 3))
@@ -1695,8 +1687,7 @@ def test_ten_thousand_layers() -> None:
     model = nn.Sequential(*[nn.Identity() for _ in range(9_999)])
     forward = nn.Identity.forward
     x = torch.rand(1)
-    with Profile(model) as prof:
-        model(x)
+    prof = profiled(model, x)
     assert nn.Identity.forward is forward
     calls = calls_of(prof)
     assert len(calls) == 10_000 and set(calls.values()) == {1}
@@ -1717,8 +1708,7 @@ def test_a_module_may_have_its_parent_or_itself_as_a_child() -> None:
             return self.child[0](x)
 
     model = Knot()
-    with Profile(model) as prof:
-        model(torch.rand(1, 2))
+    prof = profiled(model, torch.rand(1, 2))
     assert calls_of(prof) == {"Knot": 1, "Knot.child": 0, "Knot.child.0": 1}
     assert "child" in str(prof)
 
@@ -1726,8 +1716,7 @@ def test_a_module_may_have_its_parent_or_itself_as_a_child() -> None:
 def test_one_module_at_many_places_is_labelled_once(untouched) -> None:
     shared = nn.ReLU()
     model = untouched(nn.Sequential(shared, nn.Sequential(shared, shared), shared))
-    with Profile(model) as prof:
-        model(torch.rand(2))
+    prof = profiled(model, torch.rand(2))
     assert sum(count for name, count in calls_of(prof).items() if name not in ("Sequential", "Sequential.1")) == 4
 
 
@@ -1762,10 +1751,7 @@ def test_modules_that_guard_their_attributes() -> None:
 
     model = Frozen()
     before = snapshot(model)
-    x = torch.rand(1, 2)
-    right = model(x)
-    with Profile(model) as prof:
-        assert torch.equal(model(x), right)
+    prof = same_inside(model, torch.rand(1, 2))
     assert snapshot(model) == before
     assert calls_of(prof) == {"Frozen": 1, "Frozen.lin": 1}
 
@@ -1779,9 +1765,7 @@ def test_modules_with_a_false_truth_value_are_labelled(untouched) -> None:
             return x
 
     model = untouched(nn.Sequential(Empty(), nn.Sequential(), nn.ModuleList(), nn.Identity())[0:2])
-    with Profile(model) as prof:
-        model(torch.rand(1))
-    assert set(calls_of(prof).values()) == {1}
+    assert set(calls_of(profiled(model, torch.rand(1))).values()) == {1}
 
 
 def test_a_module_that_overrides_call(untouched) -> None:
@@ -1805,10 +1789,7 @@ def test_parametrized_and_normed_modules(untouched) -> None:
         nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)),
     ).eval()
     untouched(model)
-    x = torch.rand(2, 3)
-    right = model(x)
-    with Profile(model) as prof:
-        assert torch.equal(model(x), right)
+    prof = same_inside(model, torch.rand(2, 3))
     calls = calls_of(prof)
     assert [calls[f"Sequential.{number}"] for number in range(3)] == [1, 1, 1]
 
@@ -1833,11 +1814,8 @@ def test_a_parametrization_put_on_and_taken_off_inside() -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_the_old_weight_norm_which_is_a_hook() -> None:
     model = torch.nn.utils.weight_norm(nn.Linear(3, 3))
-    x = torch.rand(2, 3)
-    right = model(x)
     before = set(vars(model))
-    with Profile(model) as prof:
-        assert torch.equal(model(x), right)
+    prof = same_inside(model, torch.rand(2, 3))
     assert set(vars(model)) == before
     assert calls_of(prof) == {"Linear": 1}
 
@@ -1928,9 +1906,7 @@ def test_fewer_calls_than_the_warmup_give_a_warning(untouched, calls) -> None:
     traces, event_lists = prof.raw()
     assert len(traces) == 6 and sum(map(len, event_lists.values())) == 0
     assert len(prof.key_averages()) == 0
-    with Profile(model) as after:
-        model(torch.rand(2, 3))
-    assert calls_of(after) == NET_ONCE
+    assert calls_of(profiled(model, torch.rand(2, 3))) == NET_ONCE
 
 
 def test_a_call_nested_in_a_warmup_call_is_not_recorded(untouched) -> None:
@@ -1977,8 +1953,7 @@ def test_an_error_in_the_warmup_restores_the_model(untouched) -> None:
 @pytest.mark.parametrize("state", ["active", "warm"])
 def test_a_result_can_be_printed_while_another_profiler_runs(state) -> None:
     model = nn.Sequential(*(nn.Identity() for _ in range(300)))
-    with Profile(model) as prof:
-        model(torch.rand(1))
+    prof = profiled(model, torch.rand(1))
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1) if state == "warm" else None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule) as theirs:
         assert prof.display().startswith("Module")
@@ -1993,9 +1968,7 @@ def test_a_profile_that_is_switched_off_inside_its_block_still_ends() -> None:
     with Profile(model) as prof:
         prof.enabled = False
     assert nn.Linear.forward is forward
-    with Profile(model) as again:
-        model(torch.rand(1, 2))
-    assert again.run.tree("forward").calls == 1
+    assert profiled(model, torch.rand(1, 2)).run.tree("forward").calls == 1
 
 
 def test_ctrl_c_while_the_session_starts_leaves_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -2014,9 +1987,7 @@ def test_ctrl_c_while_the_session_starts_leaves_no_session(monkeypatch: pytest.M
         pass
     monkeypatch.undo()
     assert not torch.autograd._profiler_enabled()
-    with Profile(model) as prof:
-        model(torch.rand(1, 2))
-    assert prof.run.tree("forward").calls == 1
+    assert profiled(model, torch.rand(1, 2)).run.tree("forward").calls == 1
 
 
 # A forward with a closure

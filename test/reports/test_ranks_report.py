@@ -100,7 +100,11 @@ def test_the_sentences_on_ranks(golden: Callable[..., None]) -> None:
             hung(Unfinished(0, 9_000 * MS, 8_900 * MS, OUTSIDE, FORWARD)),
         ],
     }
-    verdicts = {"straggler": planted(), "no straggler": of_work(10 * MS, 10_100_000)}
+    verdicts = {
+        "straggler": planted(),
+        "late": with_more_work(14, [58, 62, 2, 62]),
+        "none": of_work(10 * MS, 10_100_000),
+    }
     golden(
         {title: "\n".join(map(sentence, those)) for title, those in runs.items()},
         {f"verdict: {title}": "\n".join(ran(run)) for title, run in verdicts.items()},

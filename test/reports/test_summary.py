@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from build.hand_made import op, row, run_of
-from build.models import Mlp, Several, Tied
+from build.models import Mlp, Several, Tied, profiled
 from torch import nn
 
 import torchprof
@@ -40,8 +40,7 @@ def cells(run: Run, **options: Any) -> list[list[str]]:
 
 
 def test_the_table_of_layers() -> None:
-    with torchprof.Profile(LeNet5(), with_flops=True) as prof:
-        prof(torch.rand(2, 1, 32, 32))
+    prof = profiled(LeNet5(), torch.rand(2, 1, 32, 32), with_flops=True)
     table = cells(prof.run)
     assert table[0] == ["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"]
     assert table[1] == ["LeNet5", "LeNet5", "0", "[2, 1, 32, 32]", "[2, 10]", "61.71 K", "833.04 K"]
@@ -77,9 +76,7 @@ def test_the_figures_of_a_model() -> None:
 
 
 def test_figures_that_were_not_recorded_are_unknown() -> None:
-    with torchprof.Profile(Mlp()) as prof:
-        prof(torch.rand(3, 4))
-    found = stripped(prof.run)
+    found = stripped(profiled(Mlp(), torch.rand(3, 4)).run)
     assert found["MACs"] == found["FLOPs"] == found["FLOP/s (mean)"] == found["MFU (% of peak)"] == "–"
     assert found["Peak memory above start"] == "–"
     assert found["Throughput"] != "–"
@@ -99,11 +96,9 @@ def test_a_layer_that_was_never_called() -> None:
 
 
 def test_shared_and_repeated_layers() -> None:
-    with torchprof.Profile(Tied(), with_flops=True) as prof:
-        prof(torch.rand(2, 4))
+    prof = profiled(Tied(), torch.rand(2, 4), with_flops=True)
     assert stripped(prof.run)["Params"] == "20"
-    with torchprof.Profile(Several(), with_flops=True) as prof:
-        prof(torch.rand(2, 4))
+    prof = profiled(Several(), torch.rand(2, 4), with_flops=True)
     assert stripped(prof.run)["Activations"] == f"{(3 + 1) * 2 * 4 * 4} B"
 
 
@@ -272,8 +267,7 @@ def summed(*sizes: int) -> str:
 def test_activations_are_of_the_innermost_layers_that_were_called() -> None:
     attention = nn.MultiheadAttention(4, 2, batch_first=True)  # does not call its projection layer
     x = torch.rand(2, 3, 4)
-    with torchprof.Profile(attention, with_flops=True) as prof:
-        attention(x, x, x)
+    prof = profiled(attention, x, x, x, with_flops=True)
     assert stripped(prof.run)["Activations"] == summed(2 * 3 * 4, 2 * 3 * 3)
     encoder = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 1)).eval()
     with torch.no_grad(), torchprof.Profile(encoder, with_flops=True) as prof:
@@ -290,8 +284,7 @@ def test_activations_of_calls_on_several_shapes_are_unknown() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.fc(self.fc(x)[:1])
 
-    with torchprof.Profile(Cuts(), with_flops=True) as prof:
-        prof(torch.rand(100, 4))
+    prof = profiled(Cuts(), torch.rand(100, 4), with_flops=True)
     assert stripped(prof.run)["Activations"] == "–"
     with torchprof.Profile(Several()) as prof:  # without shapes it is unknown whether they were the same
         prof(torch.rand(2, 4))
@@ -300,9 +293,7 @@ def test_activations_of_calls_on_several_shapes_are_unknown() -> None:
 
 def test_activations_of_a_run_of_selected_layers_are_unknown() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    with torchprof.Profile(model, with_flops=True, paths=["2"]) as prof:
-        prof(torch.rand(2, 4))
-    found = stripped(prof.run)
+    found = stripped(profiled(model, torch.rand(2, 4), with_flops=True, paths=["2"]).run)
     unknown = ["MACs", "FLOPs", "Latency (median)", "Throughput", "FLOP/s (mean)", "MFU (% of peak)", "Activations"]
     assert {found[name] for name in unknown} == {"–"}
 
@@ -340,8 +331,7 @@ def test_activations_of_layers_whose_operators_record_no_shapes() -> None:
         prof(three)
         prof(three)
     assert stripped(prof.run)["Activations"] == summed(3 * 4, 2)
-    with torchprof.Profile(model, with_flops=True) as prof:
-        prof(three, five)
+    prof = profiled(model, three, five, with_flops=True)
     assert stripped(prof.run)["Activations"] == "–"
     with torchprof.Profile(model, with_flops=True) as prof:
         prof(three)
@@ -352,7 +342,5 @@ def test_activations_of_layers_whose_operators_record_no_shapes() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_packed_parameters_are_unknown() -> None:
     packed = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear})
-    with torchprof.Profile(packed, with_flops=True) as prof:
-        prof(torch.rand(2, 8))
-    found = stripped(prof.run)
+    found = stripped(profiled(packed, torch.rand(2, 8), with_flops=True).run)
     assert found["Params"] == found["Trainable params"] == found["Model size"] == found["MACs"] == "–"

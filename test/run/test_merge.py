@@ -8,6 +8,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
 from statistics import median
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from build.examples import examples
+from build.golden import message
 from build.merging import ADD, MINE, MUL, NET, calls, jobs, layer, line, run_of, timeline
 from build.models import Mlp
 from build.places import ROOT
@@ -214,47 +216,30 @@ def test_of_rank_refuses_an_unknown_rank() -> None:
 # Invalid arguments
 
 
-def test_merging_no_runs_is_refused() -> None:
-    with pytest.raises(TorchprofError, match="it got none"):
-        torchprof.merge([])
-
-
-@pytest.mark.parametrize(
-    ("what", "says"),
-    [
-        (["rank0.json"], r"map\(torchprof.load, paths\)"),
-        ([Path("rank0.json")], r"map\(torchprof.load, paths\)"),
-        ("rank0.json", "several runs"),
-        (run_of(0), "several runs"),
-        (None, "several runs"),
-        ([run_of(0), None], "needs runs, not None"),
-    ],
-)
-def test_merging_something_else_than_runs_is_refused(what: Any, says: str) -> None:
-    with pytest.raises(TorchprofError, match=says):
-        torchprof.merge(what)
-
-
-def test_merging_a_profile_is_refused() -> None:
-    import torch
-
+def test_what_cannot_be_merged(golden: Callable[..., None]) -> None:
+    """What is no run; two runs of one rank; runs of different jobs. A run without a job name can be merged with any,
+    and a world size of 1 means unknown."""
     with torchprof.Profile(torch.nn.Linear(2, 2)) as prof:
         pass
-    with pytest.raises(TorchprofError, match=r"Give prof\.run"):
-        torchprof.merge([prof])
-
-
-def test_two_runs_of_one_rank_are_refused() -> None:
-    both = torchprof.merge([run_of(0), run_of(1)])
-    for runs in ([run_of(1), run_of(0), run_of(1)], [both, run_of(1)], [both, both]):
-        with pytest.raises(TorchprofError, match=r"of rank [01]\..*add_cycles=True"):
-            torchprof.merge(runs)
-
-
-def test_runs_of_different_jobs_are_refused() -> None:
-    with pytest.raises(TorchprofError, match=r"of 2 ranks \(rank 0\) and of 4 ranks \(rank 1\)"):
-        torchprof.merge([run_of(0, world=2), run_of(1, world=4)])
-    assert torchprof.merge([run_of(0, world=2), run_of(1)]).missing_ranks == ()  # a world size of 1 means unknown
+    both, one = torchprof.merge([run_of(0), run_of(1)]), run_of(1)
+    sizes = [run_of(0, world=2), run_of(1, world=4)]
+    named = [
+        replace(run, metas=(replace(run.meta, job=job),))
+        for run, job in zip([run_of(rank, world=3) for rank in range(3)], ("a", "", "b"))
+    ]
+    no_runs: list[Any] = ["rank0.json", ["rank0.json"], None, []]
+    several = {"a run": run_of(0), "a run and None": [run_of(0), None]}
+    ranks = {"twice rank 1": [one, run_of(0), one], "rank 1 again": [both, one], "both again": [both, both]}
+    jobs = {"jobs of two sizes": sizes, "jobs of two names": named}
+    cases = {**{repr(each): each for each in no_runs}, **several, **ranks, **jobs}
+    golden(
+        {title: message(torchprof.merge, runs) for title, runs in cases.items()},
+        {"add_cycles, of several ranks": message(torchprof.merge, [both, one, both], add_cycles=True)},
+    )
+    assert "Give prof.run" in message(torchprof.merge, [prof])
+    assert "map(torchprof.load, paths)" in message(torchprof.merge, [Path("rank0.json")])
+    assert len(torchprof.merge(named[:2]).metas) == 2
+    assert torchprof.merge([run_of(0, world=2), one]).missing_ranks == ()
 
 
 # Cycles
@@ -419,15 +404,6 @@ def test_what_is_compared_of_ranks_is_merged_as_it_is_compared_of_the_merged_run
     compared = merged.to_compare(layers=True)
     assert torchprof.merge(run.to_compare(layers=True) for run in runs) == compared
     assert comparison_of(json_of_run(merged).encode(), "run.json") == compared
-
-
-def test_runs_of_two_named_jobs_are_refused() -> None:
-    """torchrun and Slurm name jobs. A run without a job name can be merged with any."""
-    runs = [run_of(rank, world=3) for rank in range(3)]
-    named = [replace(run, metas=(replace(run.meta, job=job),)) for run, job in zip(runs, ("a", "", "b"))]
-    assert len(torchprof.merge(named[:2]).metas) == 2
-    with pytest.raises(TorchprofError, match=r"of different jobs, a \(rank 0\) and b \(rank 2\)"):
-        torchprof.merge(named)
 
 
 # Saved runs

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from build.all_kinds import KINDS
+from build.golden import message
 from build.models import profiled
 from build.snapshots import snapshot
 from build.warnings import run_warnings
@@ -72,13 +73,6 @@ def refused(call: Callable[[], Any], *words: str, error: type[BaseException] = T
     assert len(text) < 2000
 
 
-def message(call: Callable[[], Any]) -> str:
-    """What the error says that the call raises."""
-    with pytest.raises(TorchprofError) as caught:
-        call()
-    return str(caught.value)
-
-
 def enter(*args: Any, **options: Any) -> None:
     with Profile(*args, **options):
         pytest.fail("the block must not run")
@@ -118,7 +112,7 @@ def test_wrong_options_of_a_profile_raise(model, golden: Callable[..., None]) ->
     ]
     golden(
         {
-            f"{option}={value!r}": message(lambda option=option, value=value: enter(model, **{option: value}))
+            f"{option}={value!r}": message(enter, model, **{option: value})
             for option, values in (("use_device", devices), ("warmup", warmups), ("paths", paths))
             for value in values
         }
@@ -185,7 +179,7 @@ WRONG_OF_TREE = [
 def test_wrong_options_of_display_raise(prof, golden: Callable[..., None]) -> None:
     before = str(prof)
     options = [*WRONG_OF_TREE, {"file": "table.txt"}, {"file": Path("table.txt")}, {"file": 3}]
-    golden({str(each): message(lambda each=each: prof.display(**each)) for each in options})
+    golden({str(each): message(prof.display, **each) for each in options})
     for wrong, words in (("githb", ["'githb'", "'github'"]), (5, ["5"]), (["github"], ["github"])):
         refused(lambda wrong=wrong: prof.display(tablefmt=wrong), *words)
     assert str(prof) == before
@@ -209,7 +203,7 @@ def test_unknown_options_of_display_raise_typeerror(prof) -> None:
 def test_wrong_options_of_tree_raise(prof, golden: Callable[..., None]) -> None:
     phases = [{"phase": phase} for phase in ("forwards", "Backward", "", 0, ["forward"])]
     roots = [{"root": root} for root in (1, -1, "Net", None, 0.5)]
-    golden({str(each): message(lambda each=each: prof.run.tree(**each)) for each in (*phases, *roots)})
+    golden({str(each): message(prof.run.tree, **each) for each in (*phases, *roots)})
 
 
 def test_unknown_phases_raise(prof) -> None:
@@ -250,9 +244,7 @@ WRONG_OF_REPORTS: list[tuple[str, str, list[dict[str, Any]]]] = [
 def test_wrong_options_of_reports_raise(golden: Callable[..., None]) -> None:
     golden(
         {
-            f"{kind}: {report} {each or ''}".strip(): message(
-                lambda kind=kind, report=report, each=each: KINDS[kind]().report(report, **each)
-            )
+            f"{kind}: {report} {each or ''}".strip(): message(KINDS[kind]().report, report, **each)
             for kind, report, options in WRONG_OF_REPORTS
             for each in options
         }
