@@ -27,6 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchprof
 from torchprof import Profile, TorchprofError
 from torchprof.integrations import deepspeed
+from torchprof.integrations.conventions import DEEPSPEED
 from torchprof.integrations.deepspeed import (
     duration_to_string,
     flops_to_string,
@@ -36,8 +37,8 @@ from torchprof.integrations.deepspeed import (
     number_to_string,
     params_to_string,
 )
-from torchprof.integrations.deepspeed.printed import Printed
-from torchprof.integrations.deepspeed.recorded import Recorded
+from torchprof.integrations.deepspeed.profiler import tree_lines
+from torchprof.integrations.model_figures import ModelFigures
 
 # The page of the original tool, without all that depends on a clock.
 PAGE = """\
@@ -106,11 +107,15 @@ def macs_of(model: nn.Module, *sizes: int, **options: Any) -> Any:
     return get_model_profile(model, sizes, **{**quiet, **options})[0]
 
 
-def page_of(model: nn.Module, call: Callable[[], Any] = lambda: None) -> Printed:
-    """The page for what ``call`` runs of the model."""
+def recorded(model: nn.Module, call: Callable[[], Any] = lambda: None) -> ModelFigures:
+    """The figures of what ``call`` runs of the model."""
     with Profile(model, with_flops=True) as profile:
         call()
-    return Printed(model, Recorded(profile))
+    return ModelFigures(profile.run, model, DEEPSPEED)
+
+
+def tree(model_figures: ModelFigures) -> str:
+    return "\n".join(tree_lines(model_figures))
 
 
 def figures(page: str) -> dict[str, tuple[str, str, str]]:
@@ -173,10 +178,10 @@ def test_each_part_of_the_page_can_be_switched_off(capsys: pytest.CaptureFixture
 
 def test_the_rate_follows_from_time_and_multiply_adds() -> None:
     model = nn.Sequential(nn.Linear(512, 512), nn.Sequential(nn.Linear(512, 1024), nn.ReLU()))
-    page = page_of(model, lambda: model(torch.rand(1024, 512)))
-    total = page.total.seconds
+    page = recorded(model, lambda: model(torch.rand(1024, 512)))
+    total = page.whole.seconds
     assert total
-    lines = [line for line in page.tree().splitlines() if "TFLOPS" in line]
+    lines = [line for line in tree(page).splitlines() if "TFLOPS" in line]
     scale = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
     seconds = []
     for line in lines:
@@ -254,7 +259,7 @@ def test_a_model_deeper_than_the_recursion_limit_is_printed() -> None:
     model: nn.Module = Deep(None)
     for _ in range(1200):
         model = Deep(model)
-    assert page_of(model).top(-1, 3).splitlines()[1] == "Top 1 modules in params at depth 1200 are {'Deep': '0'}"
+    assert recorded(model).top(-1, 3).splitlines()[1] == "Top 1 modules in params at depth 1200 are {'Deep': '0'}"
 
 
 # The convention: every number calculated by hand
@@ -351,7 +356,7 @@ def test_a_packed_batch_counts_its_tokens_without_padding() -> None:
     model = nn.LSTM(WIDTH, HIDDEN, batch_first=True)
     packed = nn.utils.rnn.pack_padded_sequence(torch.rand(3, 5, WIDTH), torch.tensor([5, 3, 1]), batch_first=True)
     of_a_token = 4 * HIDDEN * (WIDTH + HIDDEN) + 18 * HIDDEN
-    assert page_of(model, lambda: model(packed)).total.known_macs == (5 + 3 + 1) * of_a_token
+    assert recorded(model, lambda: model(packed)).whole.work == (5 + 3 + 1) * of_a_token
 
 
 @pytest.mark.parametrize("gradients", [True, False])
@@ -420,7 +425,7 @@ def test_the_time_of_nested_operators_is_counted_once() -> None:
     x = torch.rand(128, 128)
     model(x)
     before = time.perf_counter()
-    seconds = page_of(model, lambda: model(x)).total.seconds
+    seconds = recorded(model, lambda: model(x)).whole.seconds
     assert seconds is not None and 0 < seconds <= time.perf_counter() - before
 
 
@@ -443,8 +448,8 @@ def test_the_calls_of_a_shared_module_count_at_the_place_of_the_call(capsys: pyt
 def test_recomputed_and_backward_work_does_not_count_as_forward() -> None:
     block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model, x = Holder(block), torch.rand(2, 4, requires_grad=True)
-    page = page_of(model, lambda: torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward())
-    assert page.total.known_macs == 2 * 16 + 2 * 4
+    page = recorded(model, lambda: torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward())
+    assert page.whole.work == 2 * 16 + 2 * 4
 
 
 # Unknown figures
@@ -472,18 +477,18 @@ def test_a_module_that_was_not_called_is_unknown_and_not_zero(capsys: pytest.Cap
 
 def test_unknown_figures_are_listed_last() -> None:
     model = nn.ModuleList([nn.Conv2d(1, 1, 1), nn.Tanh(), nn.Linear(4, 4)])
-    flops, params, time = page_of(model, lambda: model[1](model[2](torch.rand(1, 4)))).top(-1, 3).splitlines()
+    flops, params, time = recorded(model, lambda: model[1](model[2](torch.rand(1, 4)))).top(-1, 3).splitlines()
     assert flops.endswith("{'Linear': '16 Mac', 'Tanh': '0 Mac', 'Conv2d': '–'}")
     assert params.endswith("{'Linear': '20', 'Conv2d': '2', 'Tanh': '0'}")
     assert time.endswith("'Conv2d': '–'}")
 
 
 def test_a_model_that_was_never_called_has_only_parameters(capsys: pytest.CaptureFixture[str]) -> None:
-    page = page_of(Mlp())
-    assert page.total.known_macs is None
-    assert page.total.seconds is None
+    page = recorded(Mlp())
+    assert page.whole.work is None
+    assert page.whole.seconds is None
     assert page.params == 58
-    assert flops_to_string(page.total.known_macs) == duration_to_string(page.total.seconds) == "–"
+    assert flops_to_string(page.whole.work) == duration_to_string(page.whole.seconds) == "–"
     page.show(-1, 3)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "  58, 100.000% Params, –, – MACs, –, – time, – TFLOPS,"
@@ -492,9 +497,9 @@ def test_a_model_that_was_never_called_has_only_parameters(capsys: pytest.Captur
 
 
 def test_lazy_parameters_are_unknown() -> None:
-    page = page_of(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)))
+    page = recorded(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)))
     assert page.params is None
-    assert "(0): LazyLinear(–, – Params, –," in page.tree()
+    assert "(0): LazyLinear(–, – Params, –," in tree(page)
     assert get_model_profile(nn.LazyLinear(4), (3,), warm_up=0, print_profile=False) == ("12 Mac", "16")
 
 
@@ -537,14 +542,14 @@ def test_uncounted_calls_in_backward_do_not_matter() -> None:
             return Function.apply(x)
 
     model = nn.Sequential(nn.Linear(4, 4), Graph())
-    shown = figures(page_of(model, lambda: model(torch.rand(1, 4)).sum().backward()).tree())
+    shown = figures(tree(recorded(model, lambda: model(torch.rand(1, 4)).sum().backward())))
     assert (shown["1"][1], shown["root"][1]) == ("0 Mac", "16 Mac")
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_tensor_without_a_shape_is_not_counted_as_zero() -> None:
     model, nested = nn.ReLU(), torch.nested.nested_tensor([torch.rand(2, 3), torch.rand(4, 3)])
-    total = page_of(model, lambda: model(nested)).total
+    total = recorded(model, lambda: model(nested)).total
     assert total.known_macs is None
     assert total.seconds is not None and total.seconds > 0
 
@@ -564,9 +569,9 @@ def test_a_wrapper_shows_the_figures_of_its_module() -> None:
             return torch.relu(self.module(x))
 
     model = nn.DataParallel(Outer())
-    page = page_of(model, lambda: model(torch.rand(2, 4)))
-    assert page.total.known_macs == 32 + 8
-    lines = page.tree().splitlines()
+    page = recorded(model, lambda: model(torch.rand(2, 4)))
+    assert page.whole.work == 32 + 8
+    lines = tree(page).splitlines()
     assert lines[0] == "DataParallel("
     macs = [re.search(r"([\d]+ Mac),", line)[1] for line in lines if " Mac," in line]  # type: ignore[index]
     assert macs == ["40 Mac", "40 Mac", "32 Mac", "32 Mac"]
@@ -686,9 +691,9 @@ def test_only_ignored_modules_do_not_count(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_module_added_after_the_profile_is_unknown() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
-    page = page_of(model, lambda: model(torch.rand(1, 4)))
+    page = recorded(model, lambda: model(torch.rand(1, 4)))
     model.append(nn.ReLU())
-    shown = figures(page.tree())
+    shown = figures(tree(page))
     assert (shown["0"][1], shown["1"][1:]) == ("16 Mac", ("–", "–"))
 
 

@@ -1,9 +1,8 @@
-"""The modules and parameters of a model, found without recursion, so that deep models work as well."""
+"""The modules and parameters of a model, and its repr with figures, without recursion: deep models work as well."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from math import inf
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from torch import nn
@@ -34,14 +33,10 @@ def positions(model: nn.Module) -> Iterator[Position]:
             )
 
 
-def repr_lines(model: nn.Module, figures_at: Callable[[Position], str | None]) -> Iterator[str]:
-    """The lines of the model's repr, with the figures of each module before its ``extra_repr``. Where they are None, a
-    module is written without figures, and without the modules in it."""
+def repr_lines(model: nn.Module, figures_at: Callable[[Position], str]) -> Iterator[str]:
+    """The lines of the model's repr, with the figures of each module before its ``extra_repr``."""
     opened = 0  # how many modules are not written to their end yet
-    shown: float = inf  # the greatest depth that is written here
     for position in positions(model):
-        if position.depth > shown:
-            continue
         while opened > position.depth:
             opened -= 1
             yield "  " * opened + ")"
@@ -51,17 +46,25 @@ def repr_lines(model: nn.Module, figures_at: Callable[[Position], str | None]) -
         if module is None:
             yield f"{head}None"
             continue
-        figures, text = figures_at(position), module.extra_repr()
-        shown = position.depth if figures is None else inf
-        text = text if figures is None else f"{figures}, {text}"
+        text = f"{figures_at(position)}, {module.extra_repr()}"
         head += f"{module._get_name()}("
-        if "\n" not in text and (figures is None or not module._modules):
+        if "\n" not in text and not module._modules:
             yield f"{head}{text})"
             continue
         yield head
         yield from (f"{pad}  {line}".rstrip() for line in text.rstrip().split("\n"))
         opened += 1
     yield from ("  " * depth + ")" for depth in reversed(range(opened)))
+
+
+def largest(figures: Mapping[str, tuple[float | None, str]], number: int) -> dict[str, str]:
+    """The texts of the ``number`` largest values, largest first, unknown values last. Equal values keep their order."""
+
+    def size(name: str) -> float:
+        value = figures[name][0]
+        return -1 if value is None else value
+
+    return {name: figures[name][1] for name in sorted(figures, key=size, reverse=True)[:number]}
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -81,3 +84,15 @@ def parameter_sizes(model: nn.Module) -> dict[int, int | None]:
     lazy parameters, and for the packed parameters of a quantized module (by the ``id`` of that module)."""
     packed = {id(module): None for module in modules_of(model) if hasattr(module, "_packed_params")}
     return packed | {id(param): None if is_lazy(param) else param.numel() for param in parameters_of(model)}
+
+
+def parameter_count(module: nn.Module | None) -> int | None:
+    """The number of parameters of a module, each counted once; None if it is unknown."""
+    return None if module is None else known_sum(parameter_sizes(module).values())
+
+
+def known_sum(numbers: Iterable[int | None]) -> int | None:
+    """The sum; None if one of the numbers is unknown."""
+    listed = list(numbers)
+    known = [number for number in listed if number is not None]
+    return sum(known) if len(known) == len(listed) else None

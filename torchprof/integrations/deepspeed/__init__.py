@@ -1,21 +1,16 @@
 """The early DeepSpeed pytorch-profiler as a drop-in, and DeepSpeed's profiler settings for any training loop.
 
 The printed text is the model's repr with figures at each module: parameters, multiply-adds and time, the shares of
-these, and TFLOPS = 2 · multiply-adds / time / 10¹². The tool's "flops" are multiply-adds ("Mac"). It counts
-
-- the products of convolutions, and one for each element of the result if there is a bias;
-- the products of linear layers, without bias;
-- recurrent layers, with biases and gates;
-- one for each input element of pooling, relu-like functions and softmax, and two for each of batch norm.
-
-Nothing else counts. docs/coming-from-deepspeed.md says where torchprof's own count differs.
+these, and TFLOPS = 2 · multiply-adds / time / 10¹². The tool's "flops" are multiply-adds ("Mac");
+``torchprof.integrations.conventions`` has what it counts. docs/coming-from-deepspeed.md says where torchprof's own
+count differs.
 """
 
 from __future__ import annotations
 
-from torchprof.integrations.deepspeed.model_profile import get_model_profile
+from torchprof.integrations.deepspeed.profiler import add_profile_methods, get_model_profile
 from torchprof.integrations.deepspeed.settings import StepProfiler, from_config
-from torchprof.integrations.deepspeed.strings import (
+from torchprof.integrations.strings import (
     duration_to_string,
     flops_to_string,
     macs_to_string,
@@ -25,6 +20,7 @@ from torchprof.integrations.deepspeed.strings import (
 
 __all__ = [
     "StepProfiler",
+    "add_profile_methods",
     "duration_to_string",
     "flops_to_string",
     "from_config",

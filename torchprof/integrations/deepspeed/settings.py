@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchprof import Profile, TorchprofError
-from torchprof.integrations.deepspeed.arguments import check_model, choose, is_number, is_path, is_whole
-from torchprof.integrations.deepspeed.printed import Printed
-from torchprof.integrations.deepspeed.recorded import Recorded
+from torchprof.errors import TorchprofError, suggest
+from torchprof.integrations.deepspeed.profiler import ProfileMethods
+from torchprof.integrations.flops_profiler import FlopsProfiler
+from torchprof.integrations.model_recording import ModelRecording, check_model, is_whole
+from torchprof.integrations.strings import is_number
 
 
 class _Setting(NamedTuple):
@@ -36,6 +37,10 @@ def _whole(least: int, default: int) -> _Setting:
     return _Setting(f"a whole number from {least} on", lambda value: is_whole(value) and bool(value >= least), default)
 
 
+def _is_file_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, (str, PathLike)) and bool(fspath(value)))
+
+
 _SECTION = "flops_profiler"
 _SECTION_KEYS = {
     "enabled": _yes_or_no(False),
@@ -43,7 +48,7 @@ _SECTION_KEYS = {
     "module_depth": _whole(-1, -1),
     "top_modules": _whole(1, 1),
     "detailed": _yes_or_no(True),
-    "output_file": _Setting("the path of a file, or null", lambda value: value is None or is_path(value), None),
+    "output_file": _Setting("the path of a file, or null", _is_file_or_none, None),
     "recompute_fwd_factor": _Setting("a number from 0 on", lambda value: is_number(value) and bool(value >= 0), 0.0),
 }
 _EARLY = "pytorch_profiler"  # the keys of DeepSpeed before it had flops_profiler
@@ -83,10 +88,9 @@ def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler
     """Make a profiler for one step of any training loop from a DeepSpeed configuration: a dict or a JSON file's path.
 
     With the section ``flops_profiler`` (``enabled``, ``profile_step``, ``module_depth``, ``top_modules``, ``detailed``,
-    ``output_file``; ``recompute_fwd_factor`` has no effect) the text of ``torchprof.integrations.flops_profiler`` is
-    printed. With the older keys ``pytorch_profiler``, ``profile_step``, ``profile_depth`` and ``profile_top_num`` the
-    text of this package is printed. DeepSpeed's other keys are ignored; without any of these keys, nothing is profiled.
-    Use it as::
+    ``output_file``, ``recompute_fwd_factor``) the text of ``torchprof.integrations.flops_profiler`` is printed. With
+    the older keys ``pytorch_profiler``, ``profile_step``, ``profile_depth`` and ``profile_top_num`` the text of this
+    package is printed. DeepSpeed's other keys are ignored; without any of these keys, nothing is profiled. Use it as::
 
         profiler = from_config("ds_config.json")
         for batch in loader:
@@ -117,27 +121,26 @@ def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler
     return StepProfiler(recent["enabled"], recent["profile_step"], lambda model: _recent_step(model, recent))
 
 
-@contextmanager
-def _early_step(model: nn.Module, settings: Mapping[str, Any]) -> Iterator[None]:
-    with Profile(model, with_flops=True) as profile:
-        yield
-    Printed(model, Recorded(profile)).show(settings["profile_depth"], settings["profile_top_num"])
+def _early_step(model: nn.Module, settings: Mapping[str, Any]) -> AbstractContextManager[None]:
+    methods = ProfileMethods(model)
+    return _recorded(methods, lambda: methods.print_all(settings["profile_depth"], settings["profile_top_num"]))
+
+
+def _recent_step(model: nn.Module, settings: Mapping[str, Any]) -> AbstractContextManager[None]:
+    profiler = FlopsProfiler(model, recompute_fwd_factor=settings["recompute_fwd_factor"])
+    names = ("profile_step", "module_depth", "top_modules", "detailed", "output_file")
+    return _recorded(profiler, lambda: profiler.print_model_profile(**{name: settings[name] for name in names}))
 
 
 @contextmanager
-def _recent_step(model: nn.Module, settings: Mapping[str, Any]) -> Iterator[None]:
-    from torchprof.integrations.flops_profiler import FlopsProfiler
-
-    profiler = FlopsProfiler(model)
-    profiler.start_profile()
+def _recorded(recording: ModelRecording, print_profile: Callable[[], None]) -> Iterator[None]:
+    recording.start_profile()
     try:
         yield
-        profiler.stop_profile()
-        profiler.print_model_profile(
-            **{key: settings[key] for key in ("profile_step", "module_depth", "top_modules", "detailed", "output_file")}
-        )
+        recording.stop_profile()
+        print_profile()
     finally:
-        profiler.end_profile()
+        recording.end_profile()
 
 
 def _is_first_rank() -> bool:
@@ -167,14 +170,14 @@ def _check_top_keys(settings: Mapping[str, Any]) -> None:
     known = [_SECTION, *_EARLY_KEYS]
     for key in settings:
         if key not in known and ("profil" in str(key).lower() or get_close_matches(str(key), known, 1, 0.8)):
-            raise TorchprofError(f"The configuration has an unknown key {key!r}. {choose(str(key), known)}")
+            raise TorchprofError(f"The configuration has an unknown key {key!r}. {suggest(str(key), known)}")
 
 
 def _checked(given: Mapping[str, Any], known: Mapping[str, _Setting], where: str) -> dict[str, Any]:
     """All settings: the given ones, checked, and the defaults of the others."""
     for key, value in given.items():
         if key not in known:
-            raise TorchprofError(f"{where} has an unknown key {key!r}. {choose(str(key), known)}")
+            raise TorchprofError(f"{where} has an unknown key {key!r}. {suggest(str(key), known)}")
         if not known[key].is_right(value):
             raise TorchprofError(f'"{key}" is {value!r:.80}, and should be {known[key].expected}.')
     return {key: given.get(key, setting.default) for key, setting in known.items()}

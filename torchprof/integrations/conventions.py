@@ -1,0 +1,273 @@
+"""How flops-profiler and the early DeepSpeed profiler count: one table, a line for operators that count alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+from torchprof import Run
+from torchprof.types import Cost, Row, Signature
+
+LayerPath = tuple[str, ...]
+
+_NOT_A_TENSOR = ("", "Scalar", "ScalarList", "TensorList")
+"""The dtypes of inputs that are not tensors. "" is also that of a tensor whose shape was not recorded."""
+
+
+class PerCall(NamedTuple):
+    """Work that follows from the inputs of one call of an operator, or of those inside it that ``inputs_of`` names.
+    ``formula`` is only called if the first input has a shape."""
+
+    formula: Callable[[Signature], int]
+    inputs_of: tuple[str, ...] = ()
+
+
+Work = PerCall | Callable[[Cost], int]
+"""How much work an operator does: by its inputs, or by torchprof's count of it and of the operators that it calls."""
+
+
+def input_shape(signature: Signature | None, index: int = 0) -> tuple[int, ...] | None:
+    """The shape of the input number ``index`` of an operator; None if it is not a tensor or its shape is unknown."""
+    if signature is None or index >= len(signature.dtypes) or signature.dtypes[index] in _NOT_A_TENSOR:
+        return None
+    shape: tuple[int, ...] | None = signature.shapes[index]
+    return shape
+
+
+def _nothing(cost: Cost) -> int:
+    return 0
+
+
+def _macs(cost: Cost) -> int:
+    return cost.macs
+
+
+def _twice_macs(cost: Cost) -> int:
+    return 2 * cost.macs
+
+
+def _flops(cost: Cost) -> int:
+    return cost.flops
+
+
+def _macs_and_bias(cost: Cost) -> int:
+    """Of a convolution: one for each product, and one for each addition of a bias."""
+    return cost.flops - cost.macs
+
+
+def _elements(signature: Signature) -> int:
+    return prod(signature.shapes[0])
+
+
+def _for_each_element(number: int) -> PerCall:
+    return PerCall(lambda signature: number * _elements(signature))
+
+
+def _normalized(weight: int) -> PerCall:
+    """4 for each element, 5 if there is a weight. ``weight``: the number of the input that is the weight."""
+    return PerCall(lambda signature: _elements(signature) * (4 + (input_shape(signature, weight) is not None)))
+
+
+def _batch_normalized(signature: Signature) -> int:
+    """1 for each element, 4 in training (to compute mean and variance), and 1 more if there is a weight."""
+    has_weight = input_shape(signature, 1) is not None
+    in_training = len(signature.scalars) > 5 and signature.scalars[5] is True
+    return _elements(signature) * ((4 if in_training else 1) + has_weight)
+
+
+def _added_product(signature: Signature) -> int:
+    """2 for each multiply-accumulate, and 1 for each element of the added tensor, before it is broadcast."""
+    added, first, second = (input_shape(signature, index) for index in range(3))
+    if added is None or first is None or second is None:
+        return 0
+    return 2 * prod(first) * int(second[-1]) + prod(added)
+
+
+def _interpolated(signature: Signature) -> int:
+    """1 for each element of the result. The scalar inputs have the output size or the scale factors."""
+    image, scalars = signature.shapes[0], signature.scalars
+    if len(scalars) < 2:
+        return 0
+    sizes, factors = scalars[1], scalars[-1]
+    if isinstance(sizes, tuple):
+        return int(prod(image[: -len(sizes)]) * prod(sizes))
+    if isinstance(factors, tuple):
+        return int(prod(image[:2]) * prod(int(length * factor) for length, factor in zip(image[2:], factors)))
+    return 0
+
+
+def _recurrent(gates: int) -> PerCall:
+    """For each token the elements of weights and biases, and ``gates`` for each hidden unit of each layer."""
+
+    def multiply_adds(signature: Signature) -> int:
+        data, *others = signature.shapes
+        state, *weights = others[signature.dtypes[1] == "long int" :]  # after the batch sizes of a packed sequence
+        state = state[-1] if isinstance(state[0], tuple) else state  # of LSTM, the cell's
+        listed = [shape for shape in weights if shape]
+        shapes = [inner for shape in listed for inner in (shape if isinstance(shape[0], tuple) else [shape])]
+        units = state[-1] * (state[0] if len(state) == 3 else 1)  # a cell has one layer, and no dimension for it
+        return int(prod(data[:-1]) * (sum(map(prod, shapes)) + gates * units))
+
+    return PerCall(multiply_adds)
+
+
+def _fused_attention(signature: Signature) -> int:
+    """Self-attention as one fused operator: two linear layers, and the softmax if the weights are returned."""
+    (batch, length, _), heads = signature.shapes[0], signature.scalars[4]
+    linear = batch * length * (prod(signature.shapes[5]) + prod(signature.shapes[7]))
+    return int(linear + (batch * heads * length * length if signature.scalars[10] else 0))
+
+
+def _fused_encoder_layer(signature: Signature) -> int:
+    """nn.TransformerEncoderLayer as one fused operator: four linear layers, and the activation if it is a relu."""
+    tokens = prod(signature.shapes[0][:-1])
+    linear = tokens * sum(prod(signature.shapes[index]) for index in (3, 5, 14, 16))
+    return int(linear + (0 if signature.scalars[7] else tokens * signature.shapes[14][0]))
+
+
+_WITH_FLAG = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
+"""Of the operators inside a batch norm, those that have the training flag among their inputs."""
+_ELEMENTS = _for_each_element(1)
+_PRODUCTS = "matmul mm bmm mv einsum bilinear scaled_dot_product_attention"
+_ACTIVATIONS = "relu leaky_relu elu relu6 prelu"
+_POOLINGS = (
+    "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
+    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool1d max_pool2d max_pool3d "
+    "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
+)
+_SMOOTH_RESIZING = (
+    "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa "
+    "_upsample_bicubic2d_aa"
+)
+_NEAREST = "upsample_nearest1d upsample_nearest2d upsample_nearest3d"
+
+_TABLE: tuple[tuple[str, str | None, Work | None, Work], ...] = (
+    # torch's operators; the name that flops-profiler shows (None: the operator's own);
+    # the flops of flops-profiler (None: not listed); the multiply-adds of DeepSpeed
+    ("linear", None, _twice_macs, _macs),
+    (_PRODUCTS, None, _twice_macs, _nothing),
+    ("addmm baddbmm", None, PerCall(_added_product), _nothing),
+    ("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d", None, _flops, _macs_and_bias),
+    ("convolution _convolution", "convolution", _flops, _macs_and_bias),  # TorchScript runs these
+    ("lstm lstm_cell", None, _flops, _recurrent(10)),  # gates: four sums; two products and a sum; three for the output
+    ("gru gru_cell", None, _flops, _recurrent(7)),  # a product with the reset gate, three sums; two products and a sum
+    ("rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell", None, _flops, _recurrent(1)),  # the sum of both products
+    (_ACTIVATIONS, None, _ELEMENTS, _ELEMENTS),
+    ("softmax", None, _ELEMENTS, _ELEMENTS),
+    (_POOLINGS, None, _ELEMENTS, _ELEMENTS),
+    ("hardtanh", None, None, _ELEMENTS),  # also runs nn.ReLU6
+    ("silu gelu", None, _ELEMENTS, _nothing),
+    ("batch_norm _batch_norm_impl_index", "batch_norm", PerCall(_batch_normalized, _WITH_FLAG), _for_each_element(2)),
+    ("layer_norm group_norm", None, _normalized(weight=2), _nothing),
+    ("instance_norm", None, _normalized(weight=1), _nothing),
+    (_SMOOTH_RESIZING, "interpolate", PerCall(_interpolated), _nothing),
+    (_NEAREST, "interpolate", _nothing, _nothing),
+    ("embedding", None, _nothing, _nothing),
+    ("_native_multi_head_attention", "multi_head_attention_forward", _twice_macs, PerCall(_fused_attention)),
+    ("_transformer_encoder_layer_fwd", "transformer_encoder_layer", _twice_macs, PerCall(_fused_encoder_layer)),
+    ("selu celu rrelu", None, None, _nothing),  # these call operators that count
+)
+
+
+class CountingRule(NamedTuple):
+    """What a tool calls an operator, and the work that it counts; None if it does not list the operator."""
+
+    name: str
+    work: Work | None
+
+
+class Convention(NamedTuple):
+    """What a tool counts.
+
+    ``rules``: by torch's names of operators. If operators call each other, the outermost one with a rule counts, with
+    all time and work inside it. ``counts_all_products``: whether an operator with multiply-accumulates that has no rule
+    counts, too, under torch's name. ``ignores_children``: whether ignoring a module ignores the modules in it.
+    """
+
+    rules: Mapping[str, CountingRule]
+    counts_all_products: bool
+    ignores_children: bool
+
+
+def _rules(column: int) -> dict[str, CountingRule]:
+    """The rules of one tool, by the column of its work. The rule of an operator holds for its in-place form, too."""
+    rules = {}
+    for line in _TABLE:
+        for operator in line[0].split():
+            name = operator.removesuffix("_with_indices") if line[1] is None else line[1]
+            work: Any = line[column]
+            rules[f"aten::{operator}"] = rules[f"aten::{operator}_"] = CountingRule(name, work)
+    return rules
+
+
+FLOPS_PROFILER = Convention(_rules(2), counts_all_products=True, ignores_children=True)
+DEEPSPEED = Convention(_rules(3), counts_all_products=False, ignores_children=False)
+
+
+@dataclass
+class Counted:
+    """Sums of one operator, with the operators that it calls: ``work`` by the convention, torchprof's multiply-
+    accumulates, and nanoseconds of the CPU, or of the device if it was recorded."""
+
+    work: int = 0
+    macs: int = 0
+    ns: int = 0
+
+    def add(self, other: Counted) -> None:
+        self.work += other.work
+        self.macs += other.macs
+        self.ns += other.ns
+
+
+@dataclass
+class Counts:
+    """What the operators of a run count in the forwards of the layers, each without its child layers.
+
+    ``of``: by the layer's path and the tool's name of the operator. ``uncounted``: by the layer's path, calls that may
+    count but whose work is unknown, and ``without_shapes``: those of them whose inputs have no shape, by name.
+    """
+
+    of: dict[LayerPath, dict[str, Counted]] = field(default_factory=dict)
+    uncounted: Counter[LayerPath] = field(default_factory=Counter)
+    without_shapes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, row: Row, name: str, work: Work, is_inside: bool, ns: int) -> None:
+        """Add a row of an operator that the tool calls ``name``, or of one inside it."""
+        assert row.layer is not None
+        layer = row.layer.path
+        counted = self.of.setdefault(layer, {}).setdefault(name, Counted())
+        counted.ns += ns
+        counted.macs += row.cost.macs
+        if not isinstance(work, PerCall):
+            counted.work += work(row.cost)
+            self.uncounted[layer] += row.cost.uncounted if work is not _nothing else 0
+        elif row.frames[-1].name in work.inputs_of if work.inputs_of else not is_inside:
+            if row.signature is not None and input_shape(row.signature) is not None:
+                counted.work += row.calls * work.formula(row.signature)
+            else:
+                self.uncounted[layer] += row.calls
+                self.without_shapes[name] += row.calls
+
+
+def count(run: Run, convention: Convention, time: str) -> Counts:
+    """Count the operators of a run. ``time``: the field of a cost that has the nanoseconds."""
+    rows = [row for row in run.rows if row.layer is not None and row.phase == "forward" and row.frames]
+    rules = dict(convention.rules)
+    if convention.counts_all_products:
+        for row in rows:
+            if row.cost.macs and not any(frame.name in rules for frame in row.frames):
+                name = row.frames[-1].name
+                rules[name] = CountingRule(name.removeprefix("aten::"), _twice_macs)
+    counts = Counts()
+    for row in rows:
+        outermost = next((depth for depth, frame in enumerate(row.frames) if frame.name in rules), None)
+        if outermost is not None:
+            name, work = rules[row.frames[outermost].name]
+            if work is not None:
+                counts.add(row, name, work, outermost < len(row.frames) - 1, getattr(row.cost, time))
+        elif row.layer is not None:  # it may multiply and add, if it has no formula
+            counts.uncounted[row.layer.path] += row.cost.uncounted
+    return counts

@@ -1,0 +1,177 @@
+"""The figures of a recorded model by the convention of another tool: for each module, and for each class of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from torchprof import Run
+from torchprof.integrations.conventions import Convention, Counted, LayerPath, count
+from torchprof.integrations.modules import Position, known_sum, parameter_count, parameter_sizes, positions
+from torchprof.integrations.strings import MACS, at_least, number_to_string, text_in_units
+
+
+@dataclass
+class Figures:
+    """Sums of one layer, or of several: calls of their forwards, nanoseconds, calls of operators that could not be
+    counted, and the operators by the tool's name. What no forward was called for is unknown, so None, and not 0."""
+
+    calls: int = 0
+    ns: int = 0
+    uncounted: int = 0
+    functionals: dict[str, Counted] = field(default_factory=dict)
+
+    def add(self, other: Figures) -> None:
+        self.calls += other.calls
+        self.ns += other.ns
+        self.uncounted += other.uncounted
+        for name, counted in other.functionals.items():
+            self.functionals.setdefault(name, Counted()).add(counted)
+
+    @property
+    def work(self) -> int | None:
+        """The work by the convention; None if nothing could be counted."""
+        return self._if_known(sum(counted.work for counted in self.functionals.values()))
+
+    @property
+    def macs(self) -> int | None:
+        """The multiply-accumulates by torchprof's count; None if nothing could be counted."""
+        return self._if_known(sum(counted.macs for counted in self.functionals.values()))
+
+    @property
+    def seconds(self) -> float | None:
+        return self.ns / 1e9 if self.calls or self.ns else None
+
+    @property
+    def functional_seconds(self) -> float | None:
+        return sum(counted.ns for counted in self.functionals.values()) / 1e9 if self.calls or self.ns else None
+
+    def _if_known(self, number: int) -> int | None:
+        return number if number or (self.calls and not self.uncounted) else None
+
+    def bounded(self, text: str) -> str:
+        """``≥`` before a text if some calls are not counted in the figure; an unknown figure stays ``–``."""
+        return at_least(text, self.uncounted > 0)
+
+
+class OfClass(NamedTuple):
+    """All modules of one class at one depth: the sums of their figures, and their parameters, each counted once."""
+
+    figures: Figures
+    params: int | None
+
+
+class ModelFigures:
+    """The figures of a run, by module. ``whole``: of the model; ``params``: how many it has, None if it is unknown.
+
+    ``run``, ``model``: what was recorded. ``device``: the device whose times these are, None for the CPU.
+    ``without_shapes``: how many calls of an operator, by name, are not counted because their inputs have no shape.
+    Work of ``ignored`` modules (modules or classes of modules) does not count; their time does.
+    """
+
+    def __init__(self, run: Run, model: nn.Module, convention: Convention, ignored: Iterable[Any] = ()) -> None:
+        self.run, self.model = run, model
+        self.device = run.meta.device if "device_ns" in run.meta.measured else None
+        self.params = parameter_count(model)
+        self._layer_of, modules = _layers_of(run, model)
+        self._totals: dict[LayerPath, Figures] = {}
+        self._time = "device_ns" if "device_ns" in run.meta.measured else "cpu_ns"
+        counts = count(run, convention, self._time)
+        self.without_shapes = counts.without_shapes
+        self._left_out: set[LayerPath] = set()
+        for node in run.tree("forward").walk():
+            path = node.layer.path
+            ns = getattr(node.self, self._time)
+            in_ignored = convention.ignores_children and path[:-1] in self._left_out
+            if in_ignored or (path in modules and is_one_of(modules[path], ignored)):
+                self._left_out.add(path)
+                self._totals[path] = Figures(ns=ns)
+            else:
+                self._totals[path] = Figures(node.calls, ns, counts.uncounted[path], counts.of.get(path, {}))
+        for path in sorted(self._totals, key=len, reverse=True):  # children before their parents
+            if len(path) > 1:
+                self._totals[path[:-1]].add(self._totals[path])
+        self.whole = self._totals[run.roots[0].path]
+
+    def at(self, position: Position) -> Figures:
+        """The figures of the module at a position, with those of all modules below it."""
+        return self._totals.get(self._layer_of.get(position.path, ()), Figures())
+
+    def by_class(self, depth: int) -> dict[str, OfClass]:
+        """The sums at one depth by the name of the module's class, in the order in which the model has them."""
+        figures: dict[str, Figures] = {}
+        sizes: dict[str, dict[int, int | None]] = {}
+        for position in positions(self.model):
+            if position.module is not None and position.depth == depth:
+                name = class_name(position.module)
+                figures.setdefault(name, Figures()).add(self.at(position))
+                sizes.setdefault(name, {}).update(parameter_sizes(position.module))
+        return {name: OfClass(sums, known_sum(sizes[name].values())) for name, sums in figures.items()}
+
+    @property
+    def deepest(self) -> int:
+        """The depth of the innermost modules."""
+        return max(position.depth for position in positions(self.model) if position.module is not None)
+
+    def backward(self) -> Counted:
+        """The time of backward, recomputation included, and its FLOPs by torchprof's count, without ignored modules."""
+        nodes = [node for phase in ("backward", "recompute") for node in self.run.tree(phase).walk()]
+        flops = sum(node.self.flops for node in nodes if node.layer.path not in self._left_out)
+        return Counted(work=flops, ns=sum(getattr(node.self, self._time) for node in nodes))
+
+    def optimizer_ns(self) -> int:
+        """The time inside ``torch.optim.Optimizer.step``, which torch records as a range."""
+        rows = [row for row in self.run.rows if row.frames and row.frames[0].name.startswith("Optimizer.step")]
+        return sum(getattr(row.cost, self._time) for row in rows)
+
+    def sentences(self) -> Iterator[str]:
+        """What the figures do not include, and the run's warnings."""
+        outside = self.run.no_layer("forward")
+        if outside.flops:
+            yield (
+                "Outside of the model's forward (code around it, a loss), not among these figures: "
+                f"{text_in_units(outside.macs, MACS)}, {number_to_string(outside.flops)} flops."
+            )
+        for name, calls in self.without_shapes.items():
+            yield f"Not counted: {name} ({calls} call{'s' if calls > 1 else ''} on tensors whose shapes are not known)."
+        yield from map(str, self.run.warnings)
+
+
+def _layers_of(run: Run, model: nn.Module) -> tuple[dict[LayerPath, LayerPath], dict[LayerPath, nn.Module]]:
+    """For each module, by its path in the model, the path of its layer; and the module of each layer.
+
+    A wrapper (DistributedDataParallel, a compiled module) has the layer of the module inside it. A module that was not
+    there at the start of the recording has no layer.
+    """
+    kinds = {layer.path: layer.kind for layer in run.layers}
+    layer_of: dict[LayerPath, LayerPath] = {}
+    modules: dict[LayerPath, nn.Module] = {}
+    classes: dict[LayerPath, str] = {}  # by the path in the model
+    for position in positions(model):
+        parent, module = position.path[:-1], position.module
+        if module is None or (parent and parent not in layer_of):
+            continue
+        classes[position.path] = class_name(module)
+        path = above = layer_of[parent] if parent else run.roots[0].path
+        if parent:
+            own = (*above, position.name)
+            may_be_wrapped = classes[parent] != kinds[above]
+            is_wrapped = may_be_wrapped and (classes[position.path] == kinds[above] or own not in kinds)
+            path = above if is_wrapped else own
+        if path in kinds:
+            layer_of[position.path], modules[path] = path, module
+    return layer_of, modules
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of a module's class; for a ScriptModule, of the class from which it was made."""
+    return module.original_name if isinstance(module, torch.jit.ScriptModule) else type(module).__name__
+
+
+def is_one_of(module: nn.Module, ignored: Iterable[Any]) -> bool:
+    """Whether a module, or its class, is in ``ignored``."""
+    return any(module is one or type(module) is one for one in ignored)
