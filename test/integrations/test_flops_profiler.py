@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import re
-from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -587,67 +586,6 @@ def test_the_totals_as_numbers_and_as_strings(stopped: FlopsProfiler) -> None:
     assert stopped.get_total_functional_duration(as_string=True) == duration_text(within)
 
 
-READERS = [
-    FlopsProfiler.get_total_flops,
-    FlopsProfiler.get_total_macs,
-    FlopsProfiler.get_total_params,
-    FlopsProfiler.get_total_duration,
-    FlopsProfiler.get_total_functional_duration,
-    FlopsProfiler.print_model_profile,
-    FlopsProfiler.print_model_aggregated_profile,
-]
-
-
-@pytest.mark.parametrize("read", READERS, ids=lambda read: read.__name__)
-def test_figures_can_be_read_only_from_start_to_end(
-    read: Callable[[FlopsProfiler], Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = Mlp()
-    prof = FlopsProfiler(model)
-
-    def refuses(what: str) -> None:
-        with pytest.raises(torchprof.TorchprofError, match=what):
-            read(prof)
-
-    refuses("no figures")
-    prof.start_profile()
-    try:
-        assert prof.started
-        model(torch.rand(3, 4))
-        read(prof)  # stops the recording
-        model(torch.rand(3, 4))
-        assert prof.get_total_flops() == 312
-        assert read(prof) == read(prof)
-        prof.stop_profile()  # no profile is open
-        read(prof)
-        prof.reset_profile()
-        refuses("no figures")
-    finally:
-        prof.end_profile()
-    assert not prof.started
-    refuses("no figures")
-    prof.end_profile()
-
-
-def test_reset_and_start_drop_earlier_figures() -> None:
-    model, x = Mlp(), torch.rand(3, 4)
-    prof = FlopsProfiler(model)
-    prof.start_profile([nn.ReLU])
-    model(x)
-    prof.reset_profile()
-    model(x)
-    prof.stop_profile()
-    assert prof.get_total_flops() == 288  # one call, still without the ReLU
-    prof.start_profile()
-    model(x)
-    prof.start_profile()
-    model(x)
-    model(x)
-    prof.stop_profile()
-    assert prof.get_total_flops() == 2 * 312
-    prof.end_profile()
-
-
 def test_the_aggregated_profile_can_be_printed_alone(
     stopped: FlopsProfiler, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -658,66 +596,7 @@ def test_the_aggregated_profile_can_be_printed_alone(
     assert capsys.readouterr().out.splitlines() == parts(page)[1]
 
 
-def test_end_profile_without_stop_restores_the_model() -> None:
-    model = Mlp()
-    before = snapshot(model)
-    prof = FlopsProfiler(model)
-    prof.start_profile()
-    prof.end_profile()
-    assert snapshot(model) == before
-    with torchprof.Profile(model):  # no other profile is open
-        model(torch.rand(3, 4))
-
-
-def test_no_function_of_torch_is_replaced_while_profiling() -> None:
-    places: list[tuple[Any, str]] = [(F, name) for name in vars(F)] + [(torch, "matmul"), (torch.Tensor, "matmul")]
-    before = {(id(place), name): getattr(place, name) for place, name in places}
-    model = Mlp()
-    prof = FlopsProfiler(model)
-    prof.start_profile()
-    try:
-        assert {(id(place), name): getattr(place, name) for place, name in places} == before
-    finally:
-        prof.end_profile()
-
-
 # The call of the model
-
-
-def test_the_model_runs_in_eval_mode_and_the_modes_are_restored() -> None:
-    seen = []
-
-    class Looks(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append((self.training, torch.is_grad_enabled()))
-            return x
-
-    model = nn.Sequential(Looks(), nn.Sequential(nn.Dropout(), nn.ReLU()), nn.Tanh())
-    model.train()
-    model[1].eval()
-    model[1][0].train()
-    modes = [module.training for module in model.modules()]
-    get_model_profile(model, (2, 3), print_profile=False, warm_up=2)
-    assert seen == [(False, True)] * 3
-    assert [module.training for module in model.modules()] == modes
-    with torch.no_grad():
-        totals(model, torch.rand(2, 3))
-    assert seen[-1] == (False, False)
-
-
-@pytest.mark.parametrize("warm_up", [0, 1], ids=["in the profiled call", "in the warm-up"])
-def test_after_an_error_the_model_is_restored(warm_up: int) -> None:
-    model = nn.Sequential(nn.Dropout(), Raises()).train()
-    model[0].eval()
-    model[1].calls = 1 if warm_up == 0 else 0  # its second call raises
-    # The model counts its own calls.
-    before = {key: value for key, value in snapshot(model).items() if key != ("1", "dict")}
-    with pytest.raises(ValueError, match="second call"):
-        get_model_profile(model, args=[torch.rand(2, 4)], warm_up=warm_up)
-    assert {key: value for key, value in snapshot(model).items() if key != ("1", "dict")} == before
-    assert set(vars(model[1])) == set(vars(Raises()))
-    with torchprof.Profile(model):
-        pass
 
 
 def test_func_name_and_mode_both_select_the_method() -> None:
@@ -743,15 +622,6 @@ def test_positional_and_keyword_arguments_are_passed() -> None:
     assert get_model_profile(model, torch.Size((2, 4)), kwargs={"times": 3}, print_profile=False)[1] == 96
 
 
-def test_the_input_has_the_dtype_and_device_of_the_model() -> None:
-    seen = []
-    model = nn.Sequential(Calls(lambda x: seen.append((x.dtype, x.device.type)) or x), nn.Linear(4, 4))
-    get_model_profile(model.to(torch.bfloat16), (2, 4), print_profile=False, warm_up=0)
-    get_model_profile(model.to("meta"), (2, 4), print_profile=False, warm_up=0)
-    get_model_profile(model[0], (2, 4), print_profile=False, warm_up=0)
-    assert seen == [(torch.bfloat16, "cpu"), (torch.bfloat16, "meta"), (torch.float32, "cpu")]
-
-
 @pytest.mark.parametrize(
     ("options", "what"),
     [
@@ -766,19 +636,11 @@ def test_the_input_has_the_dtype_and_device_of_the_model() -> None:
         ({"input_shape": (2, 4), "module_depth": None}, "module_depth=.* should be"),
         ({"input_shape": (2, 4), "top_modules": 0}, "top_modules=0 should be"),
         ({"input_shape": (2, 4), "output_file": 7}, "output_file is the name of a file"),
-        ({"input_shape": (2, 4), "ignore_modules": nn.ReLU}, "list of classes"),
-        ({"input_shape": (2, 4), "ignore_modules": ["ReLU"]}, "neither a class"),
-        ({"input_shape": (2, 4), "ignore_modules": [nn.ReLU()]}, "is not a module of the model"),
     ],
 )
 def test_bad_arguments_raise(options: dict[str, Any], what: str) -> None:
     with pytest.raises(torchprof.TorchprofError, match=what):
         get_model_profile(Mlp(), **options)
-
-
-def test_anything_but_a_module_raises() -> None:
-    with pytest.raises(torchprof.TorchprofError, match="has to be a torch"):
-        get_model_profile(nn.Linear, (2, 4))  # type: ignore[arg-type]
 
 
 def test_ignored_modules_are_not_counted(page_of: Callable[..., str]) -> None:
@@ -850,42 +712,6 @@ def test_a_scripted_model_is_profiled(page_of: Callable[..., str]) -> None:
     assert (inner["param"], inner["flops"], inner["macs"], inner["FLOPS"]) == ("15", UNKNOWN, UNKNOWN, UNKNOWN)
 
 
-def test_parameters_of_an_uninitialized_lazy_layer_are_unknown(page_of: Callable[..., str]) -> None:
-    class Lazy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used = nn.LazyLinear(3)
-            self.unused = nn.LazyLinear(3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.used(x)
-
-    model = Lazy()
-    page = page_of(model, torch.rand(2, 5))
-    assert f"    params      - {{'Lazy': '{UNKNOWN}'}}" in page
-    module, _, _ = figures(next(line for line in page.splitlines() if "(used)" in line))
-    assert (module["param"], module["params%"]) == ("18", UNKNOWN)
-    assert totals(model, torch.rand(2, 5)) == (60, 30, None)
-    assert totals(model, torch.rand(2, 5), as_string=True) == ("60", "30 MACs", UNKNOWN)
-
-
-def test_a_module_that_was_added_during_the_profile_has_no_figures(page_of: Callable[..., str]) -> None:
-    class Grows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.late = nn.Sequential(nn.Linear(4, 4))
-            return self.late(self.fc(x))
-
-    page = page_of(Grows(), torch.rand(2, 4))
-    late = next(line for line in page.splitlines() if "(late)" in line)
-    assert page.splitlines()[page.splitlines().index(late) + 1].startswith("    module = {'param': '20', 'flops': '–'")
-    assert functionals(page) == {"linear": ("128", "64 MACs")}  # the root's self work includes that of the new module
-    assert "Added or replaced inside the block" in page
-
-
 def test_warnings_are_under_the_profiles(page_of: Callable[..., str]) -> None:
     class Unused(nn.Module):
         def __init__(self) -> None:
@@ -903,62 +729,120 @@ def test_warnings_are_under_the_profiles(page_of: Callable[..., str]) -> None:
     assert own.endswith("fwd: ≥ 72.")  # 2·32 and the bias
 
 
-def test_uncounted_operators_without_shapes_are_listed(page_of: Callable[..., str]) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    nested = torch.nested.nested_tensor([torch.rand(2, 4), torch.rand(3, 4)])
-    page = page_of(model, nested)
-    assert functionals(page) == {"linear": ("160", "80 MACs"), "relu": ("0", "0 MACs")}
-    assert "Not counted: relu (1 call on tensors whose shapes are not known)." in parts(page)[0]
-    assert "not known" not in page_of(model, torch.rand(2, 4))
+# The summary
 
 
-class OnDevice(torchprof.Profile):
-    """Notes the device that it was to record, and its run has 1 µs of device time in each row."""
-
-    asked: str | None = None
-
-    def _device(self) -> str | None:
-        OnDevice.asked = super()._device()
-        return None
-
-    @property
-    def run(self) -> torchprof.Run:
-        run = super().run
-        rows = run.rows
-        columns = {**rows.columns, "device_ns": array("q", [1000] * len(rows))}
-        meta = dataclasses.replace(run.meta, measured=(*run.meta.measured, "device_ns"))
-        return dataclasses.replace(run, metas=(meta,), rows=dataclasses.replace(rows, columns=columns))
-
-
-def test_the_latency_is_the_device_time_if_it_was_recorded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Elsewhere(nn.Parameter):
-        """A parameter that claims to be on a CUDA device."""
-
-        device = torch.device("cuda")
-        is_cpu = False
-
-    monkeypatch.setattr("torchprof.integrations.model_recording.Profile", OnDevice)
-    model = Mlp()
-    x = torch.rand(3, 4)
-    with OnDevice(model, with_flops=True) as block:
-        model(x)
-    model.fc1.weight = Elsewhere(model.fc1.weight.detach())
-    rows = [row for row in block.run.rows if row.phase == "forward" and row.layer is not None]
-    inside = [row for row in rows if any(frame.name in ("aten::linear", "aten::relu") for frame in row.frames)]
-    prof = FlopsProfiler(model)
-    prof.start_profile()
-    model(x)
+def summary_of(
+    ds_engine: Any, capsys: pytest.CaptureFixture[str], step: bool = False, **options: Any
+) -> dict[str, str]:
+    """The figures of the summary, by label, for a call of a model on three rows, or for a training step."""
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    prof = FlopsProfiler(model, ds_engine, **options)
+    prof.start_profile([model[2]] if step else None)
+    loss = model(torch.rand(3, 4)).sum()
+    if step:
+        loss.backward()
+        optimizer.step()
     prof.stop_profile()
-    assert OnDevice.asked == "cuda"
-    assert prof.get_total_duration() == pytest.approx(len(rows) * 1e-6)
-    assert prof.get_total_functional_duration() == pytest.approx(len(inside) * 1e-6)
-    assert 0 < len(inside) < len(rows)
+    prof.print_model_profile(detailed=False)
     prof.end_profile()
-    FlopsProfiler(Mlp()).start_profile()
-    assert OnDevice.asked is None
-    OnDevice._open.__exit__(None, None, None)
+    lines = capsys.readouterr().out.splitlines()
+    return {match[1]: match[2] for line in lines if (match := re.fullmatch(r"(.+): {2,}(\S.*)", line))}
+
+
+def test_a_training_step_inside_the_profile_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    found = summary_of(None, capsys, step=True, recompute_fwd_factor=1.0)
+    # The gradient of the first weight, and 1 for each element of the ReLU: the second layer is ignored.
+    assert found["bwd flops per device"] == str(2 * 3 * 4 * 8 + 24)
+    labels = list(found)
+    assert labels[labels.index("fwd latency") :] == [
+        "fwd latency",
+        "fwd FLOPS per device = fwd flops per device / fwd latency",
+        "bwd flops per device",
+        "bwd latency",
+        "bwd FLOPS per device = bwd flops per device / bwd latency",
+        "fwd+bwd FLOPS per device = fwd+bwd flops per device / (fwd+bwd latency)",
+        "step latency",
+        "iter latency",
+        "FLOPS per device = fwd+bwd flops per device / iter latency",
+    ]
+
+
+def engine(**changes: Any) -> SimpleNamespace:
+    """The attributes of a DeepSpeed engine that are read: 10 ms forward, 20 ms backward, 5 ms step."""
+
+    class Timers:
+        def __call__(self, name: str) -> SimpleNamespace:
+            return SimpleNamespace(elapsed=lambda reset: {"fwd": 10.0, "bwd": 20.0, "step": 5.0}[name])
+
+        def has_timer(self, name: str) -> bool:
+            return name in ("fwd", "bwd", "step")
+
+    attributes: dict[str, Any] = {
+        "world_size": 8,
+        "dp_world_size": 4,
+        "mp_world_size": 2,
+        "train_micro_batch_size_per_gpu": lambda: 16,
+        "wall_clock_breakdown": lambda: True,
+        "timers": Timers(),
+    }
+    return SimpleNamespace(**{**attributes, **changes})
+
+
+def test_the_summary_has_the_sizes_and_times_of_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    found = summary_of(engine(), capsys, recompute_fwd_factor=0.5)
+    assert found == {
+        "world size": "8",
+        "data parallel size": "4",
+        "model parallel size": "2",
+        "batch size per device": "16",
+        "params per device": "48",
+        "params of model = params per device * mp_size": "96",
+        "fwd MACs per device": "144 MACs",
+        "fwd flops per device": "312",
+        "fwd flops of model = fwd flops per device * mp_size": "624",
+        "fwd latency": "10.0 ms",
+        "fwd FLOPS per device = fwd flops per device / fwd latency": "31.2 KFLOPS",
+        "bwd latency": "20.0 ms",
+        "bwd FLOPS per device = 2.5 * fwd flops per device / bwd latency": "39.0 KFLOPS",
+        "fwd+bwd FLOPS per device = 3.5 * fwd flops per device / (fwd+bwd latency)": "36.4 KFLOPS",
+        "step latency": "5.0 ms",
+        "iter latency": "35.0 ms",
+        "FLOPS per device = 3.5 * fwd flops per device / iter latency": "31.2 KFLOPS",
+        "samples/second": "3657.14",
+    }
+
+
+def test_an_engine_may_have_no_timers_or_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = summary_of(engine(wall_clock_breakdown=lambda: False), capsys)
+    assert "bwd latency" not in found and found["world size"] == "8"
+    units = SimpleNamespace(get_model_parallel_world_size=lambda: 2, get_data_parallel_world_size=lambda: 3)
+    found = summary_of(SimpleNamespace(mpu=units), capsys)
+    assert (found["model parallel size"], found["data parallel size"]) == ("2", "3")
+    assert found["params of model = params per device * mp_size"] == "96"
+    assert "world size" not in found and "batch size per device" not in found
+    assert "world size" not in summary_of(object(), capsys)
+    with pytest.raises(torchprof.TorchprofError, match="recompute_fwd_factor is the share"):
+        FlopsProfiler(Mlp(), recompute_fwd_factor=-1.0)
+
+
+def test_the_number_of_processes_comes_from_torch_distributed(tmp_path: Path, page_of: Callable[..., str]) -> None:
+    distributed = torch.distributed
+    if not distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(Mlp())
+        page = page_of(model, torch.rand(3, 4))
+        assert [line.split() for line in parts(page)[0] if " size:" in line] == [
+            ["world", "size:", "1"],
+            ["data", "parallel", "size:", "1"],
+        ]
+        assert stripped(parts(page)[2]) == repr(model).splitlines()
+        assert totals(model, torch.rand(3, 4)) == (312, 144, 58)
+    finally:
+        distributed.destroy_process_group()
 
 
 # Last, since importing transformers makes the start of each later profile slower.
@@ -993,7 +877,10 @@ def test_bert_base_has_the_figures_of_the_tools_page(capsys: pytest.CaptureFixtu
     flops = 2 * macs + of_norms + of_softmax + of_gelu
     assert get_model_profile(model, kwargs={"input_ids": tokens}) == (flops, macs, 109_482_240)
     page = capsys.readouterr().out
-    aggregated = parts(page)[1]
+    summary, aggregated, _ = parts(page)
+    assert "params per device:                                            109.48 M" in summary
+    assert "fwd MACs per device:                                          11.17 GMACs" in summary
+    assert "fwd flops of model = fwd flops per device * mp_size:          22.37 G" in summary
     assert functionals(page) == {
         "embedding": ("0", "0 MACs"),
         "layer_norm": ("12.29 M", "0 MACs"),
