@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "profile": "run attribute measure record traces",
     "analyze": "run",
     "reports": "run analyze",
-    "integrations": "torchprof",
+    "integrations": "torchprof types",
     "cli": "torchprof run traces profile analyze reports",
 }
 WITHOUT_IMPORTS = {"errors", "version", "encoding"}

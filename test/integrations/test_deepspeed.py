@@ -36,7 +36,7 @@ from torchprof.integrations.deepspeed import (
     params_to_string,
     settings,
 )
-from torchprof.integrations.deepspeed.profiler import sentences, top_lines, tree_lines
+from torchprof.integrations.deepspeed.profiler import counting_sentences, top_lines, tree_lines
 from torchprof.integrations.model_figures import ModelFigures
 
 # The page of the original tool, without all that depends on a clock.
@@ -447,7 +447,7 @@ def test_a_model_that_was_never_called_has_only_parameters() -> None:
     assert page.whole.seconds is None
     assert page.params == 58
     assert flops_to_string(page.whole.work) == duration_to_string(page.whole.seconds) == "–"
-    lines = [*tree_lines(page), *top_lines(page, -1, 3), *sentences(page)]
+    lines = [*tree_lines(page), *top_lines(page, -1, 3), *counting_sentences(page)]
     assert lines[1] == "  58, 100.000% Params, –, – MACs, –, – time, – TFLOPS,"
     assert any("torchprof itself counts – MACs and – FLOPs" in line for line in lines)
     assert "Top 2 modules in flops at depth 1 are {'Linear': '–', 'ReLU': '–'}" in lines
@@ -934,7 +934,7 @@ def test_the_device_time_is_shown_if_it_was_recorded() -> None:
     rows = replace(run.rows, columns={**run.rows.columns, "device_ns": array("q", device_ns)})
     meta = replace(run.meta, device="cuda", measured=("cpu_ns", "device_ns", "macs", "flops"))
     page = ModelFigures(replace(run, metas=(meta,), rows=rows), model, DEEPSPEED)
-    printed = "\n".join([*tree_lines(page), *top_lines(page, -1, 3), *sentences(page)])
+    printed = "\n".join([*tree_lines(page), *top_lines(page, -1, 3), *counting_sentences(page)])
     assert "100.000% MACs, 20.0 us, 100.00% time, 0.0 TFLOPS,\n" in printed
     assert "(fc1): Linear(40, 68.966% Params, 64 Mac, 57.143% MACs, 4.0 us, 20.00% time, 0.0 TFLOPS, " in printed
     assert "(act): ReLU(0, 0.000% Params, 16 Mac, 14.286% MACs, 0.0 us, 0.00% time, – TFLOPS, )" in printed

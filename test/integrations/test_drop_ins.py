@@ -21,7 +21,7 @@ from torchprof.integrations import deepspeed, flops_profiler
 from torchprof.integrations.deepspeed.profiler import ProfileMethods, top_lines, tree_lines
 from torchprof.integrations.flops_profiler import FlopsProfiler
 from torchprof.integrations.flops_profiler.printed import lines_by_depth
-from torchprof.integrations.model_figures import Figures
+from torchprof.integrations.model_figures import LayerFigures
 from torchprof.integrations.model_recording import ModelRecording
 from torchprof.integrations.modules import positions
 
@@ -50,7 +50,7 @@ def recorded(kind: type[ModelRecording], model: nn.Module, *args: Any) -> ModelR
     return recording
 
 
-def by_path(recording: ModelRecording) -> dict[str, Figures]:
+def by_path(recording: ModelRecording) -> dict[str, LayerFigures]:
     """The figures of each module, by its path in the model without the root."""
     figures = recording.figures()
     return {".".join(position.path[1:]): figures.at(position) for position in positions(recording.model)}

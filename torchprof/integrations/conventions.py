@@ -25,7 +25,7 @@ class PerCall(NamedTuple):
     inputs_of: tuple[str, ...] = ()
 
 
-Work = PerCall | Callable[[Cost], int]
+_Work = PerCall | Callable[[Cost], int]
 """How much work an operator does: by its inputs, or by torchprof's count of it and of the operators that it calls."""
 
 
@@ -144,7 +144,7 @@ _SMOOTH_RESIZING = (
 )
 _NEAREST = "upsample_nearest1d upsample_nearest2d upsample_nearest3d"
 
-_TABLE: tuple[tuple[str, str | None, Work | None, Work], ...] = (
+_TABLE: tuple[tuple[str, str | None, _Work | None, _Work], ...] = (
     # torch's operators; the name that flops-profiler shows (None: the operator's own);
     # the flops of flops-profiler (None: not listed); the multiply-adds of DeepSpeed
     ("linear", None, _twice_macs, _macs),
@@ -176,7 +176,7 @@ class CountingRule(NamedTuple):
     """What a tool calls an operator, and the work that it counts; None if it does not list the operator."""
 
     name: str
-    work: Work | None
+    work: _Work | None
 
 
 class Convention(NamedTuple):
@@ -234,7 +234,7 @@ class Counts:
     uncounted: Counter[LayerPath] = field(default_factory=Counter)
     without_shapes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, row: Row, name: str, work: Work, is_inside: bool, ns: int) -> None:
+    def add(self, row: Row, name: str, work: _Work, is_inside: bool, ns: int) -> None:
         """Add a row of an operator that the tool calls ``name``, or of one inside it."""
         assert row.layer is not None
         layer = row.layer.path

@@ -16,7 +16,7 @@ from torchprof.integrations.strings import MACS, at_least, number_to_string, tex
 
 
 @dataclass
-class Figures:
+class LayerFigures:
     """Sums of one layer, or of several: calls of their forwards, nanoseconds, calls of operators that could not be
     counted, and the operators by the tool's name. What no forward was called for is unknown, so None, and not 0."""
 
@@ -25,7 +25,7 @@ class Figures:
     uncounted: int = 0
     functionals: dict[str, Counted] = field(default_factory=dict)
 
-    def add(self, other: Figures) -> None:
+    def add(self, other: LayerFigures) -> None:
         self.calls += other.calls
         self.ns += other.ns
         self.uncounted += other.uncounted
@@ -61,7 +61,7 @@ class Figures:
 class OfClass(NamedTuple):
     """All modules of one class at one depth: the sums of their figures, and their parameters, each counted once."""
 
-    figures: Figures
+    figures: LayerFigures
     params: int | None
 
 
@@ -78,7 +78,7 @@ class ModelFigures:
         self.device = run.meta.device if "device_ns" in run.meta.measured else None
         self.params = parameter_count(model)
         self._layer_of, modules = _layers_of(run, model)
-        self._totals: dict[LayerPath, Figures] = {}
+        self._totals: dict[LayerPath, LayerFigures] = {}
         self._time = "device_ns" if "device_ns" in run.meta.measured else "cpu_ns"
         counts = count(run, convention, self._time)
         self.without_shapes = counts.without_shapes
@@ -89,26 +89,26 @@ class ModelFigures:
             in_ignored = convention.ignores_children and path[:-1] in self._left_out
             if in_ignored or (path in modules and is_one_of(modules[path], ignored)):
                 self._left_out.add(path)
-                self._totals[path] = Figures(ns=ns)
+                self._totals[path] = LayerFigures(ns=ns)
             else:
-                self._totals[path] = Figures(node.calls, ns, counts.uncounted[path], counts.of.get(path, {}))
+                self._totals[path] = LayerFigures(node.calls, ns, counts.uncounted[path], counts.of.get(path, {}))
         for path in sorted(self._totals, key=len, reverse=True):  # children before their parents
             if len(path) > 1:
                 self._totals[path[:-1]].add(self._totals[path])
         self.whole = self._totals[run.roots[0].path]
 
-    def at(self, position: Position) -> Figures:
+    def at(self, position: Position) -> LayerFigures:
         """The figures of the module at a position, with those of all modules below it."""
-        return self._totals.get(self._layer_of.get(position.path, ()), Figures())
+        return self._totals.get(self._layer_of.get(position.path, ()), LayerFigures())
 
     def by_class(self, depth: int) -> dict[str, OfClass]:
         """The sums at one depth by the name of the module's class, in the order in which the model has them."""
-        figures: dict[str, Figures] = {}
+        figures: dict[str, LayerFigures] = {}
         sizes: dict[str, dict[int, int | None]] = {}
         for position in positions(self.model):
             if position.module is not None and position.depth == depth:
-                name = class_name(position.module)
-                figures.setdefault(name, Figures()).add(self.at(position))
+                name = _class_name(position.module)
+                figures.setdefault(name, LayerFigures()).add(self.at(position))
                 sizes.setdefault(name, {}).update(parameter_sizes(position.module))
         return {name: OfClass(sums, known_sum(sizes[name].values())) for name, sums in figures.items()}
 
@@ -155,7 +155,7 @@ def _layers_of(run: Run, model: nn.Module) -> tuple[dict[LayerPath, LayerPath], 
         parent, module = position.path[:-1], position.module
         if module is None or (parent and parent not in layer_of):
             continue
-        classes[position.path] = class_name(module)
+        classes[position.path] = _class_name(module)
         path = above = layer_of[parent] if parent else run.roots[0].path
         if parent:
             own = (*above, position.name)
@@ -167,7 +167,7 @@ def _layers_of(run: Run, model: nn.Module) -> tuple[dict[LayerPath, LayerPath], 
     return layer_of, modules
 
 
-def class_name(module: nn.Module) -> str:
+def _class_name(module: nn.Module) -> str:
     """The name of a module's class; for a ScriptModule, of the class from which it was made."""
     return module.original_name if isinstance(module, torch.jit.ScriptModule) else type(module).__name__
 

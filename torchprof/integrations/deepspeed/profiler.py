@@ -9,7 +9,7 @@ from torch import nn
 
 from torchprof import TorchprofError
 from torchprof.integrations.conventions import DEEPSPEED
-from torchprof.integrations.model_figures import Figures, ModelFigures
+from torchprof.integrations.model_figures import LayerFigures, ModelFigures
 from torchprof.integrations.model_recording import ModelRecording, check_model, check_whole, ones, show
 from torchprof.integrations.modules import Position, largest, parameter_count, repr_lines
 from torchprof.integrations.strings import (
@@ -69,7 +69,7 @@ class ProfileMethods(ModelRecording):
         parts = [*tree_lines(figures)] if tree else []
         parts += top_lines(figures, depth, top_num) if top else []
         if parts:
-            show("\n".join([*parts, *sentences(figures)]))
+            show("\n".join([*parts, *counting_sentences(figures)]))
 
 
 METHODS = (
@@ -83,7 +83,7 @@ def add_profile_methods(model: nn.Module) -> nn.Module:
 
     They are ``start_profile(ignore_list=None)``, ``stop_profile()``, ``end_profile()``, ``get_total_flops()``,
     ``get_total_duration()`` (seconds), ``get_total_params()``, these three also as ``compute_total_…``,
-    ``print_model_profile()`` and ``print_model_aggregated_profile(depth=-1, top_num=3)``. Figures can be read and
+    ``print_model_profile()`` and ``print_model_aggregated_profile(depth=-1, top_num=3)``. LayerFigures can be read and
     printed from start to end; the first reading stops the recording. ``end_profile`` removes the methods. A model that
     already has the methods is not changed. Raises TorchprofError for anything but a module, and if the model has
     another attribute with one of these names.
@@ -197,7 +197,7 @@ def top_lines(figures: ModelFigures, depth: int, top_num: int) -> Iterator[str]:
         yield f"Top {min(top_num, len(classes))} modules in {what} at depth {depth} are {largest(column, top_num)}"
 
 
-def sentences(figures: ModelFigures) -> Iterator[str]:
+def counting_sentences(figures: ModelFigures) -> Iterator[str]:
     """The difference between this count and torchprof's own, and what the figures do not include."""
     own = figures.run.tree("forward").total
     bound = "at least " if own.uncounted else ""
@@ -213,5 +213,5 @@ def sentences(figures: ModelFigures) -> Iterator[str]:
     yield from figures.sentences()
 
 
-def _macs_text(figures: Figures, precision: int) -> str:
+def _macs_text(figures: LayerFigures, precision: int) -> str:
     return figures.bounded(macs_to_string(figures.work, precision=precision))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchprof.integrations.conventions import Counted
-from torchprof.integrations.model_figures import Figures, ModelFigures
+from torchprof.integrations.model_figures import LayerFigures, ModelFigures
 from torchprof.integrations.modules import Position, largest, parameter_count, repr_lines
 from torchprof.integrations.strings import (
     MACS,
@@ -79,7 +79,7 @@ def _module_text(figures: ModelFigures, position: Position) -> str:
     return f"module = {module}, functionals = {functionals}, functionals_duration = {lasted}"
 
 
-def _functional_texts(counted: Counted, whole: Figures) -> dict[str, Any]:
+def _functional_texts(counted: Counted, whole: LayerFigures) -> dict[str, Any]:
     seconds = counted.ns / 1e9
     return {
         "flops": number_to_string(counted.work),
