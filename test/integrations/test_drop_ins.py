@@ -124,10 +124,10 @@ def test_an_error_of_the_model_passes_through_and_the_model_is_restored(
 @pytest.mark.parametrize(
     ("ignored", "words"),
     [
-        (nn.ReLU, "list of classes"),
-        (["ReLU"], "neither a class"),
-        ([int], "neither a class"),
-        ([nn.ReLU()], "is not a module of the model"),
+        ("ReLU", "'ReLU' cannot be ignored: give classes"),
+        (["ReLU"], "'ReLU' cannot be ignored"),
+        ([int], "<class 'int'> cannot be ignored"),
+        ([nn.ReLU()], r"ReLU\(\) cannot be ignored"),
     ],
 )
 def test_what_cannot_be_ignored_raises(macs_of: Any, ignored: Any, words: str, untouched: Any) -> None:

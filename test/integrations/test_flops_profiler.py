@@ -552,7 +552,7 @@ def test_with_output_file_the_page_goes_to_the_file_and_not_to_stdout(
 
 def test_a_file_that_cannot_be_written_is_an_error_before_the_model_runs(tmp_path: Path) -> None:
     model = Raises()
-    with pytest.raises(torchprof.TorchprofError, match=r"no folder .*missing"):
+    with pytest.raises(torchprof.TorchprofError, match=r"missing.*no such folder"):
         get_model_profile(model, args=[torch.rand(2, 4)], output_file=tmp_path / "missing" / "page.txt")
     assert model.calls == 0
     with pytest.raises(torchprof.TorchprofError, match="cannot be written"):
@@ -656,17 +656,6 @@ def test_ignored_modules_are_not_counted(page_of: Callable[..., str]) -> None:
 
 
 # Modules with several paths, wrappers, modules that are added or removed
-
-
-def test_the_calls_of_a_module_with_two_paths_count_at_the_path_of_the_call(page_of: Callable[..., str]) -> None:
-    model, x = Tied(), torch.rand(3, 4)
-    page = page_of(model, x)
-    detailed = parts(page)[2]
-    flops = [figures(line)[0]["flops"] for line in detailed if "(inner)" in line]
-    assert flops == ["96", "192"]  # once through the left holder, twice through the right one
-    assert [figures(line)[0]["param"] for line in detailed if "(inner)" in line] == ["20", "20"]
-    assert "    params      - {'Linear': '20'}" in parts(page)[1]  # and its parameters count once
-    assert totals(model, x)[2] == 20
 
 
 def test_tied_weights_count_in_each_module_that_has_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from torchprof import Run
@@ -37,20 +38,16 @@ def input_shape(signature: Signature | None, index: int = 0) -> tuple[int, ...] 
     return shape
 
 
+_macs: Callable[[Cost], int] = attrgetter("macs")
+_flops: Callable[[Cost], int] = attrgetter("flops")
+
+
 def _nothing(cost: Cost) -> int:
     return 0
 
 
-def _macs(cost: Cost) -> int:
-    return cost.macs
-
-
 def _twice_macs(cost: Cost) -> int:
     return 2 * cost.macs
-
-
-def _flops(cost: Cost) -> int:
-    return cost.flops
 
 
 def _macs_and_bias(cost: Cost) -> int:

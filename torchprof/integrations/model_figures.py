@@ -77,18 +77,19 @@ class ModelFigures:
         self.run, self.model = run, model
         self.device = run.meta.device if "device_ns" in run.meta.measured else None
         self.params = parameter_count(model)
-        self._layer_of, modules = _layers_of(run, model)
+        self._layer_of = _layers_of(run, model)
         self._totals: dict[LayerPath, LayerFigures] = {}
         self._time = "device_ns" if "device_ns" in run.meta.measured else "cpu_ns"
         counts = count(run, convention, self._time)
         self.without_shapes = counts.without_shapes
-        self._left_out: set[LayerPath] = set()
+        known = (position for position in positions(model) if position.path in self._layer_of)
+        self._left_out = {self._layer_of[place.path] for place in known if _is_one_of(place.module, ignored)}
         for node in run.tree("forward").walk():
             path = node.layer.path
             ns = getattr(node.self, self._time)
-            in_ignored = convention.ignores_children and path[:-1] in self._left_out
-            if in_ignored or (path in modules and is_one_of(modules[path], ignored)):
+            if convention.ignores_children and path[:-1] in self._left_out:
                 self._left_out.add(path)
+            if path in self._left_out:
                 self._totals[path] = LayerFigures(ns=ns)
             else:
                 self._totals[path] = LayerFigures(node.calls, ns, counts.uncounted[path], counts.of.get(path, {}))
@@ -141,15 +142,14 @@ class ModelFigures:
         yield from map(str, self.run.warnings)
 
 
-def _layers_of(run: Run, model: nn.Module) -> tuple[dict[LayerPath, LayerPath], dict[LayerPath, nn.Module]]:
-    """For each module, by its path in the model, the path of its layer; and the module of each layer.
+def _layers_of(run: Run, model: nn.Module) -> dict[LayerPath, LayerPath]:
+    """For each module, by its path in the model, the path of its layer.
 
     A wrapper (DistributedDataParallel, a compiled module) has the layer of the module inside it. A module that was not
     there at the start of the recording has no layer.
     """
     kinds = {layer.path: layer.kind for layer in run.layers}
     layer_of: dict[LayerPath, LayerPath] = {}
-    modules: dict[LayerPath, nn.Module] = {}
     classes: dict[LayerPath, str] = {}  # by the path in the model
     for position in positions(model):
         parent, module = position.path[:-1], position.module
@@ -163,8 +163,8 @@ def _layers_of(run: Run, model: nn.Module) -> tuple[dict[LayerPath, LayerPath], 
             is_wrapped = may_be_wrapped and (classes[position.path] == kinds[above] or own not in kinds)
             path = above if is_wrapped else own
         if path in kinds:
-            layer_of[position.path], modules[path] = path, module
-    return layer_of, modules
+            layer_of[position.path] = path
+    return layer_of
 
 
 def _class_name(module: nn.Module) -> str:
@@ -172,6 +172,6 @@ def _class_name(module: nn.Module) -> str:
     return module.original_name if isinstance(module, torch.jit.ScriptModule) else type(module).__name__
 
 
-def is_one_of(module: nn.Module, ignored: Iterable[Any]) -> bool:
+def _is_one_of(module: nn.Module | None, ignored: Iterable[Any]) -> bool:
     """Whether a module, or its class, is in ``ignored``."""
-    return any(module is one or type(module) is one for one in ignored)
+    return any(item in (module, type(module)) for item in ignored)

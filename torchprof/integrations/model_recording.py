@@ -143,16 +143,12 @@ def check_model(model: Any) -> None:
 def _checked_ignored(ignore: Any, model: nn.Module) -> tuple[Any, ...]:
     if ignore is None:
         return ()
-    if not isinstance(ignore, Iterable) or isinstance(ignore, (str, nn.Module)):
-        raise TorchprofError(
-            f"What is to be ignored is a list of classes of modules, [nn.Dropout], or of modules, not {ignore!r:.80}."
-        )
-    ignored = tuple(ignore)
-    own = modules_of(model)
+    is_list = isinstance(ignore, Iterable) and not isinstance(ignore, (str, nn.Module))
+    ignored = tuple(ignore) if is_list else (ignore,)
     for item in ignored:
-        if isinstance(item, nn.Module):
-            if not any(item is module for module in own):
-                raise TorchprofError(f"{item!r:.80}, which is to be ignored, is not a module of the model.")
-        elif not isinstance(item, type) or not issubclass(item, nn.Module):
-            raise TorchprofError(f"{item!r:.80} cannot be ignored: it is neither a class of modules nor a module.")
+        is_class = isinstance(item, type) and issubclass(item, nn.Module)
+        if not is_class and not any(item is module for module in modules_of(model)):
+            raise TorchprofError(
+                f"{item!r:.80} cannot be ignored: give classes of modules, [torch.nn.Dropout], or modules of the model."
+            )
     return ignored

@@ -1,9 +1,8 @@
 """The early DeepSpeed pytorch-profiler as a drop-in, and DeepSpeed's profiler settings for any training loop.
 
 The printed text is the model's repr with figures at each module: parameters, multiply-adds and time, the shares of
-these, and TFLOPS = 2 · multiply-adds / time / 10¹². The tool's "flops" are multiply-adds ("Mac");
-``torchprof.integrations.conventions`` has what it counts. docs/coming-from-deepspeed.md says where torchprof's own
-count differs.
+these, and TFLOPS = 2 · multiply-adds / time / 10¹². The tool's "flops" are multiply-adds ("Mac").
+docs/coming-from-deepspeed.md says what counts, and where torchprof's own count differs.
 """
 
 from __future__ import annotations

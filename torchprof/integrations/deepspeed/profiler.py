@@ -131,17 +131,17 @@ def get_model_profile(
     check_whole("depth", depth, -1)
     check_whole("top_num", top_num, 1)
     check_whole("warm_up", warm_up, 0)
-    if input_constructor is None:
-        recording.record_call(
-            model, lambda: ((ones(model, "input_res", input_res, batch=(1,)),), {}), warm_up, ignore_modules
-        )
-    elif callable(input_constructor):
-        recording.record_call(model, lambda: ((), _named(input_constructor(input_res))), warm_up, ignore_modules)
-    else:
+    if input_constructor is not None and not callable(input_constructor):
         raise TorchprofError(
-            f"input_constructor={input_constructor!r} cannot be called: give a function that takes input_res and "
-            "returns the model's keyword arguments as a dict."
+            f"input_constructor={input_constructor!r} is no function that takes input_res and returns a dict of arguments."
         )
+
+    def inputs() -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        if input_constructor is None:
+            return (ones(model, "input_res", input_res, batch=(1,)),), {}
+        return (), _named(input_constructor(input_res))
+
+    recording.record_call(model, inputs, warm_up, ignore_modules)
     recording.print_all(depth, top_num, tree=print_profile, top=print_aggregated_profile)
     figures = recording.figures()
     if as_strings:
@@ -152,8 +152,8 @@ def get_model_profile(
 def _named(made: Any) -> Mapping[str, Any]:
     if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
         raise TorchprofError(
-            f"input_constructor returned a {type(made).__name__} where a dict of the model's keyword arguments "
-            'belongs: the model is called as model(**input_constructor(input_res)). Return {"x": tensor}.'
+            f"input_constructor returned a {type(made).__name__}, not a dict of keyword arguments, {{'x': tensor}}: the "
+            "model is called as model(**input_constructor(input_res))."
         )
     return made
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from torch import nn
 from torchprof.errors import TorchprofError, suggest
 from torchprof.integrations.deepspeed.profiler import ProfileMethods
 from torchprof.integrations.flops_profiler import FlopsProfiler
-from torchprof.integrations.model_recording import ModelRecording, check_model, is_whole
+from torchprof.integrations.model_recording import check_model, is_whole
 from torchprof.integrations.strings import is_number
 
 
@@ -65,13 +66,15 @@ class StepProfiler:
     """Profiles one step of a training loop. ``from_config`` makes it.
 
     Use ``with profiler.step(model):`` around each step: forward, backward and the optimizer's step. ``steps`` counts
-    the steps from 1. The step with the number ``profile_step`` is profiled and its text is printed; the others run
-    without a profiler.
+    the steps from 1. The step with the number ``profile_step`` is profiled, by the profiler that ``make`` makes of the
+    model, and printed by ``print_profile`` with the ``options``; the others run without a profiler.
     """
 
     enabled: bool
     profile_step: int
-    profiled: Callable[[nn.Module], AbstractContextManager[None]] = field(repr=False)
+    make: Callable[[nn.Module], Any] = field(repr=False)
+    print_profile: Callable[..., None] = field(repr=False)
+    options: Mapping[str, Any]
     steps: int = 0
 
     def step(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -81,7 +84,18 @@ class StepProfiler:
             return nullcontext()
         check_model(model)
         self.steps += 1
-        return self.profiled(model) if self.steps == self.profile_step and _is_first_rank() else nullcontext()
+        return self._profiled(model) if self.steps == self.profile_step and _is_first_rank() else nullcontext()
+
+    @contextmanager
+    def _profiled(self, model: nn.Module) -> Iterator[None]:
+        recording = self.make(model)
+        recording.start_profile()
+        try:
+            yield
+            recording.stop_profile()
+            self.print_profile(recording, **self.options)
+        finally:
+            recording.end_profile()
 
 
 def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler:
@@ -117,30 +131,11 @@ def from_config(config: Mapping[str, Any] | str | PathLike[str]) -> StepProfiler
     if recent["enabled"] and early[_EARLY]:
         raise TorchprofError(f'"{_SECTION}" and "{_EARLY}" are both on: switch one of the two off.')
     if early[_EARLY]:
-        return StepProfiler(True, early["profile_step"], lambda model: _early_step(model, early))
-    return StepProfiler(recent["enabled"], recent["profile_step"], lambda model: _recent_step(model, recent))
-
-
-def _early_step(model: nn.Module, settings: Mapping[str, Any]) -> AbstractContextManager[None]:
-    methods = ProfileMethods(model)
-    return _recorded(methods, lambda: methods.print_all(settings["profile_depth"], settings["profile_top_num"]))
-
-
-def _recent_step(model: nn.Module, settings: Mapping[str, Any]) -> AbstractContextManager[None]:
-    profiler = FlopsProfiler(model, recompute_fwd_factor=settings["recompute_fwd_factor"])
-    names = ("profile_step", "module_depth", "top_modules", "detailed", "output_file")
-    return _recorded(profiler, lambda: profiler.print_model_profile(**{name: settings[name] for name in names}))
-
-
-@contextmanager
-def _recorded(recording: ModelRecording, print_profile: Callable[[], None]) -> Iterator[None]:
-    recording.start_profile()
-    try:
-        yield
-        recording.stop_profile()
-        print_profile()
-    finally:
-        recording.end_profile()
+        options = {"depth": early["profile_depth"], "top_num": early["profile_top_num"]}
+        return StepProfiler(True, early["profile_step"], ProfileMethods, ProfileMethods.print_all, options)
+    make = partial(FlopsProfiler, recompute_fwd_factor=recent["recompute_fwd_factor"])
+    options = {key: value for key, value in recent.items() if key not in ("enabled", "recompute_fwd_factor")}
+    return StepProfiler(recent["enabled"], recent["profile_step"], make, FlopsProfiler.print_model_profile, options)
 
 
 def _is_first_rank() -> bool:

@@ -1,8 +1,7 @@
 """flops-profiler as a drop-in: its functions, its convention of counting, its text.
 
-``get_model_profile`` and ``FlopsProfiler`` have the arguments of flops-profiler 0.1.2 and of DeepSpeed's flops
-profiler, and print the same three parts with the same labels. docs/coming-from-flops-profiler.md says which figures
-differ, and why.
+``get_model_profile`` and ``FlopsProfiler`` have the arguments of flops-profiler 0.1.2 and of DeepSpeed's, and print the
+same three parts. docs/coming-from-flops-profiler.md says which figures differ, and why.
 """
 
 from __future__ import annotations

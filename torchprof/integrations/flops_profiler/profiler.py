@@ -149,11 +149,8 @@ def _check_printing(module_depth: Any, top_modules: Any, output_file: Any) -> No
     if output_file:
         if not isinstance(output_file, (str, PathLike)):
             raise TorchprofError(f"output_file is the name of a file, not {output_file!r:.80}.")
-        folder = Path(output_file).absolute().parent
-        if not folder.is_dir():
-            raise TorchprofError(
-                f"output_file={str(output_file)!r}: there is no folder {str(folder)!r}. Make it first."
-            )
+        if not Path(output_file).absolute().parent.is_dir():
+            raise TorchprofError(f"output_file={str(output_file)!r}: there is no such folder. Make it first.")
 
 
 def _check_inputs(shape: Any, args: Any, kwargs: Any) -> None:

@@ -18,8 +18,11 @@ _CONVENTION = (
 )
 
 
+_SIZES = ("world size", "data parallel size", "model parallel size", "batch size per device")
+
+
 class _Job(NamedTuple):
-    """The number of processes, over how many the data and the model are split, the batch size; None if unknown."""
+    """The ``_SIZES``: processes, over how many the data and the model are split, the batch size; None if unknown."""
 
     world_size: int | None
     data_parallel: int | None
@@ -39,7 +42,7 @@ def summary_lines(figures: ModelFigures, step: int, engine: Any, recompute: floa
     yield ""
     job = _job(engine, figures.model)
     for label, value in (
-        *_job_figures(job),
+        *(size for size in zip(_SIZES, job) if size[1] is not None),
         *_model_figures(figures, job.model_parallel or 1),
         *_times(figures, job, _engine_seconds(engine), 2 + recompute),
     ):
@@ -51,11 +54,6 @@ def summary_lines(figures: ModelFigures, step: int, engine: Any, recompute: floa
     if figures.backward().work:
         yield "Backward flops are torchprof's own count of what autograd ran."
     yield from figures.sentences()
-
-
-def _job_figures(job: _Job) -> Iterator[tuple[str, Any]]:
-    labels = ("world size", "data parallel size", "model parallel size", "batch size per device")
-    return ((label, number) for label, number in zip(labels, job) if number is not None)
 
 
 def _model_figures(figures: ModelFigures, parts: int) -> Iterator[tuple[str, str]]:
