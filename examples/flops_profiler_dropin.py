@@ -27,7 +27,7 @@ for step in range(8):
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    if step == PROFILE_STEP:
+    if step == PROFILE_STEP:  # after the optimizer's step, so that backward and this step are measured
         profiler.stop_profile()
         profiler.print_model_profile(profile_step=step, top_modules=3, detailed=False)
         profiler.end_profile()

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 import torchprof
 from torchprof.integrations.flops_profiler import FlopsProfiler, get_model_profile
 from torchprof.integrations.flops_profiler.printed import duration_text, rate_text
-from torchprof.integrations.strings import MACS, number_to_string, params_to_string, text_in_units
 
 UNKNOWN = "–"
 
@@ -415,78 +414,6 @@ def stripped(lines: list[str]) -> list[str]:
     return [line for line in left if line.strip()]
 
 
-class SaysTwoLines(nn.Module):
-    """Has no children, and its extra_repr has two lines."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-    def extra_repr(self) -> str:
-        return "first line,\nsecond line"
-
-
-class SaysMuch(nn.Module):
-    """Its extra_repr has two lines, and it has a child that is None."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.register_module("empty", None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(x)
-
-    def extra_repr(self) -> str:
-        return "first line,\nsecond line"
-
-
-def test_the_detailed_profile_without_figures_is_the_models_repr(page_of: Callable[..., str]) -> None:
-    for model in (
-        SaysMuch(),
-        SaysTwoLines(),
-        nn.Sequential(SaysMuch(), nn.Sequential(nn.Sequential(), nn.ReLU())),
-        nn.Tanh(),
-    ):
-        assert stripped(parts(page_of(model, torch.rand(2, 4)))[2]) == repr(model).splitlines()
-
-
-def test_equal_blocks_in_a_modulelist_are_all_shown(page_of: Callable[..., str]) -> None:
-    """torch's repr of a ModuleList prints equal blocks once; here each block has its own figures."""
-
-    class Blocks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    detailed = parts(page_of(Blocks(), torch.rand(2, 4)))[2]
-    assert [line.split("(module")[0] for line in detailed if "Linear" in line] == [
-        "    (0): Linear",
-        "    (1): Linear",
-        "    (2): Linear",
-    ]
-    module, _, _ = figures(detailed[detailed.index("  (blocks): ModuleList(") + 1])
-    assert (module["flops"], module["param"]) == ("192", "60")
-
-
-@pytest.mark.parametrize(
-    ("number", "flops", "macs", "params"),
-    [
-        (0, "0", "0 MACs", "0"),
-        (999, "999", "999 MACs", "999"),
-        (61706, "61.71 K", "61.71 KMACs", "61.71 k"),
-        (999_999, "1000.0 K", "1000.0 KMACs", "1000.0 k"),
-        (11_174_215_680, "11.17 G", "11.17 GMACs", "11174.22 M"),
-    ],
-)
-def test_numbers_have_the_format_of_flops_profiler(number: int, flops: str, macs: str, params: str) -> None:
-    assert (number_to_string(number), text_in_units(number, MACS), params_to_string(number)) == (flops, macs, params)
-
-
 @pytest.mark.parametrize(
     ("flops", "seconds", "rate", "duration"),
     [
@@ -538,7 +465,7 @@ def test_without_detailed_the_page_ends_after_the_aggregated_profile(page_of: Ca
 def test_with_output_file_the_page_goes_to_the_file_and_not_to_stdout(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, x, target = SaysMuch(), torch.rand(2, 4), tmp_path / "page.txt"
+    model, x, target = Mlp(), torch.rand(2, 4), tmp_path / "page.txt"
     target.write_text("what was there before, and is longer than a page\n" * 200)
     get_model_profile(model, args=[x], output_file=str(target))
     assert capsys.readouterr() == ("", "")

@@ -133,7 +133,7 @@ def get_model_profile(
     check_whole("warm_up", warm_up, 0)
     if input_constructor is not None and not callable(input_constructor):
         raise TorchprofError(
-            f"input_constructor={input_constructor!r} is no function that takes input_res and returns a dict of arguments."
+            f"input_constructor={input_constructor!r} is no function of input_res that returns a dict of arguments."
         )
 
     def inputs() -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -152,8 +152,8 @@ def get_model_profile(
 def _named(made: Any) -> Mapping[str, Any]:
     if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
         raise TorchprofError(
-            f"input_constructor returned a {type(made).__name__}, not a dict of keyword arguments, {{'x': tensor}}: the "
-            "model is called as model(**input_constructor(input_res))."
+            f"input_constructor returned a {type(made).__name__}, and not a dict of keyword arguments, {{'x': x}}: the "
+            "call is model(**input_constructor(input_res))."
         )
     return made
 
