@@ -198,6 +198,61 @@ def test_no_function_of_torch_is_replaced_while_profiling() -> None:
 # The figures
 
 
+POOLINGS = {
+    f"{name}_pool{dims}d": getattr(nn, f"{kind}{dims}d")(2)
+    for name, kind in (
+        *(("avg", "AvgPool"), ("max", "MaxPool")),
+        *(("adaptive_avg", "AdaptiveAvgPool"), ("adaptive_max", "AdaptiveMaxPool")),
+    )
+    for dims in (1, 2, 3)
+}
+ACTIVATIONS = {
+    "relu": nn.ReLU(),
+    "leaky_relu": nn.LeakyReLU(),
+    "elu": nn.ELU(),
+    "prelu": nn.PReLU(),
+    "softmax": nn.Softmax(-1),
+}
+
+
+@both
+@pytest.mark.parametrize("name", [*POOLINGS, *ACTIVATIONS])
+def test_poolings_and_activations_count_one_for_each_element_of_the_input(name: str, kind: Any) -> None:
+    x = torch.rand(2, 3, *[4] * int(name[-2])) if name in POOLINGS else torch.rand(2, 3, 4)
+    module = POOLINGS.get(name) or ACTIVATIONS[name]
+    functionals = recorded(kind, module, x).figures().whole.functionals
+    assert {name: (counted.work, counted.macs) for name, counted in functionals.items()} == {name: (x.numel(), 0)}
+
+
+@both
+def test_other_forms_of_an_operator_count_the_same(kind: type[ModelRecording]) -> None:
+    x = torch.rand(2, 3, 4, 4)
+    for module in (nn.ReLU(inplace=True), nn.LeakyReLU(inplace=True), nn.MaxPool2d(2, return_indices=True)):
+        assert recorded(kind, module, x).figures().whole.work == x.numel()
+
+
+@both
+@pytest.mark.parametrize(
+    "module",
+    [nn.Tanh(), nn.Sigmoid(), nn.SELU(), nn.CELU(), nn.RReLU().eval(), nn.LogSoftmax(-1), nn.Dropout(), nn.Flatten()],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_the_tools_do_not_count_counts_0(kind: type[ModelRecording], module: nn.Module) -> None:
+    whole = recorded(kind, nn.Sequential(module), torch.rand(2, 3, 4) + 1).figures().whole
+    assert (whole.work, whole.macs) == (0, 0)
+    if kind is FlopsProfiler:
+        assert not whole.functionals
+
+
+@both
+def test_sums_and_products_do_not_count(kind: type[ModelRecording]) -> None:
+    class Sums(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.add(x * 2 + x, x)
+
+    assert recorded(kind, Sums(), torch.rand(2, 3)).figures().whole.work == 0
+
+
 @both
 def test_a_module_that_was_not_called_is_unknown_and_not_zero(kind: type[ModelRecording]) -> None:
     class Half(nn.Module):

@@ -193,18 +193,9 @@ BY_FUNCTIONAL: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int, i
         2 * 2 * 6 * 4 * 3 * 2 + 2 * 3 * 12,
         2 * 6 * 4 * 3 * 2,
     ),
-    "relu": (F.relu_, (X,), 48, 0),
-    "leaky_relu": (F.leaky_relu, (X,), 48, 0),
     "relu6": (F.relu6, (X,), 48, 0),
-    "elu": (F.elu, (X,), 48, 0),
-    "prelu": (lambda x, w: F.prelu(x, w), (X, torch.rand(1)), 48, 0),
     "silu": (F.silu, (X,), 48, 0),
     "gelu": (F.gelu, (X,), 48, 0),
-    "softmax": (lambda x: F.softmax(x, -1), (X,), 48, 0),
-    "avg_pool1d": (lambda x: F.avg_pool1d(x, 2), (X,), 48, 0),
-    "max_pool2d": (lambda x: F.max_pool2d(x, 2, return_indices=True)[0], (X,), 48, 0),
-    "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x, 1), (X,), 48, 0),
-    "adaptive_max_pool1d": (lambda x: F.adaptive_max_pool1d(x, 2), (X,), 48, 0),
     "layer_norm": (lambda x, w: F.layer_norm(x, (6,), w), (X, torch.rand(6)), 5 * 48, 0),
     "group_norm": (lambda x: F.group_norm(x, 2), (X,), 4 * 48, 0),
     "instance_norm": (lambda x, w: F.instance_norm(x, weight=w), (X, torch.rand(4)), 5 * 48, 0),
@@ -236,17 +227,6 @@ def test_a_batch_norm_counts_more_in_training(training: bool, affine: bool, each
     prof.end_profile()
 
 
-@pytest.mark.parametrize(
-    "module",
-    [nn.Tanh(), nn.Sigmoid(), nn.SELU(), nn.CELU(), nn.RReLU(), nn.Hardtanh(), nn.LogSoftmax(-1), nn.Dropout()],
-    ids=lambda module: type(module).__name__,
-)
-def test_operators_that_the_tool_does_not_count_are_not_counted(module: nn.Module, page_of: Callable[..., str]) -> None:
-    page = page_of(nn.Sequential(module), X)
-    assert functionals(page) == {}
-    assert totals(module, X) == (0, 0, 0)
-
-
 def test_interpolation_counts_its_result_and_nearest_counts_0() -> None:
     image = torch.rand(1, 2, 4, 4)
     assert totals(Calls(lambda x: F.interpolate(x, size=(6, 8), mode="bilinear")), image) == (2 * 6 * 8, 0, 0)
@@ -255,10 +235,6 @@ def test_interpolation_counts_its_result_and_nearest_counts_0() -> None:
 
 def test_a_single_number_is_one_element() -> None:
     assert totals(Calls(F.relu), torch.tensor(1.0)) == (1, 0, 0)
-
-
-def test_sums_and_products_do_not_count() -> None:
-    assert totals(Calls(lambda x: torch.add(x * 2 + x, x)), X) == (0, 0, 0)
 
 
 def test_an_operator_unknown_to_the_tool_counts_its_multiply_accumulates(page_of: Callable[..., str]) -> None:
