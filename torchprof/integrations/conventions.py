@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchprof import Run
 from torchprof.types import Cost, Row, Signature
@@ -101,7 +101,8 @@ def _recurrent(gates: int) -> PerCall:
 
     def multiply_adds(signature: Signature) -> int:
         data, *others = signature.shapes
-        state, *weights = others[signature.dtypes[1] == "long int" :]  # after the batch sizes of a packed sequence
+        is_packed = signature.dtypes[1] == "long int"  # then the batch sizes come second
+        state, *weights = others[1:] if is_packed else others
         state = state[-1] if isinstance(state[0], tuple) else state  # of LSTM, the cell's
         listed = [shape for shape in weights if shape]
         shapes = [inner for shape in listed for inner in (shape if isinstance(shape[0], tuple) else [shape])]
@@ -189,19 +190,18 @@ class Convention(NamedTuple):
     ignores_children: bool
 
 
-def _rules(column: int) -> dict[str, CountingRule]:
-    """The rules of one tool, by the column of its work. The rule of an operator holds for its in-place form, too."""
+def _rules(tool: int) -> dict[str, CountingRule]:
+    """The rules of a tool: 0 is flops-profiler, 1 is DeepSpeed. They hold for the in-place forms of operators, too."""
     rules = {}
-    for line in _TABLE:
-        for operator in line[0].split():
-            name = operator.removesuffix("_with_indices") if line[1] is None else line[1]
-            work: Any = line[column]
-            rules[f"aten::{operator}"] = rules[f"aten::{operator}_"] = CountingRule(name, work)
+    for operators, functional, *works in _TABLE:
+        for operator in operators.split():
+            name = functional or operator.removesuffix("_with_indices")
+            rules[f"aten::{operator}"] = rules[f"aten::{operator}_"] = CountingRule(name, works[tool])
     return rules
 
 
-FLOPS_PROFILER = Convention(_rules(2), counts_all_products=True, ignores_children=True)
-DEEPSPEED = Convention(_rules(3), counts_all_products=False, ignores_children=False)
+FLOPS_PROFILER = Convention(_rules(0), counts_all_products=True, ignores_children=True)
+DEEPSPEED = Convention(_rules(1), counts_all_products=False, ignores_children=False)
 
 
 @dataclass
@@ -241,12 +241,13 @@ class Counts:
         if not isinstance(work, PerCall):
             counted.work += work(row.cost)
             self.uncounted[layer] += row.cost.uncounted if work is not _nothing else 0
-        elif row.frames[-1].name in work.inputs_of if work.inputs_of else not is_inside:
-            if row.signature is not None and input_shape(row.signature) is not None:
-                counted.work += row.calls * work.formula(row.signature)
-            else:
-                self.uncounted[layer] += row.calls
-                self.without_shapes[name] += row.calls
+            return
+        has_the_inputs = row.frames[-1].name in work.inputs_of if work.inputs_of else not is_inside
+        if has_the_inputs and row.signature is not None and input_shape(row.signature) is not None:
+            counted.work += row.calls * work.formula(row.signature)
+        elif has_the_inputs:
+            self.uncounted[layer] += row.calls
+            self.without_shapes[name] += row.calls
 
 
 def count(run: Run, convention: Convention, time: str) -> Counts:

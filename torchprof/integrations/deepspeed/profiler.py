@@ -133,7 +133,7 @@ def get_model_profile(
     check_whole("warm_up", warm_up, 0)
     if input_constructor is not None and not callable(input_constructor):
         raise TorchprofError(
-            f"input_constructor={input_constructor!r} is no function of input_res that returns a dict of arguments."
+            f"input_constructor={input_constructor!r} must be a function of input_res that returns a dict of arguments."
         )
 
     def inputs() -> tuple[tuple[Any, ...], Mapping[str, Any]]:
