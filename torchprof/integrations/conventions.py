@@ -20,9 +20,9 @@ _NOT_A_TENSOR = ("", "Scalar", "ScalarList", "TensorList")
 
 class PerCall(NamedTuple):
     """Work that follows from the inputs of one call of an operator, or of those inside it that ``inputs_of`` names.
-    ``formula`` is only called if the first input has a shape."""
+    ``formula`` is called if the first input has a shape; it returns None if it needs what was not recorded."""
 
-    formula: Callable[[Signature], int]
+    formula: Callable[[Signature], int | None]
     inputs_of: tuple[str, ...] = ()
 
 
@@ -75,31 +75,33 @@ def _batch_normalized(signature: Signature) -> int:
     return _elements(signature) * ((4 if in_training else 1) + has_weight)
 
 
-def _added_product(signature: Signature) -> int:
+def _added_product(signature: Signature) -> int | None:
     """2 for each multiply-accumulate, and 1 for each element of the added tensor, before it is broadcast."""
     added, first, second = (input_shape(signature, index) for index in range(3))
     if added is None or first is None or second is None:
-        return 0
+        return None
     return 2 * prod(first) * int(second[-1]) + prod(added)
 
 
-def _interpolated(signature: Signature) -> int:
+def _interpolated(signature: Signature) -> int | None:
     """1 for each element of the result. The scalar inputs have the output size or the scale factors."""
     image, scalars = signature.shapes[0], signature.scalars
     if len(scalars) < 2:
-        return 0
+        return None
     sizes, factors = scalars[1], scalars[-1]
     if isinstance(sizes, tuple):
         return int(prod(image[: -len(sizes)]) * prod(sizes))
     if isinstance(factors, tuple):
         return int(prod(image[:2]) * prod(int(length * factor) for length, factor in zip(image[2:], factors)))
-    return 0
+    return None
 
 
 def _recurrent(gates: int) -> PerCall:
     """For each token the elements of weights and biases, and ``gates`` for each hidden unit of each layer."""
 
-    def multiply_adds(signature: Signature) -> int:
+    def multiply_adds(signature: Signature) -> int | None:
+        if None in signature.shapes:  # versions of torch without the shapes in lists of tensors
+            return None
         data, *others = signature.shapes
         is_packed = signature.dtypes[1] == "long int"  # then the batch sizes come second
         state, *weights = others[1:] if is_packed else others
@@ -242,12 +244,14 @@ class Counts:
             counted.work += work(row.cost)
             self.uncounted[layer] += row.cost.uncounted if work is not _nothing else 0
             return
-        has_the_inputs = row.frames[-1].name in work.inputs_of if work.inputs_of else not is_inside
-        if has_the_inputs and row.signature is not None and input_shape(row.signature) is not None:
-            counted.work += row.calls * work.formula(row.signature)
-        elif has_the_inputs:
-            self.uncounted[layer] += row.calls
-            self.without_shapes[name] += row.calls
+        if row.frames[-1].name in work.inputs_of if work.inputs_of else not is_inside:
+            signature = row.signature
+            of_one = None if signature is None or input_shape(signature) is None else work.formula(signature)
+            if of_one is None:
+                self.uncounted[layer] += row.calls
+                self.without_shapes[name] += row.calls
+            else:
+                counted.work += row.calls * of_one
 
 
 def count(run: Run, convention: Convention, time: str) -> Counts:
