@@ -131,8 +131,6 @@ def _fused_encoder_layer(signature: Signature) -> int:
 _WITH_FLAG = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
 """Of the operators inside a batch norm, those that have the training flag among their inputs."""
 _ELEMENTS = _for_each_element(1)
-_PRODUCTS = "matmul mm bmm mv einsum bilinear scaled_dot_product_attention"
-_ACTIVATIONS = "relu leaky_relu elu relu6 prelu"
 _POOLINGS = (
     "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool1d max_pool2d max_pool3d "
@@ -142,21 +140,19 @@ _SMOOTH_RESIZING = (
     "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa "
     "_upsample_bicubic2d_aa"
 )
-_NEAREST = "upsample_nearest1d upsample_nearest2d upsample_nearest3d"
 
 _TABLE: tuple[tuple[str, str | None, _Work | None, _Work], ...] = (
     # torch's operators; the name that flops-profiler shows (None: the operator's own);
     # the flops of flops-profiler (None: not listed); the multiply-adds of DeepSpeed
     ("linear", None, _twice_macs, _macs),
-    (_PRODUCTS, None, _twice_macs, _nothing),
+    ("matmul mm bmm mv einsum bilinear scaled_dot_product_attention", None, _twice_macs, _nothing),
     ("addmm baddbmm", None, PerCall(_added_product), _nothing),
     ("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d", None, _flops, _macs_and_bias),
     ("convolution _convolution", "convolution", _flops, _macs_and_bias),  # TorchScript runs these
     ("lstm lstm_cell", None, _flops, _recurrent(10)),  # gates: four sums; two products and a sum; three for the output
     ("gru gru_cell", None, _flops, _recurrent(7)),  # a product with the reset gate, three sums; two products and a sum
     ("rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell", None, _flops, _recurrent(1)),  # the sum of both products
-    (_ACTIVATIONS, None, _ELEMENTS, _ELEMENTS),
-    ("softmax", None, _ELEMENTS, _ELEMENTS),
+    ("relu leaky_relu elu relu6 prelu softmax", None, _ELEMENTS, _ELEMENTS),
     (_POOLINGS, None, _ELEMENTS, _ELEMENTS),
     ("hardtanh", None, None, _ELEMENTS),  # also runs nn.ReLU6
     ("silu gelu", None, _ELEMENTS, _nothing),
@@ -164,7 +160,7 @@ _TABLE: tuple[tuple[str, str | None, _Work | None, _Work], ...] = (
     ("layer_norm group_norm", None, _normalized(weight=2), _nothing),
     ("instance_norm", None, _normalized(weight=1), _nothing),
     (_SMOOTH_RESIZING, "interpolate", PerCall(_interpolated), _nothing),
-    (_NEAREST, "interpolate", _nothing, _nothing),
+    ("upsample_nearest1d upsample_nearest2d upsample_nearest3d", "interpolate", _nothing, _nothing),
     ("embedding", None, _nothing, _nothing),
     ("_native_multi_head_attention", "multi_head_attention_forward", _twice_macs, PerCall(_fused_attention)),
     ("_transformer_encoder_layer_fwd", "transformer_encoder_layer", _twice_macs, PerCall(_fused_encoder_layer)),
