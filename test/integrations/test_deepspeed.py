@@ -37,6 +37,7 @@ from torchprof.integrations.deepspeed import (
 )
 from torchprof.integrations.deepspeed.profiler import counting_sentences, top_lines, tree_lines
 from torchprof.integrations.model_figures import ModelFigures
+from torchprof.record import raw_events
 
 # The page of the original tool, without all that depends on a clock.
 PAGE = """\
@@ -313,6 +314,13 @@ def test_a_recurrent_module_counts_weights_biases_and_gates_for_each_token(
     module: nn.Module, sizes: tuple[int, ...], per_token: int
 ) -> None:
     assert macs_of(module, *sizes) == per_token * (TOKENS if len(sizes) == 2 else 1)
+
+
+def test_without_the_shapes_of_lists_recurrent_layers_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raw_events, "_shapes_of_lists", None)
+    assert macs_of(nn.LSTM(WIDTH, HIDDEN), TOKENS, WIDTH) is None
+    assert macs_of(nn.GRU(WIDTH, HIDDEN), TOKENS, WIDTH) is None
+    assert macs_of(nn.GRUCell(WIDTH, HIDDEN), WIDTH) == 3 * HIDDEN * (WIDTH + HIDDEN) + (6 + 7) * HIDDEN
 
 
 def test_a_packed_batch_counts_its_tokens_without_padding() -> None:

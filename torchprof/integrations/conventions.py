@@ -20,9 +20,9 @@ _NOT_A_TENSOR = ("", "Scalar", "ScalarList", "TensorList")
 
 class PerCall(NamedTuple):
     """Work that follows from the inputs of one call of an operator, or of those inside it that ``inputs_of`` names.
-    ``formula`` is only called if the first input has a shape."""
+    ``formula`` is called if the first input has a shape; it returns None if it needs what was not recorded."""
 
-    formula: Callable[[Signature], int]
+    formula: Callable[[Signature], int | None]
     inputs_of: tuple[str, ...] = ()
 
 
@@ -75,31 +75,33 @@ def _batch_normalized(signature: Signature) -> int:
     return _elements(signature) * ((4 if in_training else 1) + has_weight)
 
 
-def _added_product(signature: Signature) -> int:
+def _added_product(signature: Signature) -> int | None:
     """2 for each multiply-accumulate, and 1 for each element of the added tensor, before it is broadcast."""
     added, first, second = (input_shape(signature, index) for index in range(3))
     if added is None or first is None or second is None:
-        return 0
+        return None
     return 2 * prod(first) * int(second[-1]) + prod(added)
 
 
-def _interpolated(signature: Signature) -> int:
+def _interpolated(signature: Signature) -> int | None:
     """1 for each element of the result. The scalar inputs have the output size or the scale factors."""
     image, scalars = signature.shapes[0], signature.scalars
     if len(scalars) < 2:
-        return 0
+        return None
     sizes, factors = scalars[1], scalars[-1]
     if isinstance(sizes, tuple):
         return int(prod(image[: -len(sizes)]) * prod(sizes))
     if isinstance(factors, tuple):
         return int(prod(image[:2]) * prod(int(length * factor) for length, factor in zip(image[2:], factors)))
-    return 0
+    return None
 
 
 def _recurrent(gates: int) -> PerCall:
     """For each token the elements of weights and biases, and ``gates`` for each hidden unit of each layer."""
 
-    def multiply_adds(signature: Signature) -> int:
+    def multiply_adds(signature: Signature) -> int | None:
+        if None in signature.shapes:  # versions of torch without the shapes in lists of tensors
+            return None
         data, *others = signature.shapes
         is_packed = signature.dtypes[1] == "long int"  # then the batch sizes come second
         state, *weights = others[1:] if is_packed else others
@@ -129,8 +131,6 @@ def _fused_encoder_layer(signature: Signature) -> int:
 _WITH_FLAG = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
 """Of the operators inside a batch norm, those that have the training flag among their inputs."""
 _ELEMENTS = _for_each_element(1)
-_PRODUCTS = "matmul mm bmm mv einsum bilinear scaled_dot_product_attention"
-_ACTIVATIONS = "relu leaky_relu elu relu6 prelu"
 _POOLINGS = (
     "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
     "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool1d max_pool2d max_pool3d "
@@ -140,21 +140,19 @@ _SMOOTH_RESIZING = (
     "upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa "
     "_upsample_bicubic2d_aa"
 )
-_NEAREST = "upsample_nearest1d upsample_nearest2d upsample_nearest3d"
 
 _TABLE: tuple[tuple[str, str | None, _Work | None, _Work], ...] = (
     # torch's operators; the name that flops-profiler shows (None: the operator's own);
     # the flops of flops-profiler (None: not listed); the multiply-adds of DeepSpeed
     ("linear", None, _twice_macs, _macs),
-    (_PRODUCTS, None, _twice_macs, _nothing),
+    ("matmul mm bmm mv einsum bilinear scaled_dot_product_attention", None, _twice_macs, _nothing),
     ("addmm baddbmm", None, PerCall(_added_product), _nothing),
     ("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d", None, _flops, _macs_and_bias),
     ("convolution _convolution", "convolution", _flops, _macs_and_bias),  # TorchScript runs these
     ("lstm lstm_cell", None, _flops, _recurrent(10)),  # gates: four sums; two products and a sum; three for the output
     ("gru gru_cell", None, _flops, _recurrent(7)),  # a product with the reset gate, three sums; two products and a sum
     ("rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell", None, _flops, _recurrent(1)),  # the sum of both products
-    (_ACTIVATIONS, None, _ELEMENTS, _ELEMENTS),
-    ("softmax", None, _ELEMENTS, _ELEMENTS),
+    ("relu leaky_relu elu relu6 prelu softmax", None, _ELEMENTS, _ELEMENTS),
     (_POOLINGS, None, _ELEMENTS, _ELEMENTS),
     ("hardtanh", None, None, _ELEMENTS),  # also runs nn.ReLU6
     ("silu gelu", None, _ELEMENTS, _nothing),
@@ -162,7 +160,7 @@ _TABLE: tuple[tuple[str, str | None, _Work | None, _Work], ...] = (
     ("layer_norm group_norm", None, _normalized(weight=2), _nothing),
     ("instance_norm", None, _normalized(weight=1), _nothing),
     (_SMOOTH_RESIZING, "interpolate", PerCall(_interpolated), _nothing),
-    (_NEAREST, "interpolate", _nothing, _nothing),
+    ("upsample_nearest1d upsample_nearest2d upsample_nearest3d", "interpolate", _nothing, _nothing),
     ("embedding", None, _nothing, _nothing),
     ("_native_multi_head_attention", "multi_head_attention_forward", _twice_macs, PerCall(_fused_attention)),
     ("_transformer_encoder_layer_fwd", "transformer_encoder_layer", _twice_macs, PerCall(_fused_encoder_layer)),
@@ -242,12 +240,14 @@ class Counts:
             counted.work += work(row.cost)
             self.uncounted[layer] += row.cost.uncounted if work is not _nothing else 0
             return
-        has_the_inputs = row.frames[-1].name in work.inputs_of if work.inputs_of else not is_inside
-        if has_the_inputs and row.signature is not None and input_shape(row.signature) is not None:
-            counted.work += row.calls * work.formula(row.signature)
-        elif has_the_inputs:
-            self.uncounted[layer] += row.calls
-            self.without_shapes[name] += row.calls
+        if row.frames[-1].name in work.inputs_of if work.inputs_of else not is_inside:
+            signature = row.signature
+            of_one = None if signature is None or input_shape(signature) is None else work.formula(signature)
+            if of_one is None:
+                self.uncounted[layer] += row.calls
+                self.without_shapes[name] += row.calls
+            else:
+                counted.work += row.calls * of_one
 
 
 def count(run: Run, convention: Convention, time: str) -> Counts:
