@@ -128,6 +128,11 @@ LABELLED = [
 ]
 
 
+def test_of_equal_layers_top_shows_those_that_come_first() -> None:
+    run = run_of(["Net", "Net.a", "Net.b", "Net.c"], [row(index, calls=1, cpu_ns=1_000) for index in (1, 2, 3)])
+    assert names(run.report("tree", top=2)) == ["Net", "├── a", "└── b"]
+
+
 def test_labels_are_between_a_layer_and_its_operators(golden: Callable[..., None]) -> None:
     """mine: 100 + 20 + 3 + 40 ns + 50 us + 7 ms (the layer in it) = 7.050163 ms."""
     run = run_of(["Net", "Net.fc"], LABELLED)
