@@ -88,6 +88,7 @@ def test_the_trace_of_the_examples_is_what_record_trace_writes(tmp_path: Path) -
     ("page", "needs"),
     [
         ("memory.md", []),
+        ("merging.md", []),
         ("compare.md", []),
         ("training-loops.md", []),
         ("traces.md", []),

@@ -170,22 +170,32 @@ def test_without_samples_lines_are_unknown() -> None:
     assert "samples" not in run.report("top")
 
 
-@pytest.mark.parametrize(("uncounted", "heading"), [(0, "FLOPs"), (2, "Counted FLOPs")])
-def test_a_run_without_times_has_a_table_of_flops(uncounted: int, heading: str) -> None:
-    counted = ("macs", "flops", "uncounted")
+def test_runs_without_times_and_parts_in_short(golden: Callable[..., None]) -> None:
+    """Layers that are alike rank by their sum, and the slower ones are named; a line whose share is shown as zero is
+    left out."""
+    counted, memory = ("macs", "flops", "uncounted"), ("cpu_allocated",)
+    runs = {}
+    for uncounted in (0, 2):
+        rows = [
+            row(1, op("aten::mm"), flops=6_000, macs=3_000),
+            row(2, op("aten::add"), flops=2_000, phase="backward"),
+            row(2, op("aten::odd"), uncounted=uncounted),
+        ]
+        runs[f"{uncounted} calls are not counted"] = hand_made.run_of(rows, requested=counted, measured=counted)
+    runs["only memory"] = hand_made.run_of(rows, requested=memory, measured=memory)
+    layers = [Layer(("Net",), "Net"), *(Layer(("Net", str(at), name), "Linear") for at in range(4) for name in "ab")]
+    times = {("0", "a"): 9, ("1", "a"): 9, ("0", "b"): 30}
     rows = [
-        row(1, op("aten::mm"), flops=6_000, macs=3_000),
-        row(2, op("aten::add"), flops=2_000, phase="backward"),
-        row(2, op("aten::odd"), uncounted=uncounted),
+        row(at, op("aten::addmm"), cpu_ns=times.get(layer.path[1:], 8 if layer.path[-1] == "a" else 6))
+        for at, layer in enumerate(layers)
+        if at
     ]
-    run = hand_made.run_of(rows, requested=counted, measured=counted)
-    assert [[line[0], line[1], line[2], line[-1]] for line in cells(run.report("top"))] == [
-        ["Share", heading, "Layer", "In"],
-        ["75.0%", "6.00 K", "Net.a", "aten::mm"],
-        ["25.0%", "2.00 K", "Net.b", "aten::add"],
-    ]
-    nothing = hand_made.run_of(rows, requested=("cpu_allocated",), measured=("cpu_allocated",))
-    assert nothing.report("top") == "Neither times nor FLOPs were measured."
+    runs["alike: 34 ns of a, 48 of b"] = hand_made.run_of(rows, layers=layers)
+    line = Frame(FrameKind.PYTHON, "a.py:3 f")
+    for ns in (1, 10_000):
+        rows = [row(0, cpu_ns=ns), row(0, line, calls=9), row(1, op("aten::mm"), cpu_ns=100_000)]
+        runs[f"a line of {ns} of 100,000 ns"] = hand_made.run_of(rows)
+    golden({title: run.report("top") for title, run in runs.items()})
 
 
 def test_an_empty_run() -> None:
@@ -213,6 +223,7 @@ def test_the_names_of_work_of_no_layer(run: Run) -> None:
     assert Where(OUTSIDE, 0, "").name(run) == "(outside)" and Where(NOT_SELECTED, 0, "").name(run) == "(not selected)"
 
 
+<<<<<<< HEAD
 def test_layers_that_are_alike_rank_by_their_sum_and_the_slower_ones_are_named() -> None:
     layers = [Layer(("Net",), "Net"), *(Layer(("Net", str(at), name), "Linear") for at in range(4) for name in "ab")]
     times = {("0", "a"): 9, ("1", "a"): 9, ("0", "b"): 30}
@@ -243,6 +254,8 @@ def most_of(samples: dict[str, int]) -> tuple[str, float] | None:
     return most_sampled(Counter({SourceLine.of_file(text): times for text, times in samples.items()}))
 
 
+=======
+>>>>>>> h7
 def test_the_line_with_most_samples_has_its_own_share() -> None:
     assert most_of({"a.py:1 f": 6, "a.py:2 f": 2, "b.py:9 g": 2}) == ("a.py:1 f", 0.6)
     assert most_of({"a.py:1 f": 4, "b.py:2 f": 4, "b.py:9 g": 4}) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import sys
 import tempfile
 from collections import Counter
@@ -20,7 +19,6 @@ from build.examples import examples
 from build.golden import message
 from build.merging import ADD, MINE, MUL, NET, calls, jobs, layer, line, run_of, timeline
 from build.models import Mlp
-from build.places import ROOT
 from build.warnings import run_warnings, sentences
 from hypothesis import given
 from hypothesis import strategies as st
@@ -290,18 +288,6 @@ def test_warnings_are_computed_from_the_sum_of_cycles() -> None:
         "Run 1 of the 2 added: Run 1 of the 3 added: Never called: x.",
         "Not counted: mul (8 calls, in Net.a).",
     )
-
-
-def test_the_examples_of_the_docs_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Every block of docs/merging.md, and the error that the page shows."""
-    page = (ROOT / "docs" / "merging.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    space: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
-        exec(compile(block, "merging.md", "exec"), space)
-    assert "Two of the runs are of rank 0" in capsys.readouterr().out
 
 
 # The laws, with random runs

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas
 import pytest
-from build.hand_made import cells, kernel, label, line, names, op, row, run_of
+from build.golden import drawn
+from build.hand_made import kernel, label, op, row, run_of
 
 import torchprof
 from torchprof import Run, TorchprofError
@@ -272,20 +273,33 @@ def test_notebook_shows_each_layer(run: Run) -> None:
 # Facts of layers
 
 
-def test_the_parameters_of_a_range_are_unknown_in_the_summary() -> None:
-    text = of_ranges().report("summary")
-    assert line(text, "## forward ##") == {
-        "Module": "## forward ##",
-        "Type": "",
-        "Depth": "0",
-        "Input shape": "",
-        "Output shape": "",
-        "Params": "–",
-        "MACs": "–",
-    }
-    for figure in ("Params", "Trainable params", "Model size", "Buffers"):
-        found = [one.split()[-1] for one in text.splitlines() if one.startswith(f"  {figure} ")]
-        assert found == ["–"] * 3, figure
+def test_the_text_of_runs_without_a_model(golden: Callable[..., None]) -> None:
+    """A range has no class and unknown parameters, and is no model. 8,490 of 10,560 ns are the forward's, 7,630 of that
+    in one range, 4,010 of that in the innermost. Without layers there is no table of them; without the recorded time no
+    idle time; work that no operator launched has time on the device alone."""
+    ranges = tuple(unknown(*path.split(".")) for path in ("a", "a.x", "a.y", "b", "c"))
+    rows = [row(number, op("aten::mul"), cpu_ns=ns) for number, ns in enumerate((10, 30, 30, 50, 40))]
+    timed, untimed = without_layers_on_device(wall_ns=20_000), without_layers_on_device()
+    idle = lambda run: "\n".join(run.report(name).partition("\n\n")[0] for name in ("top", "kernels"))  # noqa: E731
+    facts = (without_layers(), without_layers(wall_ns=20_000), live())
+    golden(
+        *(
+            drawn(of_ranges(), report, **options)
+            for report, options in {"summary": {}, "headline": {}, "top": {"top": 1}}.items()
+        ),
+        {
+            "parts: a class is known": of_modules().report("top", top=1),
+            "of the ranges a (110 ns), b and c": traced(rows, ranges).report("headline"),
+        },
+        *(drawn(without_layers(), report) for report in ("summary", "calls", "tree")),
+        {
+            "facts": "\n".join(run.report("markdown").splitlines()[0] for run in facts),
+            "comparison": repr(torchprof.compare(live(), without_layers())),
+            "on a device": timed.report("tree", show_events=True),
+            "idle": idle(timed),
+            "recorded for how long?": idle(untimed),
+        },
+    )
 
 
 def test_a_sum_with_one_known_layer_is_unknown() -> None:
@@ -310,67 +324,12 @@ def test_an_unknown_class_is_empty_in_files() -> None:
     assert json.dumps(layers).count("null") >= len(RANGES)
 
 
-def test_an_unknown_class_is_blank_in_the_largest_parts() -> None:
-    def largest(run: Run) -> list[str]:
-        return cells(run.report("top", top=1))[0][2:4]
-
-    assert largest(of_ranges()) == ["## forward ##.block 1.a/b <x>.é", ""]
-    assert largest(of_modules()) == ["Net_0.Linear_0", "Linear"]
-
-
-def test_the_headline_names_a_range() -> None:
-    # 8490 of 10560 ns are the forward's, 7630 of that in one range, 4010 of that in the innermost.
-    assert of_ranges().report("headline") == (
-        "80% of the time is in the ranges, 72% in `## forward ##`, and 38% in the range "
-        "`## forward ##.block 1.a/b <x>.é`."
-    )
-
-
-def test_the_headline_does_not_call_ranges_models() -> None:
-    layers = tuple(unknown(*path.split(".")) for path in ("a", "a.x", "a.y", "b", "c"))
-    rows = [row(number, op("aten::mul"), cpu_ns=ns) for number, ns in enumerate((10, 30, 30, 50, 40))]
-    assert traced(rows, layers).report("headline") == (
-        "31% of the ranges is in the range `b`. The largest range is `a`, with 44%."
-    )
-
-
 # Runs without layers
-
-
-def test_without_layers_there_is_no_table_of_layers() -> None:
-    assert without_layers().report("summary") == "This run has no layers: all its work is outside of them."
-    assert without_layers().report("calls") == "No call of a layer was recorded in this run."
-    assert names(without_layers().report("tree")) == ["(outside)"]
-
-
-def test_without_a_model_the_facts_name_none() -> None:
-    assert without_layers().report("markdown").startswith("**torchprof 9.9**\n")
-    timed = without_layers(wall_ns=20_000).report("markdown")
-    assert timed.startswith("**torchprof 9.9**: 20.000us recorded\n")
-    assert live().report("markdown").startswith("**torchprof 9.9** of `Net`: 9.000us recorded\n")
-    assert repr(torchprof.compare(live(), without_layers())) == "<Diff of Net and no model>"
 
 
 def test_without_a_model_the_trace_names_its_rank_alone() -> None:
     events = json.loads(of_modules().report("chrome-trace"))["traceEvents"]
     assert [one["args"]["name"] for one in events if one["name"] == "process_name"] == ["rank 0"]
-
-
-def test_the_idle_time_of_a_device_is_omitted_if_the_recorded_time_is_unknown() -> None:
-    known_time, no_time = without_layers_on_device(wall_ns=20_000), without_layers_on_device()
-    assert "cuda:0 was idle for 10.900us of 20.000us (54.5%)." in known_time.report("top")
-    assert "idle" not in no_time.report("top")
-    assert names(no_time.report("top"))[0] == "98.9%"
-    assert "cuda:0 was busy for 9.100us of 20.000us, idle for 10.900us (54.5%)." in known_time.report("kernels")
-    assert no_time.report("kernels").splitlines()[:2] == ["cpu was busy for 1.000us.", "cuda:0 was busy for 9.100us."]
-
-
-def test_work_that_no_operator_launched_has_time_on_the_device_alone() -> None:
-    run = without_layers_on_device(wall_ns=20_000)
-    between = line(run.report("tree", show_events=True).replace("└── ", ""), "(between ops)")
-    assert (between["Self CUDA total"], between["CUDA total"]) == ("0.100us", "0.100us")
-    on_cuda = run.report("top").split("\n\n")[1]
-    assert "no operator launched it" in on_cuda and "Python" not in on_cuda
 
 
 # Advice
