@@ -11,7 +11,7 @@ import pytest
 from build import hand_made
 from build.events import run_of_events
 from build.golden import drawn
-from build.hand_made import op, python_line, row
+from build.hand_made import op, row
 from build.warnings import run_warnings
 
 from torchprof import Run
@@ -223,39 +223,11 @@ def test_the_names_of_work_of_no_layer(run: Run) -> None:
     assert Where(OUTSIDE, 0, "").name(run) == "(outside)" and Where(NOT_SELECTED, 0, "").name(run) == "(not selected)"
 
 
-<<<<<<< HEAD
-def test_layers_that_are_alike_rank_by_their_sum_and_the_slower_ones_are_named() -> None:
-    layers = [Layer(("Net",), "Net"), *(Layer(("Net", str(at), name), "Linear") for at in range(4) for name in "ab")]
-    times = {("0", "a"): 9, ("1", "a"): 9, ("0", "b"): 30}
-    rows = [
-        hand_made.row(
-            at, hand_made.op("aten::addmm"), cpu_ns=times.get(layer.path[1:], 8 if layer.path[-1] == "a" else 6)
-        )
-        for at, layer in enumerate(layers)
-        if at
-    ]
-    run = hand_made.run_of(rows, layers=layers)
-    assert [line[:3] for line in cells(run.report("top"))[1:]] == [
-        ["58.5%", "0.048us", "Net.*.b (4 layers; 1 of 4 takes 5.0 × as long: 0)"],
-        ["41.5%", "0.034us", "Net.*.a (4 layers)"],
-    ]
-
-
-def test_a_line_whose_share_is_shown_as_zero_is_left_out() -> None:
-    line = python_line("a.py:3 f")
-    for ns, shown in ((1, "(between ops)"), (10_000, "(between ops), 9.1% at a.py:3 f")):
-        rows = [row(0, cpu_ns=ns), row(0, line, calls=9), row(1, op("aten::mm"), cpu_ns=100_000)]
-        found = cells(hand_made.run_of(rows).report("top"))
-        assert [line[-1] for line in found if "(between ops)" in line[-1]] == [shown]
-
-
 def most_of(samples: dict[str, int]) -> tuple[str, float] | None:
     """Of lines, as text, with so many samples each."""
     return most_sampled(Counter({SourceLine.of_file(text): times for text, times in samples.items()}))
 
 
-=======
->>>>>>> h7
 def test_the_line_with_most_samples_has_its_own_share() -> None:
     assert most_of({"a.py:1 f": 6, "a.py:2 f": 2, "b.py:9 g": 2}) == ("a.py:1 f", 0.6)
     assert most_of({"a.py:1 f": 4, "b.py:2 f": 4, "b.py:9 g": 4}) is None
