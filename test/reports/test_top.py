@@ -191,7 +191,7 @@ def test_runs_without_times_and_parts_in_short(golden: Callable[..., None]) -> N
         if at
     ]
     runs["alike: 34 ns of a, 48 of b"] = hand_made.run_of(rows, layers=layers)
-    line = Frame(FrameKind.PYTHON, "a.py:3 f")
+    line = python_line("a.py:3 f")
     for ns in (1, 10_000):
         rows = [row(0, cpu_ns=ns), row(0, line, calls=9), row(1, op("aten::mm"), cpu_ns=100_000)]
         runs[f"a line of {ns} of 100,000 ns"] = hand_made.run_of(rows)
