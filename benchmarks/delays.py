@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import torchprof
 from benchmarks.ratios import say, show, verdict
-from torchprof.analyze.pipeline.bubble import judged_pipelines
-from torchprof.analyze.ranks.balance import balance_of
-from torchprof.analyze.ranks.sentences import sentences
+from torchprof.ranks.balance import balance_of
+from torchprof.ranks.pipeline_bubble import judged_pipelines
+from torchprof.ranks.sentences import sentences
 
 _ROOT = Path(__file__).parents[1]
 SCRIPTS = tuple(_ROOT / "test" / "build" / f"delayed_{what}.py" for what in ("training", "pipeline"))

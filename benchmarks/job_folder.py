@@ -82,7 +82,7 @@ def ask(folder: Path, ranks: int) -> None:
 def choose(folder: Path, ranks: int) -> None:
     """What ``torchprof show job/`` does for a large job: choose ranks, and merge them."""
     import torchprof
-    from torchprof.analyze.ranks.selection import chosen_ranks
+    from torchprof.ranks.sentences import chosen_ranks
 
     job = torchprof.open_job(job_of(folder, ranks))
     job.run(chosen_ranks(job.comparison()))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from benchmarks.ratios import say, show, verdict
-from torchprof.analyze.ranks.significance import stragglers
+from torchprof.ranks.significance import stragglers
 
 LAYERS = 12
 STEPS = 20

@@ -12,7 +12,7 @@ from build.browser import chromium, look, open_tab, speedscope  # noqa: F401  # 
 from build.golden import golden  # noqa: F401  # fixture
 from hypothesis import settings
 
-import torchprof.measure.cpu_time
+import torchprof.measure.recording
 
 settings.register_profile("without a time limit", deadline=None)  # a busy machine may stall a single example
 settings.load_profile("without a time limit")
@@ -56,7 +56,7 @@ def _frozen() -> None:
 def _never_busy() -> Iterator[None]:
     """On a busy machine, each report would have a warning about that."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torchprof.measure.cpu_time, "_SCHEDSTAT", Path("nowhere"))
+        patch.setattr(torchprof.measure.recording, "_SCHEDSTAT", Path("nowhere"))
         yield
 
 

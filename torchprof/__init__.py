@@ -12,20 +12,18 @@ from torchprof.version import __version__
 
 if TYPE_CHECKING:
     from torchprof import types
-    from torchprof.analyze.compare.budget import BudgetExceeded, assert_budget
-    from torchprof.analyze.compare.comparison import compare
-    from torchprof.analyze.compare.diff import Diff
+    from torchprof.comparison.budget import BudgetExceeded, assert_budget
+    from torchprof.comparison.comparison import compare
+    from torchprof.comparison.diff import Diff
     from torchprof.errors import TorchprofError
-    from torchprof.profile.annotate import annotate, from_profiler
     from torchprof.profile.benchmark import benchmark
     from torchprof.profile.flops import flops
     from torchprof.profile.profile import Profile
-    from torchprof.profile.trace_ready import log_stragglers, tensorboard_trace_handler
-    from torchprof.record.peak import peak
-    from torchprof.run.job_folder import open_job
+    from torchprof.profile.torch_profiler import annotate, from_profiler, log_stragglers, tensorboard_trace_handler
+    from torchprof.record.this_process import peak
     from torchprof.run.merge import merge
     from torchprof.run.run import Run
-    from torchprof.run.saved import load
+    from torchprof.run.saved import load, open_job
     from torchprof.traces.read import from_trace
 
 
@@ -53,24 +51,24 @@ __all__ = [
 ]
 
 _FILES = {
-    "BudgetExceeded": "analyze.compare.budget",
-    "Diff": "analyze.compare.diff",
+    "BudgetExceeded": "comparison.budget",
+    "Diff": "comparison.diff",
     "Profile": "profile.profile",
     "Run": "run.run",
     "TorchprofError": "errors",
-    "annotate": "profile.annotate",
-    "assert_budget": "analyze.compare.budget",
+    "annotate": "profile.torch_profiler",
+    "assert_budget": "comparison.budget",
     "benchmark": "profile.benchmark",
-    "compare": "analyze.compare.comparison",
+    "compare": "comparison.comparison",
     "flops": "profile.flops",
-    "from_profiler": "profile.annotate",
+    "from_profiler": "profile.torch_profiler",
     "from_trace": "traces.read",
     "load": "run.saved",
-    "log_stragglers": "profile.trace_ready",
+    "log_stragglers": "profile.torch_profiler",
     "merge": "run.merge",
-    "open_job": "run.job_folder",
-    "peak": "record.peak",
-    "tensorboard_trace_handler": "profile.trace_ready",
+    "open_job": "run.saved",
+    "peak": "record.this_process",
+    "tensorboard_trace_handler": "profile.torch_profiler",
 }
 
 

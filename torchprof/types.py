@@ -9,25 +9,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchprof.analyze.columns import Column
-    from torchprof.analyze.compare.diff import Change, Pair
-    from torchprof.analyze.compare.noise import Noise
+    from torchprof.comparison.diff import Change, Noise, Pair
     from torchprof.profile.benchmark import BenchmarkResult, Latency
     from torchprof.record.modules import Trace
+    from torchprof.run.collectives import Entered, Unfinished
     from torchprof.run.cost import Cost, Measure
     from torchprof.run.formats import Bound, Figure, ReportCell, Unit
-    from torchprof.run.job_folder import JobFolder
     from torchprof.run.layers import Layer, Layers
     from torchprof.run.lockstep import GroupOfRanks, Lockstep, LockstepKey
-    from torchprof.run.memory import Held, Memory
     from torchprof.run.meta import Compilation, CompiledRegion, MeshDim, Meta, Peak
     from torchprof.run.operators import Op
     from torchprof.run.outputs import ReportText
-    from torchprof.run.pipeline import Pipeline, StageAction
     from torchprof.run.rows import Around, Row, Rows
     from torchprof.run.run import Node
     from torchprof.run.samples import SampleKey, Spread
-    from torchprof.run.timeline import DeviceTime, Lane, Spans, StreamTime, Timeline
-    from torchprof.run.unfinished import Entered, Unfinished
+    from torchprof.run.saved import JobFolder
+    from torchprof.run.timeline import (
+        DeviceTime,
+        Held,
+        Lane,
+        Memory,
+        Pipeline,
+        Spans,
+        StageAction,
+        StreamTime,
+        Timeline,
+    )
     from torchprof.run.warnings import RunWarning
     from torchprof.run.words import Frame, FrameKind, Signature, StepEnd
 
@@ -85,25 +92,22 @@ __all__ = [
 
 _FILES = {
     "analyze.columns": "Column",
-    "analyze.compare.diff": "Change Pair",
-    "analyze.compare.noise": "Noise",
+    "comparison.diff": "Change Noise Pair",
     "profile.benchmark": "BenchmarkResult Latency",
     "record.modules": "Trace",
+    "run.collectives": "Entered Unfinished",
     "run.cost": "Cost Measure",
     "run.formats": "Bound Figure ReportCell Unit",
-    "run.job_folder": "JobFolder",
     "run.layers": "Layer Layers",
     "run.lockstep": "GroupOfRanks Lockstep LockstepKey",
-    "run.memory": "Held Memory",
     "run.meta": "Compilation CompiledRegion MeshDim Meta Peak",
     "run.operators": "Op",
     "run.outputs": "ReportText",
-    "run.pipeline": "Pipeline StageAction",
     "run.rows": "Around Row Rows",
     "run.run": "Node",
     "run.samples": "SampleKey Spread",
-    "run.timeline": "DeviceTime Lane Spans StreamTime Timeline",
-    "run.unfinished": "Entered Unfinished",
+    "run.saved": "JobFolder",
+    "run.timeline": "DeviceTime Held Lane Memory Pipeline Spans StageAction StreamTime Timeline",
     "run.warnings": "RunWarning",
     "run.words": "Frame FrameKind Signature StepEnd",
 }

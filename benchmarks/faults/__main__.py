@@ -27,7 +27,7 @@ from typing import NamedTuple
 from tabulate import tabulate
 
 import torchprof
-from torchprof.analyze.advice import Advice, advise
+from torchprof.advise import Advice, advise
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 _LINES, _COLUMNS = 24, 100

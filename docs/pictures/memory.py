@@ -10,7 +10,7 @@ from drawing import LEFT, WIDTH, in_ms, svg
 from torch import nn
 
 import torchprof
-from torchprof.run.memory import KINDS
+from torchprof.run.timeline import KINDS
 from torchprof.run.words import PHASES
 
 FILE = Path(__file__).with_suffix(".svg")

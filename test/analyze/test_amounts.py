@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchprof.analyze.amounts import EXAMPLES, parse_amount
-from torchprof.run.formats import Unit
+from torchprof.run.formats import EXAMPLES, Unit, parse_amount
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from build.hand_made import NET, op, row, run_of
 from torch import nn
 
 import torchprof
-from torchprof.analyze.varying import varying_calls, varying_work
+from torchprof.analyze.figures import varying_calls, varying_work
 from torchprof.run.run import Run
 
 

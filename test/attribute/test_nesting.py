@@ -5,7 +5,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchprof.attribute.nesting import OpenRanges
+from torchprof.attribute.events import OpenRanges
 
 
 class _Range(NamedTuple):

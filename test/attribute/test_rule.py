@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 from build.events import ENGINE, MAIN, NODE_PREFIX, Walked, function, kernel, label, memory, node, op, user_label
 
-from torchprof.attribute.events import Event, Kind, Site
-from torchprof.attribute.places import Places
+from torchprof.attribute.events import Event, Kind, Places, Site
 from torchprof.run.words import (
     BACKWARD,
     BEFORE,

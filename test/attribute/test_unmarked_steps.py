@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torchprof
-from torchprof.analyze.time_parts import time_parts
-from torchprof.attribute.loops import Loop as RecordedLoop
-from torchprof.attribute.loops import NamedRange, loop_of
+from torchprof.analyze.steps import time_parts
+from torchprof.attribute.event_names import Loop as RecordedLoop
+from torchprof.attribute.event_names import NamedRange, loop_of
 from torchprof.profile import program as program_module
 from torchprof.profile.program import Program
 from torchprof.run.run import Run

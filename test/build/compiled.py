@@ -15,8 +15,7 @@ from torchprof.attribute.compiled_graphs import (
     ProfiledModule,
     TracedModule,
 )
-from torchprof.attribute.events import Event, Kind, Site
-from torchprof.attribute.places import Place
+from torchprof.attribute.events import Event, Kind, Place, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.flops.estimate import Estimate
 from torchprof.measure.fold import fold

@@ -8,9 +8,8 @@ from typing import Any
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import MEMORY, STEP_MARK
-from torchprof.attribute.events import PIPELINE, Event, Kind, Site
+from torchprof.attribute.events import PIPELINE, Attributed, Event, Kind, Site
 from torchprof.attribute.op_groups import OpGroup
-from torchprof.attribute.places import Attributed
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.run.layers import Layer

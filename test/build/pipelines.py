@@ -11,8 +11,8 @@ from build.hand_made import row, run_of
 from build.hand_made_ranks import run_of_ranks
 
 from torchprof.run.layers import Layer
-from torchprof.run.pipeline import Pipeline, StageAction
 from torchprof.run.run import Run
+from torchprof.run.timeline import Pipeline, StageAction
 from torchprof.run.words import BACKWARD, FORWARD
 
 MS = 1_000_000

@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
-from torchprof.run.memory import KINDS as MEMORY_KINDS
-from torchprof.run.memory import Held, Memory
 from torchprof.run.meta import Meta, Peak
-from torchprof.run.pipeline import ACTIONS, Pipeline, StageAction
 from torchprof.run.rows import Around, Rows
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.timeline import Timeline
+from torchprof.run.timeline import ACTIONS, Held, Memory, Pipeline, StageAction, Timeline
+from torchprof.run.timeline import KINDS as MEMORY_KINDS
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, OUTSIDE, PHASES, RECOMPUTE, Frame, FrameKind
 

@@ -14,11 +14,11 @@ from build.events import walk_of
 from torch.autograd import DeviceType
 
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.events import Event, Site
-from torchprof.attribute.places import Attributed
+from torchprof.attribute.events import Attributed, Event, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
-from torchprof.record import raw_events, session_columns, session_events
+from torchprof.record import session_columns, session_events
+from torchprof.record import session_columns as raw_events
 from torchprof.record.labels import label_of
 from torchprof.record.session import Session
 from torchprof.run.layers import Layer

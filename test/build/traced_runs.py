@@ -23,8 +23,8 @@ from torch.profiler import record_function
 
 import torchprof
 from torchprof.run.cost import Cost
-from torchprof.run.memory import Memory
 from torchprof.run.run import Run
+from torchprof.run.timeline import Memory
 from torchprof.run.words import OTHER, Frame
 
 A100 = TRACES / "a100_ddp_train_rank0_of_2.json.gz"

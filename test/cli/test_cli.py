@@ -337,13 +337,13 @@ def test_output_has_only_characters_that_the_stream_can_encode(net: Path, encodi
 
 
 def test_show_has_all_advice(net: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    import torchprof.analyze.advice
+    import torchprof.advise
 
     def one_more(evidence: object) -> object:
-        return iter([torchprof.analyze.advice.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")])
+        return iter([torchprof.advise.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")])
 
     assert main(["profile", "net.py:Net", "--input", "3,8", "-o", "run.json"]) == 0
-    monkeypatch.setattr(torchprof.analyze.advice, "rules", lambda: {f"rule{number}": one_more for number in range(30)})
+    monkeypatch.setattr(torchprof.advise, "rules", lambda: {f"rule{number}": one_more for number in range(30)})
     capsys.readouterr()
     assert main(["show", "run.json", "--report", "advice"]) == 0
     out = capsys.readouterr().out

@@ -18,13 +18,13 @@ from build.hand_made_ranks import run_of_ranks
 from build.places import ROOT
 
 import torchprof
-from torchprof.analyze.ranks.selection import with_comparison
 from torchprof.analyze.report import without_warnings
 from torchprof.cli import main
 from torchprof.cli.files import Files, saved_runs
+from torchprof.ranks.sentences import with_comparison
 from torchprof.reports import content_of
 from torchprof.reports.text import text_of
-from torchprof.run import job_folder
+from torchprof.run import saved as job_folder
 from torchprof.run.run import Run
 from torchprof.run.saved import load, load_to_compare
 
@@ -205,7 +205,7 @@ def test_saved_runs_are_read_by_at_most_four_processes(
         return map(call, items)
 
     monkeypatch.setattr("torchprof.cli.files.in_processes", noted)
-    monkeypatch.setattr("torchprof.run.job_folder.in_processes", noted)
+    monkeypatch.setattr("torchprof.run.saved.in_processes", noted)
     for files in ("runs", "job"):
         assert main(["show", files, "--report", "ranks", *options]) == 0
     assert set(counts) == {expected}

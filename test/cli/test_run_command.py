@@ -177,12 +177,12 @@ def test_options_select_what_is_recorded_and_shown(tmp_path: Path) -> None:
 
 
 ADVICE = """
-import torchprof.analyze.advice
+import torchprof.advise
 
 def found(evidence):
-    yield torchprof.analyze.advice.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")
+    yield torchprof.advise.Advice("Net", "Is slow.", "Make it fast.", None, None, "mine")
 
-torchprof.analyze.advice.rules = lambda: dict.fromkeys("abcdefgh"[:{count}], found)
+torchprof.advise.rules = lambda: dict.fromkeys("abcdefgh"[:{count}], found)
 model(x)
 """
 MORE = "torchprof show {} --report advice shows all."

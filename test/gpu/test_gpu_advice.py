@@ -9,7 +9,7 @@ import torch
 from build.machine import Machine, on_gpu
 from torch import Tensor, nn
 
-from torchprof.analyze.advice import advise
+from torchprof.advise import advise
 
 pytestmark = on_gpu
 

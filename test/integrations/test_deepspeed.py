@@ -37,7 +37,7 @@ from torchprof.integrations.deepspeed import (
 )
 from torchprof.integrations.deepspeed.profiler import counting_sentences, top_lines, tree_lines
 from torchprof.integrations.model_figures import ModelFigures
-from torchprof.record import raw_events
+from torchprof.record import session_columns as raw_events
 
 # The page of the original tool, without all that depends on a clock.
 PAGE = """\

@@ -21,9 +21,8 @@ from torchprof.integrations import deepspeed, flops_profiler
 from torchprof.integrations.deepspeed.profiler import ProfileMethods, top_lines, tree_lines
 from torchprof.integrations.flops_profiler import FlopsProfiler
 from torchprof.integrations.flops_profiler.printed import lines_by_depth
-from torchprof.integrations.model_figures import LayerFigures
+from torchprof.integrations.model_figures import LayerFigures, positions
 from torchprof.integrations.model_recording import ModelRecording
-from torchprof.integrations.modules import positions
 
 
 def by_flops_profiler(model: Any, *sizes: int, **options: Any) -> Any:

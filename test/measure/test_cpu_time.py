@@ -13,8 +13,8 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile
-from torchprof.measure.cpu_time import CpuTime
-from torchprof.profile import calibration
+from torchprof.measure.recording import CpuTime
+from torchprof.profile import cycle as calibration
 from torchprof.run.run import Run
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
@@ -22,7 +22,7 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> CpuTime:
     (tmp_path / "schedstat").write_text(text, encoding="ascii")
-    monkeypatch.setattr(torchprof.measure.cpu_time, "_SCHEDSTAT", tmp_path / "schedstat")
+    monkeypatch.setattr(torchprof.measure.recording, "_SCHEDSTAT", tmp_path / "schedstat")
     return CpuTime.now()
 
 
@@ -54,7 +54,7 @@ def test_a_wait_after_the_end_of_the_recording_is_not_in_it(monkeypatch: pytest.
         time.sleep(delay / 1e9)
         return delay
 
-    monkeypatch.setattr(torchprof.measure.cpu_time, "_run_delay_ns", read)
+    monkeypatch.setattr(torchprof.measure.recording, "_run_delay_ns", read)
     model = nn.Linear(2, 2)
     with Profile(model) as prof:
         model(torch.rand(1, 2))
@@ -69,7 +69,7 @@ def test_an_unknown_run_delay_stays_unknown() -> None:
 
 @pytest.mark.skipif(not SCHEDSTAT.is_file(), reason="this system does not say it")
 def test_a_real_recording(monkeypatch) -> None:
-    monkeypatch.setattr(torchprof.measure.cpu_time, "_SCHEDSTAT", SCHEDSTAT)
+    monkeypatch.setattr(torchprof.measure.recording, "_SCHEDSTAT", SCHEDSTAT)
     model, x = nn.Linear(64, 64), torch.rand(64, 64)
     process = time.process_time_ns()
     with Profile(model) as prof:

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from torchprof import Run, TorchprofError
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
-from torchprof.measure.devices import DeviceTimes
 from torchprof.measure.fold import fold
-from torchprof.run.kernels import KernelWork, kind_of_work
+from torchprof.measure.timeline import DeviceTimes
 from torchprof.run.layers import Layer
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Meta
 from torchprof.run.timeline import DeviceTime, StreamTime
+from torchprof.run.torch_names import KernelWork, kind_of_work
 
 GEMM, REDUCE, COPY = (
     "gemm",

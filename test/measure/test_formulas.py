@@ -22,8 +22,8 @@ from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.flops.estimate import Count, Estimate
 from torchprof.measure.flops.formulas import detail_of, formula_of, operators_with_formula, work_of
-from torchprof.measure.flops.free_ops import COMMUNICATION, NO_ARITHMETIC, does_no_arithmetic
 from torchprof.measure.flops.operation import Operation, Work
+from torchprof.measure.flops.torch_registry import COMMUNICATION, NO_ARITHMETIC, does_no_arithmetic
 from torchprof.run.words import Signature
 
 aten = torch.ops.aten

@@ -19,18 +19,18 @@ from torch import nn
 
 import torchprof
 from torchprof import Profile, Run
-from torchprof.analyze.ranks.balance import balance_of
 from torchprof.attribute.collectives import CollectiveOwners
 from torchprof.attribute.events import Event, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.waiting import PROMPTLY_NS, is_communication
+from torchprof.ranks.balance import balance_of
+from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, GAP, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.meta import Meta
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.unfinished import Entered, Unfinished
 from torchprof.run.words import BACKWARD, BEFORE, FORWARD, OUTSIDE, Frame, Signature
 
 NET, A, B = "torchprof:Net", "torchprof:Net.a", "torchprof:Net.b"

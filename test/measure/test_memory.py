@@ -40,12 +40,11 @@ from torchprof.attribute.rule import Attribution
 from torchprof.measure.assemble import attribution_of
 from torchprof.measure.live_memory import NOT_MEASURED, Freed, LiveMemory, add_frees, allocators_between
 from torchprof.measure.memory import Allocations
-from torchprof.record.model_memory import held_now
+from torchprof.record.parameters import held_now
 from torchprof.run.file import json_of_run, run_of
 from torchprof.run.layers import Layer
-from torchprof.run.memory import KINDS, Held, Memory
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.timeline import Timeline
+from torchprof.run.timeline import KINDS, Held, Memory, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, OTHER, OUTSIDE, RECOMPUTE
 
 ROWS, WIDTH = 2048, 16

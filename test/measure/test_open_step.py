@@ -19,12 +19,12 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.lockstep import Locksteps
-from torchprof.measure.open_step import OpenStep
+from torchprof.measure.recording import OpenStep
 from torchprof.measure.steps import Steps, with_marks
+from torchprof.run.collectives import Unfinished, UnfinishedPart
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import STEP, Lockstep, LockstepKey, LockstepPart
 from torchprof.run.samples import SampleKey, SamplesPart
-from torchprof.run.unfinished import Unfinished, UnfinishedPart
 from torchprof.run.words import FORWARD, OUTSIDE
 
 NET, A = "torchprof:Net", "torchprof:Net.a"

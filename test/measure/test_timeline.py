@@ -36,8 +36,7 @@ from torch import Tensor, nn
 
 import torchprof
 from torchprof import Profile, Run
-from torchprof.attribute.events import PREFIX, Event, Kind, Site
-from torchprof.attribute.places import Attributed
+from torchprof.attribute.events import PREFIX, Attributed, Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure import assemble
 from torchprof.measure.timeline import OpenSpans

@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerAction, record_function
 
 from torchprof import Profile, Run, TorchprofError, tensorboard_trace_handler
-from torchprof.attribute.events import PREFIX
-from torchprof.attribute.places import Place
+from torchprof.attribute.events import PREFIX, Place
 from torchprof.record.labels import label_of
 from torchprof.record.session import refuse_if_profiled
 from torchprof.run.samples import SampleKey

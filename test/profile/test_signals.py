@@ -25,7 +25,8 @@ from torchprof import Profile, TorchprofError
 from torchprof.profile import cycle as cycle_module
 from torchprof.profile.program import Program
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
-from torchprof.record import model_memory, session
+from torchprof.record import parameters as model_memory
+from torchprof.record import session
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 

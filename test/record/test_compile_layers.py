@@ -43,10 +43,9 @@ from torchprof.attribute.compiled_graphs import TracedModule
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
 from torchprof.record.compiled import fx_nodes, inductor, traced_graph
-from torchprof.record.compiled.called_graphs import CalledGraphs
-from torchprof.record.compiled.dynamo_sources import Taken, step_of
-from torchprof.record.compiled.inductor import _noting_calls
-from torchprof.record.compiled.noted_calls import NotedCalls
+from torchprof.record.compiled.fx_nodes import Taken, step_of
+from torchprof.record.compiled.inductor import CalledGraphs, _noting_calls
+from torchprof.record.compiled.kept_graph import NotedCalls
 from torchprof.run.rows import Row
 from torchprof.run.run import Run
 from torchprof.run.words import (

@@ -18,11 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from examples.models import MLP, Bert, LeNet5
 from torchprof import Profile, Run
-from torchprof.record.compiled.dynamo_sources import Taken
-from torchprof.record.compiled.graph_flow import GraphFlow
-from torchprof.record.compiled.graph_parameters import kernels_by_parameters
-from torchprof.record.compiled.kept_graph import KeptGraph
-from torchprof.record.compiled.noted_calls import NotedCalls
+from torchprof.record.compiled.fx_nodes import Taken
+from torchprof.record.compiled.graph_flow import GraphFlow, kernels_by_parameters
+from torchprof.record.compiled.kept_graph import KeptGraph, NotedCalls
 from torchprof.run.words import (
     BACKWARD,
     BETWEEN,
@@ -118,7 +116,7 @@ def test_each_layer_has_its_products(name: str, dynamic: bool) -> None:
 
 
 def test_compile_layers_knows_no_more_of_what_was_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchprof.analyze.warnings._SHARE_UNKNOWN", 0)  # they take any share on a busy machine
+    monkeypatch.setattr("torchprof.analyze.sentences._SHARE_UNKNOWN", 0)  # they take any share on a busy machine
     model, x = LeNet5(), torch.rand(2, 1, 32, 32)
     compiled = torch.compile(model)
     train(compiled, x)

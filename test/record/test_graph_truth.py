@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from examples.models import MLP, Bert, LeNet5, TinyTransformer
 from torchprof.attribute.compiled_graphs import CompiledKernel, Span
-from torchprof.record.compiled.graph_parameters import _saves_for, kernels_by_parameters
+from torchprof.record.compiled.graph_flow import _saves_for, kernels_by_parameters
 from torchprof.record.compiled.inductor import Provenance
 from torchprof.record.compiled.kept_graph import KeptGraph
 

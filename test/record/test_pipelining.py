@@ -20,9 +20,9 @@ from torchprof import Profile, Run, TorchprofError
 from torchprof.attribute.events import PIPELINE
 from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL
 from torchprof.record import plan
-from torchprof.record.pipelining import PipelineRanges, stages_of_modules
 from torchprof.record.plan import Plan
-from torchprof.run.paths import kind_of_root, root_of_stage, stage_of_root
+from torchprof.record.ranges import PipelineRanges, stages_of_modules
+from torchprof.run.layers import kind_of_root, root_of_stage, stage_of_root
 from torchprof.run.words import NOT_SELECTED, OUTSIDE
 
 if not dist.is_available():

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torchprof
-from torchprof.record.shared_changes import CustomOps, SharedChange
+from torchprof.record.torch_internals import CustomOps, SharedChange
 
 MODULE = SimpleNamespace()
 """Has a ``function`` as soon as it is loaded."""

@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import record_function, schedule
 
 from torchprof import Profile
-from torchprof.record.split_ranges import SplitRanges
+from torchprof.record.ranges import SplitRanges
 
 X = torch.rand(2, 4)
 

@@ -27,10 +27,10 @@ from torch.profiler import record_function
 
 import torchprof
 from torchprof import TorchprofError, reports
-from torchprof.analyze.operators.operators import operators
+from torchprof.analyze.operators import operators
 from torchprof.analyze.records import Table, records_of
 from torchprof.analyze.report import REPORTS, report
-from torchprof.analyze.stacks import stacks
+from torchprof.reports.viewers import stacks
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer
 from torchprof.run.rows import Around

@@ -41,23 +41,21 @@ from benchmarks.page import big_run
 from torchprof import Profile, Run, TorchprofError
 from torchprof.analyze.columns import CALLS, columns_of
 from torchprof.analyze.figures import Figures
-from torchprof.analyze.layers.entries import entries_of
-from torchprof.analyze.operators.operators import kernels, operators
+from torchprof.analyze.layers import entries_of
+from torchprof.analyze.operators import kernels, operators
 from torchprof.analyze.report import QUESTIONS
 from torchprof.reports.html import page_script
 from torchprof.reports.page.data import page_data
-from torchprof.reports.page.layers import traffic_bytes
-from torchprof.reports.page.ranks import sum_of_ranks
-from torchprof.reports.page.tree import Take
+from torchprof.reports.page.layers import Take, traffic_bytes
+from torchprof.reports.page.tables import sum_of_ranks
 from torchprof.run.cost import Cost
 from torchprof.run.formats import AT_LEAST, UNKNOWN, Bound, Unit
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import GAP, LockstepKey
-from torchprof.run.memory import Held, Memory
 from torchprof.run.meta import Peak
 from torchprof.run.rows import Around
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.timeline import DeviceTime, StreamTime, Timeline
+from torchprof.run.timeline import DeviceTime, Held, Memory, StreamTime, Timeline
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import (
     BACKWARD,

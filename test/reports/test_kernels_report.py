@@ -12,8 +12,8 @@ from build.hand_made import cells, kernel, label, op, row, run_of
 from build.raw_events import MARKED, attributed, small_step
 from build.warnings import run_warnings
 
-from torchprof.analyze.operators.kernels import short_kernel_name
-from torchprof.analyze.operators.operators import Kernel, kernels
+from torchprof.analyze.device import short_kernel_name
+from torchprof.analyze.operators import Kernel, kernels
 from torchprof.run.words import BACKWARD, LAUNCH_NOT_RECORDED, OUTSIDE, RECOMPUTE
 
 MEASURES = ("cpu_ns", "device_ns")

@@ -29,8 +29,8 @@ from torch.profiler import record_function
 
 import torchprof
 from torchprof import Profile, TorchprofError
-from torchprof.analyze.operators.operators import Operator, layers_of_operator, operators
-from torchprof.analyze.operators.ranking import operator_name
+from torchprof.analyze.operators import Operator, layers_of_operator, operators
+from torchprof.analyze.ops import operator_name
 from torchprof.attribute.events import PREFIX
 from torchprof.run.cost import Cost
 from torchprof.run.operators import Sums

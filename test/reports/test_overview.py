@@ -16,8 +16,8 @@ from torch import nn
 import torchprof
 from torchprof import Run
 from torchprof.analyze.figures import Figures
-from torchprof.analyze.layers.entries import Entry, all_entries, entries_of
-from torchprof.analyze.layers.outline import outline
+from torchprof.analyze.layer_reports import outline
+from torchprof.analyze.layers import Entry, all_entries, entries_of
 from torchprof.run.formats import Bound
 from torchprof.run.layers import Layer
 

@@ -14,20 +14,19 @@ from build.pipelines import MS, Orders, equal, interleaved, one_f_one_b, pipelin
 
 import torchprof
 from torchprof import Run
-from torchprof.analyze.advice import Advice, advise
-from torchprof.analyze.advice.evidence import Evidence
-from torchprof.analyze.first_screen.verdict import ran, short_gain
-from torchprof.analyze.pipeline.sentences import layers_of_stage, numbered_layers
-from torchprof.analyze.ranks.balance import balance_of
-from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
-from torchprof.analyze.ranks.sentences import verdict_on_ranks
-from torchprof.analyze.ranks.slow import Slow
-from torchprof.analyze.ranks.values import Compared
-from torchprof.analyze.time_parts import time_parts
+from torchprof.advise import Advice, advise
+from torchprof.advise.evidence import Evidence
+from torchprof.analyze.steps import time_parts
+from torchprof.first_screen.verdict import ran, short_gain
+from torchprof.ranks.balance import balance_of
+from torchprof.ranks.pipeline_report import layers_of_stage, numbered_layers
+from torchprof.ranks.sentences import chosen_ranks, verdict_on_ranks, with_comparison
+from torchprof.ranks.slow import Slow
+from torchprof.ranks.values import Compared
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import EXCHANGES, LockstepKey
-from torchprof.run.pipeline import Pipeline
 from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.timeline import Pipeline
 from torchprof.run.words import FORWARD, OUTSIDE, StepEnd
 
 FOUR = [4, 4, 6, 4]

@@ -14,15 +14,14 @@ from build.warnings import run_warnings
 
 import torchprof
 from torchprof import Run, TorchprofError
-from torchprof.analyze.first_screen.verdict import ran
-from torchprof.analyze.ranks.balance import balance_of
-from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
-from torchprof.analyze.ranks.sentences import hanging_ranks, straggler
-from torchprof.analyze.ranks.slow import Slow
+from torchprof.first_screen.verdict import ran
+from torchprof.ranks.balance import balance_of
+from torchprof.ranks.sentences import chosen_ranks, hanging_ranks, straggler, with_comparison
+from torchprof.ranks.slow import Slow
+from torchprof.run.collectives import Entered, Unfinished
 from torchprof.run.lockstep import GAP, STEP, Lockstep, LockstepKey
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import MeshDim
-from torchprof.run.unfinished import Entered, Unfinished
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 MS = 1_000_000

@@ -15,7 +15,7 @@ from build.hand_made import op, row
 from build.warnings import run_warnings
 
 from torchprof import Run
-from torchprof.analyze.operators.top import Where, most_sampled, parts_of, source_lines
+from torchprof.analyze.top import Where, most_sampled, parts_of, source_lines
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.run.layers import Layer
 from torchprof.run.words import BETWEEN_OPS, FORWARD, NOT_SELECTED, OUTSIDE, SourceLine

@@ -17,11 +17,11 @@ from torch import nn
 
 import torchprof
 from torchprof import Run
-from torchprof.analyze.advice import Advice
-from torchprof.analyze.first_screen import verdict
-from torchprof.analyze.first_screen.verdict import parts_of_time, ran, what_ran, what_would_help
-from torchprof.analyze.operators.top import largest_parts
-from torchprof.analyze.time_parts import device_parts, percents, time_parts
+from torchprof.advise import Advice
+from torchprof.analyze.steps import device_parts, percents, time_parts
+from torchprof.analyze.top import largest_parts
+from torchprof.first_screen import verdict
+from torchprof.first_screen.verdict import parts_of_time, ran, what_ran, what_would_help
 from torchprof.reports.text import text_of
 from torchprof.run.formats import short_time
 from torchprof.run.layers import Layer
@@ -237,7 +237,7 @@ def finding(ns: int | None, number: int = 0) -> Advice:
 
 
 def with_findings(monkeypatch: pytest.MonkeyPatch, *found: Advice) -> str:
-    judged = torchprof.analyze.advice.Judgement([*found], {})
+    judged = torchprof.advise.Judgement([*found], {})
     monkeypatch.setattr(verdict, "judge", lambda run: judged)
     return text_of(what_would_help(run_of([row(0, cpu_ns=80 * MS)], wall_ns=100 * MS, steps=4)))
 
@@ -251,7 +251,7 @@ def test_what_would_help(monkeypatch: pytest.MonkeyPatch, golden: Callable[..., 
         "2 %": [finding(2 * MS)],
     }
     texts = {title: with_findings(monkeypatch, *found) for title, found in findings.items()}
-    monkeypatch.setattr(verdict, "judge", lambda run: torchprof.analyze.advice.Judgement([], {}))
+    monkeypatch.setattr(verdict, "judge", lambda run: torchprof.advise.Judgement([], {}))
     rows = [row(0, cpu_ns=20 * MS), row(0, op("aten::linear"), op("aten::addmm"), cpu_ns=60 * MS)]
     golden(texts, {"none": text_of(what_would_help(run_of(rows, wall_ns=80 * MS)))})
 
@@ -278,7 +278,7 @@ def test_the_first_screen_with_two_long_findings_fits(monkeypatch: pytest.Monkey
         for _ in range(3):
             model(torch.rand(2, 16, 32)).sum().backward()
     long = finding(prof.run.meta.wall_ns // 2)._replace(cause="This is slow " * 20, action="Make it fast " * 20)
-    monkeypatch.setattr(verdict, "judge", lambda run: torchprof.analyze.advice.Judgement([long, long], {}))
+    monkeypatch.setattr(verdict, "judge", lambda run: torchprof.advise.Judgement([long, long], {}))
     monkeypatch.setattr(verdict, "about_times", lambda run: [])
     shown = lines(prof.run)
     assert sum(line.startswith("2. ") for line in shown) == 1

@@ -26,12 +26,12 @@ from hypothesis import given
 
 import torchprof
 from torchprof import TorchprofError
-from torchprof.run import job_folder
+from torchprof.run import saved as job_folder
 from torchprof.run.cost import FIELDS
-from torchprof.run.job_folder import JobFolder
 from torchprof.run.lockstep import NOT_RECORDED, Lockstep
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
+from torchprof.run.saved import JobFolder
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")

@@ -14,7 +14,7 @@ from build.phases import in_column_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchprof.analyze.operators.operators import Operator, layers_of_operator, operators
+from torchprof.analyze.operators import Operator, layers_of_operator, operators
 from torchprof.run.cost import Cost
 from torchprof.run.operators import Op
 from torchprof.run.rows import Around, Row

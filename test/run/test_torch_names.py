@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchprof.run import torch_names
-from torchprof.run.dtypes import DTYPES, recorded_as
+from torchprof.run.torch_names import DTYPES, recorded_as
 
 # Not in torch 2.4.
 NEW = {"_scaled_dot_product_attention_math_for_mps", "_scaled_dot_product_fused_attention_overrideable"}

@@ -11,7 +11,7 @@ from build.trace_files import arrow, kernel, memory_event, node, op, trace_event
 from build.traced_events import events_of, read, the
 
 from torchprof.attribute.events import Kind
-from torchprof.run.kernels import KernelWork, kind_of_work
+from torchprof.run.torch_names import KernelWork, kind_of_work
 from torchprof.run.words import BEFORE
 
 # Order

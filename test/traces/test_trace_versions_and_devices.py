@@ -19,7 +19,7 @@ import torchprof
 from torchprof.analyze import records
 from torchprof.cli import main
 from torchprof.reports.page.data import page_data
-from torchprof.reports.page.tree import Take
+from torchprof.reports.page.layers import Take
 
 
 def as_torch_1_12_wrote_it(path: Path) -> dict[str, Any]:

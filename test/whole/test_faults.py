@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchprof.analyze.advice import Advice, advise
-from torchprof.analyze.first_screen.verdict import first_findings
+from torchprof.advise import Advice, advise
+from torchprof.first_screen.verdict import first_findings
 from torchprof.profile.program import Program
 from torchprof.run.run import Run
 

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 import torchprof
 from torchprof import Profile
-from torchprof.analyze.advice import Advice, advise
+from torchprof.advise import Advice, advise
 from torchprof.attribute.event_names import GARBAGE_COLLECTION_LABEL
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.steps import Steps
-from torchprof.record.process_ranges import CollectionRanges, mark_collection
+from torchprof.record.ranges import CollectionRanges, mark_collection
 from torchprof.run.layers import Layer
 from torchprof.run.lockstep import STEP, WORK, LockstepKey
 from torchprof.run.meta import Meta

@@ -22,9 +22,9 @@ from torch import distributed as dist
 
 import torchprof
 from torchprof import Run
-from torchprof.analyze.pipeline.bubble import judged_pipelines
-from torchprof.analyze.ranks.balance import balance_of
-from torchprof.run.pipeline import Pipeline, StageAction
+from torchprof.ranks.balance import balance_of
+from torchprof.ranks.pipeline_bubble import judged_pipelines
+from torchprof.run.timeline import Pipeline, StageAction
 
 if not dist.is_available() or RELEASE < (2, 9):
     pytest.skip("the pipelines of this torch are not recorded", allow_module_level=True)

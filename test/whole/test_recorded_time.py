@@ -15,7 +15,7 @@ from torch.autograd import Variable
 import torchprof
 from torchprof.profile.cycle import Cycle
 from torchprof.profile.program import Program
-from torchprof.record import process_ranges
+from torchprof.record import ranges as process_ranges
 from torchprof.record.session import Session
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE_NAME
 

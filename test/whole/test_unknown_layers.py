@@ -18,13 +18,12 @@ from build.hand_made import kernel, label, op, row, run_of
 
 import torchprof
 from torchprof import Run, TorchprofError
-from torchprof.analyze.advice import advise, judge
+from torchprof.advise import advise, judge
 from torchprof.cli import main
 from torchprof.reports import known
 from torchprof.run.layers import Layer
-from torchprof.run.memory import Held, Memory
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.timeline import Lane, Spans, Timeline
+from torchprof.run.timeline import Held, Lane, Memory, Spans, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE
 
 if TYPE_CHECKING:

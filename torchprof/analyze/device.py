@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
+from torchprof.analyze.operators import Kernel, kernels
+from torchprof.analyze.ops import about_wholes, figure_columns, line_of, ranked, shares_of, shortened
 from torchprof.analyze.report import (
     Part,
     ReportTable,
     Section,
     TableRow,
     check_device,
+    phase_cell,
     printable,
     report,
     spaced,
@@ -17,10 +22,12 @@ from torchprof.analyze.report import (
 )
 from torchprof.analyze.sentences import warnings_below
 from torchprof.errors import TorchprofError
+from torchprof.run.cost import Cost
 from torchprof.run.formats import Cell, format_number, format_share, format_time
 from torchprof.run.meta import Meta
 from torchprof.run.run import Run
 from torchprof.run.timeline import DeviceTime
+from torchprof.run.words import LAUNCHED_BEFORE, OUTSIDE_NAME
 
 _HEADINGS = ("Stream", "Kernels", "Busy", "Of span", "Computing", "Communication", "Copying")
 
@@ -95,3 +102,97 @@ def _sentences(time: DeviceTime, meta: Meta) -> Iterator[str]:
     if meta.wall_ns:
         cycles = f" in {meta.cycles} cycles" if meta.cycles > 1 else ""
         yield f"Recorded for: {format_time(meta.wall_ns)}{cycles}."
+
+
+# The kernels report: work on devices by kernel, operator, layer and phase, and the busy and idle time of devices.
+
+# Also casts; not the suffix of a copy ("Memcpy DtoH (…)"), which follows a space.
+_ARGUMENTS = re.compile(r"(?<=\S)\([^()]*\)|\([^()]*\)(?=\d)")
+_LAMBDAS = re.compile(r"(?: const)?::(?:\{lambda#\d+\}|operator\b(?: const)?)")
+_NAMESPACES = re.compile(r"\b(?:at|c10)::(?:\w+::)*")
+_POINTERS = re.compile(r", Array<char\*, \d+>")
+_WIDTH = 64
+
+
+@report("kernels", "every kernel of a device, by the operator that launched it", answers="time")
+def kernels_report(
+    run: Run,
+    *,
+    sort_by: str | None = None,
+    top: int | None = None,
+    layer: Any = None,
+    phase: str | None = None,
+    full_names: bool = False,
+) -> Section:
+    """A row for each kernel, copy or memset, by the operator, the layer and the phase that launched it.
+
+    Above the table: the busy and the idle time of each device during the recording. Shares are of the time of all rows
+    except those launched before the recording. Kernel names are shown without arguments, and long names without their
+    middle; ``full_names`` shows them unchanged. With several devices there is a column for the device.
+
+    ``layer``: a path or a pattern as in ``Profile(paths=…)``; shows only work launched by these layers and the layers
+    below them. Raises TorchprofError for a run without a device, and for an unknown layer or column.
+    """
+    sums_of = kernels(run, layer=layer, phase=phase)
+    kind = run.meta.device or "device"
+    columns = [column for column in figure_columns(run) if column.key in (f"{kind}_total", f"{kind}_avg", "calls")]
+
+    def is_left_over(kernel: Kernel) -> bool:
+        return kernel.op == LAUNCHED_BEFORE and kernel.layer == OUTSIDE_NAME
+
+    recorded = (sums.total for kernel, sums in sums_of.items() if not is_left_over(kernel))
+    wholes = shares_of(columns, Cost(), sum(recorded, Cost()))
+    several = len({kernel.device for kernel in sums_of}) > 1
+    table = ranked(
+        run,
+        ["Kernel", "Operator", "Module", "Phase", *["Device"] * several],
+        [
+            line_of(
+                {
+                    "Kernel": [kernel.name if full_names else short_kernel_name(kernel.name)],
+                    "Operator": [shortened(kernel.op)],
+                    "Module": [kernel.layer],
+                    "Phase": [phase_cell(kernel.phase)],
+                    "Device": [kernel.device],
+                },
+                sums,
+                left_over=is_left_over(kernel),
+            )
+            for kernel, sums in sums_of.items()
+        ],
+        columns,
+        columns[0],
+        wholes=wholes,
+        sentences=about_wholes("what all rows took", wholes),
+        sort_by=sort_by,
+        top=top,
+    )
+    return stacked([*_devices(run), "", table])
+
+
+def short_kernel_name(name: str) -> str:
+    """The name of a kernel without argument lists, torch's own namespaces, lambdas and pointers.
+
+    ``void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3>
+    >(int, …)`` is ``vectorized_elementwise_kernel<4, CUDAFunctor_add<float>>``.
+    """
+    name = name.removeprefix("void ").removesuffix(" [clone .kd]").replace("(anonymous namespace)::", "")
+    before = ""
+    while name != before:  # from the innermost parentheses outward
+        before, name = name, _ARGUMENTS.sub("", name)
+    for noise in (_LAMBDAS, _NAMESPACES, _POINTERS):
+        name = noise.sub("", name)
+    return shortened(name.replace(" >", ">"), _WIDTH)
+
+
+def _devices(run: Run) -> Iterator[str]:
+    """A sentence for each device: its busy and idle time. Work of several streams at the same time counts once."""
+    for meta in run.metas:
+        wall = meta.wall_ns
+        of_rank = f" of rank {meta.rank}" if len(run.metas) > 1 else ""
+        for device, busy in meta.busy_ns:
+            idle = max(0, wall - busy)
+            of = f" of {format_time(wall)}, idle for {format_time(idle)} ({idle / wall:.1%})" if wall else ""
+            yield f"{device}{of_rank} was busy for {format_time(busy)}{of}."
+        if not meta.busy_ns:
+            yield f"Nothing ran on the device{of_rank}{f' in {format_time(wall)}' if wall else ''}."

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from torchprof.analyze.compiled.regions import may_be_of_layers_below
+from torchprof.analyze.compiled_regions import may_be_of_layers_below
 from torchprof.run.cost import NO_COST, Cost, Measure
 from torchprof.run.formats import Bound, Figure, Unit
+from torchprof.run.meta import Meta, Peak
 from torchprof.run.run import Node, Run
-from torchprof.run.words import PHASES, Frame, FrameKind
+from torchprof.run.torch_names import DTYPES
+from torchprof.run.words import BACKWARD, FORWARD, PHASES, Frame, FrameKind
 
 _PREPARES = ("aten::empty", "aten::copy_", "aten::clone")
 """Prefixes of the ops with which a compiled graph prepares its inputs and results. No layer calls them."""
@@ -179,3 +182,150 @@ def _inlined_below(run: Run, above: int) -> Collection[int]:
     """The layers below a layer, of all if it is negative, that were compiled into code around them."""
     below = range(len(run.layers)) if above < 0 else run.layers.at_or_below({above}) - {above}
     return [index for index in below if run.layers[index].compiled and not run.rows.forward_calls(index)]
+
+
+# MFU: the FLOPs of a model over what its devices could have done in the same time.
+
+_DTYPES = {
+    recorded: dtype.name
+    for dtype in DTYPES
+    if dtype.name in ("float32", "float64", "float16", "bfloat16")
+    for recorded in dtype.recorded
+}
+
+
+def mfu(run: Run) -> Figure | None:
+    """The model FLOPs utilization: the FLOPs of all layers in forward and backward, without recomputation, over the
+    elapsed time of the recording and the peak of the device; over all ranks together.
+
+    The peak is that of ``torchprof.peak``, for the type of most MACs. None if FLOPs, times or the peak of a rank are
+    unknown, and for a rank whose work ran on several devices.
+    """
+    measured = measured_by_all(run)
+    dtype = dtype_of_most_macs(run)
+    if dtype is None or "flops" not in measured or not measured & {"cpu_ns", "device_ns"}:
+        return None
+    possible = 0.0
+    for meta in run.metas:
+        peak = peak_of(meta, dtype)
+        if peak is None or not meta.wall_ns or _devices_used(run, meta.rank) > 1:
+            return None
+        possible += peak.flops_per_s * meta.wall_ns / 1e9
+    phases = {PHASES.index(FORWARD), PHASES.index(BACKWARD)}
+    by_layer = run.rows.by_layer.items()
+    done = sum((cost for (layer, phase), (cost, _) in by_layer if layer >= 0 and phase in phases), Cost())
+    return Figure.of_sum(done.flops / possible, not done.uncounted)
+
+
+def peak_of(meta: Meta, dtype: str | None) -> Peak | None:
+    """The last measured peak, for this type, of the device that did the work of a rank; None if there is none."""
+    kind = meta.device if "device_ns" in meta.measured else "cpu"
+    peaks = [peak for peak in meta.peaks if peak.device.split(":")[0] == kind and peak.dtype == dtype]
+    return peaks[-1] if peaks else None
+
+
+def dtype_of_most_macs(run: Run, model: str | None = None) -> str | None:
+    """The type ("float32") of the inputs of the operators with most MACs, in one model (by its name) or in all.
+
+    None if no MACs were counted; "" if the type is unknown.
+    """
+
+    def is_counted(layer: int) -> bool:
+        return layer >= 0 and model in (None, run.layers[layer].path[0])
+
+    macs: Counter[str] = Counter()
+    for chain, count in run.rows.summed("frames", "macs", layer=is_counted).items():
+        frames = run.rows.frames[chain]
+        if count and frames and frames[-1].signature is not None:
+            dtypes = frames[-1].signature.dtypes
+            macs[next((_DTYPES[dtype] for dtype in dtypes if dtype in _DTYPES), "")] += count
+    return macs.most_common(1)[0][0] if macs else None
+
+
+def _devices_used(run: Run, rank: int) -> int:
+    """How many devices a rank used, the CPU not counted."""
+    return sum(map(bool, run.rows.summed("device", "device_ns", rank=rank).values()))
+
+
+# Whether all forward calls of a layer had inputs of the same shapes. Only then can a mean be shown with a shape.
+
+_Path = tuple[str, ...]
+
+
+def varying_calls(run: Run) -> dict[_Path, bool | None]:
+    """For each layer, whether the shapes in its forward calls varied from call to call, layers below it included. A
+    layer that is used twice in each call of the model, on two shapes, varies.
+
+    True: the model was called with different shapes (``Layer.same_shapes``), or an operator ran on some shapes only in
+    some of the calls. None: unknown. The shapes of operators are known with ``record_shapes`` or ``with_flops``.
+    """
+    return _varying(run, of_model=False)
+
+
+def varying_work(run: Run) -> dict[_Path, bool | None]:
+    """For each layer, whether its work, layers below included, varied from one forward call of the model to the next:
+    in shapes, as for ``varying_calls``, or in how often a layer was called. None: unknown.
+
+    Numbers of calls that vary are not detected if their sum is a multiple of the model's calls.
+    """
+    return _varying(run, of_model=True)
+
+
+def _varying(run: Run, of_model: bool) -> dict[_Path, bool | None]:
+    calls, ran, counts = _counts(run)
+    lineages = [run.layers.lineage(index) for index in range(len(run.layers))]
+    groups: defaultdict[int, list[Counter[object]]] = defaultdict(list)  # of operators at or below a layer
+    for (index, _), by_shapes in counts.items():
+        for around in lineages[index]:
+            groups[around].append(by_shapes)
+    busy = {around for index in ran for around in lineages[index]}
+    uneven: set[int] = set()  # the number of calls varies between calls of the model, for it or a layer below
+    for index, (model, *_) in enumerate(lineages):
+        if of_model and calls[model] and calls[index] % calls[model]:
+            uneven.update(lineages[index])
+    varies: dict[_Path, bool | None] = {}
+    for index, layer in enumerate(run.layers):
+        model = lineages[index][0]
+        times = calls[model if of_model else index]
+        state = _state(groups[index], times) if index in busy else None if calls[index] > 1 else False
+        if layer.same_shapes is False or index in uneven:
+            state = True
+        elif state is None and run.layers[model].same_shapes and times == calls[model]:
+            state = False
+        varies[layer.path] = state
+    return varies
+
+
+def _state(groups: Iterable[Counter[object]], calls: int) -> bool | None:
+    """Whether some operator had different shapes in some calls; None: unknown. ``groups``: for each operator, its calls
+    by shapes."""
+    if calls <= 1:
+        return False
+    groups = list(groups)
+    if any(len(by_shapes) > 1 and any(count % calls for count in by_shapes.values()) for by_shapes in groups):
+        return True
+    # Two calls of a layer, an operator twice on each of two shapes: each call may have used both shapes, or only one.
+    return None if not groups or any(len(by_shapes) > 1 for by_shapes in groups) else False
+
+
+def _counts(run: Run) -> tuple[Counter[int], set[int], dict[tuple[int, object], Counter[object]]]:
+    """In forward: the calls of each layer; the layers in which operators ran; and the calls of each operator by shapes,
+    keyed by its layer and the names of the operators around it."""
+    names = [tuple((frame.kind, frame.name) for frame in chain) for chain in run.rows.frames]
+    calls: Counter[int] = Counter()
+    ran: set[int] = set()
+    counts: defaultdict[tuple[int, object], Counter[object]] = defaultdict(Counter)
+    for (layer, chain), count in run.rows.summed(("layer", "frames"), "calls", phase=FORWARD).items():
+        if layer < 0:
+            continue
+        frames = run.rows.frames[chain]
+        if not frames:
+            calls[layer] += count
+            continue
+        if frames[-1].kind == FrameKind.PYTHON:
+            continue
+        ran.add(layer)
+        signature = frames[-1].signature
+        if signature is not None and (frames[-1].kind != FrameKind.COLLECTIVE or signature.shapes[0] is not None):
+            counts[layer, names[chain]][signature.shapes] += count
+    return calls, ran, counts

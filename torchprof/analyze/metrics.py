@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all
-from torchprof.analyze.utilization import mfu
+from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all, mfu
 from torchprof.errors import TorchprofError
 from torchprof.run.cost import MEASURES, Cost
 from torchprof.run.formats import Bound, Figure
-from torchprof.run.paths import find
+from torchprof.run.layers import find
 from torchprof.run.run import Run
 from torchprof.run.samples import Spread
 from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, PHASES

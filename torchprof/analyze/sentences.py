@@ -3,13 +3,216 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 
+from torchprof.analyze.compiled_regions import compiled_in
+from torchprof.analyze.figures import varying_work
 from torchprof.analyze.report import Section, printable
-from torchprof.analyze.warnings import about_processors
 from torchprof.run.formats import ranks_in_words
+from torchprof.run.meta import Meta
+from torchprof.run.rows import Rows
 from torchprof.run.run import Run
-from torchprof.run.words import BETWEEN_OPS, OUTSIDE_NAME
+from torchprof.run.sentences import WITHOUT_SHAPES
+from torchprof.run.warnings import RunWarning
+from torchprof.run.words import (
+    BETWEEN_OPS,
+    FORWARD,
+    GRAPH,
+    LAUNCH_NOT_RECORDED,
+    LAYERS_NOT_RECORDED,
+    NOT_SELECTED_NAME,
+    OUTSIDE,
+    OUTSIDE_NAME,
+    REPLAY,
+    REPLAYS,
+    Frame,
+    FrameKind,
+    is_generated,
+    is_left_over,
+)
+
+# All warnings of a run: those stored in it, and those computed from its figures.
+
+_SLOW_START = 2  # the first call over the mean of the later calls: above this it is a warning
+_SHARE_UNKNOWN = 0.01  # the share of the kernels' time with unknown layers: above this it is a warning
+_TOO_BUSY = 0.05  # the share of the time for which a thread waits for a processor: above this it is a warning
+_AT_THE_END = ("label_cost", "backward_incomplete")
+_OPERATOR = "uncounted_operator"
+
+_OPERATORS = 8  # the most operators that have a warning of their own
+
+
+def all_warnings(run: Run) -> tuple[RunWarning, ...]:
+    """``Run.warnings``: each warning once, with the ranks that have it; warnings of most ranks first."""
+    of_one = [run] if len(run.metas) == 1 else run.of_ranks([meta.rank for meta in run.metas])
+    ranks_of: dict[RunWarning, list[int]] = {}
+    for of_rank in of_one:
+        for warning in dict.fromkeys(_of_rank(of_rank, len(run.metas) > 1)):
+            ranks_of.setdefault(warning, []).append(of_rank.meta.rank)
+    most_first = sorted(ranks_of.items(), key=lambda item: -len(item[1]))
+    return tuple(replace(warning, ranks=tuple(ranks)) for warning, ranks in most_first)
+
+
+def _of_rank(run: Run, is_merged: bool) -> Iterator[RunWarning]:
+    stored = [warning for warning in run.meta.warnings if warning.code != WITHOUT_SHAPES]
+    last = [warning for warning in stored if warning.code in _AT_THE_END and not warning.added]
+    yield from (warning for warning in stored if warning not in last)
+    yield from following_from(run, is_merged)
+    yield from last
+
+
+def following_from(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
+    """The warnings that are computed from the run of one rank. For a sum of cycles they hold for the whole sum.
+
+    ``is_merged``: the run was taken out of a run of several ranks, and has the layers of all ranks.
+    """
+    yield from about_start(run, is_merged)
+    yield from about_left_over(run)
+    yield from about_compiled(run)
+    if "flops" in run.meta.measured:
+        yield from about_uncounted(run.rows, operators_without_shapes(run.meta.warnings))
+    yield from about_processors(run.meta)
+
+
+def operators_without_shapes(warnings: Iterable[RunWarning]) -> frozenset[str]:
+    """The operators that have a FLOPs formula, but were not counted because their shapes were not recorded."""
+    return frozenset(
+        name for warning in warnings if warning.code == WITHOUT_SHAPES for name in warning.facts.get("names", ())
+    )
+
+
+def about_processors(meta: Meta) -> Iterator[RunWarning]:
+    """A machine that was too busy: times are elapsed times, so they include waiting for a processor."""
+    if waited_share(meta):
+        yield RunWarning.of("machine_busy", delay_ns=meta.run_delay_ns or 0, wall_ns=meta.wall_ns)
+
+
+def waited_share(meta: Meta) -> float:
+    """The share of the recorded time for which the main thread waited for a processor, if it is large enough to matter,
+    else 0."""
+    waited, wall = meta.run_delay_ns, meta.wall_ns
+    is_busy = waited is not None and "cpu_ns" in meta.measured and waited > _TOO_BUSY * wall > 0
+    return (waited or 0) / wall if is_busy else 0.0
+
+
+def about_start(run: Run, is_merged: bool = False) -> Iterator[RunWarning]:
+    """Models whose first call took much longer than the later ones. That is start-up, if all had the same shapes.
+
+    In a merged run shapes may vary only between ranks: then it is unknown whether they vary on this rank.
+    """
+    for key, spread in run.samples.items():
+        if key.measure != "cpu_ns" or key.phase != FORWARD or len(run.layers[key.layer].path) > 1:
+            continue
+        later = (spread.sum - spread.first) / (spread.count - 1) if spread.count > 1 else 0
+        if 0 < later * _SLOW_START < spread.first:
+            layer = run.layers[key.layer]
+            shapes = {False: "same", True: "" if is_merged else "varying", None: ""}[varying_work(run)[layer.path]]
+            yield RunWarning.of("slow_start", [layer.name], first_ns=spread.first, later_ns=later, shapes=shapes)
+
+
+def about_left_over(run: Run) -> Iterator[RunWarning]:
+    """Device work that was launched before the recording began."""
+    kernels = run.rows.total("calls", frames=is_left_over)
+    if kernels:
+        yield RunWarning.of(
+            "launched_before",
+            kernels=kernels,
+            device=run.meta.device_heading,
+            device_ns=run.left_over.device_ns,
+            all_ns=run.rows.total("device_ns"),
+        )
+
+
+def about_compiled(run: Run) -> Iterator[RunWarning]:
+    """Graph breaks, compilation during the recording, and kernels of unknown layers."""
+    usage = compiled_in(run)
+    files = [(PurePath(region.file).name, region.break_line) for region in usage.breaks]
+    places = [f"{name}:{line}" if name else f"line {line}" for name, line in files]  # a stripped run has no names
+    if places:
+        yield RunWarning.of("graph_breaks", places=tuple(places))
+    by_layers = ("compile_layers", True) in run.meta.flags
+    if usage.compiled:
+        yield RunWarning.of("compiled_meanwhile", cpu_ns=usage.compiling.cpu_ns, by_layers=by_layers)
+    is_told = any(warning.code == "compiler_unknown" for warning in run.meta.warnings)
+    for reason, (ns, share) in usage.unknown_times(run).items():
+        if share > _SHARE_UNKNOWN and not (reason == LAYERS_NOT_RECORDED and is_told):
+            yield RunWarning.of("not_attributable", reason=reason, share=share, ns=ns)
+    if not by_layers and not usage.shares and usage.has_graphs and _has_inlined_layers(run):
+        yield RunWarning.of("inside_compiled")
+
+
+def _has_inlined_layers(run: Run) -> bool:
+    """Whether any layer may have run inside compiled code without being called itself."""
+    called = {layer for (layer, _), (_, calls) in run.rows.by_layer.items() if calls}
+    return any(layer.compiled and index not in called for index, layer in enumerate(run.layers))
+
+
+# Work that is missing from the MACs and FLOPs
+
+
+@dataclass
+class _UncountedWork:
+    """Uncounted calls by name, and the names of their layers, in the order of first use."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    layers: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(self.calls.values())
+
+    def warning(self, code: str) -> RunWarning:
+        names = tuple(name for name, _ in self.calls.most_common())
+        return RunWarning.of(code, list(self.layers), names=names, count=self.count)
+
+
+def about_uncounted(rows: Rows, without_shapes: Set[str]) -> Iterator[RunWarning]:
+    """A warning for each operator without a formula, most calls first, and one for each other reason why work is not
+    counted.
+
+    ``without_shapes``: the operators that have a formula, but were recorded without shapes.
+    """
+    works: dict[tuple[str, str], _UncountedWork] = {}
+    for (layer, chain), uncounted in rows.of_recording.summed(("layer", "frames"), "uncounted").items():
+        frames = rows.frames[chain]
+        if frames and uncounted:  # rows without frames are Python's time: no FLOPs
+            reason = _reason(frames, without_shapes)
+            name = frames[-1].name
+            work = works.setdefault((reason, name if reason == _OPERATOR else ""), _UncountedWork())
+            work.calls[name] += uncounted
+            nowhere = OUTSIDE_NAME if layer == OUTSIDE else NOT_SELECTED_NAME
+            work.layers[rows.layers[layer].name if layer >= 0 else nowhere] = None
+    most_first = sorted(works.items(), key=lambda item: -item[1].count)
+    operators = [work for (reason, _), work in most_first if reason == _OPERATOR]
+    for work in operators[:_OPERATORS]:
+        yield work.warning(_OPERATOR)
+    if len(operators) > _OPERATORS:
+        rest = operators[_OPERATORS:]
+        yield RunWarning.of("uncounted_more", operators=len(rest), calls=sum(work.count for work in rest))
+    for (reason, _), work in most_first:
+        if reason != _OPERATOR:
+            yield work.warning(reason)
+
+
+def _reason(frames: Sequence[Frame], without_shapes: Set[str]) -> str:
+    kind, name, signature = frames[-1]
+    if kind == FrameKind.KERNEL:
+        if any(frame.kind == FrameKind.KERNELS and frame.name == REPLAY for frame in frames):
+            return "uncounted_replayed"
+        has_no_launch = frames[0].kind == FrameKind.LABEL and frames[0].name == LAUNCH_NOT_RECORDED
+        return "uncounted_no_launch" if has_no_launch else "uncounted_no_operator"
+    if name in REPLAYS:
+        return "uncounted_replay"
+    if name == GRAPH:
+        return "uncounted_graph"
+    if is_generated(name):
+        return "uncounted_generated"
+    has_shapes = signature is not None and signature.shapes
+    return WITHOUT_SHAPES if name in without_shapes and not has_shapes else _OPERATOR
+
 
 LEGEND = {
     "–": "unknown: not measured, or not attributed to this place",

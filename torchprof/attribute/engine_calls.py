@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from math import inf
 
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.events import Event, Kind
-from torchprof.attribute.places import Attributed, Place, Places
+from torchprof.attribute.events import Attributed, Event, Kind, Place, Places
 from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, OUTSIDE, FrameKind
 
 _SUMS = frozenset({"aten::add", "aten::add_"})

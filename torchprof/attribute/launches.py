@@ -6,9 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice
 
-from torchprof.attribute.events import Event
+from torchprof.attribute.events import Attributed, Event, Place, Places
 from torchprof.attribute.op_groups import OpGroup
-from torchprof.attribute.places import Attributed, Place, Places
 from torchprof.run.collectives import RECORDS_COLLECTIVE
 from torchprof.run.words import BEFORE, LAUNCH_NOT_RECORDED, LAUNCHED_BEFORE, REPLAY, FrameKind
 

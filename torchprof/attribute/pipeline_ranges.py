@@ -10,10 +10,9 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.events import PIPELINE, Event, Kind
-from torchprof.attribute.nesting import OpenRanges
+from torchprof.attribute.events import PIPELINE, Event, Kind, OpenRanges
 from torchprof.run.collectives import C10D_OPS, POINT_TO_POINT, name_of_collective
-from torchprof.run.pipeline import ACTIONS
+from torchprof.run.timeline import ACTIONS
 from torchprof.run.words import PIPELINE_RANGE, is_host_collective
 
 WAIT_LABEL = PIPELINE + "wait"

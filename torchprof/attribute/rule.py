@@ -13,18 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import compress
 
 from torchprof.attribute.collectives import ACCUMULATES, CollectiveOwners
-from torchprof.attribute.common_ancestor import CommonAncestor, nearest
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.compiled_ranges import CompiledRanges, regions_around
+from torchprof.attribute.compiled_ranges import CommonAncestor, CompiledRanges, nearest, regions_around
 from torchprof.attribute.engine_calls import NodeGaps
 from torchprof.attribute.event_columns import IN_NODE, EventColumns
 from torchprof.attribute.event_names import OF_THE_PROFILER
-from torchprof.attribute.events import HOOKS, PREFIX, Event, Kind, Site
+from torchprof.attribute.events import HOOKS, PREFIX, Attributed, Event, Kind, NodeMakers, Place, Places, Site
 from torchprof.attribute.launches import Launches
-from torchprof.attribute.lookahead import LookAhead
-from torchprof.attribute.op_groups import OpGroup, OpTrees, times_within
-from torchprof.attribute.places import Attributed, NodeMakers, Place, Places
-from torchprof.attribute.thread_walk import ThreadWalk, next_walk
+from torchprof.attribute.op_groups import LookAhead, OpGroup, OpTrees, ThreadWalk, next_walk, times_within
 from torchprof.run.collectives import C10D_OPS
 from torchprof.run.words import (
     BACKWARD,

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torchprof
 from torchprof.cli import compare, flops, profile, run, show
+from torchprof.cli.options import MainParser
 from torchprof.cli.output import INTERRUPTED
-from torchprof.cli.parser import MainParser
 from torchprof.encoding import no_encoding_errors
 from torchprof.errors import TorchprofError
 

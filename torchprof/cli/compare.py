@@ -57,7 +57,7 @@ def add_to(commands: Commands) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from torchprof.analyze.compare.budget import check, limit_of
+    from torchprof.comparison.budget import check, limit_of
 
     limits = [limit_of(text) for text in arguments.fail_if]
     check_output(arguments, of="diff")

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torchprof
-from torchprof.analyze.ranks.selection import chosen_ranks, with_comparison
 from torchprof.cli.models import call_of, make_without_data
 from torchprof.cli.options import REPORT_OPTIONS, TABLE_OPTIONS, given_options, in_words, wants_timeline
 from torchprof.cli.output import ERASED, progress, show_status
 from torchprof.errors import TorchprofError
+from torchprof.ranks.sentences import chosen_ranks, with_comparison
 from torchprof.reports import format_of, known
-from torchprof.run.job_folder import is_job_folder, names_job_folder
 from torchprof.run.processes import in_processes, usable_cpus
-from torchprof.run.saved import is_run_file, load_to_compare
+from torchprof.run.saved import is_job_folder, is_run_file, load_to_compare, names_job_folder
 
 if TYPE_CHECKING:
     import torch

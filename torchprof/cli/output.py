@@ -12,20 +12,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torchprof
-from torchprof.analyze.first_screen.overview import other_sentences, short_tree
-from torchprof.analyze.first_screen.verdict import verdict
-from torchprof.analyze.operators.top import largest_parts, title_of_parts
-from torchprof.analyze.ranks.selection import MOST_WHOLE_RANKS, run_of_chosen
 from torchprof.analyze.report import Part, spaced, without_warnings
 from torchprof.analyze.sentences import legend
+from torchprof.analyze.top import largest_parts, title_of_parts
 from torchprof.cli.options import TABLE_OPTIONS, given_options, in_words, report_options
 from torchprof.errors import TorchprofError, some
+from torchprof.first_screen.overview import other_sentences, short_tree
+from torchprof.first_screen.verdict import verdict
+from torchprof.ranks.sentences import MOST_WHOLE_RANKS, run_of_chosen
 from torchprof.reports import content_of, options_of
 from torchprof.reports.text import terminal_width, text_of
 from torchprof.run.words import FrameKind
 
 if TYPE_CHECKING:
-    from torchprof.analyze.advice import Advice
+    from torchprof.advise import Advice
 
 INTERRUPTED = 128 + signal.SIGINT
 """The exit code after Ctrl-C."""
@@ -134,8 +134,8 @@ def _sections(
     command: str,
     is_trace: bool,
 ) -> Iterator[str]:
-    from torchprof.analyze.advice import advise
-    from torchprof.analyze.layers.entries import fitting_depth
+    from torchprof.advise import advise
+    from torchprof.analyze.layers import fitting_depth
 
     all_findings = advise(run)
     yield text_of(spaced(verdict(run, terminal_width(), all_findings)))
@@ -197,7 +197,7 @@ def _operators(run: torchprof.Run) -> Iterator[str]:
 
 def _advice(run: torchprof.Run, all_findings: Sequence[Advice], command: str, is_trace: bool) -> str:
     """The most important findings, and which commands and options show more; "" if there are no findings."""
-    from torchprof.analyze.advice.findings import findings, not_shown, unrecorded
+    from torchprof.advise import findings, not_shown, unrecorded
 
     if not all_findings:
         return ""

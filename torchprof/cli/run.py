@@ -19,8 +19,8 @@ from torchprof.encoding import error_handler_for
 from torchprof.errors import TorchprofError
 from torchprof.reports import PARQUET_RUN, format_of
 from torchprof.reports.text import text_of
-from torchprof.run.job_folder import names_job_folder
 from torchprof.run.meta import name_of_job
+from torchprof.run.saved import names_job_folder
 
 if TYPE_CHECKING:
     from torchprof.profile.program import Program

@@ -12,8 +12,7 @@ from torch import nn
 from torchprof import Profile, TorchprofError
 from torchprof.encoding import encodable
 from torchprof.integrations.conventions import Convention
-from torchprof.integrations.model_figures import ModelFigures
-from torchprof.integrations.modules import modules_of, parameters_of
+from torchprof.integrations.model_figures import ModelFigures, modules_of, parameters_of
 
 
 class ModelRecording:

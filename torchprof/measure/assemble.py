@@ -13,26 +13,23 @@ from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.engine_calls import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import add_steps
-from torchprof.attribute.events import Detail, Event, Kind
+from torchprof.attribute.events import Detail, Event, Kind, Place
 from torchprof.attribute.pipeline_ranges import steps_in, with_folded_names
-from torchprof.attribute.places import Place
 from torchprof.attribute.rule import Attribution
-from torchprof.measure.devices import DeviceTimes
 from torchprof.measure.fold import fold
 from torchprof.measure.live_memory import NOT_MEASURED, add_frees, allocators_between
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
-from torchprof.measure.open_step import CycleEnd, OpenStep
-from torchprof.measure.pipelines import Pipelines
-from torchprof.measure.recording import LayerPlan, Observations, Observer, Options, Recording
+from torchprof.measure.recording import CycleEnd, LayerPlan, Observations, Observer, OpenStep, Options, Recording
 from torchprof.measure.steps import Steps, with_marks
-from torchprof.measure.timeline import OpenSpans
+from torchprof.measure.timeline import DeviceTimes, OpenSpans
+from torchprof.measure.waiting import Pipelines
 from torchprof.measure.warnings import recorded_warnings
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layers
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.meta import Compilation, CompiledRegion, Meta
-from torchprof.run.paused_gc import paused_gc
+from torchprof.run.processes import paused_gc
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
 from torchprof.run.warnings import RunWarning

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from itertools import count
 from operator import add
 
-from torchprof.attribute.events import Kind
+from torchprof.attribute.events import Attributed, Kind, Place
 from torchprof.attribute.op_groups import OpGroup, OpTree
-from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.waiting import Covered
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layer

@@ -10,16 +10,22 @@ from operator import itemgetter
 from typing import Any
 
 from torchprof.attribute.event_names import is_engine
-from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.events import Attributed, Event, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
-from torchprof.attribute.places import Attributed, Place
-from torchprof.measure.open_step import OpenStep, Pieces
+from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.measure.steps import RECORDING_END
 from torchprof.measure.waiting import Covered, Intervals, Waiting, covered_ns, is_communication
-from torchprof.run.collectives import C10D_OPS, POINT_TO_POINT, Collective, collective_of, name_of_collective
+from torchprof.run.collectives import (
+    C10D_OPS,
+    POINT_TO_POINT,
+    Collective,
+    Entered,
+    Unfinished,
+    collective_of,
+    name_of_collective,
+)
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
-from torchprof.run.unfinished import Entered, Unfinished
 from torchprof.run.words import BEFORE, FORWARD, INTERRUPTIONS, OUTSIDE, Frame, FrameKind, Signature, is_host_collective
 
 

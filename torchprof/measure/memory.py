@@ -11,14 +11,11 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from torchprof.attribute.events import Kind
-from torchprof.attribute.nesting import OpenRanges
+from torchprof.attribute.events import Attributed, Kind, OpenRanges, Place
 from torchprof.attribute.op_groups import OpGroup
-from torchprof.attribute.places import Attributed, Place
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.memory import KINDS, Held, Memory
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.timeline import Timeline
+from torchprof.run.timeline import KINDS, Held, Memory, Timeline
 from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_RANGE, OUTSIDE, PHASES, FrameKind
 
 PARAMETERS, GRADIENTS, ACTIVATIONS, OPTIMIZER_STATE, INPUTS, TEMPORARIES = KINDS

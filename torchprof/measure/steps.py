@@ -10,13 +10,12 @@ from itertools import repeat
 from operator import add
 from typing import Any
 
-from torchprof.attribute.events import Event, Kind
+from torchprof.attribute.events import Attributed, Event, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
-from torchprof.attribute.places import Attributed, Place
-from torchprof.measure.open_step import OpenStep, Pieces
+from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.purposes import PURPOSES, WITHIN_DEVICES, purpose_of
 from torchprof.run.samples import SampleKey, Spread, spreads_at
+from torchprof.run.torch_names import PURPOSES, WITHIN_DEVICES, purpose_of
 from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, ZERO_GRAD
 
 DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, BACKWARD_NS, OTHER_NS, GAP_NS, OVERLAP_NS = _PARTS = tuple(

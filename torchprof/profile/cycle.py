@@ -6,30 +6,31 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from collections import Counter, defaultdict
 from contextlib import ExitStack
 from copy import deepcopy
 from functools import cached_property, partial
 from threading import get_ident
+from weakref import ref
 
+from torch import nn
 from torch.autograd.profiler_util import EventList
 
-from torchprof.attribute.events import Kind
-from torchprof.attribute.places import Attributed
+from torchprof.attribute.events import Attributed, Kind
 from torchprof.measure.assemble import assemble, attribution_of, wanted_detail, with_warnings
 from torchprof.measure.live_memory import NOT_MEASURED
-from torchprof.measure.open_step import CycleEnd
-from torchprof.measure.recording import CompiledForward, Observations, Options, Recording
+from torchprof.measure.recording import CompiledForward, CycleEnd, Observations, Options, Recording
 from torchprof.measure.warnings import about_clock
-from torchprof.record.compiled.called_graphs import CalledGraphs
 from torchprof.record.compiled.dynamo_code import StackWarning, compilations, compiled_regions, forwards_under_compile
-from torchprof.record.compiled.inductor import Provenance
-from torchprof.record.labels import Labels
-from torchprof.record.model_memory import held_now
+from torchprof.record.compiled.inductor import CalledGraphs, Provenance
+from torchprof.record.labels import Labels, Target, label_of
+from torchprof.record.parameters import held_now
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
-from torchprof.record.session import Session
-from torchprof.record.split_ranges import SplitRanges
+from torchprof.record.ranges import SplitRanges
+from torchprof.record.session import Session, is_profiled
 from torchprof.record.this_process import Job, this_job, this_process
 from torchprof.run.layers import Layer
 from torchprof.run.merge import add_cycle
@@ -347,3 +348,46 @@ def _event_lists_by_path(session: Session, plan: Plan) -> defaultdict[tuple[str,
     for call, events in zip(calls, session.event_lists(calls)):
         lists[paths[call.thread, call.start_ns]].append(events)
     return lists
+
+
+# The time that one label takes, measured right after a recording.
+
+_BLOCKS, _CALLS = 10, 20
+_calibration = threading.Lock()
+_calibrated: list[float] = []
+
+
+def label_ns() -> float | None:
+    """The time that one label takes inside a session, in nanoseconds; None if another session is active.
+
+    It is measured once in a process, in a session of its own: calls of a module that does nothing, with a label and
+    without, in ten blocks of 20 calls each. Other processes and threads interrupt some blocks and make them longer, so
+    the shortest block is the closest to the cost of a label. Call it right after a session of ours has ended.
+    """
+    with _calibration:
+        if not _calibrated and not is_profiled():
+            module = nn.Identity()
+            shortest = []
+            session = Session(None)
+            session.start()
+            session.begin()
+            try:
+                for targets in ([], [Target(ref(module), label_of(("calibration",)))]):
+                    labels = Labels(targets)
+                    labels.attach()
+                    try:
+                        module(None)
+                        shortest.append(min(_block_ns(module) for _ in range(_BLOCKS)))
+                    finally:
+                        labels.detach()
+            finally:
+                session.stop()
+            _calibrated.append(max(shortest[1] - shortest[0], 0) / _CALLS)
+        return _calibrated[0] if _calibrated else None
+
+
+def _block_ns(module: nn.Module) -> int:
+    start = time.perf_counter_ns()
+    for _ in range(_CALLS):
+        module(None)
+    return time.perf_counter_ns() - start

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from torchprof.errors import TorchprofError
 from torchprof.profile.profile import Profile
-from torchprof.record.meta_copy import ON_DATA, first_line, shape_of, without_data
+from torchprof.record.modules import ON_DATA, first_line, shape_of, without_data
 from torchprof.record.torch_internals import needed
 from torchprof.run.run import Run
 from torchprof.run.warnings import RunWarning

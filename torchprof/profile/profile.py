@@ -22,10 +22,8 @@ from torch.profiler import ProfilerAction
 from torchprof.encoding import encodable
 from torchprof.errors import TorchprofError
 from torchprof.measure.recording import Options
-from torchprof.profile.arguments import AUTO, action_of, checked_device, checked_provenance, checked_schedule
-from torchprof.profile.calibration import label_ns
-from torchprof.profile.cycle import Setup
-from torchprof.profile.decorator import decorated
+from torchprof.profile.arguments import AUTO, action_of, checked_device, checked_provenance, checked_schedule, decorated
+from torchprof.profile.cycle import Setup, label_ns
 from torchprof.profile.gather import gather
 from torchprof.profile.scheduled import ScheduledCycles
 from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, uninterrupted

@@ -16,15 +16,13 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torchprof.errors import TorchprofError
-from torchprof.measure.open_step import CycleEnd
-from torchprof.measure.recording import Options
+from torchprof.measure.recording import CycleEnd, Options
 from torchprof.profile.arguments import check_count
 from torchprof.profile.cycle import Cycles, Setup
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
 from torchprof.record.compiled.inductor import Provenance
-from torchprof.record.forwards import backward_task
+from torchprof.record.forwards import OutermostCalls, backward_task
 from torchprof.record.labels import Labels
-from torchprof.record.outermost_calls import OutermostCalls
 from torchprof.record.plan import Plan
 from torchprof.record.session import Guard, is_observed, missing_device, record, refuse_if_profiled
 from torchprof.record.torch_internals import optional

@@ -22,11 +22,9 @@ from torchprof.attribute.event_names import RAISED, STOPPED
 from torchprof.attribute.events import HOOKS, PREFIX
 from torchprof.record.compiled.dynamo_code import has_code, unwrapped
 from torchprof.record.forwards import StandIn, never_compiled, on_class, on_hook, on_instance, refers_to_itself
-from torchprof.record.pipelining import PipelineRanges
-from torchprof.record.process_ranges import CollectionRanges, EngineRanges
+from torchprof.record.ranges import CollectionRanges, EngineRanges, PipelineRanges
 from torchprof.record.session import is_observed, record
-from torchprof.record.shared_changes import RecursionLimit
-from torchprof.record.torch_internals import optional
+from torchprof.record.torch_internals import RecursionLimit, optional
 
 _is_traced: Callable[[], Any] = optional("torch._C._get_tracing_state", lambda: None)
 _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.distributed.fsdp._fully_shard.")

@@ -32,9 +32,8 @@ from torchprof.record.modules import (
     wrapped_step,
 )
 from torchprof.record.parameters import Owners, Replicas, Updates
-from torchprof.record.pipelining import stages_given, stages_of_modules
-from torchprof.run.layers import Layer
-from torchprof.run.paths import root_of_stage
+from torchprof.record.ranges import stages_given, stages_of_modules
+from torchprof.run.layers import Layer, root_of_stage
 
 
 class ModuleAtPath(NamedTuple):

@@ -25,8 +25,8 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 from torchprof.errors import TorchprofError
-from torchprof.record.shared_changes import SharedChange
-from torchprof.run.paused_gc import paused_gc
+from torchprof.record.torch_internals import SharedChange
+from torchprof.run.processes import paused_gc
 from torchprof.run.words import SourceLine
 
 OUR_FILES = str(Path(__file__).parents[1]) + os.sep

@@ -19,11 +19,10 @@ from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.event_names import ENDED, OPENED, STARTED, STEP_MARK, keep_recorded
 from torchprof.attribute.events import Detail
 from torchprof.errors import TorchprofError
-from torchprof.measure.cpu_time import CpuTime
+from torchprof.measure.recording import CpuTime
 from torchprof.record.session_columns import HAS_COLLECTIVE_METADATA
 from torchprof.record.session_events import OURS, SessionEvents
-from torchprof.record.shared_changes import CustomOps, replaced
-from torchprof.record.torch_internals import needed, optional
+from torchprof.record.torch_internals import CustomOps, needed, optional, replaced
 from torchprof.run.warnings import RunWarning
 
 record: Callable[[str], Any] = optional("torch._C._profiler._RecordFunctionFast", torch_profiler.record_function)

@@ -23,16 +23,22 @@ from torch.autograd import profiler as torch_profiler
 from torch.autograd.profiler_util import EventList
 
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import MEMORY, RAISED, STOPPED, is_of_a_call, is_torchs_step
-from torchprof.attribute.events import PREFIX, Detail
-from torchprof.attribute.loops import Loop, NamedRange, loop_of
-from torchprof.attribute.nesting import OpenRanges
+from torchprof.attribute.event_names import (
+    MEMORY,
+    RAISED,
+    STOPPED,
+    Loop,
+    NamedRange,
+    is_of_a_call,
+    is_torchs_step,
+    loop_of,
+)
+from torchprof.attribute.events import PREFIX, Detail, OpenRanges
 from torchprof.errors import TorchprofError
-from torchprof.measure.cpu_time import CpuTime
-from torchprof.record.raw_events import InputSignatures, RawEvents, end_ns
-from torchprof.record.session_columns import SessionColumns
+from torchprof.measure.recording import CpuTime
+from torchprof.record.session_columns import InputSignatures, RawEvents, SessionColumns, end_ns
 from torchprof.record.torch_internals import needed, optional
-from torchprof.run.paused_gc import paused_gc
+from torchprof.run.processes import paused_gc
 from torchprof.run.words import Signature
 
 OURS = "_is_torchprofs"

@@ -15,9 +15,9 @@ from typing import Any
 from torchprof.analyze.report import OPTIONS, QUESTIONS, REPORTS, Part, Report
 from torchprof.errors import TorchprofError, suggest
 from torchprof.reports.text import text_of
-from torchprof.run.job_folder import names_job_folder
 from torchprof.run.outputs import ReportText, output
-from torchprof.run.paused_gc import paused_gc
+from torchprof.run.processes import paused_gc
+from torchprof.run.saved import names_job_folder
 
 _FIRST = "overview"
 _LOOK = "tablefmt"
@@ -33,8 +33,9 @@ def known(of: str = "run") -> Mapping[str, Report]:
 
 @cache
 def _import_all() -> None:
-    for package in ("torchprof.analyze", __name__):
-        for file in walk_packages(import_module(package).__path__, f"{package}."):
+    for package in ("analyze", "ranks", "comparison", "first_screen", "advise", "reports"):
+        folder = f"torchprof.{package}"
+        for file in walk_packages(import_module(folder).__path__, f"{folder}."):
             import_module(file.name)
 
 

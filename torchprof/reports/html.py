@@ -19,20 +19,19 @@ from types import NoneType
 from typing import Any
 from zlib import compress
 
-from torchprof.analyze.advice import advise
-from torchprof.analyze.advice.evidence import Evidence
-from torchprof.analyze.advice.findings import gain, place
-from torchprof.analyze.compare.diff import Diff
-from torchprof.analyze.compare.layers import MOVED
-from torchprof.analyze.compare.table import changes_of_layers, diff_headline, whole_of
-from torchprof.analyze.first_screen.headline import headline
-from torchprof.analyze.first_screen.verdict import first_findings, in_short, ran
-from torchprof.analyze.ranks.selection import MOST_WHOLE_RANKS, run_of_chosen
+from torchprof.advise import advise, gain, place
+from torchprof.advise.evidence import Evidence
 from torchprof.analyze.report import QUESTIONS, report
 from torchprof.analyze.sentences import LEGEND, count_of_ranks
+from torchprof.comparison.diff import Diff
+from torchprof.comparison.layers import MOVED
+from torchprof.comparison.table import changes_of_layers, diff_headline, whole_of
 from torchprof.errors import TorchprofError
+from torchprof.first_screen.headline import headline
+from torchprof.first_screen.verdict import first_findings, in_short, ran
+from torchprof.ranks.sentences import MOST_WHOLE_RANKS, run_of_chosen
 from torchprof.reports.page.data import page_data
-from torchprof.reports.page.tree import Path, Take, Tree
+from torchprof.reports.page.layers import Path, Take, Tree
 from torchprof.run.formats import UNKNOWN, format_time
 from torchprof.run.run import Run
 from torchprof.run.words import OUTSIDE_NAME, PHASES

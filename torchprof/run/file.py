@@ -15,10 +15,10 @@ from secrets import token_hex
 from typing import Any, BinaryIO
 
 from torchprof.errors import TorchprofError
-from torchprof.run.checked_json import demand, fields_of, read_list
 from torchprof.run.cost import Cost
 from torchprof.run.layers import Layers
 from torchprof.run.meta import Meta
+from torchprof.run.part import demand, fields_of, read_list
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.run import RUN_PARTS, Run
 from torchprof.run.warnings import RunWarning, StoredWarnings

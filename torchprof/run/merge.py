@@ -11,7 +11,7 @@ from typing import Any
 from torchprof.errors import TorchprofError
 from torchprof.run.layers import Layers, MergingLayers
 from torchprof.run.meta import Meta
-from torchprof.run.paused_gc import paused_gc
+from torchprof.run.processes import paused_gc
 from torchprof.run.rows import MergingRows
 from torchprof.run.run import RUN_PARTS, Run
 from torchprof.run.sentences import WITHOUT_SHAPES

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from torchprof.run.checked_json import demand, fields_of, read_as
+from torchprof.run.part import demand, fields_of, read_as
 from torchprof.run.warnings import RunWarning, StoredWarnings
 from torchprof.run.words import StepEnd
 

@@ -10,20 +10,20 @@ from typing import Any
 from torchprof.errors import TorchprofError
 
 _FILES = {
-    "chosen_ranks": "torchprof.analyze.ranks.selection",
-    "with_comparison": "torchprof.analyze.ranks.selection",
+    "chosen_ranks": "torchprof.ranks.sentences",
+    "with_comparison": "torchprof.ranks.sentences",
     "benchmark_table": "torchprof.analyze.benchmark",
-    "data_of": "torchprof.reports.data",
-    "dataframe": "torchprof.reports.dataframe",
+    "data_of": "torchprof.reports.text",
+    "dataframe": "torchprof.reports.exports",
     "export": "torchprof.reports",
-    "html_of": "torchprof.reports.notebook",
+    "html_of": "torchprof.reports.documents",
     "metrics": "torchprof.analyze.metrics",
     "printed": "torchprof.reports.text",
     "render": "torchprof.reports",
-    "all_warnings": "torchprof.analyze.warnings",
+    "all_warnings": "torchprof.analyze.sentences",
     "text_of": "torchprof.reports.text",
-    "verdict_on_ranks": "torchprof.analyze.ranks.sentences",
-    "show_page": "torchprof.reports.notebook",
+    "verdict_on_ranks": "torchprof.ranks.sentences",
+    "show_page": "torchprof.reports.documents",
     "write": "torchprof.run.saved",
 }
 

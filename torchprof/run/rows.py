@@ -11,10 +11,10 @@ from itertools import compress, count, groupby, product
 from operator import add, eq
 from typing import Any, NamedTuple, overload
 
-from torchprof.run.checked_json import demand, demand_layer, read_as, read_columns, read_list
 from torchprof.run.collectives import shows_collective
 from torchprof.run.cost import FIELDS, Cost
 from torchprof.run.layers import Layer, Layers
+from torchprof.run.part import demand, demand_layer, read_as, read_columns, read_list
 from torchprof.run.words import (
     FORWARD,
     NOT_SELECTED,

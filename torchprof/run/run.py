@@ -10,21 +10,19 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from torchprof.errors import TorchprofError
+from torchprof.run.collectives import Unfinished, UnfinishedPart
 from torchprof.run.cost import FIELDS, NO_COST, Cost, sum_of_costs
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import Lockstep, LockstepKey, LockstepPart
-from torchprof.run.memory import Memory
 from torchprof.run.meta import Meta, sum_if_known
 from torchprof.run.operators import Op, operators_of_layers
 from torchprof.run.outputs import ReportText, output
 from torchprof.run.part import PerDevice, RunPart
-from torchprof.run.pipeline import Pipeline
 from torchprof.run.rows import Rows, rows_of_lines
 from torchprof.run.samples import SampleKey, SamplesPart, Spread
 from torchprof.run.sentences import RANKS_CHOSEN
-from torchprof.run.timeline import DeviceTime, Timeline, TimelinePart
-from torchprof.run.unfinished import Unfinished, UnfinishedPart
+from torchprof.run.timeline import DeviceTime, Memory, Pipeline, Timeline, TimelinePart
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FORWARD, NOT_SELECTED, OUTSIDE, PHASES, is_left_over, number_of_phase
 

@@ -12,8 +12,7 @@ from operator import itemgetter
 from sys import intern
 from typing import Any, NamedTuple
 
-from torchprof.run.checked_json import demand, demand_layer, fields_of
-from torchprof.run.part import RunPart
+from torchprof.run.part import RunPart, demand, demand_layer, fields_of
 from torchprof.run.words import FORWARD, OUTSIDE
 
 

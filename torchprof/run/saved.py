@@ -2,22 +2,251 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
+import json
 import os
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torchprof.errors import TorchprofError
-from torchprof.run.file import atomic_file, comparison_of, run_of, write_json
-from torchprof.run.job_folder import add_to_job, is_job_folder, names_job_folder, open_job
+from torchprof.errors import TorchprofError, some
+from torchprof.run.file import atomic_file, comparison_of, run_of, stripped, write_json
+from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
-from torchprof.run.parquet import PARQUET, run_of_parquet, write_parquet
-from torchprof.run.paused_gc import paused_gc
-from torchprof.run.processes import check_processes, in_processes
+from torchprof.run.parquet import (
+    PARQUET,
+    check_pyarrow,
+    job_of_rank,
+    run_of_parquet,
+    run_of_rank,
+    table_of_rank,
+    table_of_rows,
+    table_of_steps,
+    write_parquet,
+    write_table,
+)
+from torchprof.run.processes import check_processes, in_processes, paused_gc
 from torchprof.run.run import Run
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+# A job folder: the runs of the ranks of a job as Parquet files, one for each rank and table. docs/job-folder.md
+# describes it.
+
+_MARK = "torchprof-job.json"  # the file by which a folder is known as a job folder
+_FORMAT = "torchprof-job"
+_SCHEMA = 1
+_RANKS = "ranks"
+_TABLES = {"rows": table_of_rows, "steps": table_of_steps, _RANKS: table_of_rank}
+"""The tables, by the names of their folders. A rank is there if the last one has its file."""
+_FILE = re.compile(r"rank-(\d{6,})\.parquet")
+
+
+class JobFolder:
+    """The runs of the ranks of a job, in a folder of Parquet files. ``torchprof.open_job`` opens one."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self._path = Path(path)
+        _check(self._path)
+
+    def __repr__(self) -> str:
+        return f"<JobFolder {str(self._path)!r} of {len(self.ranks)} ranks>"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The numbers of the ranks that are in the folder now, ascending."""
+        return tuple(sorted(_ranks_in(self._path)))
+
+    def run(self, ranks: Iterable[int] | None = None) -> Run:
+        """One run of these ranks, of all without ``ranks``: what ``torchprof.merge`` makes of the runs as they were
+        saved. They are read one at a time. Raises TorchprofError for a rank that is not in the folder, for none at all,
+        and for a damaged file."""
+        known = self.ranks
+        wanted = known if ranks is None else tuple(ranks)
+        missing = {*wanted} - {*known}
+        if missing or not wanted:
+            which = ranks_in_words(missing) if missing else "ranks to read"
+            raise TorchprofError(f"{self._path} has no {which}. It has {ranks_in_words(known) if known else 'none'}.")
+        files = (_file_of(self._path, _RANKS, rank) for rank in wanted)
+        return merge(run_of_rank(file.read_bytes(), str(file)) for file in files)
+
+    def comparison(self, *, layers: bool = False, processes: int = 1) -> Run:
+        """What is compared between ranks, ``Run.to_compare`` of all of them, merged: its report "ranks" names the
+        stragglers of the job.
+
+        Layers have no figures in it without ``layers``, and this process alone reads it. With them, the whole runs are
+        read, by so many ``processes``, as of ``torchprof.load``. This takes some 20 ms a rank.
+
+        Raises TorchprofError if ``processes`` is not a number of processes, if DuckDB is not installed, and if the
+        folder has no rank.
+        """
+        check_processes(processes)
+        if layers:
+            files = [_file_of(self._path, _RANKS, rank) for rank in self.ranks]
+            return merge(in_processes(_comparison_of_rank, files, processes))
+        compared = self.sql("SELECT rank, compared FROM ranks ORDER BY rank").fetchall()
+        return merge(run_of(data, f"the comparison of rank {rank}") for rank, data in compared)
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """The answer of DuckDB to a query in SQL over the tables ``ranks``, ``rows`` and ``steps``, as its relation:
+        ``.fetchall()``, ``.df()``, or print it. docs/job-folder.md has the columns. Raises TorchprofError if DuckDB is
+        not installed and if the folder has no rank; errors of the query are those of DuckDB."""
+        return self._database.sql(query)
+
+    @cached_property
+    def _database(self) -> duckdb.DuckDBPyConnection:
+        """A database in memory, with a view for each table."""
+        try:
+            import duckdb
+        except ImportError as error:
+            raise TorchprofError(
+                'SQL needs DuckDB, which is not installed here: pip install duckdb, or pip install "torchprof[job]".'
+            ) from error
+        if not self.ranks:
+            raise TorchprofError(f"{self._path} has no rank yet: `torchprof show RUNS -o {self._path}/` adds some.")
+        database = duckdb.connect()
+        for name in reversed(_TABLES):  # first the table of ranks: those that are there
+            files = f"{glob.escape(str(self._path / name))}/rank-*.parquet".replace("'", "''")
+            of_whole_ranks = "" if name == _RANKS else f" WHERE rank IN (SELECT rank FROM {_RANKS})"
+            database.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{files}'){of_whole_ranks}")
+        return database
+
+
+@paused_gc()
+def _comparison_of_rank(file: Path) -> Run:
+    return run_of_rank(file.read_bytes(), str(file), comparison_of)
+
+
+def open_job(path: str | PathLike[str]) -> JobFolder:
+    """Open a job folder, which ``run.save("job/")`` and ``torchprof show RUNS -o job/`` write. Raises TorchprofError if
+    it is not a job folder, and if a newer torchprof wrote it."""
+    return JobFolder(path)
+
+
+def is_job_folder(path: str | PathLike[str]) -> bool:
+    """Whether there is a job folder at this path."""
+    return (Path(path) / _MARK).is_file()
+
+
+def names_job_folder(path: str | PathLike[str]) -> bool:
+    """Whether a run that is saved to this path goes into a job folder: it ends in a slash, or there is one."""
+    return os.fspath(path).endswith(("/", os.sep)) or is_job_folder(path)
+
+
+def add_to_job(run: Run, path: str | PathLike[str], *, strip: bool = False) -> None:
+    """Write the run of a rank into a job folder, which is made if it does not exist. Its files appear when they are
+    complete.
+
+    ``strip`` leaves out the names of files, machines and jobs. Raises TorchprofError for a run of several ranks, for a
+    rank that is there already, for a folder that has ranks of another job (another name, or another number of ranks) or
+    other files, if there is no folder to make it in, and without pyarrow.
+    """
+    folder = Path(path)
+    if len(run.metas) > 1:
+        raise TorchprofError(
+            f"This run is of {ranks_in_words(meta.rank for meta in run.metas)}, and {folder} is for the run of each "
+            "rank, as it was recorded. Save those, or this one as a file: run.parquet or run.json.gz."
+        )
+    run = stripped(run) if strip else run
+    rank = run.meta.rank
+    make_room(folder, rank, run.meta.world_size, run.meta.job)
+    with ExitStack() as stack:  # which closes the last one first: the files get their names in the order of the tables
+        for name, table_of in reversed(_TABLES.items()):
+            write_table(table_of(run), stack.enter_context(atomic_file(_file_of(folder, name, rank))))
+
+
+def make_room(folder: Path, rank: int, world_size: int = 1, job: str = "") -> None:
+    """Make a job folder, if there is none, in which a rank can be saved. ``world_size`` and ``job``: how many ranks its
+    job has, and its name; 1 and "" if they are unknown. Raises TorchprofError like ``add_to_job``."""
+    check_pyarrow()
+    _make(folder)
+    _check_job(folder, rank, world_size, job)
+    if _file_of(folder, _RANKS, rank).exists():
+        raise TorchprofError(
+            f"{folder} has rank {rank} already. Save another job to another folder; to replace the rank, remove "
+            f"{_file_of(folder, _RANKS, rank)} first."
+        )
+
+
+def _check_job(folder: Path, rank: int, world_size: int, job: str) -> None:
+    """Raises TorchprofError if a rank is not of the job whose ranks are in the folder. These are of one job, so one of
+    them is read, which is not damaged. Like ``merge``, it refuses nothing for a size or a name that is unknown."""
+    there, its_size, its_job = next(_jobs_in(folder), (0, 1, ""))
+    if world_size > 1 and its_size > 1 and world_size != its_size:
+        its, this = f"a job of {its_size} ranks", f"of a job of {world_size} ranks"
+    elif job and its_job and job != its_job:
+        its, this = f"the job {its_job!r}", f"of the job {job!r}"
+    else:
+        return
+    raise TorchprofError(
+        f"{folder} has rank {there} of {its}, but rank {rank} to be saved is {this}. A folder is for the ranks of "
+        "one job: save this one to another folder, or remove the old one first."
+    )
+
+
+def _jobs_in(folder: Path) -> Iterator[tuple[int, int, str]]:
+    """Each rank in a job folder whose file can be read, in any order, with the size and the name of its job."""
+    for rank in _ranks_in(folder):
+        file = _file_of(folder, _RANKS, rank)
+        with suppress(TorchprofError, OSError):  # a damaged file is not that of another job
+            yield (rank, *job_of_rank(file.read_bytes(), str(file)))
+
+
+def _ranks_in(folder: Path) -> Iterator[int]:
+    """The numbers of the ranks that are in a job folder, in any order."""
+    names = (_FILE.fullmatch(file.name) for file in (folder / _RANKS).iterdir())
+    return (int(name[1]) for name in names if name is not None)
+
+
+def _make(folder: Path) -> None:
+    """Make a job folder without ranks, if there is none. Several processes may do so at once. Raises TorchprofError
+    like ``add_to_job``, OSError like ``mkdir``."""
+    if not is_job_folder(folder):
+        if not folder.parent.is_dir():
+            raise TorchprofError(f"{folder} cannot be made: the folder {folder.parent} does not exist. Make it first.")
+        folder.mkdir(exist_ok=True)
+        others = {file.name for file in folder.iterdir() if not file.name.startswith(".")} - {*_TABLES, _MARK}
+        if others:
+            raise TorchprofError(
+                f"{folder} is not a job folder, and has other files: {some(sorted(others))}. Choose a new folder."
+            )
+        for name in _TABLES:
+            (folder / name).mkdir(exist_ok=True)
+        with atomic_file(folder / _MARK) as file:
+            file.write(json.dumps({"format": _FORMAT, "schema": _SCHEMA}).encode())
+    _check(folder)
+
+
+def _check(folder: Path) -> None:
+    """Raises TorchprofError if this is not a job folder, or one of a newer torchprof."""
+    if not is_job_folder(folder):
+        what = f"is not a job folder: it has no {_MARK}" if folder.exists() else "does not exist"
+        raise TorchprofError(f"{folder} {what}. `torchprof show RUNS -o {folder}/` makes a job folder of saved runs.")
+    try:
+        mark = json.loads((folder / _MARK).read_bytes())
+        is_known = mark["format"] == _FORMAT and type(mark["schema"]) is int
+    except (ValueError, TypeError, KeyError):
+        is_known = False
+    if not is_known:
+        raise TorchprofError(f"{folder / _MARK} is damaged: it has the format and the schema of a job folder.")
+    schema = mark["schema"]
+    if not 1 <= schema <= _SCHEMA:
+        raise TorchprofError(
+            f"{folder} has schema {schema}; this torchprof reads up to {_SCHEMA}. Read it with a newer torchprof."
+        )
+
+
+def _file_of(folder: Path, table: str, rank: int) -> Path:
+    return folder / table / f"rank-{rank:06}.parquet"
+
 
 _START = 256  # bytes: the format is named in the first of them
 

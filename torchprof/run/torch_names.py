@@ -3,7 +3,13 @@ Whatever needs a set of operators makes it of these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from functools import cache
+from typing import NamedTuple
+
+from torchprof.run.words import BACKWARD, LOADING, OPTIMIZER_RANGE, Frame, FrameKind
 
 
 def aten(names: str) -> frozenset[str]:
@@ -118,3 +124,146 @@ WRAPPERS = {
     "OptimizedModule": "_orig_mod",
 }
 """Classes of modules that only wrap another module, and the attribute that holds it. Both are shown as one layer."""
+
+
+# The types of tensors: all names that torch has for each, and its size.
+#
+# Sources: ``c10/core/ScalarType.h`` (``c10::toString``), ``torch/utils/_dtype_abbrs.py``. In the inputs of operators,
+# the profiler has the compiler's name of the C++ type.
+
+
+class Dtype(NamedTuple):
+    """A type. ``name``: of ``torch.float32``, without "torch.". ``scalar_type``: in the arguments of collectives.
+    ``nbytes``: of an element. ``short``: in the text of a graph, "" if unknown. ``recorded``: in the recorded inputs of
+    operators. ``others``: what users may write."""
+
+    name: str
+    scalar_type: str
+    nbytes: int
+    short: str
+    recorded: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+
+DTYPES = (
+    Dtype("float32", "Float", 4, "f32", ("float",), ("fp32", "float")),
+    Dtype("float16", "Half", 2, "f16", ("c10::Half",), ("fp16", "half")),
+    Dtype("bfloat16", "BFloat16", 2, "bf16", ("c10::BFloat16",), ("bf16",)),
+    Dtype("float64", "Double", 8, "f64", ("double",), ("fp64", "double")),
+    Dtype("complex32", "ComplexHalf", 4, "c32", ("c10::complex<c10::Half>",)),
+    Dtype("complex64", "ComplexFloat", 8, "c64", ("c10::complex<float>",)),
+    Dtype("complex128", "ComplexDouble", 16, "c128", ("c10::complex<double>",)),
+    Dtype("int64", "Long", 8, "i64", ("long int", "long")),
+    Dtype("int32", "Int", 4, "i32", ("int",)),
+    Dtype("int16", "Short", 2, "i16", ("short int", "short")),
+    Dtype("int8", "Char", 1, "i8", ("signed char",)),
+    Dtype("uint8", "Byte", 1, "u8", ("unsigned char",)),
+    Dtype("bool", "Bool", 1, "b8", ("bool",)),
+    Dtype("uint16", "UInt16", 2, "u16", ("short unsigned int", "unsigned short")),
+    Dtype("uint32", "UInt32", 4, "u32", ("unsigned int",)),
+    Dtype("uint64", "UInt64", 8, "u64", ("long unsigned int", "unsigned long")),
+    Dtype("float8_e4m3fn", "Float8_e4m3fn", 1, "f8e4m3fn", ("c10::Float8_e4m3fn",)),
+    Dtype("float8_e5m2", "Float8_e5m2", 1, "f8e5m2", ("c10::Float8_e5m2",)),
+    Dtype("float8_e4m3fnuz", "Float8_e4m3fnuz", 1, "f8e4m3fnuz", ("c10::Float8_e4m3fnuz",)),
+    Dtype("float8_e5m2fnuz", "Float8_e5m2fnuz", 1, "f8e5m2fnuz", ("c10::Float8_e5m2fnuz",)),
+    Dtype("float8_e8m0fnu", "Float8_e8m0fnu", 1, "f8e8m0fnu", ("c10::Float8_e8m0fnu",)),
+    Dtype("qint8", "QInt8", 1, "", ("c10::qint8",)),
+    Dtype("quint8", "QUInt8", 1, "", ("c10::quint8",)),
+    Dtype("qint32", "QInt32", 4, "", ("c10::qint32",)),
+    Dtype("bits8", "Bits8", 1, "", ("c10::bits8",)),
+    Dtype("bits16", "Bits16", 2, "", ("c10::bits16",)),
+)
+"""Without types that pack several elements into a byte."""
+
+
+def recorded_as(*names: str) -> frozenset[str]:
+    """The names that types have in recorded inputs; ``names``: as in torch."""
+    return frozenset(recorded for dtype in DTYPES if dtype.name in names for recorded in dtype.recorded)
+
+
+# What kind of work a kernel does, by its name: computation, communication or a copy.
+
+_COMMUNICATION = re.compile(
+    r"(void )?("
+    r"nccl|rccl|oneccl|ccl|hccl|msccl|nvshmem|deep_ep::"  # libraries; on ROCm, names begin with nccl, too
+    r"|dpsk::((\(anonymous namespace\)|\w+)::)*\w*(dispatch|combine)"  # DeepEP's kernels in DeepSeek's own namespace
+    # collectives over memory that devices share: torch's (symmetric memory) and vLLM's
+    r"|(\(anonymous namespace\)::|\w+::)*(((multimem|one_shot|two_shot)_)+(all_)?(reduce|gather)|cross_device_reduce)"
+    r").*",
+    re.IGNORECASE | re.DOTALL,
+)
+_COPY = re.compile(
+    r"(Mem(cpy|set)\b"  # CUDA, and ROCm and XPU in recent versions of torch
+    r"|Copy(Host|Device)To(Host|Device)|FillBuffer|MEMORY_COPY_|__amd_rocclr_(copy|fill)"  # ROCm
+    r"|zeCommandListAppendMemory(Copy|Fill)"  # XPU
+    r"|dma"  # MTIA, as Holistic Trace Analysis has it (hta/utils/utils.py)
+    r").*",
+    re.DOTALL,
+)
+
+
+class KernelWork(Enum):
+    """The three kinds of work of a device."""
+
+    COMPUTING = 0
+    COMMUNICATION = 1
+    COPYING = 2
+
+
+@cache
+def kind_of_work(name: str) -> KernelWork:
+    """The kind of work of a kernel, copy or set with this name.
+
+    - Communication moves data between ranks: kernels of NCCL and similar libraries, including sends and receives, and
+      kernels that reduce or gather over memory that devices share.
+    - Copies and sets are known by the names that CUDA, ROCm, XPU and MTIA give them.
+    - Everything else is computing. This includes kernels that also communicate, and kernels that copy, such as those of
+      ``aten::cat``.
+    """
+    if _COMMUNICATION.fullmatch(name):
+        return KernelWork.COMMUNICATION
+    return KernelWork.COPYING if _COPY.fullmatch(name) else KernelWork.COMPUTING
+
+
+# What work is for, as far as torch's own ranges and calls say it: data loading, the optimizer, copies, waiting.
+
+DATA, OPTIMIZER, COPY, WAIT, GARBAGE, OF_NO_LAYER, OTHER_WORK, NO_OP = PURPOSES = (
+    "data",
+    "optimizer",
+    "copy",
+    "wait",
+    "gc",
+    "backward",
+    "other",
+    "gap",
+)
+"""``OF_NO_LAYER`` is backward. ``NO_OP``: no operator ran there, and no range of torch was open."""
+
+WAITING = re.compile(r"(cuda|hip|xpu|musa)\w*Synchronize")
+"""The runtime's calls in which the CPU waits for a device."""
+COPYING = re.compile(r"(cuda|hip|musa)Memcpy\w*")
+"""The runtime's calls that copy."""
+BETWEEN_HOST_AND_DEVICE = re.compile(r"Memcpy (HtoD|DtoH)\b.*")
+WITHIN_DEVICES = re.compile(r"Memcpy (DtoD|PtoP)\b.*")
+"""The copies on the timeline of a device."""
+
+
+def purpose_of(phase: str, frames: Sequence[Frame]) -> str:
+    """What work outside all layers is for: first a wait or a copy, then the phase, then torch's labels around it."""
+    if frames and frames[0].kind == FrameKind.GC:
+        return GARBAGE
+    labels = [frame.name for frame in frames if frame.kind == FrameKind.LABEL]
+    if len(labels) < len(frames):
+        kind, name, _ = frames[-1]
+        if WAITING.fullmatch(name):
+            return WAIT
+        if (BETWEEN_HOST_AND_DEVICE if kind == FrameKind.KERNEL else COPYING).fullmatch(name):
+            return COPY
+    if phase == BACKWARD:
+        return OF_NO_LAYER
+    for label in labels:
+        if label.startswith(LOADING):
+            return DATA
+        if label.startswith(OPTIMIZER_RANGE):
+            return OPTIMIZER
+    return OTHER_WORK if len(labels) < len(frames) else NO_OP

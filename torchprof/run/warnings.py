@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchprof.errors import some
-from torchprof.run.checked_json import demand, read_as, read_list
 from torchprof.run.layers import Layers
+from torchprof.run.part import demand, read_as, read_list
 from torchprof.run.sentences import RANKS_CHOSEN, SENTENCES, WITHOUT_SHAPES, Fact
 
 

@@ -16,8 +16,16 @@ from torchprof.attribute.events import Event
 from torchprof.errors import TorchprofError
 from torchprof.run.torch_names import INSIDE_LAYERS, OF_LAYERS, aten
 from torchprof.run.words import Signature
-from torchprof.traces.aligned_calls import AlignedCalls, AlignedForward, ReferenceOp
-from torchprof.traces.traced_ops import ComputedAgain, Span, TracedOp, TracedOps, traced_ops
+from torchprof.traces.aligned_calls import (
+    AlignedCalls,
+    AlignedForward,
+    ComputedAgain,
+    ReferenceOp,
+    Span,
+    TracedOp,
+    TracedOps,
+    traced_ops,
+)
 
 Reference = tuple[ReferenceOp, ...]
 """The operators of one forward of a model, in their order."""

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import marshal
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from math import isfinite
 from typing import Any
+
+from torchprof.attribute.events import Detail
+from torchprof.run.collectives import signature_of
+from torchprof.run.words import Signature, is_collective
 
 RUNTIME_CALLS, MEMORY_EVENTS, DEVICE_WORK = "runtime", "memory", "device"
 """Groups of events that are sorted in different ways: calls of a device's runtime, memory events, and device work."""
@@ -161,3 +168,176 @@ class Columns:
             window.sort(key=key)
             yield window
             waiting = [which for which in waiting if heads[which] < ends[which]]
+
+
+# The meaning of Kineto's event categories, in all its versions: operators, ranges, runtime calls, device work.
+
+OP, RANGE, OP_OR_RANGE, MODULE = "op", "range", "op or range", "module"
+SESSION, NO_WORK = "session", ""
+MODULE_PREFIX = "nn.Module: "
+"""The beginning of the names of modules among the Python functions that ``with_stack=True`` records."""
+MTIA_WORK = "mtia_ccp_events"
+"""The work of MTIA's command processors: kernels, copies ("dma…"), and waits for each other, with "Sync" in their
+names (Holistic Trace Analysis, ``hta/utils/utils.py``)."""
+GROUPS = {
+    "cpu_op": OP,
+    "user_annotation": RANGE,
+    "Operator": OP_OR_RANGE,  # until torch 1.12
+    "Runtime": RUNTIME_CALLS,
+    "kernel": DEVICE_WORK,
+    "Kernel": DEVICE_WORK,
+    "gpu_memcpy": DEVICE_WORK,
+    "Memcpy": DEVICE_WORK,
+    "gpu_memset": DEVICE_WORK,
+    "Memset": DEVICE_WORK,
+    MTIA_WORK: DEVICE_WORK,
+    "python_function": MODULE,
+    "Python function": MODULE,
+    "Trace": SESSION,
+    "overhead": OVERHEAD_EVENTS,
+}
+"""The group of each of Kineto's categories, in all its versions. The categories of runtimes have the names of their
+devices: see ``RUNTIMES``. Other categories are not work: copies of ranges on a device's timeline, waits of one stream
+for another."""
+RUNTIMES = {"cuda": "cuda", "xpu": "xpu", "mtia": "mtia", "musa": "musa", "privateuse1": "privateuse1"}
+"""The device kind by the first part of a runtime's category, which ends in ``_runtime`` or ``_driver``. HIP has the
+name cuda, as everywhere in torch."""
+
+
+# Checks and conversions of the values in a trace's JSON, which may be anything.
+
+
+def nanoseconds(microseconds: float) -> int:
+    """The same time in ns. The whole part and the fraction are converted separately, so that no digit is lost."""
+    whole = int(microseconds)
+    return whole * 1000 + round((microseconds - whole) * 1000)
+
+
+def parse_int(value: Any, default: int | None = None) -> int:
+    """An integer, from a number or from text. Other values give the default; without one, they raise ValueError."""
+    try:
+        return int(value, 0) if isinstance(value, str) else int(value)
+    except (ValueError, TypeError):
+        if default is None:
+            raise ValueError from None
+        return default
+
+
+def encodable_text(value: Any) -> str:
+    """A string that UTF-8 can encode; "" for other values.
+
+    JSON can escape half of a surrogate pair, which is not a character: it is replaced by "?".
+    """
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
+
+
+def parse_shape(value: Any) -> Any:
+    """The sizes of a tensor as a tuple, or a tuple of these for a list of tensors; None for other values."""
+    if not isinstance(value, list):
+        return None
+    if value and all(isinstance(part, list) for part in value):
+        tensors = tuple(map(_sizes, value))
+        return None if None in tensors else tensors
+    return _sizes(value)
+
+
+def _sizes(value: Iterable[Any]) -> tuple[int, ...] | None:
+    sizes = tuple(value)
+    return sizes if all(type(size) is int and 0 <= size < BEYOND for size in sizes) else None
+
+
+def frozen(value: Any) -> Any:
+    """The value with tuples in place of lists, and None in place of values that JSON cannot hold (complex numbers)."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(frozen, value))
+    known = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value))
+    return value if known else None
+
+
+# The inputs of the operators and collectives in a trace: each signature once, by its number.
+
+
+class Signatures:
+    """The signatures of a trace. ``all`` has them by their number; number 0 is the empty one.
+
+    ``operators``: the numbers of the names of operators, in traces that have one category for operators and ranges.
+    """
+
+    def __init__(self, detail: Callable[[str], Detail]) -> None:
+        """``detail`` returns for the name of an operator how much of its inputs is kept."""
+        self.all: list[Signature] = [Signature((), ())]
+        self.operators: set[int] = set()
+        self._detail = detail
+        self._details: dict[str, Detail] = {}
+        self._signature_of: dict[bytes, int] = {}
+        self._number_of = {self.all[0]: 0}
+        self._scalars: dict[str, Any] = {"": None}
+
+    @property
+    def has_shapes(self) -> bool:
+        return any(self._signature_of.values())
+
+    def of_operator(self, name: str, group: str, name_number: int, args: Mapping[str, Any]) -> int:
+        """The number of the signature of an operator, or of a collective's range; equal signatures have one number."""
+        shapes = args["Input Dims"] if "Input Dims" in args else args["Input dims"]  # the spelling of torch 1.8
+        if not shapes:
+            return 0
+        if group is not OP:
+            if group is OP_OR_RANGE:
+                self.operators.add(name_number)
+            if group is RANGE and not is_collective(name):
+                return 0
+        if "Collective name" in args:
+            return self.of_collective(args)
+        detail = self._details.get(name)
+        if detail is None:
+            detail = self._details[name] = Detail.SHAPES if group is RANGE else self._detail(name)
+        dtypes = args.get("Input type", ())
+        values = args.get("Concrete Inputs", ()) if detail in (Detail.ONES, Detail.SCALARS) else ()
+        if detail is Detail.ONES and isinstance(values, list):
+            values = [value if value in ("", "0", "1", "True", "False", "0.", "1.") else "2" for value in values]
+        key = marshal.dumps((shapes, dtypes, values), 2)  # the same kind of key as in record.raw_events
+        number = self._signature_of.get(key)
+        if number is None:
+            number = self._signature_of[key] = self._intern(self._checked(shapes, dtypes, values))
+        return number
+
+    def _checked(self, shapes: Any, dtypes: Any, values: Any) -> Signature | None:
+        """The signature from an event's args. Values that torch does not write are unknown.
+
+        ``shapes`` is a list with an entry for each input; so are ``dtypes`` and ``values``, if they are known.
+        """
+        if not isinstance(shapes, list):
+            return None
+
+        def each(entries: Any, read: Callable[[Any], Any]) -> tuple[Any, ...]:
+            fits = isinstance(entries, list) and len(entries) == len(shapes)
+            return tuple(map(read, entries)) if fits else ()
+
+        return Signature(each(shapes, parse_shape), each(dtypes, encodable_text), each(values, self._scalar))
+
+    def of_collective(self, args: Mapping[str, Any]) -> int:
+        """The number of the signature of a collective, from an event's args; 0 if they name no collective."""
+        signature = signature_of(args)
+        if signature is None:
+            return 0
+        scalars = tuple(encodable_text(value) if isinstance(value, str) else value for value in signature.scalars)
+        return self._intern(signature._replace(dtypes=tuple(map(encodable_text, signature.dtypes)), scalars=scalars))
+
+    def _intern(self, signature: Signature | None) -> int:
+        if signature is None:
+            return 0
+        number = self._number_of.setdefault(signature, len(self.all))
+        if number == len(self.all):
+            self.all.append(signature)
+        return number
+
+    def _scalar(self, text: Any) -> Any:
+        """A value from torch's text of it; None if the text has no value."""
+        text = encodable_text(text)
+        if text not in self._scalars:
+            try:
+                self._scalars[text] = frozen(ast.literal_eval(text))
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                self._scalars[text] = text
+        return self._scalars[text]

@@ -14,20 +14,27 @@ from torchprof.attribute.event_names import MEMORY
 from torchprof.attribute.events import Detail
 from torchprof.attribute.launches import threads_of_overhead
 from torchprof.run.words import is_host_collective
-from torchprof.traces.categories import (
+from torchprof.traces.columns import (
+    BEYOND,
+    DEVICE_WORK,
     GROUPS,
+    MEMORY_EVENTS,
     MODULE,
     MODULE_PREFIX,
     MTIA_WORK,
     NO_WORK,
     OP,
     OP_OR_RANGE,
+    OVERHEAD_EVENTS,
+    RUNTIME_CALLS,
     RUNTIMES,
     SESSION,
+    Columns,
+    Signatures,
+    encodable_text,
+    nanoseconds,
+    parse_int,
 )
-from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, OVERHEAD_EVENTS, RUNTIME_CALLS, Columns
-from torchprof.traces.signatures import Signatures
-from torchprof.traces.values import encodable_text, nanoseconds, parse_int
 
 _HIP = 6
 _DEVICE_TYPES = {1: "cuda", _HIP: "cuda", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuse1"}

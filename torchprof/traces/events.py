@@ -17,23 +17,23 @@ from torchprof.attribute.event_names import (
     ENDED,
     STARTED,
     STEP_MARK,
+    Loop,
+    NamedRange,
     event_kind,
     is_a_common_name,
     is_engine,
     is_of_a_call,
     is_torchs_step,
     keep_recorded,
+    loop_of,
 )
 from torchprof.attribute.events import HOOKS, PREFIX, Kind
-from torchprof.attribute.loops import Loop, NamedRange, loop_of
 from torchprof.attribute.pipeline_ranges import folded_names
 from torchprof.run.words import NODE_PREFIX, is_collective
-from torchprof.traces.categories import MODULE, OP, OP_OR_RANGE, RANGE
-from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, RUNTIME_CALLS
+from torchprof.traces.columns import BEYOND, DEVICE_WORK, MEMORY_EVENTS, MODULE, OP, OP_OR_RANGE, RANGE, RUNTIME_CALLS
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.layers import ModuleCall, RangeCall, traced_class_name
-from torchprof.traces.nesting import Line, nested, ranges_in
-from torchprof.traces.trace_columns import TraceColumns
+from torchprof.traces.trace_columns import Line, TraceColumns, nested, ranges_in
 
 _RANGES = (RANGE, OP_OR_RANGE)
 _OF_CPU = (OP, RANGE, OP_OR_RANGE, MODULE)

@@ -14,12 +14,11 @@ from urllib.parse import unquote
 
 from torchprof.attribute.event_names import is_of_a_call, is_torchs_step
 from torchprof.attribute.events import PREFIX, Site
-from torchprof.run.layers import Layer
-from torchprof.run.paths import kind_of_root
+from torchprof.run.layers import Layer, kind_of_root
 from torchprof.run.torch_names import WRAPPERS
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import FSDP_RANGE, LOADING, OPTIMIZER_STEP, ZERO_GRAD
-from torchprof.traces.categories import MODULE_PREFIX
+from torchprof.traces.columns import MODULE_PREFIX
 
 _WRAPPING_STEPS = {*WRAPPERS.values()} - {"module"}  # no other module has an attribute of these names
 _PARALLEL = {kind for kind, step in WRAPPERS.items() if step == "module"}

@@ -13,8 +13,7 @@ from torchprof.attribute.collectives import layers_by_fqn
 from torchprof.attribute.events import Event, Kind, Site
 from torchprof.errors import TorchprofError, some
 from torchprof.measure.recording import Observations
-from torchprof.run.layers import Layer
-from torchprof.run.paths import kind_of_root, stage_of_root
+from torchprof.run.layers import Layer, kind_of_root, stage_of_root
 from torchprof.run.torch_names import OF_LAYERS
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import OUTSIDE

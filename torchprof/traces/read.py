@@ -11,23 +11,21 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from torchprof.attribute.collectives import sole_group
 from torchprof.attribute.event_columns import EventColumns
 from torchprof.attribute.events import Detail
-from torchprof.attribute.process_groups import sole_group
 from torchprof.errors import TorchprofError
 from torchprof.measure.assemble import assemble, wanted_detail, with_warnings
 from torchprof.measure.recording import Observations, Options, Recording
 from torchprof.run.merge import add_cycle, merge
-from torchprof.run.paused_gc import paused_gc
-from torchprof.run.processes import check_processes, in_processes
+from torchprof.run.processes import check_processes, in_processes, paused_gc
 from torchprof.run.run import Run
 from torchprof.run.saved import is_run_file
 from torchprof.run.warnings import RunWarning
 from torchprof.traces.columns import BEYOND
 from torchprof.traces.event_table import EventTable
 from torchprof.traces.events import TraceEvents
-from torchprof.traces.file import TraceFile
-from torchprof.traces.header import meta_of_header, process_groups
+from torchprof.traces.file import TraceFile, meta_of_header, process_groups
 from torchprof.traces.plan import ModelPlan, References, plan_trace
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from torch import nn
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.errors import TorchprofError
 from torchprof.record.labels import Labels, label_of
-from torchprof.record.meta_copy import first_line, shape_of, without_data
-from torchprof.record.modules import wrapped_step
+from torchprof.record.modules import first_line, shape_of, without_data, wrapped_step
 from torchprof.record.plan import Plan
 from torchprof.record.session import Session, refuse_if_profiled
 from torchprof.record.torch_internals import needed

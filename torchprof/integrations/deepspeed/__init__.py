@@ -7,15 +7,15 @@ docs/coming-from-deepspeed.md says what counts, and where torchprof's own count 
 
 from __future__ import annotations
 
-from torchprof.integrations.deepspeed.profiler import add_profile_methods, get_model_profile
-from torchprof.integrations.deepspeed.settings import StepProfiler, from_config
-from torchprof.integrations.strings import (
+from torchprof.integrations.conventions import (
     duration_to_string,
     flops_to_string,
     macs_to_string,
     number_to_string,
     params_to_string,
 )
+from torchprof.integrations.deepspeed.profiler import add_profile_methods, get_model_profile
+from torchprof.integrations.deepspeed.settings import StepProfiler, from_config
 
 __all__ = [
     "StepProfiler",

@@ -8,11 +8,8 @@ from typing import Any
 from torch import nn
 
 from torchprof import TorchprofError
-from torchprof.integrations.conventions import DEEPSPEED
-from torchprof.integrations.model_figures import LayerFigures, ModelFigures
-from torchprof.integrations.model_recording import ModelRecording, check_model, check_whole, ones, show
-from torchprof.integrations.modules import Position, largest, parameter_count, repr_lines
-from torchprof.integrations.strings import (
+from torchprof.integrations.conventions import (
+    DEEPSPEED,
     UNKNOWN_TEXT,
     duration_to_string,
     flops_to_string,
@@ -22,6 +19,15 @@ from torchprof.integrations.strings import (
     per_second,
     share_text,
 )
+from torchprof.integrations.model_figures import (
+    LayerFigures,
+    ModelFigures,
+    Position,
+    largest,
+    parameter_count,
+    repr_lines,
+)
+from torchprof.integrations.model_recording import ModelRecording, check_model, check_whole, ones, show
 
 
 class ProfileMethods(ModelRecording):

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from torchprof.errors import TorchprofError, suggest
+from torchprof.integrations.conventions import is_number
 from torchprof.integrations.deepspeed.profiler import ProfileMethods
 from torchprof.integrations.flops_profiler import FlopsProfiler
 from torchprof.integrations.model_recording import check_model, is_whole
-from torchprof.integrations.strings import is_number
 
 
 class _Setting(NamedTuple):

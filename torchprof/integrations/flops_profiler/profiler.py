@@ -10,11 +10,16 @@ from typing import Any
 from torch import nn
 
 from torchprof import TorchprofError
-from torchprof.integrations.conventions import FLOPS_PROFILER
-from torchprof.integrations.flops_profiler.printed import duration_text, lines_by_depth, printed_lines
-from torchprof.integrations.flops_profiler.summary import summary_lines
+from torchprof.integrations.conventions import (
+    FLOPS_PROFILER,
+    MACS,
+    is_number,
+    number_to_string,
+    params_to_string,
+    text_in_units,
+)
+from torchprof.integrations.flops_profiler.printed import duration_text, lines_by_depth, printed_lines, summary_lines
 from torchprof.integrations.model_recording import ModelRecording, check_whole, ones, show
-from torchprof.integrations.strings import MACS, is_number, number_to_string, params_to_string, text_in_units
 
 
 class FlopsProfiler(ModelRecording):

@@ -8,24 +8,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import CALL
-from torchprof.attribute.events import Detail, Kind
-from torchprof.attribute.nesting import OpenRanges
+from torchprof.attribute.events import Attributed, Detail, Kind, OpenRanges, Place
 from torchprof.attribute.op_groups import OpGroup, OpTree
-from torchprof.attribute.places import Attributed, Place
 from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
-from torchprof.measure.flops.free_ops import does_no_arithmetic
-from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls
-from torchprof.measure.flops.group_counts import GroupCounts
+from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls, GroupCounts
 from torchprof.measure.flops.operation import Operation, Work
 from torchprof.measure.flops.torch_registry import (
     calls_only_ops,
+    does_no_arithmetic,
     has_users_formula,
     is_made_of_ops,
     registered_formula,
     registered_work,
 )
-from torchprof.run.kernels import KernelWork, kind_of_work
-from torchprof.run.torch_names import FORWARD_ATTENTION, SAVES_RESULTS, VIEWS, aten
+from torchprof.run.torch_names import FORWARD_ATTENTION, SAVES_RESULTS, VIEWS, KernelWork, aten, kind_of_work
 from torchprof.run.words import RANGES, REPLAY, REPLAYS, Frame, FrameKind, Signature
 from torchprof.run.words import is_generated as is_kernel_of_compile
 

@@ -16,10 +16,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torchprof.measure.flops.formulas import formula_of, work_of
-from torchprof.measure.flops.free_ops import does_no_arithmetic
 from torchprof.measure.flops.operation import Operation, Unknown, Work
-from torchprof.measure.flops.torch_registry import operator_of, registered_formula, registered_work
-from torchprof.run.dtypes import DTYPES
+from torchprof.measure.flops.torch_registry import does_no_arithmetic, operator_of, registered_formula, registered_work
+from torchprof.run.torch_names import DTYPES
 from torchprof.run.words import Signature
 
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[^\]]*)\]")

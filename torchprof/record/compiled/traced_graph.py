@@ -8,18 +8,19 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torchprof.attribute.compiled_graphs import CompiledKernel, Owner
-from torchprof.record.compiled.dynamo_sources import called_module, root_of
 from torchprof.record.compiled.fx_nodes import (
     TracedNode,
+    called_module,
     is_op_of_kernel,
     is_saved_for_backward,
     is_view,
     op_name,
     owner_of,
     plain_kernel_name,
+    root_of,
 )
 from torchprof.record.compiled.kept_graph import TANGENTS
-from torchprof.run.paths import common_prefix
+from torchprof.run.layers import common_prefix
 from torchprof.run.words import GRAPH_NOT_READ, NESTED_GRAPHS
 
 

@@ -15,25 +15,27 @@ from typing import Any
 
 from torchprof.analyze.columns import Column, columns_of
 from torchprof.analyze.device import about_device
-from torchprof.analyze.operators.operators import parts_of_operators
-from torchprof.analyze.operators.top import largest_parts
-from torchprof.analyze.ranks.selection import MOST_WHOLE_RANKS
+from torchprof.analyze.operators import parts_of_operators
 from torchprof.analyze.report import spaced, stacked
 from torchprof.analyze.sentences import about_flops, about_times, other_warnings_of
-from torchprof.reports.page.cells import cells
-from torchprof.reports.page.layers import layer_data
-from torchprof.reports.page.over_time import calls_over_time, memory_of
-from torchprof.reports.page.pipelines import pipelines_of_page
-from torchprof.reports.page.ranks import common, compared_ranks, sum_of_ranks
-from torchprof.reports.page.tables import report_data
-from torchprof.reports.page.tree import LEFT_OVER, Take, Tree
+from torchprof.analyze.top import largest_parts
+from torchprof.ranks.sentences import MOST_WHOLE_RANKS
+from torchprof.reports.page.layers import LEFT_OVER, Take, Tree, cells, layer_data
+from torchprof.reports.page.tables import (
+    calls_over_time,
+    common,
+    compared_ranks,
+    memory_of,
+    pipelines_of_page,
+    report_data,
+    sum_of_ranks,
+)
 from torchprof.run.cost import FIELDS, MEASURES, Measure
 from torchprof.run.formats import Unit
-from torchprof.run.memory import KINDS
 from torchprof.run.meta import Meta, Peak
 from torchprof.run.run import Run
 from torchprof.run.samples import SampleKey, Spread
-from torchprof.run.timeline import DeviceTime
+from torchprof.run.timeline import KINDS, DeviceTime
 from torchprof.run.words import LAUNCHED_BEFORE, NOT_SELECTED_NAME, OUTSIDE_NAME, PHASES, Frame, is_left_over
 
 _POINTS = 24

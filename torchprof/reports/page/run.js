@@ -1,5 +1,5 @@
 // The run: rows as columns, and every sum over them. Whether a figure is exact, a lower bound or unknown, and the figures of
-// labels and compiled regions, come from torchprof/reports/page/cells.py, which reads the table of the terminal.
+// labels and compiled regions, come from torchprof/reports/page/layers.py, which reads the table of the terminal.
 
 /** @typedef {number | string | null | undefined} Value null: unknown. undefined: blank. */
 /** @typedef {"before" | "after" | "difference" | "ratio" | "verdict"} ChangePart */

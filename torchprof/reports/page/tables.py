@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
-from torchprof.analyze.report import Part, ReportTable, TableRow, printable, tables_and_sentences
-from torchprof.run.formats import Cell, ReportCell, format_count, format_memory, format_share, format_time
+from torchprof.analyze.memory import about_peak, samples_by_device
+from torchprof.analyze.report import QUESTIONS, Part, ReportTable, TableRow, printable, stacked, tables_and_sentences
+from torchprof.ranks.balance import balance_of
+from torchprof.ranks.pipeline import OnePipeline
+from torchprof.ranks.pipeline_bubble import judged_pipelines
+from torchprof.ranks.pipeline_report import about_alike
+from torchprof.ranks.report import table_of_ranks
+from torchprof.ranks.sentences import name_of, sentences, unit_of
+from torchprof.ranks.values import IN_NO_OP, OneLayer, OverRanks
+from torchprof.run.formats import (
+    Cell,
+    ReportCell,
+    format_count,
+    format_memory,
+    format_number,
+    format_share,
+    format_time,
+    ranks_in_words,
+)
+from torchprof.run.rows import Rows, rows_of_lines
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread, quantile
+from torchprof.run.timeline import ACTIONS, KINDS, Memory, Timeline
+from torchprof.run.words import FORWARD, NO_LAYERS, PHASES
 
 _USUAL: Mapping[str, Callable[[float], ReportCell]] = {
     "ns": format_time,
@@ -55,3 +81,247 @@ def _cell(cell: Cell) -> Any:
     if usual is not None and isinstance(cell.value, (int, float)) and str(usual(cell.value)) == cell.text:
         return cell.value
     return [cell.text, cell.value]
+
+
+# Data over time for the page: memory of each device, and calls of each layer.
+
+_CALLS = 100
+"""The largest number of calls that are shown for a layer."""
+_LIVE_SHOWN = 200
+"""The largest number of rows of what was live at the peak; the last row is the sum of all others."""
+_INTERVALS = 600
+"""The number of equal intervals into which memory over time is divided."""
+
+
+def calls_over_time(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[int, int, list[int]]]:
+    """For each layer with more than one call in the last cycle: its node, a stride n, and the durations of every nth
+    forward call in ns, in the order of time."""
+    if run.timeline is None or run.timeline.spans is None:
+        return
+    columns = run.timeline.spans.columns
+    names = ("start_ns", "end_ns", "layer", "phase", "name")
+    calls = sorted(
+        (start, end - start, layer)
+        for start, end, layer, phase, name in zip(*(columns[name] for name in names))
+        if layer >= 0 and name < 0 and PHASES[phase] == FORWARD
+    )
+    lasted: dict[int, list[int]] = {}
+    for _, ns, layer in calls:
+        lasted.setdefault(layer, []).append(ns)
+    for layer, values in lasted.items():
+        if len(values) > 1:
+            every = -(-len(values) // _CALLS)
+            yield nodes[layer], every, values[::every]
+
+
+def memory_of(run: Run, nodes: Mapping[int, int]) -> Iterator[tuple[Memory, dict[str, Any]]]:
+    """Each device of which there is something to show: its peak, what was live at the peak, as in the report "memory",
+    and memory over time if the run has it."""
+    samples = samples_by_device(run)
+    for memory in run.memory:
+        timeline = run.timeline
+        if timeline is not None and timeline.rank != memory.rank:  # a run of several ranks has the timeline of only one
+            timeline = None
+        course = None if timeline is None or memory.device not in timeline.devices else _course(timeline, memory.device)
+        if memory.peak_bytes > 0 or memory.held or course:
+            of_device = samples.get((memory.rank, memory.device), ())
+            about = stacked(about_peak(run, memory, of_device, depth=None, shown=_LIVE_SHOWN))
+            yield (
+                memory,
+                {
+                    "device": memory.device,
+                    "peakBytes": memory.peak_bytes,
+                    "peakNs": memory.peak_ns,
+                    "report": report_data(about, nodes),
+                    "course": course,
+                    "dropped": 0 if timeline is None else timeline.dropped,
+                },
+            )
+
+
+def _course(timeline: Timeline, device: str) -> dict[str, Any] | None:
+    """Memory over time above the start, as a step function: from each of ``timesNs`` until the next one, ``heights``
+    has the bytes by kind (the last kind: unknown). Each interval has two steps: its maximum and its last level."""
+    number = timeline.devices.index(device)
+    columns = timeline.columns
+    steps = [index for index, where in enumerate(columns["device"]) if where == number]
+    if not steps:
+        return None
+    length = max(columns["time_ns"][steps[-1]] // _INTERVALS, 1)
+    alive = [0] * (len(KINDS) + 1)
+    times: list[int] = [0]
+    heights: list[list[int]] = [alive[:]]
+
+    def add(time: int, level: list[int]) -> None:
+        if level != heights[-1]:
+            times.append(time)
+            heights.append(level)
+
+    for _, interval in groupby(steps, lambda index: columns["time_ns"][index] // length):
+        whole = sum(alive)
+        highest, top, level = whole, times[-1], alive[:]
+        time = top
+        for index in interval:
+            time, nbytes = columns["time_ns"][index], columns["nbytes"][index]
+            alive[columns["kind"][index]] += nbytes
+            whole += nbytes
+            if whole > highest:
+                highest, top, level = whole, time, alive[:]
+        add(top, level)
+        add(time, alive[:])
+    return {"lastNs": columns["time_ns"][steps[-1]], "timesNs": times, "heights": heights}
+
+
+# The ranks of a job on the page: their comparison, and their sum if they are too many, and next to another run.
+
+_DIFFERING = 24
+"""The number of layers that are compared over ranks in each phase: those whose slowest rank exceeds the mean most."""
+_QUANTILES = {"Min": 0.0, "10 %": 0.1, "Median": 0.5, "90 %": 0.9, "Max": 1.0}
+
+
+def compared_ranks(compared: Run, run: Run, nodes: Mapping[int, int]) -> dict[str, Any]:
+    """The comparison of ranks on the page. ``compared`` has all ranks, ``run`` those whose layers are on the page, with
+    the ``nodes`` of its layers.
+
+    ``work``: own work in layers, in ns per step for each rank, None for a rank that does not have the layer.
+    ``quantiles``: a table, if not all ranks are on the page. A layer that is not on the page has the node None.
+    """
+    balance = balance_of(compared)
+    node_of = {path: nodes[index] for path, index in run.layers.index_of.items()}
+    node_of |= {(name,): nodes[index] for index, name in NO_LAYERS.items()}
+
+    page_nodes = {
+        row.layer: None if row.layer == IN_NO_OP else node_of.get(compared.layers.path_of(row.layer))
+        for row in balance.layers
+    }
+
+    known = [(row, row.work) for row in balance.layers if row.work is not None]
+    by_difference = sorted(known, key=lambda of_row: of_row[1].above_mean, reverse=True)
+    differing: set[int] = set()
+    for phase in PHASES:
+        differing.update([row.layer for row, _ in by_difference if row.phase == phase][:_DIFFERING])
+    work = []
+    for row, over in known:
+        if row.layer in differing:
+            of_rank = dict(zip(over.ranks, over.values))
+            where = name_of(compared, row.layer), page_nodes[row.layer], PHASES.index(row.phase)
+            work.append([*where, [of_rank.get(rank.rank) for rank in balance.ranks]])
+    whole_table = table_of_ranks(compared, balance, len(compared.metas))
+    return {
+        "about": _about(compared, run),
+        "report": report_data(stacked([*sentences(compared, balance), whole_table]), {}),
+        "unit": unit_of(compared),
+        "ranks": [rank.rank for rank in balance.ranks],
+        "work": work,
+        "quantiles": [] if compared is run else report_data(_quantiles(compared, by_difference), page_nodes),
+    }
+
+
+def _quantiles(run: Run, layers: Iterable[tuple[OneLayer, OverRanks]]) -> ReportTable:
+    """The own work in each layer and phase over the ranks that have the layer, with their number and the slowest. The
+    layers whose slowest rank exceeds the mean most come first."""
+
+    def cells(row: OneLayer, over: OverRanks) -> list[Cell]:
+        values = sorted(over.values)
+        times = (format_time(round(quantile(values, q))) for q in _QUANTILES.values())
+        return [name_of(run, row.layer), row.phase, format_number(len(values)), *times, format_number(over.highest)]
+
+    headings = ["Layer", "Phase", "Ranks", *_QUANTILES, "Slowest rank"]
+    return ReportTable(headings, [TableRow(cells(row, over), layer=row.layer) for row, over in layers])
+
+
+def _about(compared: Run, run: Run) -> str:
+    """A sentence: which ranks the figures of the page are of."""
+    if compared is run:
+        return f"Figures are sums over {len(run.metas)} ranks, unless one is chosen. Parameters are those of one rank."
+    words = ranks_in_words(meta.rank for meta in run.metas)
+    figures = f"sums over {words}, unless one is chosen" if len(run.metas) > 1 else f"those of {words}"
+    return (
+        f"Figures are {figures}. Parameters are those of one rank. “{QUESTIONS['waits']}” below compares all "
+        f"{len(compared.metas):,} ranks."
+    )
+
+
+def sum_of_ranks(run: Run) -> Run:
+    """A run of several ranks as a run of one, the lowest: rows with equal keys are summed, samples are merged. Of each
+    kind of device it has the memory of the one with the largest peak and the times of the busiest one, named with their
+    ranks."""
+    first, rows = run.meta.rank, run.rows
+    by = tuple(name for name in Rows.KEYS if name != "rank")
+    lines = {(*key, first): values for key, values in rows.summed(by, Rows.VALUES).items()}
+    of_ranks: defaultdict[tuple[Any, ...], list[Spread]] = defaultdict(list)
+    for (layer, phase, _, device, measure), spread in run.samples.items():
+        of_ranks[layer, phase, first, device, measure].append(spread)
+    samples = {SampleKey(*key): Spread.of_all(spreads) for key, spreads in of_ranks.items()}
+    memory = {peak.device.partition(":")[0]: peak for peak in sorted(run.memory, key=attrgetter("peak_bytes"))}
+    times = {time.device.partition(":")[0]: time for time in sorted(run.device_times, key=attrgetter("busy_ns"))}
+    return replace(
+        run,
+        metas=(replace(run.meta, measured=tuple(common(meta.measured for meta in run.metas))),),
+        rows=rows_of_lines(rows.layers, lines, rows.frames, rows.devices, rows.within, rows.shared),
+        samples=samples,
+        timeline=None,  # it would be that of one rank
+        memory=tuple(
+            replace(peak, device=f"{peak.device} of rank {peak.rank}", rank=first) for peak in memory.values()
+        ),
+        device_times=tuple(
+            replace(time, device=f"{time.device} of rank {time.rank}", rank=first) for time in times.values()
+        ),
+        lockstep={},
+        unfinished=(),
+        pipelines=(),
+    )
+
+
+def common(sets: Iterable[Sequence[str]]) -> list[str]:
+    """The names that are in all sets, in the order of the first."""
+    first, *others = sets
+    return [name for name in first if all(name in other for other in others)]
+
+
+# Pipelines on the page: the report "pipeline", and a step as a picture.
+
+_MOST_ACTIONS = 6_000
+"""The largest number of actions in a picture: the ranks that come after them are hidden."""
+
+
+def pipelines_of_page(run: Run, nodes: Mapping[int, int]) -> list[dict[str, Any]]:
+    """Pipelines that do the same are one: their part of the report, and a step of the first of them whose times are
+    known, None if there is none. ``nodes``: the node of each layer."""
+    pipelines = []
+    for number, judged in enumerate(judged_pipelines(run)):
+        known = (pipeline for pipeline in judged.replicas.pipelines if pipeline.typical_steps)
+        drawn = next(known, None)
+        report = report_data(about_alike(run, number, judged), nodes)
+        pipelines.append({"report": report, "step": None if drawn is None else _step(drawn)})
+    return pipelines
+
+
+def _step(pipeline: OnePipeline) -> dict[str, Any]:
+    """The step of median length: the actions of its ranks in their order, as columns. ``line``: the index of the rank
+    in ``ranks``; ``what``: an index in ``kinds``.
+
+    A rank that began the step before the others waits before its first action only as long as they let it.
+    """
+    steps = pipeline.steps_by_length
+    step = steps[(len(steps) - 1) // 2]
+    shown = pipeline.members[: max(_MOST_ACTIONS // len(pipeline.members[0].actions), 1)]
+    lines = []
+    for line, member in enumerate(shown):
+        early = pipeline.early_ns(member)[step]
+        for action in member.actions:
+            waited, took = action.waited_ns[step] - early, action.took_ns[step]
+            lines.append((line, action.stage, ACTIONS.index(action.what), action.microbatch, waited, took))
+            early = 0
+    columns = ("line", "stage", "what", "microbatch", "waitedNs", "tookNs")
+    hidden = len(pipeline.members) - len(shown)
+    ns, ranks = pipeline.step_ns[step], [member.rank for member in shown]
+    return {
+        "about": f"The step of median length, {format_time(ns)}, on {ranks_in_words(ranks)}. Numbers are microbatches. "
+        "Time in which a rank neither works nor waits, such as that of sending, is at its end."
+        f"{f' {hidden} ranks are hidden.' if hidden else ''}",
+        "ns": ns,
+        "ranks": ranks,
+        "kinds": ACTIONS,
+        "actions": {name: array("q", column) for name, column in zip(columns, zip(*lines))},
+    }

@@ -1,0 +1,398 @@
+"""Advice: findings on what could be made faster or smaller in a run. Each kind of finding is one rule: a function in
+the file of its theme."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import cache, wraps
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import NamedTuple
+
+from torchprof.advise.chains import always
+from torchprof.advise.evidence import Evidence
+from torchprof.analyze.layers import pattern_of
+from torchprof.analyze.report import Part, ReportTable, Section, TableRow, printable, report, spaced
+from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_memory, format_time
+from torchprof.run.run import Run
+from torchprof.run.words import NOT_SELECTED, NOT_SELECTED_NAME, OUTSIDE, OUTSIDE_NAME
+
+WORTH = 0.01
+"""The share of the recorded time, or of the peak of memory, that a finding must be able to save. Less is not worth a
+change of code, and is within noise."""
+
+PER_RULE = 3
+"""The most findings of one rule on layers, unless their remedies differ: then one for each remedy. ``merged`` merges
+layers until there are no more."""
+
+
+_NO_LAYER = {OUTSIDE: "outside all layers", NOT_SELECTED: "in layers that were not selected"}
+
+
+class Advice(NamedTuple):
+    """One finding: where it is, the evidence, the largest possible gain, and what to change.
+
+    ``layer``: where it is. The dotted path of one layer; for several the pattern of their paths
+    ("Net.layers.*.mlp"), else their class, else the path of the layer that all of them are in; "(outside)"; or the
+    names of the models. ``cause``: what was observed, with its figures, in one sentence; ``details``: further sentences
+    on it. ``action``: what to change, with the code in backticks, in one sentence; ``options``: further sentences.
+    ``gain_ns``: the most time that this could save, of ``Evidence.recorded_ns``; ``gain_bytes``: the most memory, of
+    ``Evidence.peak_bytes``; None: unknown. ``rule``: the name of the function that found it, which ``@rule`` adds.
+    ``layers``: the dotted paths of all layers concerned, those with the largest gain first; empty for work of no layer,
+    and if no particular layers are concerned.
+    """
+
+    layer: str
+    cause: str
+    action: str
+    gain_ns: int | None = None
+    gain_bytes: int | None = None
+    rule: str = ""
+    layers: tuple[str, ...] = ()
+    details: str = ""
+    options: str = ""
+
+    @property
+    def finding(self) -> str:
+        """What was observed: all sentences."""
+        return f"{self.cause} {self.details}".rstrip()
+
+    @property
+    def remedy(self) -> str:
+        """What to change: all sentences."""
+        return f"{self.action} {self.options}".rstrip()
+
+    @property
+    def gain(self) -> Gain:
+        return Gain(self.gain_ns, self.gain_bytes)
+
+
+class Gain(NamedTuple):
+    """The most time and the most memory that a change of one layer could save; None: unknown."""
+
+    ns: int | None = None
+    nbytes: int | None = None
+
+
+class Merged(NamedTuple):
+    """The layers that share a finding.
+
+    ``name`` and ``layers`` are those of ``Advice``. ``numbers``: the numbers of the layers, those with the largest gain
+    first; negative numbers (work of no layer) are last. ``gain``: the sum of their gains; unknown gains add nothing.
+    ``largest``: the gain of the first layer.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    numbers: tuple[int, ...]
+    gain: Gain
+    largest: Gain
+
+    @property
+    def time(self) -> Cell:
+        """The time that all of them could save, as text."""
+        return format_time(self.gain.ns or 0)
+
+    def advice(self, cause: str, action: str, *, details: str = "", options: str = "") -> Advice:
+        """The finding for all of these layers. Of several it names the one with the largest gain."""
+        figures = [str(format_time(self.largest.ns))] if self.largest.ns else []
+        figures += [str(format_memory(self.largest.nbytes))] if self.largest.nbytes else []
+        more = [details] if details else []
+        if len(self.layers) > 1 and figures:
+            more.append(f"The largest gain is in {self.layers[0]}: up to {' and '.join(figures)}.")
+        what = "This" if len(self.numbers) == 1 else "A part of this"
+        more += [f"{what} is {_NO_LAYER[number]}." for number in sorted(self.numbers) if number < 0]
+        return Advice(self.name, cause, action, *self.gain, layers=self.layers, details=" ".join(more), options=options)
+
+
+Gains = Mapping[int, Gain | int]
+"""By the number of a layer (negative: no layer), what a change could save at most: in ns, or as ``Gain``."""
+
+
+def merged(evidence: Evidence, gains: Gains, remedies: Mapping[int, Hashable] | None = None) -> list[Merged]:
+    """The layers in which a rule found the same, put together: in the order of their first one in ``gains``.
+
+    Work of no layer stays alone. ``remedies``: by the same number a key of the remedy; layers with different remedies
+    stay apart. Layers are merged if their paths have one pattern. If more than ``PER_RULE`` groups are left, they are
+    merged by class instead, and then all together.
+    """
+    layers, remedy_of = evidence.run.layers, remedies or {}
+    keys: tuple[Callable[[int], Hashable], ...] = (
+        lambda number: layers.alike[number],
+        lambda number: layers[number].kind or number,
+        lambda number: None,
+    )
+    groups: dict[Hashable, list[int]] = {}
+    for key_of in keys:
+        groups = {}
+        for number in gains:
+            key = remedy_of.get(number), key_of(number) if number >= 0 else number
+            groups.setdefault(key, []).append(number)
+        if len(groups) <= PER_RULE:
+            break
+    return [together(evidence, {number: gains[number] for number in numbers}) for numbers in groups.values()]
+
+
+def together(evidence: Evidence, gains: Gains) -> Merged:
+    """All of these layers, and the work of no layer, as one. There is one at least."""
+    gain_of = {number: gain if isinstance(gain, Gain) else Gain(gain) for number, gain in gains.items()}
+    numbers = sorted(gain_of, key=lambda number: (number >= 0, _share(gain_of[number], evidence)), reverse=True)
+    ns = [gain.ns for gain in gain_of.values() if gain.ns is not None]
+    nbytes = [gain.nbytes for gain in gain_of.values() if gain.nbytes is not None]
+    return Merged(
+        _name_of(evidence, [number for number in gain_of if number >= 0] or numbers[:1]),
+        tuple(evidence.name_of(number) for number in numbers if number >= 0),
+        tuple(numbers),
+        Gain(sum(ns) if ns else None, sum(nbytes) if nbytes else None),
+        gain_of[numbers[0]],
+    )
+
+
+def _name_of(evidence: Evidence, numbers: Sequence[int]) -> str:
+    """The name of these layers: the pattern of their paths, else their class, else the path that all of them are in."""
+    if len(numbers) == 1:
+        return evidence.name_of(numbers[0])
+    layers = [evidence.run.layers[number] for number in numbers]
+    if len({evidence.run.layers.alike[number] for number in numbers}) == 1:
+        return pattern_of([layer.path for layer in layers])
+    [kind, *others] = {layer.kind for layer in layers}
+    if kind and not others:
+        return kind
+    common: list[str] = []
+    for steps in zip(*(layer.path for layer in layers)):
+        if len(set(steps)) > 1:
+            break
+        common.append(steps[0])
+    return ".".join(common) or ", ".join(dict.fromkeys(layer.path[0] for layer in layers))
+
+
+Rule = Callable[[Evidence], Iterator[Advice]]
+
+_rules: dict[str, Rule] = {}
+
+
+def rule(function: Rule) -> Rule:
+    """Register a rule: a function that yields its findings in the evidence of a run. Those on layers are ``merged``.
+
+    Its docstring says what it looks for, its threshold with the reason, and what must have been recorded. Without that
+    it yields nothing. It must not count the same nanosecond twice. ``judge`` drops findings whose gain is less than
+    ``WORTH``; findings without any gain are always reported, so the rule must decide whether they matter.
+    """
+
+    @wraps(function)
+    def find(evidence: Evidence) -> Iterator[Advice]:
+        for advice in function(evidence):
+            yield advice._replace(rule=function.__name__)
+
+    _rules[function.__name__] = find
+    return find
+
+
+@cache
+def rules() -> dict[str, Rule]:
+    """All rules, by name."""
+    for file in iter_modules(__path__):
+        import_module(f"{__name__}.{file.name}")
+    return _rules
+
+
+class Judgement(NamedTuple):
+    """The findings of all rules (``advice``), and the rules that raised an error, by name (``failed``)."""
+
+    advice: list[Advice]
+    failed: dict[str, Exception]
+
+
+def advise(run: Run) -> list[Advice]:
+    """The findings of all rules, the largest gain first, those with unknown gain last.
+
+    A rule that fails finds nothing: ``judge`` returns its error.
+    """
+    return judge(run).advice
+
+
+def judge(run: Run) -> Judgement:
+    """The findings of ``advise``, and the rules that failed. A rule that fails does not stop the others."""
+    evidence = Evidence(run)
+    findings: list[Advice] = []
+    failed: dict[str, Exception] = {}
+    for name, find in rules().items():
+        try:
+            findings += [_within_recorded_time(advice, evidence) for advice in find(evidence)]
+        except Exception as error:  # a run file may hold anything: an error in one rule must not lose the report
+            failed[name] = error
+
+    def share(advice: Advice) -> float:
+        return _share(advice.gain, evidence)
+
+    findings = _without_overlap(sorted(findings, key=share, reverse=True), evidence)
+    worth_it = [advice for advice in findings if share(advice) < 0 or share(advice) >= WORTH]
+    return Judgement(sorted(worth_it, key=share, reverse=True), failed)
+
+
+def _without_overlap(findings: Sequence[Advice], evidence: Evidence) -> list[Advice]:
+    """The findings, the largest gain first, with the gain of a later one limited to the time of its layers that earlier
+    ones have not gained: the same time is gained once. An earlier gain is spread over its layers by their time.
+    Findings outside all layers, and those of a device's time, stay.
+    """
+    if evidence.device != "cpu" or not findings:
+        return [*findings]
+    layers = evidence.run.layers
+    number_of = {layer.name: number for number, layer in enumerate(layers)}
+    times = {number: took.cpu_ns for number, took in evidence.took(always).items() if number >= 0}
+    gained: list[tuple[set[int], float]] = []  # the layers of a finding, and the part of their time that it gains
+    reported = []
+    for advice in findings:
+        concerned: set[int] = set()
+        named = {number_of[name] for name in advice.layers if name in number_of}
+        for number, above in enumerate(layers.parent if named else ()):
+            if number in named or above in concerned:
+                concerned.add(number)
+        whole = sum(times.get(number, 0) for number in concerned)
+        if advice.gain_ns and whole:
+            before = sum(part * sum(times.get(number, 0) for number in others & concerned) for others, part in gained)
+            if before:
+                advice = advice._replace(gain_ns=max(min(advice.gain_ns, round(whole - before)), 0))
+            gained.append((concerned, min((advice.gain_ns or 0) / whole, 1.0)))
+        reported.append(advice)
+    return reported
+
+
+def _within_recorded_time(advice: Advice, evidence: Evidence) -> Advice:
+    """The finding with its gain limited to the recorded time: the times of parallel threads or streams can sum to
+    more."""
+    if advice.gain_ns is None:
+        return advice
+    return advice._replace(gain_ns=min(advice.gain_ns, evidence.recorded_ns))
+
+
+def share_of(advice: Advice, evidence: Evidence) -> float | None:
+    """The gain of a finding as a share of the recorded time or of the peak of memory, the larger one; None: unknown."""
+    share = _share(advice.gain, evidence)
+    return share if share >= 0 else None
+
+
+def _share(gain: Gain, evidence: Evidence) -> float:
+    """A gain as a share of the time or of the memory, the larger one; -1 if both are unknown."""
+    if gain.ns is None and gain.nbytes is None:
+        return -1.0
+    of_time = (gain.ns or 0) / evidence.recorded_ns if evidence.recorded_ns else 0.0
+    of_memory = (gain.nbytes or 0) / evidence.peak_bytes if evidence.peak_bytes else 0.0
+    return max(of_time, of_memory)
+
+
+# Findings as text: numbered, the largest gain first. Each begins with its gain.
+
+_WIDTH = 100
+_RECORDS = {
+    "record_shapes": "record_shapes=True (shapes and types)",
+    "profile_memory": "profile_memory=True (memory)",
+    "use_cuda": "use_cuda=True where the model runs on a GPU",
+}
+
+
+@report("advice", "findings: avoidable time and memory, with a recommendation each", answers="why")
+def advice(run: Run, *, top: int | None = 20) -> Section:
+    """What could be made faster or smaller: for each finding the largest possible gain, the layer, the evidence, and
+    what to change. Findings are sorted by gain, largest first; those of unknown gain are last.
+
+    If there are no findings, the report says so. At its end it names rules that failed, and what could be recorded to
+    find more. ``top``: the number of findings (None: all). docs/advice.md lists the rules.
+    """
+    all_findings, failed = judge(run)
+    parts: list[Part] = []
+    if all_findings[:top]:
+        parts.append(findings_table("\n\n".join(findings(run, all_findings[:top])), all_findings[:top]))
+    if not all_findings:
+        parts.append("No findings: no rule found a change that is worth it in this run.")
+    elif top is not None and top < len(all_findings):
+        parts.append(f"{not_shown(len(all_findings) - top)}: top=None shows all.")
+    if failed:
+        rules = ", ".join(f"{name} ({type(error).__name__}: {error})" for name, error in failed.items())
+        parts.append(
+            textwrap.fill(printable(f"These rules failed and found nothing: {rules}. Please report this."), _WIDTH)
+        )
+    missing = unrecorded(run)
+    if missing:
+        more = ", ".join(_RECORDS[name] for name in missing)
+        parts.append(textwrap.fill(f"More can be found in a run recorded with {more}.", _WIDTH))
+    return spaced(parts)
+
+
+def findings(run: Run, shown: Sequence[Advice]) -> list[str]:
+    """The text of each finding, numbered from 1."""
+    evidence = Evidence(run)
+    return [_paragraphs(number, finding, evidence, len(str(len(shown)))) for number, finding in enumerate(shown, 1)]
+
+
+def findings_table(text: str, shown: Sequence[Advice]) -> ReportTable:
+    """The text of some findings, with the findings as the rows of a table."""
+    headings = ("Layer", "Gain time", "Gain memory", "Finding", "Remedy", "Rule")
+    rows = [
+        [
+            ReportCell(printable(finding.layer), finding.layer, ids={"layers": [*finding.layers]}),
+            UNKNOWN if finding.gain_ns is None else format_time(finding.gain_ns),
+            UNKNOWN if finding.gain_bytes is None else format_memory(finding.gain_bytes),
+            finding.finding,
+            finding.remedy,
+            finding.rule,
+        ]
+        for finding in shown
+    ]
+    return ReportTable(headings, [*map(TableRow, rows)], text=text, name="findings")
+
+
+def not_shown(count: int) -> str:
+    """How many findings are not shown, as a sentence without its period."""
+    return f"{count} more finding{'s are' if count > 1 else ' is'} not shown"
+
+
+def unrecorded(run: Run) -> list[str]:
+    """What some rules need and the run does not have, as names of arguments of ``Profile``.
+
+    "use_cuda" is left out if torch was built without CUDA. If the environment is unknown, a device may have existed.
+    """
+    recorded = {name for meta in run.metas for name, on in meta.flags if on}
+    machine = [name for name, _ in run.meta.environment]
+    if run.meta.device is not None or (machine and "CUDA" not in machine):
+        recorded.add("use_cuda")
+    return [name for name in _RECORDS if name not in recorded]
+
+
+def _paragraphs(number: int, advice: Advice, evidence: Evidence, digits: int) -> str:
+    lead = f"{number:>{digits}}. "
+    sentences = (f"{gain(advice, evidence)}{place(advice)}: {advice.finding}", advice.remedy)
+    return "\n".join(
+        textwrap.fill(
+            printable(sentence),
+            _WIDTH,
+            initial_indent=lead if sentence is sentences[0] else " " * len(lead),
+            subsequent_indent=" " * len(lead),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for sentence in sentences
+    )
+
+
+def gain(advice: Advice, evidence: Evidence) -> str:
+    """The largest possible gain of a finding: "Saves up to 1.594s of 2.560s (62.3%)"."""
+    gains = []
+    if advice.gain_ns or (advice.gain_ns is not None and advice.gain_bytes is None):
+        gains.append(_part(format_time, advice.gain_ns, evidence.recorded_ns, ""))
+    if advice.gain_bytes is not None:
+        above = "" if evidence.starts_known else " above the start"
+        gains.append(_part(format_memory, advice.gain_bytes, evidence.peak_bytes, f" at the peak{above}"))
+    return f"Saves up to {' and '.join(gains)}" if gains else "Gain unknown"
+
+
+def place(advice: Advice) -> str:
+    """Where a finding is: " in Net.layers.*.mlp (12 layers)"; "" for work of no layer."""
+    if advice.layer in ("", OUTSIDE_NAME, NOT_SELECTED_NAME):
+        return ""
+    return f" in {advice.layer}" + (f" ({len(advice.layers)} layers)" if len(advice.layers) > 1 else "")
+
+
+def _part(write: Callable[[float], Cell], value: int, whole: int, when: str) -> str:
+    return f"{write(value)} of {write(whole)}{when} ({value / whole:.1%})" if whole else str(write(value))

@@ -1,0 +1,393 @@
+"""Fusion: many small operations that one kernel, or one layer, could do."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterator, Mapping, Sequence
+from enum import Enum, auto
+from math import prod
+from typing import NamedTuple
+
+from torchprof.advise import Advice, Gain, merged, rule
+from torchprof.advise.chains import (
+    ELEMENTWISE_NODES,
+    Among,
+    Frames,
+    Holds,
+    among,
+    calling,
+    inside,
+    is_direct,
+    is_in_op,
+    is_node,
+    is_outermost,
+    is_own_time,
+    node_of,
+    outermost_op,
+    shape_of_input,
+)
+from torchprof.advise.evidence import Evidence, Took
+from torchprof.advise.layers import constants
+from torchprof.advise.python import layers_of_slow_python
+from torchprof.run.formats import format_time
+from torchprof.run.layers import Layer
+from torchprof.run.torch_names import BATCHED_PRODUCTS, ELEMENTWISE, FACTORS, SOFTMAX_OPS, aten
+from torchprof.run.words import AUTOGRAD_ENGINE, BACKWARD, FORWARD, RECOMPUTE
+
+_SEPARATE = calling(aten("linear matmul mm addmm bmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention"))
+_ELEMENTWISE = calling(ELEMENTWISE)
+_ENGINE = calling([AUTOGRAD_ENGINE])
+_MANY = 5
+_FEW_NS = 10_000
+_A_LOOP = 100
+
+_PRODUCTS = inside(*BATCHED_PRODUCTS)
+_SOFTMAX = inside(*SOFTMAX_OPS, "aten::_safe_softmax", "aten::_softmax_backward_data")
+_MATH = inside("aten::_scaled_dot_product_attention_math")
+_HAS_ITS_OWN = inside("aten::scaled_dot_product_attention", "aten::_native_multi_head_attention")
+_SHORT = 256
+_FUSED_ATTENTION = 7 / 8
+
+
+_Shape = tuple[int, ...]
+
+
+class _Attention(Enum):
+    """Why attention stores its scores."""
+
+    NOT_FUSED = auto()  # torch found no fused kernel
+    RETURNS_WEIGHTS = auto()  # torch's MultiheadAttention, asked for weights
+    SEPARATE = auto()
+    MAYBE = auto()  # it may be something else
+
+
+_SEPARATE_OPS = "Attention runs as separate matrix products and softmax, for {}, and stores all scores."
+_USE_FUSED = "`torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=…)`."
+_TEXTS_OF_ATTENTION = {
+    _Attention.NOT_FUSED: (
+        "`scaled_dot_product_attention` uses no fused kernel.",
+        "Its separate operators take {}.",
+        "Let torch report why: `with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):`.",
+        "Common causes are float64, a mask that requires grad, dropout on the CPU, and unsupported head sizes.",
+    ),
+    _Attention.RETURNS_WEIGHTS: (
+        _SEPARATE_OPS,
+        "",
+        "Call it with `need_weights=False` if the weights are not used.",
+        "",
+    ),
+    _Attention.SEPARATE: (_SEPARATE_OPS, "", f"Use {_USE_FUSED}", ""),
+    _Attention.MAYBE: (
+        "Batched matrix products and softmax run as separate operators, for {}.",
+        "If this is attention, it stores all scores.",
+        f"If this is attention, use {_USE_FUSED}",
+        "",
+    ),
+}
+"""The cause and the details, with a place for the time; the action and the options."""
+
+
+class _Ops(NamedTuple):
+    """Ops that a layer calls directly: their number and time, the layer's forward calls, the time of their backward,
+    and the layer's own time between ops (``_between_ops``), None if another finding has it."""
+
+    number: int
+    ns: int
+    forward_calls: int
+    back_ns: int
+    between_ns: int | None
+
+    @property
+    def gain(self) -> Gain:
+        return Gain(self.ns + self.back_ns + (self.between_ns or 0))
+
+
+@rule
+def many_elementwise_ops(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that call at least 5 elementwise ops (add, mul, tanh, …) directly in each forward call, on average: a
+    GELU, a norm, a rotary embedding or a cell written in Python.
+
+    Each op reads and writes all values, and is dispatched or launched separately; fused they are one kernel. The
+    threshold is 5 because a residual with its activation has two, and with fewer than five there is little to fuse. The
+    gain is at most all of their time, that of their backward, and on the CPU the layer's own time between ops (see
+    ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out, and so are layers in which most
+    of that time is that of ``constants_in_layers``.
+    """
+    took = _many_in_a_call(evidence, _ELEMENTWISE, _MANY)
+    constant = constants(evidence) if took else {}
+    took = {number: ops for number, ops in took.items() if evidence.time_of(ops) > 2 * constant.get(number, 0)}
+    if not took:
+        return
+    ops_of = _with_related_time(
+        evidence, took, _is_elementwise_node, {*layers_of_slow_python(evidence), *_tiny_ops(evidence)}
+    )
+    for group in merged(evidence, {number: ops.gain for number, ops in ops_of.items()}):
+        cause, details = _text_of_ops(evidence, [ops_of[number] for number in group.numbers], "elementwise operators")
+        yield group.advice(
+            cause,
+            "Fuse them: compile the layer (`layer.compile()` or `torch.compile(model)`), or use one function or layer "
+            "of torch for them (`torch.nn.functional`).",
+            details=details,
+        )
+
+
+@rule
+def many_tiny_ops(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that call at least 100 ops of less than 10 us directly in each forward call, on average: a Python loop
+    over the rows of a tensor.
+
+    The dispatch or launch of such an op takes longer than its computation. The threshold is 100 because layers without
+    a loop call a few dozen ops at most. Elementwise ops are left out: ``many_elementwise_ops`` counts them. The gain is
+    at most all of their time, that of their backward, and on the CPU the layer's own time between ops (see
+    ``_between_ops``). Ops inside other ops do not count. Compiled layers are left out.
+    """
+    took = _tiny_ops(evidence)
+    if not took:
+        return
+    elementwise = evidence.took(_ELEMENTWISE, phases=(FORWARD, RECOMPUTE))
+    nodes = _tiny(evidence, _is_other_node, (BACKWARD,)) | _in_loops(evidence, took)
+    of_these = Among(_is_other_node, calling(nodes))
+    ops_of = _with_related_time(evidence, took, of_these, layers_of_slow_python(evidence))
+    for group in merged(evidence, {number: ops.gain for number, ops in ops_of.items()}):
+        others = any(number in elementwise for number in group.numbers)
+        what = f"operators{' (without elementwise ones)' if others else ''}"
+        cause, details = _text_of_ops(evidence, [ops_of[number] for number in group.numbers], what)
+        yield group.advice(
+            cause,
+            "Compute all rows at once instead of in a loop, or compile the layer with `torch.compile`.",
+            details=details,
+        )
+
+
+@rule
+def attention_not_fused(evidence: Evidence) -> Iterator[Advice]:
+    """Attention that stores its whole matrix of scores: a layer that calls at least two batched matrix products for
+    each softmax (its own, or of a Softmax layer directly below), or torch's ``_scaled_dot_product_attention_math``.
+
+    If shapes were recorded, the result of one product must have as many elements as the input of a softmax, and another
+    product must take as many elements and sum over the last dimension of the softmax. Without shapes a mixture of
+    experts looks the same, so the finding is stated as a condition, except for torch's MultiheadAttention.
+
+    A fused kernel does not store the scores. The gain is at most 7/8 of the time of products and softmax
+    (FlashAttention, Dao et al. 2022, figure 1: 7.6 times as fast as separate ops), and, if backward needs the scores,
+    the bytes of the softmax in an average call of each layer. On the CPU there is no finding if shapes show that all
+    rows of scores are shorter than 256: at 128 the fused kernel gained nothing, at 512 two thirds. Nor is there one if
+    the model gets one token a call, and so has one row of scores.
+    """
+    math = evidence.took(_MATH)
+    products = evidence.took(Among(_PRODUCTS, _is_separate))
+    if not products and not math:
+        return
+    weights = evidence.took(Among(_SOFTMAX, _is_separate))
+    forward_products = evidence.took(_PRODUCTS, phases=(FORWARD,))
+    forward_weights = evidence.took(_SOFTMAX, phases=(FORWARD,))
+    results = evidence.took(inside("aten::_softmax"), phases=(FORWARD,))
+    scores = _scores(evidence)
+    short = _rows_are_short(evidence, scores)
+    is_attention = _fits_attention(evidence, scores)
+    keeps = BACKWARD in evidence.run.phases()
+    nothing, layers = Took(), evidence.run.layers
+    times: dict[int, int] = {}
+    gains: dict[int, Gain] = {}
+    kinds: dict[int, _Attention] = {}
+    for number in sorted(products.keys() | math.keys()):
+        if number < 0 or number in short or (evidence.device == "cpu" and evidence.gets_one_token(number)):
+            continue
+        own = [number, *(child for child in layers.children[number] if layers[child].kind == "Softmax")]
+        softmax_calls = sum(forward_weights.get(layer, nothing).calls for layer in own)
+        if number in math:
+            kinds[number] = _Attention.NOT_FUSED
+        elif softmax_calls and forward_products.get(number, nothing).calls >= 2 * softmax_calls:
+            if not is_attention.get(number, True):
+                continue
+            kinds[number] = _kind_of_attention(layers[number], number in is_attention)
+        else:
+            continue
+        parts = [
+            *(took.get(number, nothing) for took in (math, products)),
+            *(weights.get(layer, nothing) for layer in own),
+        ]
+        times[number] = sum(map(evidence.time_of, parts))
+        written = sum(results.get(layer, nothing).allocated for layer in own)
+        saved = (
+            written * len(evidence.run.metas) // max(evidence.calls.get(number, 1), 1) if keeps and written else None
+        )
+        gains[number] = Gain(int(times[number] * _FUSED_ATTENTION), saved)
+    for group in merged(evidence, gains, kinds):
+        cause, details, action, options = _TEXTS_OF_ATTENTION[kinds[group.numbers[0]]]
+        time = format_time(sum(times[number] for number in group.numbers))
+        yield group.advice(cause.format(time), action, details=details.format(time), options=options)
+
+
+def _is_separate(frames: Frames) -> bool:
+    """Whether it is not in an operator for all of attention."""
+    return not _MATH(frames) and not _HAS_ITS_OWN(frames)
+
+
+def _many_in_a_call(evidence: Evidence, holds: Holds, number: int) -> dict[int, Took]:
+    """The layers that call at least ``number`` of the matching ops in each forward call, on average, in addition to one
+    for each layer, product and convolution that they call: its activation or residual. Compiled layers are left out,
+    and layers of unknown class: a range of a trace may hold a whole model."""
+    calls, layers = evidence.calls, evidence.run.layers
+    many = {
+        layer: took
+        for layer, took in evidence.took(holds, phases=(FORWARD, RECOMPUTE)).items()
+        if layer >= 0
+        and 0 < number * calls.get(layer, 0) <= took.calls
+        and layers[layer].kind
+        and not layers[layer].compiled
+    }
+    products = evidence.took(_SEPARATE, phases=(FORWARD, RECOMPUTE)) if many else {}
+    return {
+        layer: took
+        for layer, took in many.items()
+        if took.calls >= number * calls[layer] + evidence.calls_below[layer] + products.get(layer, Took()).calls
+    }
+
+
+def _tiny_ops(evidence: Evidence) -> dict[int, Took]:
+    """The layers that ``many_tiny_ops`` reports, by number, with the time of their tiny ops."""
+    direct = evidence.took(is_direct, phases=(FORWARD, RECOMPUTE))
+    if not any(took.calls >= _A_LOOP * evidence.calls.get(layer, 1) for layer, took in direct.items()):
+        return {}
+    tiny = _tiny(evidence, _is_other_op, (FORWARD, RECOMPUTE))
+    return _many_in_a_call(evidence, Among(_is_other_op, calling(tiny)), _A_LOOP)
+
+
+def _in_loops(evidence: Evidence, layers: Container[int]) -> set[str]:
+    """The names of nodes that run at least 25 times for each forward call of one of these layers: they are of its loop,
+    however long they take."""
+    runs: Counter[tuple[int, str]] = Counter()
+    for row in evidence.rows(Among(_is_other_node, is_outermost), phases=(BACKWARD,)):
+        if row.layer in layers:
+            runs[row.layer, row.frames[0].name] += row.calls
+    return {name for (layer, name), times in runs.items() if _A_LOOP // 4 * evidence.calls[layer] <= times}
+
+
+def _tiny(evidence: Evidence, holds: Holds, phases: Sequence[str]) -> set[str]:
+    """The names of the matching outermost ops and nodes that take less than 10 us on average, with all in them."""
+    ns: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for frames, took in evidence.chains(holds, phases=phases):
+        name = outermost_op(frames) or ""
+        ns[name] += evidence.time_of(took)
+        calls[name] += 0 if holds(frames[:-1]) else took.calls
+    return {name for name in ns if ns[name] < _FEW_NS * calls[name]}
+
+
+def _with_related_time(
+    evidence: Evidence, took_by_layer: Mapping[int, Took], is_node: Holds, counted_elsewhere: Container[int]
+) -> dict[int, _Ops]:
+    """The ops of each layer with the time of their backward, and between them."""
+    between = _between_ops(evidence)
+    backward = evidence.took(is_node, phases=(BACKWARD,))
+    return {
+        layer: _Ops(
+            took.calls,
+            evidence.time_of(took),
+            evidence.calls[layer],
+            evidence.time_of(backward.get(layer, Took())),
+            None if layer in counted_elsewhere and between.get(layer) else between.get(layer, 0),
+        )
+        for layer, took in took_by_layer.items()
+    }
+
+
+def _text_of_ops(evidence: Evidence, all_ops: Sequence[_Ops], what: str) -> tuple[str, str]:
+    """The sentences on the ops of several layers: their number; their time, their backward, and the time between
+    them."""
+    overhead = "dispatch" if evidence.device == "cpu" else "kernel launch"
+    number, ns = sum(ops.number for ops in all_ops), sum(ops.ns for ops in all_ops)
+    a_call = number / sum(ops.forward_calls for ops in all_ops)
+    on_average = " on average" if len(all_ops) > 1 else ""
+    said = f"They take {format_time(ns)} in total, {format_time(ns / number)} each."
+    said += f" Operators this short are usually bound by {overhead} overhead." if ns < _FEW_NS * number else ""
+    back_ns = sum(ops.back_ns for ops in all_ops)
+    said += f" Their backward takes {format_time(back_ns)}." if back_ns else ""
+    between_ns, elsewhere = sum(ops.between_ns or 0 for ops in all_ops), [ops.between_ns is None for ops in all_ops]
+    said += f" The time between operators is {format_time(between_ns)}." if between_ns else ""
+    if any(elsewhere):
+        of_layers = "" if all(elsewhere) else f" of {sum(elsewhere)} of these layers"
+        said += f" The time between operators{of_layers} is part of another finding."
+    return f"A forward call runs {a_call:,.0f} {what}{on_average}.", said
+
+
+def _between_ops(evidence: Evidence) -> Counter[int]:
+    """The CPU time of each layer outside ops and outside the layers below: Python, and the overhead of calls; and in
+    backward that of the engine between its nodes.
+
+    If several rules report a layer, only one counts this time: ``python_in_layers`` before ``many_tiny_ops`` before
+    ``many_elementwise_ops``. It is empty if device time counts.
+    """
+    between: Counter[int] = Counter()
+    if evidence.device != "cpu":
+        return between
+    for holds, phases in ((is_own_time, (FORWARD, RECOMPUTE)), (_ENGINE, (BACKWARD,))):
+        for layer, took in evidence.took(holds, phases=phases).items():
+            between[layer] += took.cpu_ns
+    return between
+
+
+@among(is_in_op)
+def _is_other_op(frames: Frames) -> bool:
+    return not _ELEMENTWISE(frames)
+
+
+@among(is_node)
+def _is_elementwise_node(frames: Frames) -> bool:
+    return node_of(frames) in ELEMENTWISE_NODES
+
+
+@among(is_node)
+def _is_other_node(frames: Frames) -> bool:
+    return not _is_elementwise_node(frames)
+
+
+def _scores(evidence: Evidence) -> dict[int, set[_Shape]]:
+    """The input shapes of the softmax of each layer, or of a Softmax layer directly below it."""
+    layers = evidence.run.layers
+    shapes: defaultdict[int, set[_Shape]] = defaultdict(set)
+    if not evidence.shapes_recorded:
+        return shapes
+    for number, _, frames, *_ in evidence.rows(_SOFTMAX):
+        above = layers.parent[number] if number >= 0 and layers[number].kind == "Softmax" else number
+        for frame in frames:
+            shape = shape_of_input(frame, 0)
+            if _SOFTMAX([frame]) and shape:
+                shapes[number].add(shape)
+                shapes[above].add(shape)
+    return shapes
+
+
+def _rows_are_short(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> set[int]:
+    """The layers whose softmax has only short rows, on the CPU."""
+    if evidence.device != "cpu":
+        return set()
+    return {number for number, shapes in scores.items() if max(shape[-1] for shape in shapes) < _SHORT}
+
+
+def _fits_attention(evidence: Evidence, scores: Mapping[int, set[_Shape]]) -> dict[int, bool]:
+    """Whether the shapes of a layer's matrix products are those of attention; only for layers with known shapes."""
+    if not scores:
+        return {}
+    products: defaultdict[int, set[tuple[_Shape, _Shape]]] = defaultdict(set)
+    for row in evidence.rows(_PRODUCTS, phases=(FORWARD, RECOMPUTE)):
+        for frame in filter(lambda frame: _PRODUCTS([frame]), row.frames):
+            left, right = (shape_of_input(frame, index) for index in FACTORS[frame.name])
+            if left and right:
+                products[row.layer].add((left, right))
+    return {
+        number: any(
+            any(prod(left[:-1]) * right[-1] == prod(shape) for left, right in pairs)
+            and any(left[-1] == shape[-1] and prod(left) == prod(shape) for left, right in pairs)
+            for shape in scores[number]
+        )
+        for number, pairs in products.items()
+        if number in scores
+    }
+
+
+def _kind_of_attention(layer: Layer, certain: bool) -> _Attention:
+    if layer.kind == "MultiheadAttention":
+        return _Attention.RETURNS_WEIGHTS
+    return _Attention.SEPARATE if certain else _Attention.MAYBE

@@ -1,0 +1,431 @@
+"""Avoidable work for gradients: recomputation, gradients that are not needed, forward calls without backward."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from math import ceil
+
+from torchprof.advise import Advice, merged, rule, together
+from torchprof.advise.chains import (
+    ACCUMULATE,
+    Frames,
+    always,
+    among,
+    depth_of_label,
+    inside,
+    is_optimizer,
+    is_outermost,
+    is_step,
+)
+from torchprof.advise.evidence import Evidence
+from torchprof.run.formats import format_memory, format_time
+from torchprof.run.layers import Layer, Layers
+from torchprof.run.torch_names import FOREACH, FUSED
+from torchprof.run.words import BACKWARD, FORWARD, OPTIMIZER_STEP, OUTSIDE_NAME, RECOMPUTE, ZERO_GRAD, FrameKind
+
+# The optimizer: its steps, and how it resets gradients.
+
+_ZEROES = ("aten::zero_", "aten::_foreach_zero_")
+
+_FUSED = {
+    "cpu": frozenset({"SGD", "Adam", "AdamW", "Adagrad"}),
+    "cuda": frozenset({"SGD", "Adam", "AdamW"}),
+}
+_FOREACH = frozenset(
+    {"ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"}
+)
+_NOT_FUSED = frozenset(
+    {
+        "aten::_coalesce",
+        "aten::_indices",
+        "aten::_nnz",
+        "aten::_values",
+        "aten::sparse_coo_tensor",
+        "aten::sparse_mask",
+        "aten::view_as_real",
+    }
+)
+"""Ops that are called for sparse gradients and complex parameters: fused steps raise an error for both."""
+_TENSORS = 10
+_SMALL_NS = 30_000
+_SAVED = {"SGD": 1 / 2}
+_SAVED_BY_OTHERS = 3 / 4
+
+
+@dataclass
+class _Steps:
+    """The steps of one class of optimizers: their number and time, and the ops directly in them."""
+
+    steps: int = 0
+    cpu_ns: int = 0
+    device_ns: int = 0
+    calls: Counter[str] = field(default_factory=Counter)
+    op_ns: int = 0
+    cannot_be_fused: bool = False
+
+
+@rule
+def optimizer_step_per_tensor(evidence: Evidence) -> Iterator[Advice]:
+    """Steps of torch's optimizers that call their ops once per tensor: at least 10 calls of one op per step, and no
+    fused op; on a GPU no ``_foreach_`` op either, which is torch's default there.
+
+    On the CPU the remedy is ``fused=True`` (SGD, Adam, AdamW, Adagrad). Measured on two threads with 40 to 200 tensors
+    of 64 to a million elements, torch 2.4 and 2.13: Adam, AdamW and Adagrad take 10 to 60% of the time. SGD takes 40 to
+    60% if its ops are shorter than 30 µs on average, and hardly less if they are longer: then there is no finding.
+    foreach=True was slower than the loop as often as faster, so it is not recommended on the CPU.
+
+    The gain is half of SGD's steps, 3/4 of those of others: of the CPU or the device time, the longer one. Steps with
+    ops for sparse gradients or complex parameters are left out: fused steps do not support them. Needs torch's own
+    labels of optimizers.
+    """
+    place = "cpu" if evidence.device == "cpu" else "cuda"
+    for name, stepped in _steps_by_class(evidence).items():
+        fused = name in _FUSED[place]
+        if any(op.startswith(FUSED) for op in stepped.calls) or not (fused or (place == "cuda" and name in _FOREACH)):
+            continue
+        if stepped.cannot_be_fused or (place == "cuda" and any(op.startswith(FOREACH) for op in stepped.calls)):
+            continue
+        number = sum(stepped.calls.values())
+        each = max(stepped.calls.values(), default=0)
+        if each < _TENSORS * stepped.steps or (place == "cpu" and name == "SGD" and stepped.op_ns > _SMALL_NS * number):
+            continue
+        ns = max(stepped.cpu_ns, stepped.device_ns)
+        remedy = f"Use `torch.optim.{name}(…, fused=True)`: one kernel for all tensors."
+        if not fused:
+            remedy = f"Use `torch.optim.{name}(…, foreach=True)`: one kernel for many tensors."
+        yield Advice(
+            OUTSIDE_NAME,
+            f"{name} updates tensors one by one.",
+            remedy,
+            int(ns * _SAVED.get(name, _SAVED_BY_OTHERS)),
+            details=f"A step runs {number // stepped.steps:,} operators and takes {format_time(ns / stepped.steps)} on "
+            "average.",
+        )
+
+
+@rule
+def gradients_zeroed(evidence: Evidence) -> Iterator[Advice]:
+    """``zero_grad(set_to_none=False)`` of an optimizer: ops that write zeros into gradients, in its label.
+
+    The gain is the time of these writes, and of the additions to zeroed gradients in backward (``add_`` in
+    AccumulateGrad, at most as many as were zeroed: further additions accumulate gradients over batches on purpose), and
+    the memory of the gradients that existed before the first step. Needs torch's own labels of optimizers.
+    """
+    label = None
+    writes = 0
+    ns = 0
+    for row in evidence.rows(zeroes):
+        label = label or next(frame.name for frame in row.frames if frame.name.startswith(ZERO_GRAD))
+        ns += evidence.time_of(row)
+        writes += row.calls if row.frames[-1].name == "aten::zero_" else 0
+    if label is None:
+        return
+    added = evidence.took(_adds_to_gradient, phases=(BACKWARD,)).values()
+    additions = sum(work.calls for work in added)
+    if additions:
+        ns += sum(map(evidence.time_of, added)) * min(writes, additions) // additions
+    before = [size for memory in evidence.run.memory for kind, size in memory.before or () if kind == "gradients"]
+    name = label.removeprefix(ZERO_GRAD).partition(".")[0]
+    yield Advice(
+        OUTSIDE_NAME,
+        f"`zero_grad` of {name} fills gradients with zeros ({writes:,} write{'s' * (writes != 1)}), and backward adds "
+        "to them.",
+        "Use `zero_grad(set_to_none=True)`, the default: it frees the gradients, and backward writes new ones.",
+        ns,
+        sum(before) or None,
+    )
+
+
+def _steps_by_class(evidence: Evidence) -> dict[str, _Steps]:
+    """The steps of optimizers, by the name of their class."""
+    by_class: defaultdict[str, _Steps] = defaultdict(_Steps)
+    for _, _, frames, calls, cpu_ns, device_ns, _ in evidence.rows(is_step):
+        depth = depth_of_label(frames, OPTIMIZER_STEP)
+        stepped = by_class[frames[depth].name.removeprefix(OPTIMIZER_STEP).partition(".")[0]]
+        stepped.cpu_ns += cpu_ns
+        stepped.device_ns += device_ns
+        if depth == len(frames) - 1:
+            stepped.steps += calls
+            continue
+        stepped.op_ns += cpu_ns
+        stepped.cannot_be_fused |= any(frame.name in _NOT_FUSED for frame in frames[depth + 1 :])
+        if depth == len(frames) - 2 and frames[-1].kind == FrameKind.OP and frames[-1].name.startswith("aten::"):
+            stepped.calls[frames[-1].name] += calls
+    return {name: stepped for name, stepped in by_class.items() if stepped.steps}
+
+
+@among(inside(*_ZEROES))
+def zeroes(frames: Frames) -> bool:
+    """Whether an optimizer's ``zero_grad`` writes zeros into gradients."""
+    return depth_of_label(frames, ZERO_GRAD) >= 0
+
+
+@among(inside(ACCUMULATE))
+def _adds_to_gradient(frames: Frames) -> bool:
+    names = [frame.name for frame in frames]
+    return "aten::add_" in names[names.index(ACCUMULATE) :]
+
+
+_SHARE = 0.05
+_GRAPH = 0.55
+"""The part of a forward call that a graph costs: measured with 24 blocks of two linear layers, 41 % with one thread and
+76 % with two. Most of it is memory that is not used again."""
+_NODES = {
+    "Linear": ("AddmmBackward0", "MmBackward0"),
+    "Conv1d": ("ConvolutionBackward0",),
+    "Conv2d": ("ConvolutionBackward0",),
+    "Conv3d": ("ConvolutionBackward0",),
+    "LayerNorm": ("NativeLayerNormBackward0",),
+    "Embedding": ("EmbeddingBackward0",),
+}
+"""By class, the node that each forward call makes once, with any shape."""
+
+
+@rule
+def recomputed_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Layers whose forward is computed again in backward (activation checkpointing): the time that it costs, and the
+    most memory that it saves.
+
+    Evidence: the time of recomputed calls, layers below included, of the outermost recomputed layers. It is reported
+    from 5 % of the recorded time: a smaller cost is worth the memory. The size of the device's memory is unknown here,
+    so the remedy is a condition. Without checkpointing a layer would keep allocated at most the peak of its recomputed
+    call, for each such call in one forward of its model; that needs a run with memory. The gain is the time.
+    """
+    if RECOMPUTE not in evidence.run.phases():
+        return
+    layers = evidence.run.layers
+    calls: dict[int, int] = {}
+    for key, spread in evidence.samples("cpu_ns"):
+        if key.phase == RECOMPUTE and key.layer >= 0:
+            calls[key.layer] = calls.get(key.layer, 0) + spread.count
+    times: dict[int, int] = {}
+    for layer, took in evidence.took(always, phases=(RECOMPUTE,)).items():
+        outermost = next((number for number in layers.lineage(layer) if number in calls), None)
+        if outermost is not None:
+            times[outermost] = times.get(outermost, 0) + evidence.time_of(took)
+    if sum(times.values()) <= _SHARE * evidence.recorded_ns:
+        return
+    saves = {layer: _saved_by_recomputing(evidence, layer, calls[layer]) for layer in times}
+    for group in merged(evidence, times):
+        again = sum(calls[layer] for layer in group.numbers)
+        known = [nbytes for layer in group.numbers if (nbytes := saves[layer]) is not None]
+        saved = f"It saves up to {format_memory(sum(known))}." if len(known) == len(group.numbers) else ""
+        yield group.advice(
+            f"Activation checkpointing runs forward again in backward {again:,} time{'s' * (again != 1)}, for "
+            f"{group.time} in total.",
+            "If memory is left, checkpoint fewer layers: only those that save much memory and take little time.",
+            details=saved,
+        )
+
+
+@rule
+def frozen_layers_with_gradients(evidence: Evidence) -> Iterator[Advice]:
+    """Frozen layers at the front of a model through which gradients flow, because the model's input requires grad.
+
+    If something trainable runs before a frozen layer, gradients must flow through the layer. So evidence is the
+    backward of layers that are called before the first layer with trainable (or unknown) parameters, and once in each
+    call of the model: a layer that is called twice may also run after. Layers without parameters among them count,
+    layers with children do not. It is reported from 5 % of the recorded time; the gain is the time of that backward.
+
+    A layer also counts as frozen if other parameters changed during the profile and its own did not, unless an
+    optimizer is fused: torch does not count its changes.
+
+    There is no finding if the whole model is frozen (then the gradient of its input is the purpose), or if two models
+    are trained (one may feed the other). Code before the model is unknown, so the remedy is a condition. A layer counts
+    as frozen if it was frozen at the end.
+    """
+    layers = evidence.run.layers
+    if any(frame.name.startswith(FUSED) for chain in evidence.run.rows.frames for frame in chain):
+        layers = Layers(replace(layer, updated_params=None) for layer in layers)
+    if not any(layer.params and not _is_trained(layer) for layer in layers):
+        return
+    called = [layer for layer in evidence.run.rows.summed("layer", "calls", phase=FORWARD) if layer >= 0]
+    trained = _trained(layers, called)
+    models = {layers[number].path[:1] for number in trained}
+    if len(models) != 1:
+        return
+    [model] = models
+    passes = evidence.timed_calls(next(number for number, layer in enumerate(layers) if layer.path == model))
+    backward = evidence.took(always, phases=(BACKWARD,))
+    front = [
+        layer
+        for layer in takewhile(lambda layer: layer not in trained, called)
+        if layer in backward
+        and layers[layer].path[:1] == model
+        and not evidence.run.layers.children[layer]
+        and evidence.timed_calls(layer) == passes
+    ]
+    frozen = [layer for layer in front if layers[layer].params]
+    ns = sum(evidence.time_of(backward[layer]) for layer in front)
+    if not frozen or ns <= _SHARE * evidence.recorded_ns:
+        return
+    is_frozen = all(layers[number].trainable_params == 0 for number in frozen)
+    what = "frozen layer" if is_frozen else "layer that no optimizer updates"
+    which = f"{len(frozen)} {what.replace('layer', 'layers')}" if len(frozen) > 1 else f"a {what}"
+    others = len(front) - len(frozen)
+    between = f" and {others} layer{'s' * (others > 1)} without parameters" if others else ""
+    group = together(evidence, {layer: evidence.time_of(backward[layer]) for layer in front})
+    yield group.advice(
+        f"Backward runs through {which}{between}, for {format_time(ns)} in total.",
+        "If the gradient of the model's input is not needed, create the input with `requires_grad=False`, or run the "
+        "frozen layers under `torch.no_grad()`."
+        if is_frozen
+        else "If they are not to be trained, freeze them: `layer.requires_grad_(False)`.",
+        details="Nothing trainable in the model runs before them.",
+        options="" if is_frozen else "Otherwise give their parameters to the optimizer.",
+    )
+
+
+@rule
+def updates_without_gradients(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that the optimizer updates though no gradient reaches them: gradients of zeros, from
+    ``zero_grad(set_to_none=False)``, which momentum and weight decay still turn into updates.
+
+    Evidence: an optimizer that writes zeros into gradients, and parameters that changed during the profile, in layers
+    without backward, in a run that has some. An average of parameters changes, too, but its model has no zeros. Layers
+    that share a parameter are left out, and those that were not called and may lend it to the layer above. The gain is
+    the layers' part of the optimizers' time, by their part of the trainable parameters.
+    """
+    layers, run = evidence.run.layers, evidence.run
+    backward = evidence.took(always, phases=(BACKWARD,))
+    stepped = evidence.time_of(evidence.took_outside(is_optimizer, FORWARD))
+    if not evidence.any_row(zeroes) or not backward or not stepped or len(run.metas) > 1:
+        return
+    sums = evidence.took(inside(ACCUMULATE), phases=(BACKWARD,))
+    trained_models = {layers.lineage(number)[0] for number in backward if number >= 0}
+
+    def is_reached(number: int) -> bool:
+        """A layer that was not called may lend its parameters to the one above, which then has their gradients."""
+        return number in backward or (not run.rows.forward_calls(number) and evidence.called_above[number] in sums)
+
+    gains = {
+        number: stepped * (layer.trainable_params or 0) // max(evidence.trainable_params, 1)
+        for number, layer in enumerate(layers)
+        if layer.updated_params
+        and not layer.compiled
+        and not layer.tied
+        and not layer.shared_with
+        and not is_reached(number)
+        and layers.lineage(number)[0] in trained_models
+    }
+    for group in merged(evidence, gains):
+        yield group.advice(
+            "No gradient reaches it, and the optimizer updates it in each step: its gradients are zeros, which "
+            "momentum and weight decay turn into updates.",
+            "Clear gradients with `zero_grad()`, without `set_to_none=False`, or leave the layer out of the "
+            "optimizer: `layer.requires_grad_(False)`.",
+        )
+
+
+def _saved_by_recomputing(evidence: Evidence, layer: int, calls: int) -> int | None:
+    """The most memory that checkpointing a layer saves: the peak of a recomputed call for each in one forward of its
+    model; None if memory was not recorded."""
+    rises = [
+        spread.max for key, spread in evidence.samples("peak_bytes") if key.layer == layer and key.phase == RECOMPUTE
+    ]
+    passes = evidence.timed_calls(evidence.run.layers.lineage(layer)[0])
+    return max(rises) * ceil(calls / max(passes, 1)) if rises else None
+
+
+def _trained(layers: Layers, called: Collection[int]) -> set[int]:
+    """The layers that have, or may have, trainable parameters.
+
+    These are also layers with unknown parameters; other paths of a trainable layer; layers without parameters whose
+    class has parameters elsewhere, because they may share a weight; and instead of a layer that is never called, the
+    layer around it, which uses its parameters directly.
+    """
+    numbers = layers.index_of
+    kinds = {layer.kind for layer in layers if layer.params != 0}
+    trained = set()
+    for number, layer in enumerate(layers):
+        at_other_paths = (layers[numbers[path]] for path in layer.shared_with if path in numbers)
+        if any(map(_is_trained, (layer, *at_other_paths))) or (
+            layer.params == 0 and not layer.shared_with and layer.kind in kinds
+        ):
+            lineage = layers.lineage(number)
+            trained.add(next((above for above in reversed(lineage) if above in called), lineage[0]))
+    return trained
+
+
+def _is_trained(layer: Layer) -> bool:
+    """Whether it has, or may have, trainable parameters that an optimizer updates."""
+    return layer.trainable_params != 0 and layer.updated_params != 0
+
+
+@rule
+def layers_without_backward(evidence: Evidence) -> Iterator[Advice]:
+    """Layers with trainable parameters that no backward reaches, in a model that trains: an auxiliary head, a branch
+    that the loss leaves out.
+
+    Evidence: forward calls with gradients enabled and no backward at or below the layer, while its parent has some. The
+    gain is their forward. It may be needed for its values, so the remedy is a condition.
+    """
+    run, layers = evidence.run, evidence.run.layers
+    if BACKWARD not in run.phases():
+        return
+    forward = evidence.times_with_below([FORWARD])
+    backward = evidence.times_with_below([BACKWARD])
+    trainable = layers.roll_up([layer.trainable_params or 0 for layer in layers])
+    gains = {}
+    for number in range(len(layers)):
+        above = layers.parent[number]
+        if above < 0 or not backward[above] or backward[number] or not trainable[number]:
+            continue
+        if forward[number] and layers[number].grad_calls and not layers[number].compiled:
+            gains[number] = forward[number]
+    for group in merged(evidence, gains):
+        yield group.advice(
+            f"No gradient reaches it, so no loss trains it, and its forward takes {group.time}.",
+            "Leave it out in training if no loss needs its values; else call it under `torch.no_grad()`.",
+        )
+
+
+@rule
+def graphs_never_used(evidence: Evidence) -> Iterator[Advice]:
+    """Forward calls of a model that record a graph for a backward that does not run, and others that train:
+    evaluation without ``torch.no_grad()``.
+
+    Evidence: the calls of a model with gradients enabled, and how often backward ran through its linear layers,
+    convolutions, norms and embeddings, each of whose calls makes one node. The gain is 55 % of these calls: what the
+    graph and the memory that it keeps cost, measured for small layers. Needs a run of one rank. In a run without any
+    backward, ``gradients_never_used`` has the memory.
+    """
+    run, layers = evidence.run, evidence.run.layers
+    if BACKWARD not in run.phases() or len(run.metas) > 1:
+        return
+    passes = _passes(evidence)
+    forward_ns = evidence.times_with_below([FORWARD])
+    gains, seen = {}, {}
+    for root in layers.roots:
+        graphs, calls = layers[root].grad_calls, run.rows.forward_calls(root)
+        if not graphs or not calls:
+            continue
+        most = 0.0  # the calls that backward ran through, by the layer that has most
+        for number, times in passes.items():
+            its_calls = run.rows.forward_calls(number)
+            if its_calls and layers[number].trainable_params and layers.lineage(number)[0] == root:
+                most = max(most, times * calls / its_calls)
+        unused = min(graphs, calls) - round(most)
+        if most and unused >= 2:
+            gains[root] = round(forward_ns[root] * unused / calls * _GRAPH)
+            seen[root] = unused, calls
+    for group in merged(evidence, gains):
+        unused, calls = (sum(seen[root][index] for root in group.numbers) for index in (0, 1))
+        yield group.advice(
+            f"{unused:,} of {calls:,} forward calls record a graph for a backward that never runs.",
+            "If these calls evaluate the model, run them under `torch.inference_mode()` or `torch.no_grad()`.",
+        )
+
+
+def _passes(evidence: Evidence) -> dict[int, int]:
+    """How often backward ran through each layer of ``_NODES``."""
+    layers = evidence.run.layers
+    passes: Counter[int] = Counter()
+    for number, _, frames, calls, *_ in evidence.rows(is_outermost, phases=(BACKWARD,)):
+        nodes = _NODES.get(layers[number].kind, ()) if number >= 0 else ()
+        if frames[0].name.rpartition(" ")[2] in nodes:
+            passes[number] += calls
+    return dict(passes)

@@ -1,0 +1,363 @@
+"""Where the CPU and the device wait for each other: copies, synchronization to read values, slow launches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torchprof.advise import Advice, Merged, merged, rule
+from torchprof.advise.chains import (
+    Frames,
+    Holds,
+    among,
+    depth_of_label,
+    inside,
+    is_device_work,
+    is_interruption,
+    is_loading,
+    is_op,
+    is_own_time,
+)
+from torchprof.advise.evidence import Evidence
+from torchprof.advise.lines import functions
+from torchprof.run.formats import format_time
+from torchprof.run.torch_names import BETWEEN_HOST_AND_DEVICE, COPYING, WAITING
+from torchprof.run.words import LOADING, OPTIMIZER_RANGE, OUTSIDE, Frame, FrameKind
+
+_PAGEABLE = "Memcpy HtoD (Pageable"
+_READS_A_VALUE = inside("aten::item", "aten::_local_scalar_dense", "aten::nonzero")
+"""The ops that give Python a value of a tensor, or make a tensor whose size depends on values. All other ops that wait
+for a value (``aten::is_nonzero``, ``aten::masked_select``, …) call one of these."""
+
+_IDLE = 1 / 3
+_LAUNCH_NS = 200_000
+
+
+@dataclass
+class _Transfers:
+    """The copies or waits of one layer: their number, their times, and the ops that made them (with the source line if
+    it was recorded)."""
+
+    copies: int = 0
+    waits: int = 0
+    cpu_ns: int = 0
+    device_ns: int = 0
+    ops: Counter[str] = field(default_factory=Counter)
+
+    def __add__(self, other: _Transfers) -> _Transfers:
+        return _Transfers(
+            self.copies + other.copies,
+            self.waits + other.waits,
+            self.cpu_ns + other.cpu_ns,
+            self.device_ns + other.device_ns,
+            self.ops + other.ops,
+        )
+
+    @property
+    def calls(self) -> int:
+        return max(self.copies, self.waits)  # reading a value is a copy and a wait, or both in one call
+
+    @property
+    def most_often(self) -> str:
+        """The op that did it most often, as a part of a sentence."""
+        ops = self.ops.most_common()
+        return f" ({'most often' if len(ops) > 1 else 'all'} in {ops[0][0]})" if ops else ""
+
+    @property
+    def both_times(self) -> str:
+        return f"{format_time(self.cpu_ns)} on the CPU and {format_time(self.device_ns)} on the device"
+
+
+@rule
+def copies_in_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Copies between host and device inside layers: a constant that each forward makes on the CPU, a ``.cpu()``.
+
+    Evidence: the copies on the device's timeline, and the CPU time in the runtime's calls for them. The gain is that
+    time, but at most the time for which the device is idle or copies. Needs the time of a CUDA, HIP or MUSA device; for
+    others these copies are not recorded.
+    """
+    copies = {layer: seen for layer, seen in _copies(evidence).items() if layer >= 0}
+    limit = evidence.idle_ns + sum(seen.device_ns for seen in copies.values())
+    for group, seen in _at_most(evidence, copies, limit):
+        yield group.advice(
+            f"{_times(seen.copies, 'copy', 'copies')} between CPU and {evidence.device}{_in_calls(evidence, group)}"
+            f"{seen.most_often} take{'s' * (seen.copies == 1)} {seen.both_times}.",
+            "Create tensors on the device (`device=x.device`), store constants with `register_buffer`, and copy "
+            "results to the CPU after the step, not in forward.",
+        )
+
+
+@rule
+def pageable_batches(evidence: Evidence) -> Iterator[Advice]:
+    """Batches that each step copies to the device from memory that is not pinned. The CPU takes part in these copies
+    and waits for them.
+
+    Evidence: copies "Pageable -> Device" outside all layers, at least one per step, in at least two steps of a
+    loop. Without steps a batch looks like the model that is moved to the device once. The gain is limited as in
+    ``copies_in_layers``, and by the time that steps spend in copies and waiting. Needs the time of a CUDA device.
+    """
+    steps = evidence.steps
+    seen = _copies(evidence, _is_pageable).get(OUTSIDE)
+    if seen is None or steps < 2 or seen.copies < steps:
+        return
+    in_steps = sum(
+        spread.sum
+        for measure in ("step_copy_ns", "step_wait_ns")
+        for key, spread in evidence.samples(measure)
+        if key.device == "cpu"
+    )
+    yield Advice(
+        evidence.name_of(OUTSIDE),
+        f"{seen.copies:,} copies from pageable memory to {evidence.device} in {steps:,} steps{seen.most_often} take "
+        f"{seen.both_times}.",
+        "Pin batches (`DataLoader(…, pin_memory=True)`), and copy them with `.to(device, non_blocking=True)`: the CPU "
+        "then does not wait for the copy.",
+        min(seen.cpu_ns, in_steps, evidence.idle_ns + seen.device_ns),
+    )
+
+
+@rule
+def waits_in_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Layers in which the CPU waits until the device has computed a value: ``.item()``, ``if`` on a tensor,
+    ``nonzero``, masks as indices, ``torch.cuda.synchronize()``.
+
+    Evidence: the time in the runtime's calls that wait, without those of copies (``copies_in_layers``). The gain is
+    that time, but at most the time for which the device is idle: if it is always busy, nothing is lost. Needs the time
+    of a device: on the CPU alone there is no such wait.
+    """
+    waits = {layer: seen for layer, seen in _waits(evidence).items() if layer >= 0}
+    for group, seen in _at_most(evidence, waits, evidence.idle_ns):
+        yield group.advice(
+            f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')}{_in_calls(evidence, group)}"
+            f"{seen.most_often}.",
+            "Keep values on the device: use `torch.where` instead of `if`, multiply by a mask instead of indexing with "
+            "it, and use sizes that do not depend on the values of a tensor.",
+            details=_waiting(seen),
+        )
+
+
+@rule
+def waits_outside(evidence: Evidence) -> Iterator[Advice]:
+    """Waits for a value outside all layers: ``loss.item()`` in each step.
+
+    A ``torch.cuda.synchronize()`` alone is left out: it belongs to a measurement of time, or to the end of the
+    recording. Values that torch's optimizers read are left out too. Gain and requirements are as in
+    ``waits_in_layers``.
+    """
+    waits = {layer: seen for layer, seen in _waits(evidence).items() if layer == OUTSIDE}
+    for group, seen in _at_most(evidence, waits, evidence.idle_ns):
+        steps = evidence.steps
+        yield group.advice(
+            f"The CPU synchronizes with {evidence.device} {_times(seen.calls, 'time')} to read a value"
+            f"{f' in {steps:,} steps' if steps else ''}{seen.most_often}.",
+            "Keep the value as a tensor (`total += loss.detach()`), and read it once in many steps.",
+            details=_waiting(seen),
+        )
+
+
+@rule
+def launches_slower_than_the_device(evidence: Evidence) -> Iterator[Advice]:
+    """A device that is idle because the CPU does not launch its work fast enough.
+
+    Evidence: the device is idle for more than a third of the time, data loading, slow start, garbage collection and the
+    profiler's own work excluded. For as long the CPU is in operators and layers, not waiting or copying, with at most
+    200 us per kernel. A launch takes 5 to 50 us: more than 200 us is the CPU's own work, and other rules cover it. The
+    threshold is a third because the profiler slows the CPU and not the device: less idle time may be due to the
+    profiler. The gain is the shorter of the two times. Needs the time of a device.
+    """
+    launches, _, took_ns, _ = evidence.whole_of(is_device_work)
+    if evidence.device == "cpu" or not launches:
+        return
+    waiting = sum(row.cpu_ns for row in evidence.rows(_is_runtime))
+    loading = evidence.whole_of(is_loading).cpu_ns
+    unusual = evidence.beyond_median_ns(*evidence.run.layers.roots)
+    interrupted = evidence.whole_of(is_interruption).cpu_ns
+    launching = evidence.run.rows.total("cpu_ns") - waiting - loading - unusual - interrupted
+    idle, wall = evidence.idle_ns, evidence.recorded_ns
+    gain = min(idle - loading - unusual - interrupted, launching)
+    if gain <= _IDLE * wall or launching > _LAUNCH_NS * launches:
+        return
+    launched_by: Counter[str] = Counter()
+    for layer, took in evidence.took(is_device_work).items():
+        if layer >= 0:
+            launched_by[evidence.run.layers[layer].path[0]] += took.calls
+    yield Advice(
+        launched_by.most_common(1)[0][0] if launched_by else evidence.name_of(OUTSIDE),
+        f"{evidence.device} is idle for {idle / wall:.0%} of the recorded time: the program is launch-bound.",
+        'Launch fewer kernels: `torch.compile(model, mode="reduce-overhead")` uses CUDA graphs.',
+        gain,
+        details=f"On average of {launches:,} kernels, the CPU takes {format_time(launching / launches)} per kernel, "
+        f"and a kernel runs for {format_time(took_ns / launches)}. The profiler slows down the CPU: without it, the "
+        "device is idle for less time.",
+        options="Or use a larger batch, so that each kernel does more.",
+    )
+
+
+@among(is_op)
+def _is_runtime(frames: Frames) -> bool:
+    """Whether it is a call of the device's runtime in which the CPU copies or waits."""
+    name = frames[-1].name
+    return COPYING.fullmatch(name) is not None or WAITING.fullmatch(name) is not None
+
+
+@among(is_device_work)
+def _is_copy(frames: Frames) -> bool:
+    """Whether it is a copy between host and device, not of a single value."""
+    return BETWEEN_HOST_AND_DEVICE.fullmatch(frames[-1].name) is not None and not _READS_A_VALUE(frames)
+
+
+@among(_is_copy)
+def _is_pageable(frames: Frames) -> bool:
+    return frames[-1].name.startswith(_PAGEABLE)
+
+
+def _copies(evidence: Evidence, holds: Holds = _is_copy) -> dict[int, _Transfers]:
+    """The copies between host and device that match, by layer."""
+    transfers: dict[int, _Transfers] = {}
+    ways = _copies_by_surroundings(evidence, holds)
+    for (layer, _, frames), (copies, device_ns) in ways.items():
+        seen = transfers.setdefault(layer, _Transfers())
+        seen.copies += copies
+        seen.device_ns += device_ns
+        seen.ops[_op_of(frames)] += copies
+    for row in evidence.rows(_is_runtime) if ways else ():
+        if (row.layer, row.phase, row.frames[:-1]) in ways:
+            transfers[row.layer].cpu_ns += row.cpu_ns
+    return transfers
+
+
+_Surroundings = tuple[int, str, tuple[Frame, ...]]
+"""A layer, a phase, and the frames around a call of the runtime, or around a kernel."""
+
+
+def _copies_by_surroundings(evidence: Evidence, holds: Holds = _is_copy) -> dict[_Surroundings, tuple[int, int]]:
+    """The copies on the device by the frames around them: their number and time."""
+    ways: dict[_Surroundings, tuple[int, int]] = {}
+    for row in evidence.rows(holds):
+        way = row.layer, row.phase, row.frames[:-1]
+        copies, device_ns = ways.get(way, (0, 0))
+        ways[way] = copies + row.calls, device_ns + row.device_ns
+    return ways
+
+
+def _waits(evidence: Evidence) -> dict[int, _Transfers]:
+    """The waits of the CPU for the device, by layer, without those of copies; outside all layers only for values."""
+    transfers: dict[int, _Transfers] = {}
+    copying = _copies_by_surroundings(evidence)
+    for layer, phase, frames, calls, cpu_ns, *_ in evidence.rows(_is_runtime) if evidence.device != "cpu" else ():
+        is_wait = WAITING.fullmatch(frames[-1].name) is not None
+        if _READS_A_VALUE(frames):
+            if layer == OUTSIDE and frames[0].kind == FrameKind.LABEL and frames[0].name.startswith(OPTIMIZER_RANGE):
+                continue
+        elif not is_wait or layer == OUTSIDE or (layer, phase, frames[:-1]) in copying:
+            continue
+        seen = transfers.setdefault(layer, _Transfers())
+        seen.waits += calls if is_wait else 0
+        seen.copies += 0 if is_wait else calls
+        seen.cpu_ns += cpu_ns
+        seen.ops[_op_of(frames)] += calls
+    return transfers
+
+
+def _op_of(frames: Frames) -> str:
+    """The op that the user's code calls, with the source line if it was recorded."""
+    for frame in frames:
+        if frame.kind == FrameKind.OP:
+            stack = frame.signature.stack if frame.signature else ()
+            return f"{frame.name} at {stack[0]}" if stack else frame.name
+    return "no operator"
+
+
+def _waiting(seen: _Transfers) -> str:
+    return f"It waits {format_time(seen.cpu_ns)}, and then the device waits for work."
+
+
+def _in_calls(evidence: Evidence, group: Merged) -> str:
+    """In how many forward calls of its layers; "" if that is unknown."""
+    calls = [*map(evidence.timed_calls, group.numbers)]
+    return f" in {_times(sum(calls), 'forward call')}" if all(calls) else ""
+
+
+def _times(count: int, what: str, several: str = "") -> str:
+    return f"{count:,} {what if count == 1 else several or what + 's'}"
+
+
+def _at_most(
+    evidence: Evidence, transfers: Mapping[int, _Transfers], limit: int
+) -> Iterator[tuple[Merged, _Transfers]]:
+    """The layers that share a finding, and their transfers. The gain of all layers is at most ``limit``."""
+    whole = sum(seen.cpu_ns for seen in transfers.values())
+    if not whole:
+        return
+    gains = {layer: seen.cpu_ns * min(whole, limit) // whole for layer, seen in transfers.items()}
+    for group in merged(evidence, gains):
+        yield group, sum((transfers[layer] for layer in group.numbers), _Transfers())
+
+
+# Waiting for the data loader.
+
+_SHARE = 0.05
+_FEW = 10
+_PASSING_NS = 500_000
+"""What a batch from a worker process takes in the process of the loop: measured on two cores, 0.3 to 1.0 ms."""
+_LIGHT = 3
+
+
+@rule
+def waiting_for_data(evidence: Evidence) -> Iterator[Advice]:
+    """A training loop that waits for its DataLoader.
+
+    Evidence: the time inside the label that torch puts around each batch, outside all layers. It is reported from 5 %
+    of the recorded time, because every loop takes some time to fetch batches. The name of the label shows whether the
+    loader has workers. Workers have to start: with marked steps, the wait of the first step beyond the median is not
+    part of the gain; without, fewer than 10 batches give no finding. To get a batch from another process takes some 0.5
+    ms: that is not gained by workers, and where the loop waits hardly longer for its workers, to have none may be
+    faster. The gain is at most the idle time of a device: while it works, nothing is lost. Loaders other than torch's
+    have no such label.
+
+    The label is also around the call that ends an epoch without a batch, and a run does not record which calls these
+    were. So the time is per step, if steps were marked, and not per batch.
+    """
+    labels: Counter[str] = Counter()
+    whole = in_no_op = 0
+    for layer, _, frames, calls, cpu_ns, *_ in evidence.rows(is_loading):
+        if layer != OUTSIDE:
+            continue
+        inside = frames[depth_of_label(frames, LOADING) :]
+        whole += cpu_ns
+        labels[inside[0].name] += calls if len(inside) == 1 else 0
+        in_no_op += cpu_ns if is_own_time(inside) else 0
+    if not whole:
+        return
+    label = labels.most_common(1)[0][0]
+    times = sum(labels.values())
+    gain = whole
+    in_steps = [spread for _, spread in evidence.samples("step_data_ns")]
+    steps = sum(spread.count for spread in in_steps)
+    each = f" ({format_time(sum(spread.sum for spread in in_steps) / steps)} per step on average)" if steps else ""
+    waits = f"{format_time(whole)}{each}"
+    seen = f"The loop waits {waits} for data loading."
+    details = options = ""
+    remedy = "Load batches in worker processes: `DataLoader(…, num_workers=4, persistent_workers=True)`."
+    if "MultiProcessing" in label:
+        if not in_steps and times < _FEW:
+            return
+        gain -= sum(max(0, spread.first - round(spread.median)) for spread in in_steps)
+        seen = f"The loop waits {waits} for the workers of its DataLoader: they are too slow."
+        remedy = "Use more workers (`DataLoader(…, num_workers=…)`), or do less work per batch."
+        if gain < _LIGHT * _PASSING_NS * times:
+            seen = f"The loop waits {waits} for the workers of its DataLoader, hardly longer than to pass a batch."
+            remedy = "Use larger batches (`batch_size=…`)."
+            options = (
+                "If a batch takes less than a millisecond to make, load it in the process itself: `num_workers=0`."
+            )
+    elif "SingleProcess" in label:
+        function = next(iter(functions(evidence, is_loading)), None)
+        most = f", above all at {function.at}" if function is not None and 4 * function.ns > whole else ""
+        seen = f"The loop loads each batch itself{most}: its DataLoader has no workers."
+        details = f"That takes {waits}. {in_no_op / whole:.0%} of that time is in no operator."
+        gain -= _PASSING_NS * times
+    gain = evidence.while_idle(gain)
+    if gain > _SHARE * evidence.recorded_ns:
+        yield Advice(evidence.name_of(OUTSIDE), seen, remedy, gain, details=details, options=options)

@@ -1,0 +1,316 @@
+"""Layers with a cheaper way to do the same: cells over time, dropout, casts, growing tensors, memory layout."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from math import prod
+
+from torchprof.advise import Advice, merged, rule, together
+from torchprof.advise.chains import (
+    Frames,
+    always,
+    among,
+    calling,
+    inside,
+    is_device_work,
+    is_node,
+    is_optimizer,
+    node_of,
+    outermost_op,
+)
+from torchprof.advise.evidence import Evidence
+from torchprof.advise.python import has_python
+from torchprof.run.layers import Layer
+from torchprof.run.words import BACKWARD, FORWARD, PHASES
+
+_SHARE = 0.05
+_CELLS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
+_STEPS = 8
+_FUSED = 0.8
+"""The part of the time of cells that the fused layer saves: measured with 100 steps of 64 units on two cores, 69 to
+85 %, backward included."""
+_GROWTH = 10
+_ITEMS = 20
+_ITEM_NS = 400_000  # forward and backward
+# cuDNN's names; nhwcToFoldedNhwc is not such a conversion.
+_CONVERSION = re.compile(r"nchwto\w*nhwc|nhwcto\w*nchw", re.IGNORECASE)
+
+
+@rule
+def cells_over_time(evidence: Evidence) -> Iterator[Advice]:
+    """Recurrent cells that are called for each point in time, at least 8 times in a call of the layer that calls them.
+
+    Evidence: the calls of ``LSTMCell``, ``GRUCell`` and ``RNNCell``, and of the nearest layer above that was called.
+    ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` run all points in time in one operator. That is impossible if an output is
+    the next input, which is not recorded: the finding is a condition. The gain is 80 % of the time of the cells and of
+    the layer above without other layers, with backward.
+    """
+    layers, calls = evidence.run.layers, evidence.forward_calls
+    took = evidence.took(always)
+    cells: defaultdict[int, list[int]] = defaultdict(list)  # by the layer that calls them
+    for number in sorted(number for kind in _CELLS for number in evidence.of_class.get(kind, ())):
+        above = evidence.called_above[number]
+        if number in took and above >= 0 and calls[number] >= _STEPS * calls[above]:
+            cells[above].append(number)
+    for above, numbers in cells.items():
+        kind = layers[numbers[0]].kind
+        own = evidence.time_of(took[above]) if above in took else 0
+        gains = {number: round(_FUSED * (evidence.time_of(took[number]) + own / len(numbers))) for number in numbers}
+        steps = calls[numbers[0]] // calls[above]
+        yield together(evidence, gains).advice(
+            f"The cell runs for each point in time: {steps:,} times in a call of {layers[above].name}.",
+            f"If all inputs are known before the first step: `torch.nn.{_CELLS[kind]}(…, batch_first=True)`, one "
+            "operator for the whole sequence, with the same weights and results.",
+        )
+
+
+@rule
+def layers_in_a_loop(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that are called at least 20 times in a call of the layer that calls them, each for less than 400 us
+    with its backward: one item after the other.
+
+    Evidence: forward calls of a layer with parameters, and those of the nearest layer above that was called. An
+    activation without parameters may be shared by many layers. Recurrent cells have a rule of their
+    own. Whether an input depends on an earlier output is not recorded: the finding is a condition. The gain is 80 % of
+    the layer's time with all layers below, backward included: one call of all items has the same computation, and one
+    overhead.
+    """
+    layers, calls, called_above = evidence.run.layers, evidence.forward_calls, evidence.called_above
+    often = [
+        number
+        for number, above in enumerate(called_above)
+        if above >= 0 and calls[number] >= _ITEMS * calls[above] and not layers[number].compiled
+    ]
+    if not often:
+        return
+    totals = evidence.times_with_below(PHASES)
+    params = layers.roll_up([layer.params or 0 for layer in layers])
+    gains = {
+        number: round(_FUSED * totals[number])
+        for number in often
+        if params[number] and layers[number].kind not in _CELLS and totals[number] < _ITEM_NS * calls[number]
+    }
+    if sum(gains.values()) < _SHARE * evidence.recorded_ns:
+        return
+    for group in merged(evidence, gains):
+        first = group.numbers[0]
+        above = called_above[first]
+        yield group.advice(
+            f"It is called {calls[first] // calls[above]:,} times in a call of {layers[above].name}, one item after "
+            "the other.",
+            "If no item depends on an earlier one, call it once: `layer(torch.cat(items)).split(sizes)`, or pad them "
+            "to a batch (`torch.nn.utils.rnn.pad_sequence`).",
+        )
+
+
+@rule
+def costly_dropout(evidence: Evidence) -> Iterator[Advice]:
+    """Dropout that takes at least 5 % of the recorded time: on a CPU its random numbers are drawn one after the other.
+
+    Evidence: ``aten::dropout`` and ``aten::native_dropout`` in any layer, and the backward of dropout layers. The gain
+    is all of that time. Not for the time of a device, where a kernel draws them at once.
+    """
+    if evidence.device != "cpu":
+        return
+    layers = evidence.run.layers
+    drops = evidence.took(inside("aten::dropout", "aten::native_dropout", "aten::bernoulli_"), phases=(FORWARD,))
+    backward = evidence.took(always, phases=(BACKWARD,))
+    times = {}
+    for number, took in drops.items():
+        if number >= 0:
+            is_dropout = "Dropout" in layers[number].kind and number in backward
+            times[number] = evidence.time_of(took) + (evidence.time_of(backward[number]) if is_dropout else 0)
+    if not times or sum(times.values()) < _SHARE * evidence.recorded_ns:
+        return
+    group = together(evidence, times)
+    yield group.advice(
+        "Dropout draws a random number for each element.",
+        "Leave it out (`p=0`), or drop whole channels: `torch.nn.Dropout1d`.",
+        details=f"It takes {group.time}.",
+        options="Both draw fewer random numbers.",
+    )
+
+
+@rule
+def casts_in_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Layers of the user's with parameters that are not float32, which are cast in each call, for at least 5 % of the
+    recorded time.
+
+    Evidence: ``aten::to`` and ``aten::_to_copy`` that the layer calls directly, and parameters of another type than
+    float32 in it or below it; the casts of autocast are of float32. Torch's own layers are left out. The gain is all of
+    that time.
+    """
+    layers = evidence.run.layers
+    took = evidence.took(inside("aten::to", "aten::_to_copy"), phases=(FORWARD,))
+    if evidence.device != "cpu" or not took:
+        return
+    others = layers.roll_up([sum(dtype != "float32" for dtype, _ in layer.dtype_bytes) for layer in layers])
+    times = {
+        number: evidence.time_of(work)
+        for number, work in took.items()
+        if number >= 0 and others[number] and has_python(layers[number])
+    }
+    if sum(times.values()) < _SHARE * evidence.recorded_ns:
+        return
+    for group in merged(evidence, times):
+        yield group.advice(
+            f"Tensors are cast to another type in each call, for {group.time}.",
+            "Cast once: store weights in the type that is computed with, `model.float()`.",
+        )
+
+
+@rule
+def tensors_that_grow(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that concatenate a tensor with an earlier one in each of many calls without backward, for at least 5 % of
+    the recorded time: keys and values of earlier tokens, which are all copied for each new one.
+
+    Evidence: ``aten::cat`` that a layer calls directly, in a model that is called ten times or more with one token:
+    its first input has two or three dimensions, the second of size 1. The gain is all of the time of ``aten::cat``.
+    Whether it grows is not recorded, so the finding is stated as a condition.
+    """
+    if BACKWARD in evidence.run.phases():
+        return
+    took = evidence.took(inside("aten::cat"), phases=(FORWARD,))
+    times = {
+        number: evidence.time_of(work)
+        for number, work in took.items()
+        if number >= 0 and work.calls >= _GROWTH and evidence.gets_one_token(number)
+    }
+    if not times or sum(times.values()) < _SHARE * evidence.recorded_ns:
+        return
+    for group in merged(evidence, times):
+        calls = sum(took[number].calls for number in group.numbers)
+        yield group.advice(
+            f"`torch.cat` copies all of its inputs {calls:,} times, for {group.time}: if a tensor "
+            "grows by it, as a cache of keys and values, each call copies all earlier ones.",
+            "Preallocate it (`torch.empty(batch, most, size)`), write into a slice (`cache[:, at : at + n] = new`), "
+            "and use a view of what is filled.",
+        )
+
+
+@rule
+def channels_last_missed(evidence: Evidence) -> Iterator[Advice]:
+    """Kernels that convert between NCHW and NHWC around a convolution, by cuDNN's names for them (``nchwToNhwcKernel``,
+    ``nhwcToNchwKernel``).
+
+    Tensor cores need channels last, so cuDNN converts other layouts. The gain is the time of these kernels. On the CPU
+    oneDNN reorders inside an op, where it is not recorded. Needs a device.
+    """
+    took = evidence.took(_is_conversion)
+    for group in merged(evidence, {number: work.device_ns for number, work in took.items()}):
+        calls = sum(took[number].calls for number in group.numbers)
+        yield group.advice(
+            f"{calls:,} kernel{'s convert' if calls != 1 else ' converts'} between NCHW and NHWC around convolutions, "
+            f"for {group.time} in total.",
+            "Use channels last: `model = model.to(memory_format=torch.channels_last)`, and the same for the input.",
+        )
+
+
+@among(is_device_work)
+def _is_conversion(frames: Frames) -> bool:
+    return _CONVERSION.search(frames[-1].name) is not None
+
+
+# Tensors that a layer makes anew in each call, though they depend only on sizes; and embeddings of large tables.
+
+_SHARE_OF_CONSTANTS = 0.03
+_MAKES = inside(
+    "aten::arange",
+    "aten::linspace",
+    "aten::eye",
+    "aten::tril",
+    "aten::triu",
+    "aten::tril_indices",
+    "aten::triu_indices",
+)
+_OF_POSITIONS = calling({"aten::sin", "aten::cos", "aten::exp", "aten::pow", "aten::cat", "aten::stack"})
+_OF_PARAMETERS = {"tril", "triu"}  # nodes
+_SIZES = re.compile(r"(\d+), (\d+)")
+_FEW_ROWS = 1 / 4  # a call that uses a larger part of the rows gains little
+
+
+@rule
+def constants_in_layers(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that make the same tensors in each call, for at least 3 % of the recorded time: masks, positions.
+
+    Evidence: ``arange``, ``linspace``, ``eye``, ``tril`` and ``triu`` in a layer of a model that gets inputs of the
+    same shapes in at least two calls. Where gradients flow through the layer, ``sin``, ``cos``, ``exp``, ``pow``,
+    ``cat`` and ``stack`` without a node in its backward count, too: their inputs depend on no parameter. A layer with a
+    node of ``tril`` or ``triu`` is left out: they are of a parameter. What they are made of is not recorded, so the
+    remedy is a condition. The gain is the time of all of these.
+    """
+    times = constants(evidence)
+    if sum(times.values()) < _SHARE_OF_CONSTANTS * evidence.recorded_ns:
+        return
+    for group in merged(evidence, times):
+        yield group.advice(
+            f"Tensors such as masks or positions are made in each call, for {group.time}.",
+            "If they depend only on sizes, make them once, in `__init__`: `self.register_buffer('mask', mask, "
+            "persistent=False)`.",
+            options="Slice the buffer where an input is shorter.",
+        )
+
+
+def constants(evidence: Evidence) -> dict[int, int]:
+    """The time in which each layer makes tensors that depend only on sizes, by its number."""
+    layers, calls = evidence.run.layers, evidence.forward_calls
+    times = {
+        number: evidence.time_of(took)
+        for number, took in evidence.took(_MAKES, phases=(FORWARD,)).items()
+        if number >= 0 and layers[layers.lineage(number)[0]].same_shapes and 2 <= calls[number] <= took.calls
+    }
+    if not times:
+        return times
+    nodes: defaultdict[int, set[str]] = defaultdict(set)
+    for row in evidence.rows(is_node, phases=(BACKWARD,)):
+        nodes[row.layer].add(node_of(row.frames) or "")
+    for row in evidence.rows(_may_be_constant, phases=(FORWARD,)):
+        name, number = (outermost_op(row.frames) or "").removeprefix("aten::"), row.layer
+        if number in times and number in nodes and name not in nodes[number]:
+            times[number] += evidence.time_of(row)
+    return {number: ns for number, ns in times.items() if not nodes[number] & _OF_PARAMETERS}
+
+
+@among(_OF_POSITIONS)
+def _may_be_constant(frames: Frames) -> bool:
+    return not _MAKES(frames)
+
+
+@rule
+def dense_embedding_gradients(evidence: Evidence) -> Iterator[Advice]:
+    """Embeddings of which a call uses few rows: backward writes a gradient of all rows, and the optimizer updates all.
+
+    Evidence: the number of rows of the table in its settings, and of indices in its input, at most a quarter of them.
+    The gain is the layer's backward and its part of the optimizers' time, by its part of the trainable parameters,
+    without the rows in use.
+    """
+    layers = evidence.run.layers
+    backward = evidence.took(always, phases=(BACKWARD,))
+    stepped = evidence.time_of(evidence.took_outside(is_optimizer, FORWARD))
+    gains = {}
+    for number in evidence.of_class.get("Embedding", ()):
+        layer = layers[number]
+        rows, used = _rows_of(layer), _indices_of(layer)
+        if not rows or not used or used > _FEW_ROWS * rows or number not in backward or layer.tied:
+            continue
+        ns = evidence.time_of(backward[number])
+        if stepped and layer.trainable_params:
+            ns += stepped * layer.trainable_params // evidence.trainable_params
+        gains[number] = round(ns * (1 - used / rows))
+    for group in merged(evidence, gains):
+        first = layers[group.numbers[0]]
+        yield group.advice(
+            f"The gradient is dense, for all {_rows_of(first):,} rows, and a call uses at most {_indices_of(first):,}.",
+            "Use `torch.nn.Embedding(…, sparse=True)`, with `torch.optim.SparseAdam` or `torch.optim.SGD` for it.",
+        )
+
+
+def _rows_of(layer: Layer) -> int:
+    sizes = _SIZES.match(layer.settings)
+    return int(sizes[1]) if sizes and "sparse=True" not in layer.settings else 0
+
+
+def _indices_of(layer: Layer) -> int:
+    return prod(layer.input_shapes[0]) if layer.input_shapes else 0

@@ -1,0 +1,365 @@
+"""Precision: dtypes that cost more time and memory than needed, and sizes that tensor cores do not support."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from torchprof.advise import WORTH, Advice, Gain, merged, rule, together
+from torchprof.advise.chains import Among, Frames, always, among, inside, is_device_work, shape_of_input
+from torchprof.advise.evidence import Evidence
+from torchprof.run.formats import format_memory, format_time
+from torchprof.run.torch_names import CONVOLUTIONS, ELEMENTWISE, FACTORS, recorded_as
+from torchprof.run.words import BACKWARD, FORWARD, NOT_SELECTED, RECOMPUTE, Frame, FrameKind, Signature
+
+_DOUBLE = recorded_as("float64", "complex128")
+_SINGLE = recorded_as("float32")
+_HALF = recorded_as("float16", "bfloat16")
+_FLOATS = _DOUBLE | _SINGLE | _HALF | recorded_as("complex64", "complex32")
+_FLOATING = ("float", "bfloat", "complex")  # prefixes of torch's floating-point dtypes
+_FLOAT32_KERNEL = re.compile(r"sgemm|scudnn|simt|f32f32_f32f32")
+_TF32_KERNEL = re.compile(r"tf32|s1688")
+_HALF_KERNEL = re.compile(r"[sh]884|h1688|16816|fp16|bf16|half|BFloat16|c10::Half")
+
+_PRODUCTS = frozenset({*FACTORS, *CONVOLUTIONS})
+_SIZES_SHOWN = 5
+_SLOW_HALF = 0.9
+_HALF_SHARE = 0.05
+
+_TENSOR_CORES = 7 / 8
+"""The largest gain from tensor cores, because they are at most eight times as fast as the other cores: A100 156 to 19.5
+TFLOP/s in TF32, H100 494 to 67, and 989 to 134 in half precision; V100 125 to 15.7 (NVIDIA's data sheets)."""
+
+
+@rule
+def double_precision(evidence: Evidence) -> Iterator[Advice]:
+    """Layers that compute in float64, by the dtypes of the inputs of their operators; if shapes were not recorded, by
+    the dtypes of their own parameters.
+
+    An operator of torch (``aten::…``) computes in float64 if all its floating-point inputs are float64; an elementwise
+    operator if any of them is, because it promotes the others. An inner operator without floating-point inputs counts
+    as the operator around it. Compiled graphs, autograd nodes and custom operators do not count: their inputs do not
+    show how they compute. Neither do tensors without a dimension, because torch passes Python scalars as these. Without
+    shapes, all floating-point parameters that a layer holds itself must be float64.
+
+    On a CPU the gain is half of the time, because half as many values fit into a register and through the memory bus;
+    of convolutions and recurrent layers 3/4: oneDNN does not support float64 (on two threads a Conv2d took 4.5 times as
+    long, an LSTM 3.7 times). On a device it is at most all of it: consumer GPUs compute float64 at 1/64 of the rate. In
+    memory, the gain is half of the bytes of float64 parameters.
+    """
+    held: dict[int, int] = {}  # only of layers that hold any
+    all_double = set()
+    for number, layer in enumerate(evidence.run.layers):
+        sizes = dict(layer.dtype_bytes)
+        double = sizes.get("float64", 0) + sizes.get("complex128", 0)
+        if double:
+            held[number] = double
+            if double == sum(size for dtype, size in sizes.items() if dtype.startswith(_FLOATING)):
+                all_double.add(number)
+    if evidence.shapes_recorded:
+        took = evidence.took(_is_in_double)
+    elif all_double:
+        took = {number: work for number, work in evidence.took(always).items() if number in all_double}
+    else:
+        return
+    gains = {
+        number: Gain(round(ns * _part_of_double(evidence, number)), held[number] // 2 if number in held else None)
+        for number, work in took.items()
+        if (ns := evidence.time_of(work))
+    }
+    for group in merged(evidence, gains):
+        size = sum(held.get(number, 0) for number in group.numbers)
+        ns = sum(evidence.time_of(took[number]) for number in group.numbers)
+        holding = f", and {format_memory(size)} of parameters are float64" if size else ""
+        yield group.advice(
+            f"Computing in float64 takes {format_time(ns)}{holding}.",
+            "Use float32 unless results need float64: `model.float()` for parameters, `x.float()` for inputs (NumPy "
+            "arrays are float64 by default).",
+        )
+
+
+def _part_of_double(evidence: Evidence, number: int) -> float:
+    """The part of the time in float64 that float32 saves."""
+    if evidence.device != "cpu":
+        return 1.0
+    kind = evidence.run.layers[number].kind if number >= 0 else ""
+    return 0.75 if kind.startswith("Conv") or kind in ("LSTM", "GRU", "RNN") else 0.5
+
+
+@rule
+def half_precision_on_the_cpu(evidence: Evidence) -> Iterator[Advice]:
+    """Layers in float16 on a CPU, which computes them without fast kernels: their type is that of their own parameters.
+
+    Evidence: at least 5 % of the recorded time is in them. The gain is 9/10 of their time, backward included: measured
+    for convolutions, 97 %. bfloat16 is left out: many CPUs compute it fast.
+    """
+    if evidence.device != "cpu" or "CUDA" in dict(evidence.run.meta.environment):
+        return  # a device may compute it, even if its time was not recorded
+    layers = evidence.run.layers
+    took = evidence.took(always)
+    gains = {
+        number: round(took[number].cpu_ns * _SLOW_HALF)
+        for number, layer in enumerate(layers)
+        if number in took and dict(layer.dtype_bytes).get("float16")
+    }
+    if sum(gains.values()) < _HALF_SHARE * evidence.recorded_ns:
+        return
+    for group in merged(evidence, gains):
+        yield group.advice(
+            "It computes in float16, for which the CPU has no fast kernels.",
+            "Use `model.float()` on a CPU, or `model.bfloat16()` where the CPU has instructions for it (AMX).",
+        )
+
+
+@rule
+def misaligned_half_precision(evidence: Evidence) -> Iterator[Advice]:
+    """Matrix products and convolutions in half precision on CUDA with a size of the weights that is not a multiple of 8
+    (for a product of two activations: the inner or the last size). Then rows are not aligned to 16 bytes.
+
+    cuBLAS and cuDNN select slower kernels for these sizes, some without tensor cores: the gain is at most 7/8 of the
+    time (see ``_TENSOR_CORES``). Up to four input channels, as of an image, are left out because they cannot be
+    changed, and so are depthwise convolutions, which have no matrix product. The number of rows (batch, tokens) does
+    not matter. Source: NVIDIA, "Matrix Multiplication Background User's Guide", Requirements to Use Tensor Cores. Needs
+    shapes and a device.
+    """
+    if evidence.device != "cuda" or not evidence.shapes_recorded:
+        return
+    sizes: defaultdict[int, set[int]] = defaultdict(set)
+    ns: defaultdict[int, int] = defaultdict(int)
+    for row in evidence.rows(_has_odd_sizes, phases=(FORWARD, RECOMPUTE)):
+        for frame in row.frames:
+            sizes[row.layer].update(_odd_sizes(frame))
+        ns[row.layer] += row.device_ns
+    if not sizes:
+        return
+    for number, work in evidence.took(_has_half_product, phases=(BACKWARD,)).items():
+        ns[number] += work.device_ns
+    for group in merged(evidence, {number: int(ns[number] * _TENSOR_CORES) for number in sizes}):
+        odd = sorted(set().union(*(sizes[number] for number in group.numbers)))
+        more = f" and {len(odd) - _SIZES_SHOWN} more" if len(odd) > _SIZES_SHOWN else ""
+        are = "sizes that are not multiples of 8" if len(odd) > 1 else "a size that is not a multiple of 8"
+        yield group.advice(
+            f"Half-precision matrix products and convolutions with {are} take "
+            f"{format_time(sum(ns[number] for number in group.numbers))}: "
+            f"{', '.join(map(str, odd[:_SIZES_SHOWN]))}{more}.",
+            "Pad features, classes, vocabulary or sequences to a multiple of 8 (`pad_to_multiple_of=8` in a "
+            "tokenizer).",
+        )
+
+
+@rule
+def tf32_not_used(evidence: Evidence) -> Iterator[Advice]:
+    """Matrix products and convolutions in float32 on a CUDA device of compute capability 8.0 or later, by kernels
+    without tensor cores, while torch's switches forbid TF32.
+
+    Products: ``float32_matmul_precision`` is "highest", torch's default; convolutions: ``cudnn_tf32`` is "False". The
+    gain is at most 7/8 of their time. Needs a device. Without shapes, float32 is recognized by the names of kernels.
+    """
+    by_layer = _could_be_tf32(evidence)
+    if not by_layer:
+        return
+    group = together(evidence, {number: int(ns * _TENSOR_CORES) for number, ns in by_layer.items()})
+    remedies = [
+        'torch.set_float32_matmul_precision("high")'
+        if evidence.switches.get("float32_matmul_precision") == "highest"
+        else "",
+        "torch.backends.cudnn.allow_tf32 = True" if evidence.switches.get("cudnn_tf32") == "False" else "",
+    ]
+    yield group.advice(
+        f"float32 matrix products and convolutions without tensor cores take {format_time(sum(by_layer.values()))}: "
+        "TF32 is off.",
+        f"Set {' and '.join(f'`{remedy}`' for remedy in remedies if remedy)} at the start if inputs with 10 bits of "
+        "mantissa are enough.",
+        options="`torch.autocast` saves more.",
+    )
+
+
+@rule
+def autocast_not_used(evidence: Evidence) -> Iterator[Advice]:
+    """A CUDA device with tensor cores (compute capability 7.0 or later) that spends at least half of its time on matrix
+    products and convolutions in float32, in a run without any op or kernel in half precision.
+
+    The threshold is half because autocast changes results slightly and adds casts: it pays if products dominate.
+    There is no finding if TF32 is recommended, which is the smaller change. Half precision has twice the rate of TF32
+    and half the bytes, so the gain is half of the time; without TF32 at most 7/8. Needs a device.
+    """
+    if evidence.device != "cuda" or not evidence.compute_capability:
+        return
+    whole = evidence.run.rows.total("device_ns")
+    if evidence.compute_capability < (7, 0) or sum(_could_be_tf32(evidence).values()) * _TENSOR_CORES >= (
+        WORTH * evidence.recorded_ns
+    ):
+        return
+    took = evidence.took(Among(_is_product_kernel, partial(_is_in_float32, with_tf32=True)))
+    by_layer = {number: work.device_ns for number, work in took.items() if work.device_ns}
+    ns = sum(by_layer.values())
+    if not ns or ns * 2 < whole or evidence.any_row(_is_half_work):
+        return
+    has_tf32 = evidence.compute_capability >= (8, 0)
+    saved = 1 / 2 if has_tf32 else _TENSOR_CORES
+    group = together(evidence, {number: int(took_ns * saved) for number, took_ns in by_layer.items()})
+    yield group.advice(
+        f"float32 matrix products and convolutions take {ns / whole:.0%} of the CUDA time ({format_time(ns)}), and "
+        "nothing runs in half precision.",
+        'Run forward and loss under `torch.autocast("cuda", dtype=torch.bfloat16)`.'
+        if has_tf32
+        else 'Run forward and loss under `torch.autocast("cuda", dtype=torch.float16)`, with `torch.amp.GradScaler`.',
+    )
+
+
+def _is_in_double(frames: Frames) -> bool:
+    """Whether the innermost of these frames with floating-point inputs is an operator that computes in float64."""
+    for frame in reversed(frames):
+        if frame.kind == FrameKind.KERNEL:
+            continue
+        if frame.kind != FrameKind.OP or not frame.name.startswith("aten::"):
+            return False
+        if _has(frame.signature, _FLOATS):
+            others = _has(frame.signature, _FLOATS - _DOUBLE)
+            return _has(frame.signature, _DOUBLE) and (not others or frame.name in ELEMENTWISE)
+    return False
+
+
+def _has(signature: Signature | None, dtypes: frozenset[str]) -> bool:
+    """Whether an input tensor of an op has one of these dtypes, and a dimension or an unknown shape."""
+    if signature is None:
+        return False
+    return any(dtype in dtypes and shape != () for shape, dtype in zip(signature.shapes, signature.dtypes))
+
+
+def _odd_sizes(frame: Frame) -> list[int]:
+    """The sizes of a product or convolution in half precision that are not multiples of 8."""
+    if not _is_half_product(frame):
+        return []
+    sizes: list[int] = []
+    if frame.name in FACTORS:
+        left, right = (shape_of_input(frame, index) for index in FACTORS[frame.name])
+        sizes = [*left[-1:], *right[-1:]]
+    else:
+        weight = shape_of_input(frame, 1)
+        if len(weight) > 2 and weight[1] > 1:
+            sizes = [weight[0], *([weight[1]] if weight[1] > 4 else [])]
+    return [size for size in sizes if size > 0 and size % 8]
+
+
+def _is_half_product(frame: Frame) -> bool:
+    return frame.name in _PRODUCTS and _has(frame.signature, _HALF)
+
+
+@among(inside(*_PRODUCTS))
+def _has_half_product(frames: Frames) -> bool:
+    return any(map(_is_half_product, frames))
+
+
+@among(_has_half_product)
+def _has_odd_sizes(frames: Frames) -> bool:
+    return any(map(_odd_sizes, frames))
+
+
+def _could_be_tf32(evidence: Evidence) -> dict[int, int]:
+    """The device time by layer of the products that TF32 would speed up, but torch's switches forbid it."""
+    if evidence.device != "cuda" or evidence.compute_capability < (8, 0):
+        return {}
+    ops = {
+        *(FACTORS if evidence.switches.get("float32_matmul_precision") == "highest" else ()),
+        *(CONVOLUTIONS if evidence.switches.get("cudnn_tf32") == "False" else ()),
+    }
+    took = evidence.took(Among(_is_product_kernel, lambda frames: frames[-2].name in ops and _is_in_float32(frames)))
+    return {number: work.device_ns for number, work in took.items() if work.device_ns}
+
+
+@among(is_device_work)
+def _is_product_kernel(frames: Frames) -> bool:
+    """Whether it is a kernel that a product or convolution launched directly."""
+    return len(frames) > 1 and frames[-2].name in _PRODUCTS
+
+
+def _is_in_float32(frames: Frames, *, with_tf32: bool = False) -> bool:
+    """Whether the kernel of a product computes in float32; with ``with_tf32`` also a TF32 kernel. float32 is recognized
+    by the op's dtypes if shapes were recorded, else by the kernel's name."""
+    kernel, op = frames[-1].name, frames[-2]
+    if _HALF_KERNEL.search(kernel):
+        return False
+    if _TF32_KERNEL.search(kernel):
+        return with_tf32
+    if op.signature is not None:
+        return _has(op.signature, _SINGLE)
+    return _FLOAT32_KERNEL.search(kernel) is not None
+
+
+def _is_half_work(frames: Frames) -> bool:
+    if any(_has(frame.signature, _HALF) for frame in frames):
+        return True
+    return bool(frames) and frames[-1].kind == FrameKind.KERNEL and _HALF_KERNEL.search(frames[-1].name) is not None
+
+
+# The layer that causes the peak of memory.
+
+_SHARE = 1 / 3
+_LEAST_BYTES = 2**20
+_KINDS = ("activations", "temporaries")
+_SMALL = 0.01  # parts below this share of the layer's bytes are not named
+
+
+@rule
+def layer_that_makes_the_peak(evidence: Evidence) -> Iterator[Advice]:
+    """One layer, or the code outside all layers, that allocated much of the live memory at the peak of a device.
+
+    Evidence: the activations (saved for backward or returned) and temporaries that were live at the peak, by the layer
+    that allocated them. A layer is reported if it has at least a third of all live memory, that of the model before the
+    recording included if it is known; in a model of a few layers, at least twice its equal share; and at least 1 MB.
+    Parameters, gradients, the optimizer's state and the model's inputs do not count. The gain is at most all of these
+    bytes. Needs a run with memory.
+    """
+    called = sum(key.phase == FORWARD for key, _ in evidence.samples("cpu_ns"))
+    share = max(_SHARE, 2 / max(called, 1))
+    peaks: dict[str, int] = {}
+    incomplete: set[str] = set()
+    at_peak: defaultdict[int, dict[str, Counter[tuple[str, str]]]] = defaultdict(dict)
+    for memory in evidence.run.memory:
+        whole = memory.peak_bytes + sum(size for _, size in memory.before or ())
+        device = memory.device if len(evidence.run.metas) == 1 else f"{memory.device} of rank {memory.rank}"
+        by_layer: dict[int, Counter[tuple[str, str]]] = {}
+        for held in memory.held:
+            if held.nbytes > 0 and held.layer != NOT_SELECTED and held.kind in _KINDS:
+                by_layer.setdefault(held.layer, Counter())[held.kind, held.phase] += held.nbytes
+        for layer, sums in by_layer.items():
+            if sum(sums.values()) >= max(share * whole, _LEAST_BYTES):
+                peaks[device] = whole
+                incomplete |= {device} if memory.before is None else set()
+                at_peak[layer][device] = sums
+    gains = {layer: Gain(nbytes=sum(map(Counter.total, by_device.values()))) for layer, by_device in at_peak.items()}
+    remedies = {layer: _remedy(evidence, _largest_kind(by_device)) for layer, by_device in at_peak.items()}
+    for group in merged(evidence, gains, remedies):
+        devices = dict.fromkeys(device for layer in group.numbers for device in at_peak[layer])
+        sums = sum((live for layer in group.numbers for live in at_peak[layer].values()), Counter[tuple[str, str]]())
+        whole, nbytes = sum(peaks[device] for device in devices), sums.total()
+        where = f"the peak of {next(iter(devices))}" if len(devices) == 1 else f"the peaks of {len(devices)} devices"
+        above = " above the start" if incomplete & devices.keys() else ""
+        parts = ", ".join(
+            f"{format_memory(size)} {kind} of {phase}"
+            for (kind, phase), size in sums.most_common()
+            if size >= _SMALL * nbytes
+        )
+        yield group.advice(
+            f"{nbytes / whole:.0%} of {where} ({format_memory(whole)}{above}) was allocated here: {parts}.",
+            remedies[group.numbers[0]],
+        )
+
+
+def _largest_kind(by_device: Mapping[str, Counter[tuple[str, str]]]) -> str:
+    """Which kind of memory it is most, over all devices."""
+    return sum(by_device.values(), Counter[tuple[str, str]]()).most_common(1)[0][0][0]
+
+
+def _remedy(evidence: Evidence, kind: str) -> str:
+    if kind == "temporaries":
+        return "Compute in parts (`torch.chunk`), in place, or with an operator without this intermediate result."
+    if BACKWARD in evidence.run.phases():
+        return (
+            "Use activation checkpointing (`torch.utils.checkpoint`), half precision (`torch.autocast`), or smaller "
+            "micro-batches with gradient accumulation."
+        )
+    return "Use smaller batches, or return fewer tensors."

@@ -1,1 +1,0 @@
-"""Compiled regions and their report."""

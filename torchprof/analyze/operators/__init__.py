@@ -1,1 +1,0 @@
-"""Reports on operators, kernels and the Python between them."""

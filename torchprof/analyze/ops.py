@@ -1,0 +1,313 @@
+"""The ops report: the cost of each operator, in the whole run or in some layers; or the layers that use one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchprof.analyze.columns import Column, column_called, columns_of
+from torchprof.analyze.figures import Figures
+from torchprof.analyze.operators import Operator, layers_of_operator, operators
+from torchprof.analyze.report import (
+    Part,
+    ReportTable,
+    Section,
+    TableRow,
+    printable,
+    report,
+    rows_hidden,
+    spaced,
+    stacked,
+)
+from torchprof.analyze.sentences import about_flops, about_sums, warnings_below
+from torchprof.errors import TorchprofError
+from torchprof.run.cost import Cost
+from torchprof.run.formats import Cell, ReportCell, format_time
+from torchprof.run.operators import Sums
+from torchprof.run.run import Run
+from torchprof.run.words import FORWARD, LAUNCHED_BEFORE, FrameKind, range_in_words
+
+# A sorted table of figures: shared by the reports "ops" and "kernels".
+
+_CALLS = "Calls"
+SUM_OF_PHASES = "the requested phases"
+"""The key in ``Figures`` of the sum of all requested phases."""
+
+# torch's names of columns, and ours. "cpu" may be replaced by a kind of device in both.
+_TORCHS_NAMES = {
+    "self_cpu_time_total": "self_cpu_total",
+    "cpu_time_total": "cpu_total",
+    "cpu_time": "cpu_avg",
+    "self_cpu_memory_usage": "self_cpu_mem",
+    "cpu_memory_usage": "cpu_mem",
+    "count": "calls",
+}
+_WIDTH = 60
+
+
+@dataclass
+class TableLine(Figures):
+    """A line of the table: its figures, and its texts by heading, each of one or several lines."""
+
+    texts: Mapping[str, Sequence[Cell]] = field(default_factory=dict)
+
+
+def line_of(texts: Mapping[str, Sequence[Cell]], sums: Sums, *, left_over: bool = False) -> TableLine:
+    """A line with these figures; 0 calls are blank. ``left_over``: it was launched before the recording."""
+    return TableLine(
+        {SUM_OF_PHASES: sums.self},
+        {SUM_OF_PHASES: sums.total},
+        sums.calls or -1,
+        left_over=left_over,
+        texts=texts,
+        is_part=0 < sums.calls == sums.parts,
+    )
+
+
+def line_of_figures(texts: Mapping[str, Sequence[Cell]], figures: Figures, phases: Sequence[str]) -> TableLine:
+    """A line with the sum of the figures over these phases."""
+    own, total = (sum((costs.get(phase, Cost()) for phase in phases), Cost()) for costs in (figures.own, figures.total))
+    return TableLine(
+        {SUM_OF_PHASES: own},
+        {SUM_OF_PHASES: total},
+        figures.calls,
+        unknown=figures.unknown,
+        inlined=figures.inlined,
+        incomplete={SUM_OF_PHASES} if figures.incomplete & {*phases} else frozenset(),
+        incomplete_self={SUM_OF_PHASES} if figures.incomplete_self & {*phases} else frozenset(),
+        texts=texts,
+    )
+
+
+def figure_columns(run: Run) -> list[Column]:
+    """The columns of a run: self, total and average of times; memory, MACs and FLOPs; calls."""
+    columns: list[Column] = []
+    for column in columns_of(run):
+        if column.what == "cost" and column.phase == FORWARD:
+            columns.append(replace(column, phase=SUM_OF_PHASES))
+            if column.is_time and not column.is_self:
+                heading = f"{column.heading.removesuffix(' total')} avg"
+                columns.append(replace(columns[-1], heading=heading, what="average"))
+    return [*columns, Column(_CALLS, "calls")]
+
+
+def largest_by(columns: Sequence[Column], *, of_self: bool) -> Column:
+    """The column of the default order: device time, else CPU time, else the first column."""
+    times = [column for column in columns if column.is_time and column.measured and column.is_self == of_self]
+    return [*reversed(times), *columns][0]
+
+
+def shares_of(columns: Sequence[Column], own: Cost, total: Cost) -> dict[Column, float]:
+    """What 100 % is in each column of times: ``own`` in columns of self, ``total`` in columns of totals."""
+    return {
+        column: column.measure.of(own if column.is_self else total)
+        for column in columns
+        if column.is_time and column.measure
+    }
+
+
+def about_wholes(what: str, wholes: Mapping[Column, float]) -> list[str]:
+    """A sentence: what 100 % is in each column of times. ``what`` describes it."""
+    columns: dict[float, str] = {}
+    for column, ns in wholes.items():
+        if ns:
+            columns.setdefault(ns, f"{format_time(ns)} {column.heading}")  # once if self and total are the same
+    return [f"100 % is {what}: {', '.join(columns.values())}."] if columns else []
+
+
+def ranked(
+    run: Run,
+    texts: Sequence[str],
+    lines: Sequence[TableLine],
+    columns: Sequence[Column],
+    usual: Column,
+    *,
+    wholes: Mapping[Column, float],
+    more_texts: Sequence[str] = (),
+    sentences: Sequence[str] = (),
+    sort_by: str | None = None,
+    top: int | None = None,
+) -> Section:
+    """The lines as a table; below it the sentences, how many rows are hidden, and the run's warnings.
+
+    ``texts``: headings of the text columns left of the figures; ``more_texts``: of those right of them. The table is
+    sorted by the column ``sort_by``, or by ``usual`` if that is None: figures from the largest, texts from A to Z.
+    ``wholes``: what 100 % is in the columns that show shares.
+
+    Raises TorchprofError for an unknown column.
+    """
+    every = [*map(Column, texts), *columns, *map(Column, more_texts)]
+    order = usual if sort_by is None else column_called(_our_name(sort_by, every, run), every)
+    if order.what == "text":
+        lines = sorted(lines, key=lambda line: [*map(str, line.texts[order.heading])])
+    else:
+        lines = sorted(lines, key=lambda line: -order.of(line))
+    shown = lines[:top]
+    table = [row for line in shown for row in _rows(line, every, wholes)]
+    text = ReportTable([column.heading for column in every], table)
+    hidden = [_hidden(len(lines), len(shown), order)] if len(shown) < len(lines) else []
+    below: list[Part] = [*sentences, *hidden, *about_sums(run), warnings_below(run)]
+    return spaced([text, stacked(below)])
+
+
+def _hidden(all_lines: int, shown: int, order: Column) -> str:
+    """A sentence: how many rows are hidden, and which rows are shown."""
+    which = "first" if order.what == "text" else "largest"
+    return f"{rows_hidden(all_lines - shown, shown, which)} by {order.heading}."
+
+
+def _rows(line: TableLine, columns: Sequence[Column], wholes: Mapping[Column, float]) -> Iterable[TableRow]:
+    """A line as rows of cells: several rows if a text has several lines."""
+    cells = [
+        list(line.texts[column.heading]) if column.what == "text" else [column.text(line, wholes.get(column))]
+        for column in columns
+    ]
+    yield TableRow(
+        [
+            ReportCell(str(cell[0]), "\n".join(map(str, cell))) if len(cell) > 1 else cell[0] if cell else ""
+            for cell in cells
+        ]
+    )
+    for number in range(1, max(1, *map(len, cells))):
+        yield TableRow([cell[number] if number < len(cell) else "" for cell in cells], continues=True)
+
+
+def _our_name(name: str, columns: Sequence[Column], run: Run) -> str:
+    """Our name of a column for torch's name of it; any other name unchanged."""
+    device = run.meta.device or "device"
+    known = dict(_TORCHS_NAMES)
+    for torchs, ours in _TORCHS_NAMES.items():
+        for kind in ("device", device):
+            known[torchs.replace("cpu", kind)] = ours.replace("cpu", device)
+    ours = known.get(str(name), name)
+    return ours if any(column.key == ours for column in columns) else name
+
+
+def operator_name(operator: Operator) -> str:
+    """The name of an operator in tables: long names shortened, ranges marked."""
+    name = shortened(operator.name)
+    return range_in_words(operator.kind, name)
+
+
+def shortened(name: str, width: int = _WIDTH) -> str:
+    """A name of at most ``width`` characters, long ones without their middle; unprintable characters as escapes."""
+    name = printable(name)
+    if len(name) <= width:
+        return name
+    head = (width - 1) * 3 // 5
+    return f"{name[:head]}…{name[len(name) - (width - 1 - head) :]}"
+
+
+_SHAPES_SHOWN = 4
+_LIST_SHOWN = 2
+
+
+@report("ops", 'every operator, with self and total; op="aten::mm": the layers that use it', answers="time")
+def ops(
+    run: Run,
+    *,
+    op: str | None = None,
+    sort_by: str | None = None,
+    top: int | None = None,
+    group_by_input_shape: bool = False,
+    group_by_stack_n: int = 0,
+    layer: Any = None,
+    phase: str | None = None,
+) -> Section:
+    """A row for each operator, and for each label of the user's, as in torch's ``key_averages().table()``.
+
+    *Self* is the operator's cost without operators nested in it, *total* the cost of its outermost occurrences with
+    everything nested in them. Shares are of the self time of all rows, without work launched before the recording.
+    ``(between ops)`` is the time of layers in which no operator ran.
+
+    ``op``: the name of an operator, as this table has it. The rows are then the layers that use it directly, not in a
+    child layer, the largest total first; shares are of what it took in the whole run. ``phase``, ``sort_by``,
+    ``top`` work as without ``op``, the other options do not.
+
+    ``layer``: a path or a pattern as in ``Profile(paths=…)``; only work in these layers and below them. ``phase``: None
+    is their sum. ``group_by_input_shape``: a row for each combination of input shapes; ``group_by_stack_n``: of the
+    innermost n source lines. ``sort_by`` may be torch's name of a column, too; the default is the self time of the
+    device if that was measured, else of the CPU.
+
+    Raises TorchprofError for an unknown operator, layer or column, for shapes or source lines that were not recorded,
+    and for options that do not work with ``op``.
+    """
+    if op is not None:
+        others = {"layer": layer, "group_by_input_shape": group_by_input_shape, "group_by_stack_n": group_by_stack_n}
+        refused = [name for name, value in others.items() if value]
+        if refused:
+            raise TorchprofError(f"With op=, the rows are the layers of one operator: leave out {', '.join(refused)}.")
+        return _layers_using(run, op, sort_by=sort_by, top=top, phase=phase)
+    sums_of = operators(
+        run, layer=layer, phase=phase, group_by_input_shape=group_by_input_shape, group_by_stack_n=group_by_stack_n
+    )
+    columns = figure_columns(run)
+    whole = sum((sums.self for operator, sums in sums_of.items() if not _is_left_over(operator)), Cost())
+    wholes = shares_of(columns, whole, whole)
+    more = ["Input Shapes"] * bool(group_by_input_shape) + ["Source Lines"] * bool(group_by_stack_n)
+    return ranked(
+        run,
+        ["Operator"],
+        [_line(operator, sums) for operator, sums in sums_of.items()],
+        columns,
+        largest_by(columns, of_self=True),
+        wholes=wholes,
+        more_texts=more,
+        sentences=[*about_wholes("the self of all rows", wholes), *about_flops(run)],
+        sort_by=sort_by,
+        top=top,
+    )
+
+
+def _line(operator: Operator, sums: Sums) -> TableLine:
+    texts: dict[str, Sequence[Cell]] = {
+        "Operator": [ReportCell(operator_name(operator), operator.name, ids={"kind": operator.kind})],
+        "Input Shapes": [_shapes(operator.shapes)],
+        "Source Lines": operator.stack,
+    }
+    return line_of(texts, sums, left_over=_is_left_over(operator))
+
+
+def _is_left_over(operator: Operator) -> bool:
+    """Whether it is the work that was launched before the recording."""
+    return operator.kind == FrameKind.LABEL and operator.name == LAUNCHED_BEFORE
+
+
+def _shapes(shapes: Sequence[Any]) -> str:
+    shown = [_shape(shape) for shape in shapes[:_SHAPES_SHOWN]]
+    return ", ".join([*shown, *_more(len(shapes) - _SHAPES_SHOWN)])
+
+
+def _shape(shape: Any) -> str:
+    """The shape of a tensor, or of a list of tensors."""
+    if shape is None:
+        return "[?]"
+    if not any(isinstance(size, tuple) for size in shape):
+        return str(list(shape)).replace("-1", "?")
+    return f"[{', '.join([*map(_shape, shape[:_LIST_SHOWN]), *_more(len(shape) - _LIST_SHOWN)])}]"
+
+
+def _more(number: int) -> list[str]:
+    return [f"… {number} more"] if number > 0 else []
+
+
+def _layers_using(run: Run, op: str, *, phase: str | None, **order: Any) -> Section:
+    """A row for each layer that uses the operator ``op`` directly."""
+    op = {operator_name(operator): operator.name for operator in operators(run)}.get(op, op)  # by the name in the table
+    sums_of = layers_of_operator(run, op, phase=phase)
+    everywhere = [sums for operator, sums in operators(run, phase=phase).items() if operator.name == op]
+    columns = figure_columns(run)
+    wholes = shares_of(
+        columns, sum((sums.self for sums in everywhere), Cost()), sum((sums.total for sums in everywhere), Cost())
+    )
+    return ranked(
+        run,
+        ["Module"],
+        [line_of({"Module": [name]}, sums) for name, sums in sums_of.items()],
+        columns,
+        largest_by(columns, of_self=False),
+        wholes=wholes,
+        sentences=about_wholes(f"what {op} took everywhere", wholes),
+        **order,
+    )

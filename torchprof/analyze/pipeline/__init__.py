@@ -1,1 +1,0 @@
-"""Pipelines of stages: their figures, their idle time, and the slow stage."""

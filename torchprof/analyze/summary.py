@@ -1,0 +1,259 @@
+"""The summary report: the layers of each model with shapes, parameters and MACs, and the figures of the whole model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torchprof.analyze.columns import Column
+from torchprof.analyze.figures import (
+    Figures,
+    dtype_of_most_macs,
+    figures_of_layers,
+    peak_of,
+    varying_calls,
+    varying_work,
+)
+from torchprof.analyze.report import Part, ReportTable, Section, TableRow, branches, printable, report, spaced, stacked
+from torchprof.analyze.sentences import warnings_below
+from torchprof.run.cost import MEASURES
+from torchprof.run.formats import (
+    UNKNOWN,
+    Cell,
+    Figure,
+    ReportCell,
+    format_count,
+    format_memory,
+    format_number,
+    format_share,
+    format_time,
+    ranks_in_words,
+)
+from torchprof.run.layers import Layer
+from torchprof.run.meta import Peak
+from torchprof.run.run import Node, Run
+from torchprof.run.samples import SampleKey
+from torchprof.run.words import BACKWARD, FORWARD, RECOMPUTE
+
+_SHAPES_SHOWN = 3
+_COUNTED = {measure.fields[0][0]: measure for measure in MEASURES}
+
+_Path = tuple[str, ...]
+
+
+@report("summary", "every layer with shapes and parameters; latency, FLOPs and MFU of the model", answers="fit")
+def summary(run: Run, *, depth: int | None = None) -> Section:
+    """Every layer with its type, depth, shapes, parameters and MACs; below the table, the figures of each model.
+
+    Shapes are those of the first forward call, marked "first" if later calls may have had other shapes. MACs and FLOPs
+    are for one forward call of the model, marked "mean" if the calls may have had different shapes. Parameters and MACs
+    of a layer include the layers below it.
+
+    The figures: *Model size* is the bytes of the parameters. *Latency* is the median CPU time of a forward call under
+    the profiler; with a device it is unknown, because the device runs asynchronously: ``torchprof.benchmark`` measures
+    it. *Throughput* is the first dimension of the model's first input over the latency; it is known if that input had
+    the same shape in all calls. *FLOP/s* are the FLOPs of all forward calls over the device time if that was recorded,
+    else over the CPU time. *MFU (% of peak)* is FLOP/s over the peak that ``torchprof.peak`` measured on this
+    device with matrix products, for the type of most MACs. *Activations* are the bytes of the outputs of layers that
+    call no other layer, in one forward call; they are known if each of these layers was called once, or always on the
+    same shapes. *Peak memory* is the peak above the start of the block. A run of several ranks shows the lowest rank.
+    """
+    sentences: list[Part] = [*_about_processors(run), warnings_below(run)]
+    if len(run.metas) > 1:
+        everyone = ranks_in_words(meta.rank for meta in run.metas)
+        sentences.insert(0, f"All this is rank {run.meta.rank}'s, of {everyone}: run.of_rank(N) has what is rank N's.")
+        run = run.of_rank(run.meta.rank)
+    models = [run.tree(FORWARD, root) for root in range(len(run.roots))]
+    if not models:
+        sections: list[Part] = ["This run has no layers: all its work is outside of them."]
+    else:
+        varying = varying_calls(run), varying_work(run)
+        figures = figures_of_layers(run, run.phases())
+        sections = [_table(run, models, figures, *varying, depth)]
+        sections += [_about_model(run, model, figures[model.layer.path], varying[1]) for model in models]
+        sentences = [*_about_shapes(run, *varying), *_about_missing(run), *sentences]
+    return spaced([*sections, stacked(sentences)])
+
+
+def _table(
+    run: Run,
+    models: Sequence[Node],
+    figures: Mapping[_Path, Figures],
+    calls_vary: Mapping[_Path, bool | None],
+    work_varies: Mapping[_Path, bool | None],
+    depth: int | None,
+) -> ReportTable:
+    """The table of layers. ``calls_vary``, ``work_varies``: as ``varying_calls`` and ``varying_work`` return them."""
+    params = run.total_params()
+
+    def below(node: Node) -> list[Node]:
+        return node.children if depth is None or len(node.layer.path) <= depth else []
+
+    def cells(node: Node, calls: int) -> list[Cell]:
+        layer = node.layer
+        return [
+            layer.kind,
+            format_number(len(layer.path) - 1),
+            _shapes(layer.input_shapes, calls_vary[layer.path]),
+            _shapes(layer.output_shapes, calls_vary[layer.path]),
+            _known(params[layer.path], format_count),
+            _count(run, figures[layer.path], "macs", calls, work_varies[layer.path]),
+        ]
+
+    table = [
+        TableRow([ReportCell(printable(node.layer.path[-1]), node.layer.name), *cells(node, model.calls)], lead)
+        for model in models
+        for lead, node in branches([model], below)
+    ]
+    return ReportTable(["Module", "Type", "Depth", "Input shape", "Output shape", "Params", "MACs"], table)
+
+
+def _about_model(run: Run, model: Node, figures: Figures, work_varies: Mapping[_Path, bool | None]) -> str:
+    """The figures of one model, a line for each."""
+    path = model.layer.path
+    lines = list(_figures(run, model, run.total_params()[path], figures, work_varies[path]))
+    width = max(len(name) for name, _ in lines)
+    return "\n".join([printable(model.layer.name), *(f"  {name:<{width}}  {value}" for name, value in lines)])
+
+
+def _about_processors(run: Run) -> Iterator[str]:
+    """The CPU time of the process: the times of layers are elapsed times."""
+    meta = run.meta
+    if meta.process_cpu_ns is not None and meta.wall_ns and len(run.metas) == 1:
+        used, wall = meta.process_cpu_ns, meta.wall_ns
+        yield f"CPU time of the process: {format_time(used)} in {format_time(wall)}, {used / wall:.0%} of one CPU."
+
+
+def _about_shapes(run: Run, *varying: Mapping[tuple[str, ...], bool | None]) -> Iterator[str]:
+    """A sentence that explains "first" and "mean", if they are shown."""
+    states = {state for of_layers in varying for state in of_layers.values()}
+    shown = any(layer.input_shapes or layer.output_shapes for layer in run.layers) or "macs" in run.meta.measured
+    if shown and states != {False} and states:
+        known = "Shapes vary over calls" if True in states else "It is unknown whether shapes vary over calls"
+        yield f'{known}: "first" are those of the first call, "mean" is of all forward calls of the model.'
+
+
+def _about_missing(run: Run) -> Iterator[str]:
+    """A sentence: which measures are unknown because they were not requested, and how to request them."""
+    missing = []
+    if "flops" not in run.meta.requested:
+        missing.append("MACs and FLOPs (with_flops=True, --flops)")
+    if "cpu_allocated" not in run.meta.requested:
+        missing.append("memory (profile_memory=True, --memory)")
+    if missing and "cpu_ns" in run.meta.requested:
+        yield f"Not recorded: {' and '.join(missing)}."
+
+
+def _figures(
+    run: Run, root: Node, params: int | None, figures: Figures, varies: bool | None
+) -> Iterator[tuple[str, Cell]]:
+    yield from _of_parameters([node.layer for node in root.walk()], params)
+    yield "MACs", _count(run, figures, "macs", root.calls, varies) or UNKNOWN
+    yield "FLOPs", _count(run, figures, "flops", root.calls, varies) or UNKNOWN
+    for phase in (BACKWARD, RECOMPUTE):
+        if phase in run.phases():
+            yield f"{phase.capitalize()} FLOPs", _count(run, figures, "flops", root.calls, varies, phase) or UNKNOWN
+    yield from _of_time(run, root, figures, varies)
+    returned = _activations(run, root)
+    yield "Activations", UNKNOWN if returned is None else format_memory(returned)
+    devices = (memory for memory in run.memory if memory.peak_bytes)
+    peaks = ", ".join(f"{format_memory(memory.peak_bytes)} on {memory.device}" for memory in devices)
+    yield "Peak memory above start", peaks or UNKNOWN
+
+
+def _of_parameters(layers: Sequence[Layer], params: int | None) -> Iterator[tuple[str, Cell]]:
+    yield "Params", _known(params, format_count)
+    trainable = [layer.trainable_params for layer in layers]
+    yield "Trainable params", UNKNOWN if None in trainable else format_count(sum(filter(None, trainable)))
+    dtypes: Counter[str] = Counter()
+    for layer in layers:
+        dtypes.update(dict(layer.dtype_bytes))
+    sizes = ", ".join(f"{dtype} {format_memory(size)}" for dtype, size in dtypes.most_common())
+    size = format_memory(sum(dtypes.values()))
+    yield "Model size", UNKNOWN if params is None else f"{size} ({sizes})" if sizes else size
+    buffers = [layer.buffer_bytes for layer in layers]
+    yield "Buffers", UNKNOWN if None in buffers else format_memory(sum(filter(None, buffers)))
+
+
+def _of_time(run: Run, root: Node, figures: Figures, varies: bool | None) -> Iterator[tuple[str, Cell]]:
+    on_device = "device_ns" in run.meta.requested
+    spread = run.samples.get(SampleKey(run.layers.index(root.layer), FORWARD, run.meta.rank, "cpu", "cpu_ns"))
+    latency = spread.median if spread is not None and not on_device else None
+    over = " (over calls of different shapes)" if varies else ""
+    yield "Latency (median)", _known(latency, lambda ns: f"{format_time(ns)}{over}")
+    first = root.layer.input_shapes[0] if root.layer.input_shapes else ()
+    in_all_calls = root.calls <= 1 or root.layer.same_shapes or (root.layer.same_shapes is None and varies is False)
+    batch = first[0] if in_all_calls and len(first) > 1 and first[0] > 0 else None
+    rate = batch / latency * 1e9 if batch is not None and latency else None
+    yield (
+        "Throughput",
+        _known(rate, lambda per_s: f"{per_s:,.2f} samples/s ({batch}, the first size of the first input)"),
+    )
+    measured = {"flops", "device_ns" if on_device else "cpu_ns"} <= set(run.meta.measured)
+    achieved = figures.rate(FORWARD, on_device, measured)
+    yield "FLOP/s (mean)", achieved.text(format_count) or UNKNOWN
+    peak = peak_of(run.meta, dtype_of_most_macs(run, root.layer.path[0]))
+    yield "MFU (% of peak)", (peak and achieved.text(lambda per_s: _share_of_peak(per_s, peak))) or UNKNOWN
+
+
+def _activations(run: Run, root: Node) -> int | None:
+    """The mean bytes of the outputs of the innermost layers in a forward call of the model; None: unknown."""
+    if run.meta.paths is not None or not root.calls:
+        return None  # the outputs of layers that were not selected were not recorded
+    called = [node for node in root.walk() if node.calls]
+    around = {node.layer.path[:steps] for node in called for steps in range(1, len(node.layer.path))}
+    shapes = _input_shapes(run)
+    all_alike = bool(shapes) and all(len(seen) == 1 for by_op in shapes.values() for seen in by_op.values())
+    total = 0
+    for node in called:
+        if node.layer.path in around:
+            continue
+        by_op = shapes.get(node.layer.path)
+        if node.calls == 1:
+            alike = True
+        elif by_op is not None:
+            alike = all(len(seen) == 1 for seen in by_op.values())
+        else:  # its ops recorded no shapes (an embedding): as other layers, if it is called once per call of the model
+            alike = all_alike and node.calls == root.calls
+        if node.layer.output_bytes is None or not alike:
+            return None
+        total += node.layer.output_bytes * node.calls
+    return total // root.calls
+
+
+def _input_shapes(run: Run) -> dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]]:
+    """The distinct input shapes of operators directly in the forward of layers: by path of the layer, then operator."""
+    shapes: dict[tuple[str, ...], dict[str, set[tuple[object, ...]]]] = {}
+    for layer, chain in run.rows.summed(("layer", "frames"), "calls", phase=FORWARD):
+        frames = run.rows.frames[chain]
+        if layer >= 0 and len(frames) == 1 and frames[0].signature is not None:
+            of_layer = shapes.setdefault(run.layers[layer].path, {})
+            of_layer.setdefault(frames[0].name, set()).add(frames[0].signature.shapes)
+    return shapes
+
+
+def _known(value: float | None, text: Callable[[float], Cell]) -> Cell:
+    return UNKNOWN if value is None else text(value)
+
+
+def _count(run: Run, figures: Figures, field: str, calls: int, varies: bool | None, phase: str = FORWARD) -> Cell:
+    """The cell of MACs or FLOPs for one forward call of the model; blank for layers that were not selected."""
+    column = Column(field, "cost", phase, _COUNTED[field], measured=field in run.meta.measured and calls > 0)
+    count = column.figure(figures)
+    mean = "mean" if varies is not False and count.value else ""
+    return Figure(count.value / max(calls, 1), count.bound, mean).text(format_count)
+
+
+def _shapes(shapes: tuple[tuple[int, ...], ...], vary: bool | None) -> str:
+    if not shapes:
+        return ""
+    shown = [str(list(shape)).replace("-1", "?") for shape in shapes[:_SHAPES_SHOWN]]
+    text = ", ".join([*shown, *(["…"] if len(shapes) > _SHAPES_SHOWN else [])])
+    return text if vary is False else f"first {text}"
+
+
+def _share_of_peak(achieved: float, peak: Peak) -> ReportCell:
+    threads = f", {peak.threads} thread{'s' if peak.threads > 1 else ''}" if peak.threads else ""
+    share = format_share(achieved / peak.flops_per_s)
+    of = f"{format_count(peak.flops_per_s)} FLOP/s ({peak.dtype} product on {peak.device}{threads})"
+    return share.written(f"{share} of {of}")

@@ -1,0 +1,422 @@
+"""The top report: the largest parts of all recorded time, by layer, phase and operator. The first report to read."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean, median
+from typing import NamedTuple
+
+from torchprof.analyze.device import short_kernel_name
+from torchprof.analyze.layers import pattern_of
+from torchprof.analyze.ops import shortened
+from torchprof.analyze.report import (
+    Part,
+    ReportTable,
+    Section,
+    TableRow,
+    phase_cell,
+    printable,
+    report,
+    spaced,
+    stacked,
+)
+from torchprof.analyze.sentences import about_sums, warnings_below
+from torchprof.errors import some
+from torchprof.run.formats import UNKNOWN, Cell, ReportCell, format_count, format_number, format_share, format_time
+from torchprof.run.layers import Layer
+from torchprof.run.run import Run
+from torchprof.run.words import (
+    ANY_STEP,
+    BETWEEN,
+    BETWEEN_OPS,
+    INTERRUPTIONS,
+    LAUNCH_NOT_RECORDED,
+    NOT_ATTRIBUTABLE,
+    OTHER_MODULE,
+    OUTSIDE,
+    PHASES,
+    Frame,
+    FrameKind,
+    SourceLine,
+    is_overhead,
+    is_runtime_call,
+    phase_of,
+    range_in_words,
+    sampled_line,
+    torchs_range,
+)
+
+_USUAL_TYPE = "float32"
+_ALIKE = 3  # so many layers that are alike become one row
+_OUTLIER = 1.5  # so many times the median of layers that are alike, and a layer is named in the row of the others
+_FEWEST_SAMPLES = 5  # with fewer the line with the most samples may be there by chance
+_NEARLY_ALL = 0.9
+_GAP = len(" | ")
+_LEAST_NAME = 24
+_FOLDERS = re.compile(r"[^\s:]*[/\\](?=[^\s/\\:]+:\d+ )")
+_UNKNOWN_LAUNCH = Frame(FrameKind.LABEL, LAUNCH_NOT_RECORDED)
+_OWN_WORK = "(torch.compile's own work)"
+"""The name of all that torch.compile does around its graphs, such as checking guards."""
+_NO_OPERATOR = {
+    "cpu_ns": "(between ops): no operator ran: Python, other libraries, or waiting for a thread.",
+    "device_ns": "(between ops): no operator launched it.",
+}
+
+
+class Where(NamedTuple):
+    """A layer by its index (negative: no layer), a phase by its number, and the innermost label of the user's ("": no
+    label)."""
+
+    layer: int
+    phase: int
+    label: str
+
+    @property
+    def phase_name(self) -> str:
+        return phase_of(self.layer, PHASES[self.phase])
+
+    def name(self, run: Run) -> str:
+        """The name for users: the path of the layer, or the name of work of no layer, and the label."""
+        name = run.layers.name_of(self.layer)
+        known = torchs_range(self.label)
+        if known and self.layer == OUTSIDE:
+            return known
+        label = known or f"{self.label} (label)"
+        return printable(f"{name}, {label}" if self.label else name)
+
+
+class KindOfWork(NamedTuple):
+    """One kind of work, in any layer: a phase by its number, the innermost label, and the name of the work, which is
+    that of an operator for its self, of a kernel whose launch was not recorded, or ``(between ops)``: time without an
+    operator."""
+
+    phase: int
+    label: str
+    name: str
+
+    def at(self, layer: int) -> Where:
+        """The place of this work in a layer."""
+        return Where(layer, self.phase, self.label)
+
+    @property
+    def may_be_below(self) -> bool:
+        """Whether it is the work of compiled kernels whose layers are unknown, and may be layers below."""
+        is_between = self.name.startswith(f"({BETWEEN}")
+        return is_between or (NOT_ATTRIBUTABLE in self.name and OTHER_MODULE not in self.name)
+
+
+Parts = dict[tuple[int, KindOfWork], int]
+"""The amount of each kind of work in each layer (by its index, negative for no layer)."""
+
+
+@report("top", "the largest places: an operator in a layer and phase", answers="time")
+def top(run: Run, *, top: int = 8) -> Section:
+    """The largest parts of all recorded time: the self of an operator in one layer and phase, or the time there between
+    operators, which is Python and libraries that it calls.
+
+    On the CPU, 100 % is the recorded time, plus what other threads did at the same time. If a device was
+    measured, a table of its time comes first, and above it its idle time. A run without times has a table of FLOPs. The
+    type of a layer's parameters is shown if it is not float32. A source line is the one with the most samples between
+    operators of that part, with its own share of all recorded time; from fewer than five samples it is only the
+    function, if all are in one. It needs a sampling thread, which ``torchprof run`` has.
+    """
+    sentences: list[Part] = [*about_sums(run), warnings_below(run)]
+    return spaced([*largest_parts(run, top), stacked(sentences)])
+
+
+def largest_parts(run: Run, limit: int, width: int | None = None) -> list[Part]:
+    """The sections of the report "top", without the sentences below it. ``width``: the number of characters of a line;
+    names are shortened to it, and no sentences follow: this is for the first screen."""
+    sections: list[Part] = [*about_idle_devices(run)]
+    for field, heading in measures_of(run):
+        sections.append(_table(run, field, heading, limit, width))
+    return sections or ["Neither times nor FLOPs were measured."]
+
+
+def title_of_parts(run: Run) -> str:
+    """The title above the largest parts."""
+    return "Where the FLOPs are" if {"cpu_ns", "device_ns"}.isdisjoint(run.meta.measured) else "Where the time goes"
+
+
+def about_idle_devices(run: Run) -> Iterator[str]:
+    """For how long each device was idle, as sentences."""
+    if "device_ns" not in run.meta.measured:
+        return
+    busy = [(meta, *of_device) for meta in run.metas for of_device in meta.busy_devices.items()]
+    if not busy:
+        yield f"Nothing ran on {run.meta.device_heading}."
+    for meta, name, ns in busy:
+        if meta.wall_ns:
+            idle = max(0, meta.wall_ns - ns)
+            which = f"{name} of rank {meta.rank}" if len(run.metas) > 1 else name
+            share = f"{idle / meta.wall_ns:.1%}"
+            yield f"{which} was idle for {format_time(idle)} of {format_time(meta.wall_ns)} ({share})."
+
+
+def measures_of(run: Run) -> Iterator[tuple[str, str]]:
+    """The measures by which parts are the largest, the first one first: the field of ``Cost`` and its heading."""
+    meta = run.meta
+    if "device_ns" in meta.measured and any(meta.busy_devices for meta in run.metas):
+        yield "device_ns", f"{meta.device_heading} time"
+    if "cpu_ns" in meta.measured:
+        yield "cpu_ns", "CPU time"
+    elif "flops" in meta.measured:
+        yield "flops", "Counted FLOPs" if "uncounted" in run.rows.nonzero else "FLOPs"
+
+
+def _table(run: Run, field: str, heading: str, limit: int, width: int | None) -> Part:
+    """The largest parts in one measure; without a width, below them sentences about time in no operator and about parts
+    that are hidden."""
+    parts = parts_of(run, field)
+    whole = sum(parts.values())
+    rows = sorted(_alike_as_one(run, parts), key=lambda row: -row.amount)
+    shown, hidden = rows[:limit], rows[limit:]
+    lines = source_lines(run)
+    show = format_count if field == "flops" else format_time
+    headings = ["Share", heading, "Layer", "Type", "Phase", "In"]
+    table = [
+        [
+            format_share(row.amount / whole),
+            show(row.amount),
+            _name_of(run, row.work, row.layers),
+            _type_of(run, row.first),
+            phase_cell(row.work.at(row.first).phase_name),
+            _with_line(row, lines, whole),
+        ]
+        for row in shown
+    ]
+    if width is not None:
+        _fit(headings, table, width)
+    table_rows = [TableRow(cells, layer=row.first) for cells, row in zip(table, shown)]
+    drawn = ReportTable(headings, table_rows, f"largest_by_{field}")
+    if width is not None:
+        return drawn
+    sentences = [_NO_OPERATOR[field]] if field in _NO_OPERATOR and any(row.is_between for row in shown) else []
+    if hidden:
+        rest = sum(row.amount for row in hidden)
+        sentences.append(f"Smaller parts are hidden: {len(hidden)}, together {rest / whole:.1%}.")
+    return stacked([drawn, *sentences])
+
+
+def _type_of(run: Run, layer: int) -> str:
+    """The class of a layer, and the types of its parameters that are unusual; "" for no layer."""
+    if layer < 0:
+        return ""
+    kind, types = run.layers[layer].kind, [dtype for dtype, _ in run.layers[layer].dtype_bytes]
+    return ", ".join(filter(None, [kind, *(dtype for dtype in types if dtype != _USUAL_TYPE)]))
+
+
+def _with_line(row: _Row, lines: Mapping[Where, Counter[SourceLine]], whole: int) -> str:
+    """The name of the work; between operators with the source line that takes most, and its share of the whole."""
+    sampled_layers = [layer for layer in row.layers if row.is_between and row.work.at(layer) in lines]
+    sampled = most_sampled(sum((lines[row.work.at(layer)] for layer in sampled_layers), Counter[SourceLine]()))
+    if sampled is None:
+        return row.work.name
+    line, of_these = sampled
+    share = str(format_share(sum(row.layers[layer] for layer in sampled_layers) * of_these / whole))
+    return row.work.name if share == str(format_share(0)) else f"{row.work.name}, {share} at {line}"
+
+
+def _fit(headings: Sequence[str], table: list[list[Cell]], width: int) -> None:
+    """Shorten the names of layers and work to lines of so many characters: first "(between ops)" before a source line
+    and the folders of its file, then the middle of the longer names, then that of classes."""
+    name, kind, work = 2, 3, 5
+    if _line_width(headings, table) > width:
+        for row in table:
+            row[work] = _shown_as(row[work], _FOLDERS.sub("", str(row[work]).removeprefix(f"{BETWEEN_OPS}, ")))
+    longest = [max((len(str(row[column])) for row in table), default=0) for column in (name, work)]
+    room = sum(longest) - max(_line_width(headings, table) - width, 0)
+    for column, length, other in zip((name, work), longest, reversed(longest)):
+        _shorten(table, column, max(room - other, room // 2, _LEAST_NAME) - length)
+    _shorten(table, kind, width - _line_width(headings, table))
+
+
+def _shorten(table: list[list[Cell]], column: int, change: int) -> None:
+    """Make the longest names of a column shorter by ``-change`` characters; nothing if that is not negative."""
+    most = max((len(str(row[column])) for row in table), default=0) + change
+    for row in table if change < 0 else ():
+        row[column] = _shown_as(row[column], shortened(str(row[column]), max(most, 1)))
+
+
+def _shown_as(cell: Cell, text: str) -> Cell:
+    """A cell with another text; its data stays."""
+    if str(cell) == text:
+        return cell
+    return cell.written(text) if isinstance(cell, ReportCell) else ReportCell(text, cell)
+
+
+def _line_width(headings: Sequence[str], table: Sequence[Sequence[Cell]]) -> int:
+    return sum(max(len(str(cell)) for cell in column) for column in zip(headings, *table)) + _GAP * (len(headings) - 1)
+
+
+class _Row(NamedTuple):
+    """A row: ``layers`` has the amount of each layer in it (negative: no layer)."""
+
+    amount: int
+    work: KindOfWork
+    layers: Mapping[int, int]
+
+    @property
+    def first(self) -> int:
+        return next(iter(self.layers))
+
+    @property
+    def is_between(self) -> bool:
+        """Whether it is time in which no operator ran."""
+        return self.work.name == BETWEEN_OPS
+
+
+def _alike_as_one(run: Run, parts: Parts) -> list[_Row]:
+    """The rows: the same work in at least three layers that are alike is one."""
+    keys = run.layers.alike
+    groups: dict[tuple[int, KindOfWork], dict[int, int]] = {}
+    for (layer, work), amount in parts.items():
+        groups.setdefault((keys[layer] if layer >= 0 else layer, work), {})[layer] = amount
+    rows = []
+    for (_, work), layers in groups.items():
+        if len(layers) >= _ALIKE:
+            rows.append(_Row(sum(layers.values()), work, layers))
+        else:
+            rows += [_Row(amount, work, {layer: amount}) for layer, amount in layers.items()]
+    return rows
+
+
+def _name_of(run: Run, work: KindOfWork, amounts: Mapping[int, int]) -> Cell:
+    """The layer of a row, or the pattern of its layers, how many they are, and which of them are slower."""
+    name = work.at(next(iter(amounts))).name(run)
+    if len(amounts) == 1:
+        return name
+    layers = [run.layers[number] for number in amounts]
+    pattern = pattern_of([layer.path for layer in layers])
+    label = f", {work.label} (label)" if work.label else ""
+    text = printable(f"{pattern} ({len(layers)} layers{_about_slower(layers, [*amounts.values()])}){label}")
+    return ReportCell(text, pattern, ids={"layers": [layer.name for layer in layers]})
+
+
+def _about_slower(layers: Sequence[Layer], amounts: Sequence[int]) -> str:
+    """How much longer the slower layers of a row take than the others, and what is different in their paths."""
+    usual = median(amounts)
+    slow = {layer.path: amount for layer, amount in zip(layers, amounts) if amount > usual * _OUTLIER}
+    if not slow:
+        return ""
+    times = mean(slow.values()) / usual
+    differs = [position for position, steps in enumerate(zip(*(layer.path for layer in layers))) if len(set(steps)) > 1]
+    steps = [".".join(path[position] for position in differs) for path in slow]
+    verb = "takes" if len(slow) == 1 else "take"
+    return f"; {len(slow)} of {len(layers)} {verb} {times:.1f} × as long: {some(steps, 3)}"
+
+
+def parts_of(run: Run, field: str) -> Parts:
+    """The amount of ``cpu_ns``, ``device_ns`` or ``flops`` of each part, without parts of amount 0 and without work
+    that was launched before the recording. They are kept with the run, for the other reports: do not change them."""
+    known: dict[str, Parts] = vars(run).setdefault("_parts_of_work", {})
+    if field not in known:
+        known[field] = _parts_of(run, field)
+    return known[field]
+
+
+def _parts_of(run: Run, field: str) -> Parts:
+    names = [(_label(frames), _work(frames)) for frames in run.rows.frames]
+    parts: Parts = {}
+    sums = run.rows.of_recording.summed(("layer", "phase", "frames"), field)
+    for (layer, phase, chain), amount in sums.items():
+        if amount:
+            part = layer, KindOfWork(phase, *names[chain])
+            parts[part] = parts.get(part, 0) + amount
+    return {part: amount for part, amount in parts.items() if amount > 0}
+
+
+def _label(frames: Sequence[Frame]) -> str:
+    # The label of a step is no place.
+    labels = [frame.name for frame in frames if frame.kind == FrameKind.LABEL and frame.name != ANY_STEP]
+    return labels[-1] if labels else ""
+
+
+def _work(frames: Sequence[Frame]) -> str:
+    """The work of a row: its innermost operator, or ``(between ops)``; a kernel, if no operator is known to have
+    launched it. Kernels of a compiled graph that are one row of the run, such as those of several layers, are one
+    work, and so is all that torch.compile does around its graphs."""
+    launcher = frames[-2] if len(frames) > 1 and frames[-1].kind == FrameKind.KERNEL else None
+    if launcher is not None and (
+        launcher == _UNKNOWN_LAUNCH or (launcher.kind == FrameKind.OP and is_runtime_call(launcher.name))
+    ):
+        return short_kernel_name(frames[-1].name)
+    inner = [frame for frame in frames if frame.kind != FrameKind.KERNEL]
+    for frame in inner:
+        if frame.kind == FrameKind.KERNELS or (frame is inner[-1] and frame.kind in {FrameKind.REGION, *INTERRUPTIONS}):
+            return range_in_words(frame.kind, frame.name)
+    if inner and is_overhead(inner[-1].name):
+        return _OWN_WORK
+    return inner[-1].name if inner and inner[-1].kind == FrameKind.OP else BETWEEN_OPS
+
+
+def source_lines(run: Run) -> dict[Where, Counter[SourceLine]]:
+    """The number of samples of each source line between operators, by place."""
+    lines: defaultdict[Where, Counter[SourceLine]] = defaultdict(Counter)
+    sampled = run.rows.summed(("layer", "phase", "frames"), "calls", frames=_is_line_between_ops)
+    for (layer, phase, chain), samples in sampled.items():
+        frames = run.rows.frames[chain]
+        if (line := sampled_line(frames)) is not None:
+            lines[Where(layer, phase, _label(frames))][line] += samples
+    return dict(lines)
+
+
+def _is_line_between_ops(frames: Sequence[Frame]) -> bool:
+    return sampled_line(frames) is not None and all(frame.kind == FrameKind.LABEL for frame in frames[:-1])
+
+
+def most_sampled(seen: Counter[SourceLine]) -> tuple[str, float] | None:
+    """The source line with the most samples, and its share of them. If it has fewer than five: the function, if all
+    samples are in one, else None. A function of a library is named, too, if nearly all samples of the line are in it.
+    """
+    lines: Counter[SourceLine] = Counter()
+    for line, samples in seen.items():
+        lines[line.at] += samples
+    for at, times in lines.most_common(1):
+        if times >= _FEWEST_SAMPLES:
+            most = max((line for line in seen if line.at == at), key=seen.__getitem__)
+            return (most if seen[most] >= _NEARLY_ALL * times else at), times / lines.total()
+    owners = {line.owner for line in seen}
+    is_known = len(owners) == 1 and not any(line.function == "<module>" for line in seen)
+    return (owners.pop(), 1.0) if is_known else None
+
+
+# The Python report: the time between operators, by layer, and the source lines where it is spent.
+
+
+@report("python", "the time between operators: Python and what it calls", answers="time")
+def python(run: Run, *, top: int | None = 10, lines: int | None = 3) -> Section:
+    """The CPU time in which no operator ran: Python, and libraries that it calls, such as NumPy. By layer, label and
+    phase, largest first.
+
+    Below each row are the ``lines`` source lines with the most samples, and the part of the time that their samples
+    stand for. Samples need a sampling thread, which ``torchprof run`` has; without it they are unknown. Short times may
+    have no samples.
+    """
+    every = parts_of(run, "cpu_ns")
+    whole = sum(every.values())
+    parts = Counter({work.at(layer): ns for (layer, work), ns in every.items() if work.name == BETWEEN_OPS})
+    seen = source_lines(run)
+    table = []
+    for where, ns in parts.most_common(top):
+        here = seen.get(where, Counter())
+        samples = sum(here.values())
+        table.append(
+            [
+                where.name(run),
+                phase_cell(where.phase_name),
+                format_time(ns),
+                format_share(ns / whole),
+                format_number(samples) if seen else UNKNOWN,
+            ]
+        )
+        for line, times in here.most_common(lines):
+            part = ns * times / samples
+            about = format_time(part).written(f"~{format_time(part)}")
+            table.append([ReportCell(f"  {line}", line), "", about, format_share(part / whole), format_number(times)])
+    text = ReportTable.of_cells(["Layer, and where in the source", "Phase", "Between ops", "Share", "Samples"], table)
+    hidden = 0 if top is None else max(len(parts) - top, 0)
+    more = [f"Layers with less are hidden: {hidden}."] if hidden else []
+    return stacked([text, *more, *about_sums(run), warnings_below(run)])

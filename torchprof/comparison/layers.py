@@ -1,0 +1,341 @@
+"""Matches the layers of two runs: by path, and where paths differ, by content."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import repeat
+from operator import add, or_, sub
+from typing import NamedTuple
+
+from torchprof.analyze.figures import Figures, figures_of_layers, measured_by_all
+from torchprof.run.layers import Layers
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.words import FORWARD, PHASES
+
+# How a layer after is related to the layer before.
+UNCHANGED, MOVED, RENAMED, ADDED, REMOVED = "same", "moved", "renamed", "added", "removed"
+
+_LEVELS = 3  # how items of lists are compared, strictest first: by content; by kind and settings; by kind
+
+
+class Match(NamedTuple):
+    """A layer before and after, by index. ``before`` is None for an added layer, ``after`` for a removed one."""
+
+    before: int | None
+    after: int | None
+    how: str
+
+
+def match_layers(before: Layers, after: Layers) -> list[Match]:
+    """Every layer of both runs once: the layers after in their order, then the removed layers in theirs.
+
+    - Models with the same name match. The remaining models match in order, if both runs have equally many of them and
+      the class of each is known: ranges of a trace have only names.
+    - Children of matched layers match if they have the same name. Lists (all names are numbers) of different lengths
+      are aligned as `diff --patience` aligns lines, because an inserted item shifts the names of the items after it:
+      first by content, between these matches by kind and settings, between those by kind. The last two need exactly
+      one candidate on each side, or the same name.
+    - Among all other layers, the largest subtrees with equal content match, if there is exactly one on each side, or
+      exactly one with the same name, or exactly one below the same layer. A subtree without parameters resembles many
+      others: it must have the same name, which is not a number, or be below the same layer.
+
+    An ambiguous layer is not matched. The content of a layer is its kind, settings, parameters and shapes, and the
+    names and contents of its children. Shapes are left out if the models were called on different shapes, settings if
+    one run has none.
+    """
+    matching = _Matching(before, after)
+    matching.by_path()
+    matching.by_content()
+    return matching.result()
+
+
+class _LayerTree:
+    """The layers of one run, with the parent, the children and the content of each."""
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers = layers
+        self.above = layers.parent
+        self.below = layers.children
+        self.size = layers.roll_up([1] * len(layers))
+        self.has_params = layers.roll_up([bool(layer.params) for layer in layers], or_)
+        self.roots = layers.roots
+        self.content = [0] * len(layers)
+
+    def name(self, index: int) -> str:
+        return self.layers[index].path[-1]
+
+    def number_contents(self, numbers: dict[Hashable, int], with_settings: bool, with_shapes: bool) -> None:
+        """Number the content of each layer; equal contents get equal numbers."""
+        for index in range(len(self.layers) - 1, -1, -1):
+            layer = self.layers[index]
+            key = (
+                layer.kind,
+                layer.settings if with_settings else "",
+                layer.params,
+                (layer.input_shapes, layer.output_shapes) if with_shapes else (),
+                tuple((self.name(child), self.content[child]) for child in self.below[index]),
+            )
+            self.content[index] = numbers.setdefault(key, len(numbers))
+
+
+class _Matching:
+    """The matches found so far between the layers before and after."""
+
+    def __init__(self, before: Layers, after: Layers) -> None:
+        self.before, self.after = _LayerTree(before), _LayerTree(after)
+        self.partner: dict[int, Match] = {}  # of a layer after
+        self.matched: dict[int, int] = {}  # before → after
+        roots = self._roots()
+        numbers: dict[Hashable, int] = {}
+        with_settings = all(any(layer.settings for layer in layers) for layers in (before, after))
+        with_shapes = all(before[old].input_shapes == after[new].input_shapes for old, new in roots)
+        for tree in (self.before, self.after):
+            tree.number_contents(numbers, with_settings, with_shapes)
+        for old, new in roots:
+            self._match(old, new, UNCHANGED)
+
+    def _match(self, old: int, new: int, how: str) -> None:
+        self.partner[new], self.matched[old] = Match(old, new, how), new
+
+    def _roots(self) -> list[tuple[int, int]]:
+        pairs = self._same_names(self.before.roots, self.after.roots)
+        named_before, named_after = {old for old, _ in pairs}, {new for _, new in pairs}
+        old = [index for index in self.before.roots if index not in named_before]
+        new = [index for index in self.after.roots if index not in named_after]
+        left = [*(self.before.layers[index] for index in old), *(self.after.layers[index] for index in new)]
+        return pairs + list(zip(old, new)) if len(old) == len(new) and all(layer.kind for layer in left) else pairs
+
+    def _same_names(self, old: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
+        named = {self.after.name(index): index for index in new}
+        return [(index, named[name]) for index in old if (name := self.before.name(index)) in named]
+
+    def by_path(self) -> None:
+        """Match the children of matched layers, by name or by their place in a list."""
+        waiting = list(self.matched.items())
+        while waiting:
+            above_old, above_new = waiting.pop()
+            old, new = self.before.below[above_old], self.after.below[above_new]
+            numbered = all(
+                tree.name(index).isdecimal()
+                for tree, items in ((self.before, old), (self.after, new))
+                for index in items
+            )
+            if numbered and old and new and len(old) != len(new):
+                pairs = self._aligned(old, new)
+            else:
+                pairs = self._same_names(old, new)
+            for child, other in pairs:
+                self._match(child, other, UNCHANGED if self.before.name(child) == self.after.name(other) else RENAMED)
+            waiting += pairs
+
+    def _aligned(self, old: Sequence[int], new: Sequence[int]) -> list[tuple[int, int]]:
+        """The matching items of two lists, in the same order on both sides: items with equal content, between these
+        items with equal kind and settings, between those items of one kind."""
+        pairs = []
+        waiting = [(old, new, 0)]
+        while waiting:
+            old, new, level = waiting.pop()
+            keys = (
+                [self._key(self.before, index, level) for index in old],
+                [self._key(self.after, index, level) for index in new],
+            )
+            if level:  # similar is not equal: match from the start by name too, and from the end only single candidates
+                alike = [(self.before.name(index), key) for index, key in zip(old, keys[0])]
+                first = _common(alike, [(self.after.name(index), key) for index, key in zip(new, keys[1])])
+                last = 0
+            else:
+                first = _common(*keys)
+                last = _common(keys[0][first:][::-1], keys[1][first:][::-1])
+            stops = len(old) - last, len(new) - last
+            pairs += [*zip(old[:first], new[:first]), *zip(old[stops[0] :], new[stops[1] :])]
+            anchors = [
+                (first + position, first + other)
+                for position, other in _anchors(keys[0][first : stops[0]], keys[1][first : stops[1]])
+            ]
+            pairs += [(old[position], new[other]) for position, other in anchors]
+            for (a, b), (c, d) in zip([(first - 1, first - 1), *anchors], [*anchors, stops]):
+                if a + 1 < c and b + 1 < d and (anchors or level < _LEVELS - 1):
+                    waiting.append((old[a + 1 : c], new[b + 1 : d], level + (not anchors)))
+        return pairs
+
+    def _key(self, tree: _LayerTree, index: int, level: int) -> Hashable:
+        layer = tree.layers[index]
+        return (tree.content[index], (layer.kind, layer.settings), layer.kind)[level]
+
+    def by_content(self) -> None:
+        """Match the largest equal subtrees among the unmatched layers, wherever they are."""
+        left: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for side, tree, done in ((0, self.before, self.matched), (1, self.after, self.partner)):
+            for index, content in enumerate(tree.content):
+                if index not in done:
+                    left[content][side].append(index)
+        groups = [group for group in left.values() if group[0] and group[1]]
+        for group in sorted(groups, key=lambda group: -self.before.size[group[0][0]]):
+            old = [index for index in group[0] if index not in self.matched]
+            new = [index for index in group[1] if index not in self.partner]
+            for layer, other in self._unambiguous(old, new):
+                above = self.before.above[layer]
+                is_below_the_same = above >= 0 and self.matched.get(above) == self.after.above[other]
+                self._match(layer, other, RENAMED if is_below_the_same else MOVED)
+                waiting = [(layer, other)]
+                while waiting:  # equal content: the children have the same names in the same order
+                    layer, other = waiting.pop()
+                    pairs = list(zip(self.before.below[layer], self.after.below[other]))
+                    for pair in pairs:
+                        self._match(*pair, UNCHANGED)
+                    waiting += pairs
+
+    def _unambiguous(self, old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """The pairs of layers with equal content that are unambiguous."""
+        if len(old) == len(new) == 1 and self.before.has_params[old[0]]:
+            yield old[0], new[0]
+            return
+        names: dict[Hashable, tuple[list[int], list[int]]] = {}
+        parents: dict[Hashable, tuple[list[int], list[int]]] = {}
+        for side, tree, items in ((0, self.before, old), (1, self.after, new)):
+            for index in items:
+                name, above = tree.name(index), tree.above[index]
+                if tree.has_params[index] or not name.isdecimal():
+                    names.setdefault(name, ([], []))[side].append(index)
+                parent = above if side or above < 0 else self.matched.get(above)
+                if parent is not None and above >= 0:
+                    parents.setdefault(parent, ([], []))[side].append(index)
+        done: set[int] = set()
+        for ones, others in (*names.values(), *parents.values()):
+            if len(ones) == len(others) == 1 and others[0] not in done and ones[0] not in self.matched:
+                done.add(others[0])
+                yield ones[0], others[0]
+
+    def result(self) -> list[Match]:
+        matches = [self.partner.get(new, Match(None, new, ADDED)) for new in range(len(self.after.layers))]
+        return matches + [
+            Match(old, None, REMOVED) for old in range(len(self.before.layers)) if old not in self.matched
+        ]
+
+
+def _common(old: Sequence[Hashable], new: Sequence[Hashable]) -> int:
+    """The length of the common prefix."""
+    ends = min(len(old), len(new))
+    return next((position for position in range(ends) if old[position] != new[position]), ends)
+
+
+def _anchors(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """The positions of keys that occur once on each side: the longest chain that is in order on both."""
+    once = [{key for key, count in Counter(side).items() if count == 1} for side in (old, new)]
+    positions = {key: position for position, key in enumerate(new)}
+    common = [(position, positions[key]) for position, key in enumerate(old) if key in once[0] & once[1]]
+    # The longest increasing subsequence of the positions in ``new``, by patience sorting.
+    piles: list[int] = []
+    tops: list[int] = []
+    previous: list[int | None] = []
+    for number, (_, position) in enumerate(common):
+        pile = bisect_left(tops, position)
+        previous.append(piles[pile - 1] if pile else None)
+        piles[pile:], tops[pile:] = [number, *piles[pile + 1 :]], [position, *tops[pile + 1 :]]
+    chain = []
+    step = piles[-1] if piles else None
+    while step is not None:
+        chain.append(common[step])
+        step = previous[step]
+    return chain[::-1]
+
+
+# The figures of one of the two runs that are compared, by layer.
+
+_NEARLY_ALL = 0.99  # times of steps and of calls differ slightly by the cost of measuring them
+
+
+class Side:
+    """One of the two runs, with its figures by layer.
+
+    Lists are indexed as ``run.layers``, and end with the work of ``NOT_SELECTED`` (-2) and ``OUTSIDE`` (-1).
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        layers = run.layers
+        self.below: list[list[int]] = [*layers.children, [], []]
+        of_layers = figures_of_layers(run, PHASES)
+        self.figures = [of_layers[layer.path] for layer in layers]
+        for selected_only in (False, True):
+            costs = {phase: run.no_layer(phase, selected=selected_only) for phase in PHASES}
+            self.figures.append(Figures(costs, costs))
+        self.known = [bool(figures.total) and not figures.unknown for figures in self.figures]
+        self.params = run.total_params()
+        self.knows_params = any(layer.params is not None for layer in layers)
+        self.peaks = self._peaks()
+        self.measured = measured_by_all(run)
+        self.steps = sum(meta.marked_steps for meta in run.metas)
+        self._steps_of = self._sampled_steps() if self.steps and self._steps_hold_all() else {}
+        self._device_keys: defaultdict[tuple[int, str, int], list[SampleKey]] = defaultdict(list)
+        self._call_spreads: defaultdict[tuple[int, str], list[Spread]] = defaultdict(list)
+        for key, spread in run.samples.items():
+            if key.measure == "step_device_ns":
+                self._device_keys[key.layer, key.phase, key.rank].append(key)
+            elif key.measure == "cpu_ns":
+                self._call_spreads[key.layer, key.phase].append(spread)
+
+    def worked(self, index: int, phase: str) -> bool:
+        """Whether a layer that was selected, or one below it, did anything in a phase."""
+        _, calls = self.run.rows.by_layer.get((index, PHASES.index(phase)), (None, 0))
+        return bool(calls or self.figures[index].cost(phase))
+
+    def _peaks(self) -> dict[tuple[int, str, bool], int]:
+        """Peaks of memory above the start of a call, in bytes, by layer, phase and whether it is that of a device: the
+        largest of all calls, devices and ranks."""
+        peaks: dict[tuple[int, str, bool], int] = {}
+        for key, spread in self.run.samples.items():
+            of = (key.layer, key.phase, key.device != "cpu")
+            if key.measure == "peak_bytes":
+                peaks[of] = max(spread.max, peaks.get(of, spread.max))
+            elif key.measure == "kept_bytes":  # memory was recorded: without a peak it allocated nothing
+                peaks.setdefault(of, 0)
+        return peaks
+
+    def _steps_hold_all(self) -> bool:
+        """Whether all forward work of the models was in steps. Work after the last step, such as an evaluation, is in
+        the totals and in no step."""
+        in_steps: defaultdict[int, int] = defaultdict(int)
+        for key, spread in self.run.samples.items():
+            if key.measure == "step_cpu_ns" and key.phase == FORWARD:
+                in_steps[key.layer] += spread.sum
+        totals = [self.run.tree(FORWARD, number).total.cpu_ns for number in range(len(self.run.roots))]
+        return all(in_steps[root] >= _NEARLY_ALL * total for root, total in zip(self.run.layers.roots, totals))
+
+    def _sampled_steps(self) -> dict[int, tuple[int, ...]]:
+        """The steps in the samples, by rank: each is identified by the hash of its start time."""
+        steps = {}
+        for key, spread in self.run.samples.items():
+            if key.measure == "step_ns":
+                if len(set(spread.hashes)) < len(spread.hashes):  # values cannot be assigned to steps
+                    return {}
+                steps[key.rank] = spread.hashes
+        return steps
+
+    def of_steps(self, index: int, phase: str, field: str, is_self: bool = False) -> list[float]:
+        """The total or self time of a layer in each step, in the order of ``_sampled_steps``; empty without steps."""
+        values: list[float] = []
+        for rank, steps in self._steps_of.items():
+            if field == "cpu_ns":
+                keys = [SampleKey(index, phase, rank, "cpu", "step_cpu_ns")]
+            else:
+                keys = self._device_keys[index, phase, rank]
+            taken = [0] * len(steps)
+            for key in keys:
+                spread = self.run.samples.get(key)
+                if spread is not None:
+                    by_step = dict(zip(spread.hashes, spread.sample))
+                    taken = list(map(add, taken, map(by_step.get, steps, repeat(0))))
+            values += taken
+        for child in self.below[index] if is_self else ():
+            values = list(map(sub, values, self.of_steps(child, phase, field)))
+        return values
+
+    def of_calls(self, index: int, phase: str) -> list[float]:
+        """The time of each sampled call of a layer, times the number of its calls: so they compare to totals."""
+        spreads = self._call_spreads[index, phase]
+        count = sum(spread.count for spread in spreads)
+        return [value * count for spread in spreads for value in spread.sample]

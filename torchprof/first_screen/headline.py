@@ -1,0 +1,343 @@
+"""The headline: where the time goes, in one or two sentences."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from torchprof.analyze.ops import shortened
+from torchprof.analyze.report import printable, report
+from torchprof.analyze.sentences import count_of_ranks, summed_over
+from torchprof.analyze.top import KindOfWork, Parts, most_sampled, parts_of, source_lines
+from torchprof.run.layers import Layer, Layers
+from torchprof.run.run import Run
+from torchprof.run.words import (
+    AUTOGRAD_ENGINE,
+    BACKWARD,
+    BETWEEN_OPS,
+    FORWARD,
+    LAUNCH_NOT_RECORDED,
+    NOT_SELECTED,
+    OUTSIDE,
+    PHASES,
+    RECOMPUTE,
+    SourceLine,
+    torchs_range,
+)
+
+_NEARLY_ALL_OF_IT = 0.995  # of the part before: both would have the same share
+_NEARLY_ALL = 0.95  # a phase with this share of the total is treated as all of it
+_MOSTLY_IDLE = 0.5  # a device that is idle for more than this share of the time waits for the CPU
+
+_PHASES = {FORWARD: "the forward", BACKWARD: "the backward", RECOMPUTE: "the recomputation"}
+_OF_RANGES = {
+    FORWARD: "the ranges",
+    BACKWARD: "the backward of the ranges",
+    RECOMPUTE: "the recomputation in the ranges",
+}
+"""For traces without modules: a range need not be a forward call."""
+_NO_LAYER = {OUTSIDE: "outside of all layers", NOT_SELECTED: "in layers that were not selected"}
+_PLAIN = {
+    "Linear": "linear layer",
+    "LayerNorm": "layer norm",
+    "RMSNorm": "RMS norm",
+    "GroupNorm": "group norm",
+    "BatchNorm1d": "batch norm",
+    "BatchNorm2d": "batch norm",
+    "BatchNorm3d": "batch norm",
+    "Embedding": "embedding",
+}
+_CONVOLUTION = re.compile(r"Conv(Transpose)?([123])d")
+_KERNEL_SIZE = re.compile(r"kernel_size=\((\d+(?:, \d+)*),?\)")
+
+
+class _Measured(NamedTuple):
+    """The measure of the headline: a field of ``Cost``, and its name. ``plain``: the sentence leaves the name out."""
+
+    field: str
+    name: str
+    plain: bool = False
+
+
+class _Clause(NamedTuple):
+    """A part of the work: its amount, and a phrase for its place. ``layer``: the layer, if the part is exactly one."""
+
+    amount: int
+    where: str
+    layer: int | None = None
+
+
+@report("headline", "in one or two sentences, the part of the model that takes most", answers="time")
+def headline(run: Run) -> str:
+    """Where the time goes: "62% of the forward is in `layer3`, 44% in its 3×3 convolutions."
+
+    The headline is about the largest of four parts: forward, backward (also of no layer), recomputation, and other work
+    outside of all layers. It gives the part's share of the total if that is less than 95 %. From the model it descends
+    into any layer with more than half of the part, and names the kind of layers there with the largest self ("directly
+    in", if layers below them took time as well), or the largest operator if there are no layers below. If it cannot
+    descend, a second sentence names the largest layer.
+
+    It uses the device's time if that was measured. A device that was idle for more than half of the time waits for the
+    CPU: then the headline says so, and uses the time on the CPU. In a run without times it uses FLOPs. 100 % is the
+    same as in ``top``; sums are over all ranks.
+    """
+    before, measured = _subject(run)
+    parts = parts_of(run, measured.field)
+    if not parts or measured.field not in run.rows.nonzero:
+        return f"{before}No {'FLOPs were counted' if measured.field == 'flops' else f'{measured.name} was recorded'}."
+    is_empty = all((layer, work.label, work.name) == (OUTSIDE, "", BETWEEN_OPS) for layer, work in parts)
+    if is_empty and measured.field == "cpu_ns" and not source_lines(run):
+        return f"{before}No operator ran, and no layer was called."
+    buckets = _buckets(run, parts)
+    largest = max(buckets, key=lambda bucket: sum(buckets[bucket].values()))
+    here, everything = buckets[largest], sum(parts.values())
+    if largest >= 0:
+        sentences = [*_about_phase(run, measured, PHASES[largest], here, everything)]
+        return before + sentences[0] if before else " ".join(sentences)
+    clauses = [_Clause(sum(here.values()), _NO_LAYER[largest]), *_largest_work(run, measured, here)]
+    return before + _sentence(run, measured, f"the {measured.name}", everything, clauses)
+
+
+def _buckets(run: Run, parts: Parts) -> dict[int, Parts]:
+    """The parts by the number of their phase, or by OUTSIDE or NOT_SELECTED.
+
+    Backward work of no layer, such as that of autograd's engine and of the loss, is in the backward, unless the
+    sentence is about selected layers.
+    """
+    in_backward = PHASES.index(BACKWARD) if run.meta.paths is None else None
+    buckets: defaultdict[int, Parts] = defaultdict(dict)
+    for part, amount in parts.items():
+        layer, work = part
+        in_phase = layer >= 0 or (layer == OUTSIDE and work.phase == in_backward)
+        buckets[work.phase if in_phase else layer][part] = amount
+    return buckets
+
+
+def _about_phase(run: Run, measured: _Measured, phase: str, parts: Parts, everything: int) -> Iterator[str]:
+    """The sentence about the parts of a phase of layers; and one on the largest layer, if the first names none."""
+    name = (_PHASES if run.meta.model else _OF_RANGES)[phase]
+    name += " of the selected layers" if run.meta.paths is not None else ""
+    whole = sum(parts.values())
+    clauses = []
+    if whole < _NEARLY_ALL * everything:
+        of, total = f"the {measured.name}", everything
+        clauses.append(_Clause(whole, f"in {name}"))
+    else:
+        of, total = name if measured.plain else f"the {measured.name} of {name}", whole
+    tree = _Tree.of(run.layers, parts)
+    deepest = tree.deepest_with_most_of(whole)
+    named = deepest is not None and (len(run.layers[deepest].path) > 1 or len(run.roots) > 1)
+    if deepest is not None and named:
+        clauses.append(_Clause(tree.totals[deepest], f"in `{_name(run, deepest)}`", deepest))
+    clauses.extend(_largest_within(run, measured, tree, parts, deepest, "its " if named else ""))
+    yield _sentence(run, measured, of, total, clauses)
+    parts_of_model = [] if named else [child for child in tree.children[deepest] if tree.totals[child]]
+    first = max(parts_of_model, key=tree.totals.__getitem__, default=None)
+    if first is not None and len(parts_of_model) > 1 and clauses[-1].layer != first:
+        which = f"layer of {_PHASES[phase]}" if deepest is not None else "model" if run.meta.model else "range"
+        yield f"The largest {which} is `{_name(run, first)}`, with {_share(tree.totals[first], whole)}."
+
+
+def _subject(run: Run) -> tuple[str, _Measured]:
+    """A first sentence about an idle device, or "", and the measure for the other sentences."""
+    meta = run.meta
+    if "device_ns" in meta.measured:
+        device = meta.device_heading
+        busy = [
+            (name, ns / of_rank.wall_ns)
+            for of_rank in run.metas
+            for name, ns in of_rank.busy_devices.items()
+            if of_rank.wall_ns
+        ]
+        idle = 1 - max((share for _, share in busy), default=1.0)
+        on_device = _Measured("device_ns", f"{device} time")
+        cpu = _Measured("cpu_ns", "time on the CPU") if "cpu_ns" in meta.measured else on_device
+        if "device_ns" not in run.rows.nonzero:
+            return f"Nothing ran on {device}. ", cpu
+        if not parts_of(run, "device_ns"):
+            return f"Nothing that was recorded launched any work on {device}. ", cpu
+        if idle > _MOSTLY_IDLE:
+            if len(busy) == 1:
+                return f"`{printable(busy[0][0])}` was idle for {_share(idle, 1)} of the time. ", cpu
+            return f"Every device was idle for at least {int(100 * idle)}% of the time. ", cpu
+        return "", on_device
+    if "cpu_ns" in meta.measured or "flops" not in meta.measured:
+        return "", _Measured("cpu_ns", "time", plain=True)
+    name = "counted FLOPs" if "uncounted" in run.rows.nonzero else "FLOPs"
+    over = summed_over(run)
+    return "", _Measured("flops", f"{name} (summed over {over})" if over else name)
+
+
+class _Tree(NamedTuple):
+    """Self and total of the layers in one phase. ``children[None]`` are the models."""
+
+    own: list[int]
+    totals: list[int]
+    children: dict[int | None, Sequence[int]]
+
+    @classmethod
+    def of(cls, layers: Layers, parts: Parts) -> _Tree:
+        own = [0] * len(layers)
+        for (layer, _), amount in parts.items():
+            if layer >= 0:
+                own[layer] += amount
+        children: dict[int | None, Sequence[int]] = {None: layers.roots, **dict(enumerate(layers.children))}
+        return cls(own, layers.roll_up(own), children)
+
+    def deepest_with_most_of(self, whole: int) -> int | None:
+        """The deepest layer with more than half of the whole; None if no model has more than half."""
+        deepest = None
+        while True:
+            larger = [layer for layer in self.children[deepest] if 2 * self.totals[layer] > whole]
+            if not larger:
+                return deepest
+            [deepest] = larger
+
+    def below(self, layer: int | None) -> Iterator[int]:
+        """All layers below a layer, at any depth, without the layer itself."""
+        waiting = [*self.children[layer]]
+        while waiting:
+            index = waiting.pop()
+            yield index
+            waiting.extend(self.children[index])
+
+
+def _largest_within(
+    run: Run, measured: _Measured, tree: _Tree, parts: Parts, layer: int | None, pronoun: str
+) -> list[_Clause]:
+    """The largest part below a layer (``layer``; None: below no model): a kind of layers, or the layer's own work."""
+    alike: dict[tuple[str, str], list[int]] = {}  # what ``_kind`` reads
+    for index in sorted(tree.below(layer)):
+        if tree.own[index]:
+            below = run.layers[index]
+            alike.setdefault((below.kind, below.settings if below.kind else below.name), []).append(index)
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for indices in alike.values():
+        kinds.setdefault(_kind(run.layers[indices[0]], bool(run.meta.model)), []).extend(indices)
+    sums = {kind: sum(tree.own[index] for index in indices) for kind, indices in kinds.items()}
+    largest = max(sums, key=sums.__getitem__, default=None)
+    if layer is not None and (largest is None or tree.own[layer] > sums[largest]):
+        here = {part: amount for part, amount in parts.items() if part[0] == layer}
+        work = _largest_work(run, measured, here)
+        if largest is None:
+            return work
+        if 2 * sum(amount for (_, kind), amount in here.items() if kind.may_be_below) > tree.own[layer]:
+            it = "it" if pronoun else f"`{_name(run, layer)}`"
+            return [_Clause(tree.own[layer], f"in compiled kernels of {it} or of layers below", layer)]
+        itself = "directly in it" if pronoun else f"directly in `{_name(run, layer)}`"
+        own = _Clause(tree.own[layer], f"{itself}, not in layers below, above all {work[0].where}", layer)
+        return [own, *work[1:]]
+    outside = {part: amount for part, amount in parts.items() if part[0] < 0} if layer is None else {}
+    if outside and (largest is None or sum(outside.values()) > sums[largest]):
+        return _largest_work(run, measured, outside)
+    assert largest is not None  # else all work is outside of layers
+    singular, several = largest
+    layers = kinds[largest]
+    holds_more = any(tree.totals[index] > tree.own[index] for index in layers)
+    within = "directly in" if holds_more else "in"
+    if len(layers) == 1:
+        the_layer = None if holds_more else layers[0]
+        return [_Clause(sums[largest], f"{within} the {singular} `{_name(run, layers[0])}`", the_layer)]
+    return [_Clause(sums[largest], f"{within} {pronoun}{several}")]
+
+
+def _largest_work(run: Run, measured: _Measured, parts: Parts) -> list[_Clause]:
+    """The largest of operators, labels, kernels, and time between operators; then the source line that takes most of it
+    between operators, if there was a sampling thread."""
+    described: defaultdict[str, Parts] = defaultdict(dict)
+    for part, amount in parts.items():
+        described[_described(measured, part[1])][part] = amount
+    amounts = {where: sum(of.values()) for where, of in described.items()}
+    where = max(amounts, key=amounts.__getitem__)
+    clauses = [_Clause(amounts[where], where)]
+    lines = source_lines(run) if measured.field == "cpu_ns" else {}
+    gaps = {
+        work.at(layer): amount
+        for (layer, work), amount in described[where].items()
+        if work.name == BETWEEN_OPS and work.at(layer) in lines
+    }
+    sampled = most_sampled(sum((lines[gap] for gap in gaps), Counter[SourceLine]()))
+    if sampled is not None:
+        line, share = sampled
+        clauses.append(_Clause(min(round(sum(gaps.values()) * share), amounts[where]), f"at `{shortened(line)}`"))
+    return clauses
+
+
+def _described(measured: _Measured, kind: KindOfWork) -> str:
+    """A phrase for a kind of work."""
+    _, label, work = kind
+    if label == LAUNCH_NOT_RECORDED:
+        return f"in the kernel `{shortened(work)}`"
+    if label:
+        known = torchs_range(label)
+        return f"in {known}" if known else f"in the label `{shortened(label)}`"
+    if work == BETWEEN_OPS:
+        return "where no operator ran" if measured.field == "cpu_ns" else "in work that no operator launched"
+    return "in autograd's engine" if work == AUTOGRAD_ENGINE else f"in `{shortened(work)}`"
+
+
+def _kind(layer: Layer, is_of_model: bool) -> tuple[str, str]:
+    """The singular and the plural name of a layer's kind: its class, for convolutions with the size of the kernel.
+
+    A layer of unknown class is a kind of its own.
+    """
+    if not layer.kind:  # in a trace: a module of unknown class, or a range of record_function
+        return "layer" if is_of_model else "range", printable(layer.name)
+    convolution = _CONVOLUTION.fullmatch(layer.kind)
+    if convolution is None:
+        singular = _PLAIN.get(layer.kind, f"`{printable(layer.kind)}` layer")
+    else:
+        sizes = _KERNEL_SIZE.search(layer.settings)
+        size = f"{convolution[2]}D" if sizes is None else sizes[1].replace(", ", "×")
+        size = f"width-{size}" if size.isdecimal() else size
+        singular = f"{size} {'transposed ' if convolution[1] else ''}convolution"
+    return singular, f"{singular}s"
+
+
+def _name(run: Run, index: int) -> str:
+    """The path of a layer, without the name of the model if the run has only one model."""
+    path = run.layers[index].path
+    return printable(".".join(path[1:] if len(run.roots) == 1 and len(path) > 1 else path))
+
+
+def _sentence(run: Run, measured: _Measured, of: str, whole: int, clauses: Sequence[_Clause]) -> str:
+    """Each part is inside the one before, and has its share of the whole: "62% of the forward is in …, 44% in …"."""
+    texts = []
+    before = whole
+    for number, clause in enumerate(clauses):
+        if number == 0:
+            verb = "are" if measured.field == "flops" else "is"
+            texts.append(f"{_share(clause.amount, whole)} of {of} {verb} {clause.where}")
+        else:
+            share = _share(clause.amount, whole)
+            if clause.amount >= _NEARLY_ALL_OF_IT * before:
+                share = "all of it" if clause.amount == before else "nearly all of it"
+            texts.append(f"{share} {clause.where}")
+        before = clause.amount
+    if len(texts) > 2:
+        texts[-1] = f"and {texts[-1]}"
+    ranks = f"over {'all ' if run.choice is None else ''}{count_of_ranks(run)} ranks, " if len(run.metas) > 1 else ""
+    text = f"{ranks}{', '.join(texts)}."
+    return text[0].upper() + text[1:] + _about_waiting(run, measured, clauses[-1].amount)
+
+
+def _about_waiting(run: Run, measured: _Measured, amount: int) -> str:
+    """A sentence if the last part waited for most of its time: all threads of the process together ran for less than
+    half as long, and so they did with the time in which the main thread had no processor, as far as it is known."""
+    meta = run.meta
+    if len(run.metas) > 1 or measured.field != "cpu_ns" or meta.process_cpu_ns is None:
+        return ""
+    if 2 * (meta.process_cpu_ns + (meta.run_delay_ns or 0)) > amount:
+        return ""
+    share = _share(meta.process_cpu_ns, max(meta.wall_ns, amount))
+    return f" Most of that is waiting: the process ran on a processor for {share} of the time."
+
+
+def _share(part: float, whole: float) -> str:
+    """In whole percent: "less than 1%" in place of 0 %, "more than 99%" in place of 100 %, "all" for the whole."""
+    if part == whole:
+        return "all"
+    text = f"{part / whole:.0%}"
+    return {"0%": "less than 1%", "100%": "more than 99%"}.get(text, text)

@@ -1,0 +1,203 @@
+"""The answer first: the verdict, the largest places, and the tree of layers in few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+
+from torchprof.analyze.columns import Column, columns_of, hot_path_column
+from torchprof.analyze.figures import Figures
+from torchprof.analyze.layer_reports import outline
+from torchprof.analyze.layers import Entry, all_entries, entries_of
+from torchprof.analyze.ops import shortened
+from torchprof.analyze.report import ReportTable, Section, TableRow, branches, printable, report, spaced, stacked
+from torchprof.analyze.sentences import about_flops, about_sums, from_to, other_warnings_of
+from torchprof.analyze.top import largest_parts, title_of_parts
+from torchprof.first_screen.verdict import verdict
+from torchprof.run.formats import Bound, Cell, ReportCell, Value, format_time, short_time
+from torchprof.run.run import Run
+from torchprof.run.words import FORWARD, PHASES
+
+_GAP = len(" | ")
+_CLASS = "  "  # between a name and its class
+_LONGEST_LABEL = 40
+
+
+@report("overview", "what ran, what would help, the largest places and the layers: read it first", answers="time")
+def overview(
+    run: Run,
+    *,
+    rows: int = 50,
+    places: int = 5,
+    width: int | None = None,
+    whole: str = 'The report "tree" shows all.',
+    color: bool = False,
+) -> Section:
+    """What to read first: what ran, what would help, the largest places, and the layers in at most so many rows.
+
+    The tree has all layers if they fit in ``rows``. Else equal siblings are one row with their sum ("0–79"), the layers
+    with the largest totals are open, and the rest is added up. Columns for which a line has no room are left out.
+    """
+    sections = verdict(run, width)
+    if places:
+        first, *more = largest_parts(run, places, width=width)
+        sections += [stacked([title_of_parts(run), first]), *more]
+    if run.layers:
+        sections.append(short_tree(run, rows, width, whole, color=color))
+    sentences = [*about_flops(run), *other_sentences(run)]
+    return spaced([*sections, stacked(sentences)])
+
+
+def other_sentences(run: Run) -> list[str]:
+    """The sentences and warnings that are not in the verdict."""
+    return [*about_sums(run), *map(printable, other_warnings_of(run))]
+
+
+def short_tree(run: Run, limit: int, width: int | None, whole: str, *, color: bool = False) -> Section:
+    """The table of layers of the overview, whose options these are, and below it what it does not show."""
+    lines = entries_of(run)
+    every = [*all_entries(lines)]
+    columns = sorted(columns_of(run), key=_place)
+    by = hot_path_column(columns, [line.figures for line in every], None)
+    kinds = {layer.path: layer.kind for layer in run.layers}
+    short = outline(lines, kinds, lambda figures: _size(figures, by), limit)
+    leads, entries = zip(*branches(short, lambda line: line.below))
+    names = [_with_class(entry, kinds) for entry in entries]
+    cells = {column: [column.text(entry.figures, None) for entry in entries] for column in columns}
+    each = Column(f"{by.heading} of one")
+    if any(entry.parts for entry in entries):
+        columns.append(each)
+        cells[each] = [_of_each(entry, by) for entry in entries]
+    headings = {column: column.heading for column in columns}
+    longest = max(len(lead) + len(str(name)) for lead, name in zip(("", *leads), ("Module", *names)))
+    room = None if width is None else width - longest
+    shown = _with_room(columns, headings, cells, by, room)
+    if len(shown) < len(columns):
+        headings = {column: _short_heading(column) for column in columns}
+        cells = {column: [*map(_short_time, of_column)] for column, of_column in cells.items()}
+        shown = _with_room(columns, headings, cells, by, room)
+    figures = [line.figures for line in every]
+    table = ReportTable(
+        ["Module", *(headings[column] for column in shown)],
+        [
+            TableRow(of_row, lead, is_part=not entry.figures.left_over)
+            for of_row, lead, entry in zip(zip(names, *(cells[column] for column in shown)), leads, entries)
+        ],
+        name="layers",
+        wholes=[None, *(column.whole(figures) for column in shown)],
+        in_color=color,
+    )
+    left_out = [column.heading for column in columns if column not in shown]
+    about_hidden = _about_hidden(entries, every, left_out, whole)
+    return stacked([table, *about_hidden])
+
+
+def _about_hidden(
+    entries: Sequence[Entry], every: Sequence[Entry], left_out: Sequence[str], whole: str
+) -> Iterator[str]:
+    """What is not shown."""
+    hidden = sum(bool(line.path) for line in every) - sum(max(1, len(entry.parts)) for entry in entries if entry.path)
+    if hidden:
+        yield f"{hidden} layers are not shown; (+9): so many below that layer."
+    if left_out:
+        yield f"No room for {', '.join(left_out)}."
+    if hidden or left_out or any(entry.parts for entry in entries):
+        yield whole
+
+
+def _place(column: Column) -> tuple[int, bool]:
+    """The order of columns: that of the catalogue, but time of the device before that of the CPU."""
+    phase = column.phase if column.what == "cost" else None
+    group = 0 if phase == FORWARD else 1 if phase is None else 1 + PHASES.index(phase)
+    return group, group != 1 and "device_ns" not in column.fields
+
+
+def _size(figures: Figures, by: Column) -> float:
+    """How large a row is: all of it, in all phases."""
+    if by.measure is None:  # nothing was measured
+        return by.of(figures)
+    return sum(map(by.measure.of, figures.total.values()))
+
+
+def _name(entry: Entry) -> str:
+    """The name of a layer, or that of a label or operator if it is not long."""
+    return entry.name if entry.is_layer else shortened(entry.name, _LONGEST_LABEL)
+
+
+def _with_class(entry: Entry, kinds: Mapping[tuple[str, ...], str]) -> Cell:
+    is_root = len(entry.path) == 1  # its name is that of its class
+    kind = "" if is_root else printable(kinds.get(entry.path, ""))
+    if entry.parts and entry.path:
+        kind = f"{len(entry.parts)} × {kind}" if kind else f"{len(entry.parts)} layers"
+    below = f" (+{entry.hidden})" if entry.hidden and entry.path else ""
+    name = f"{_name(entry)}{_CLASS if kind else ''}{kind}{below}"
+    if not entry.path:
+        return entry.cell(name)
+    ids: dict[str, Value | list[str]] = {"type": kinds.get(entry.path, "")}
+    if entry.parts:
+        ids["layers"] = [".".join(part.path) for part in entry.parts]
+    return ReportCell(name, ".".join((*entry.path[:-1], entry.name)), ids=ids)
+
+
+def _of_each(entry: Entry, by: Column) -> Cell:
+    """The median of the rows that one stands for, with the smallest and the largest."""
+    if not (entry.parts and entry.path):
+        return ""
+    figures = [by.figure(part.figures) for part in entry.parts]
+    if any(figure.bound is not Bound.EXACT for figure in figures):
+        return figures[0].text(by.write) if len({*figures}) == 1 else "–"
+    values = [figure.value for figure in figures]
+    least, middle, most = (str(_short_time(by.write(value))) for value in (min(values), median(values), max(values)))
+    return by.write(median(values)).written(f"median of {len(values)}: {middle} ({from_to(least, most)})")
+
+
+def _width(cells: Sequence[Cell]) -> int:
+    return _GAP + max(len(str(cell)) for cell in cells)
+
+
+def _short_heading(column: Column) -> str:
+    """The heading where there is no room for all columns: "Self CPU" for "Self CPU total"."""
+    return "Calls" if column.what == "calls" else column.heading.replace(" total", "")
+
+
+def _short_time(cell: Cell) -> Cell:
+    """A time in three digits; any other cell as it is."""
+    if (
+        isinstance(cell, ReportCell)
+        and isinstance(cell.value, (int, float))
+        and cell.text == str(format_time(cell.value))
+    ):
+        return cell.written(short_time(cell.value))
+    return cell
+
+
+def _with_room(
+    columns: Sequence[Column],
+    headings: Mapping[Column, str],
+    cells: Mapping[Column, Sequence[Cell]],
+    by: Column,
+    room: int | None,
+) -> list[Column]:
+    """The columns that fit in so many characters, the most telling first; ``by`` always does."""
+    if room is None:
+        return list(columns)
+    shown = set()
+    for column in sorted(columns, key=lambda column: _rank(column, by)):
+        width = _width([headings[column], *cells[column]])
+        if width <= room or column == by:
+            shown.add(column)
+            room -= width
+    return [column for column in columns if column in shown]
+
+
+def _rank(column: Column, by: Column) -> int:
+    """Which columns tell most: the lowest number first. Those that an option asked for come before all others."""
+    if column == by:
+        return 0
+    if column.what != "cost":
+        return {"params": 1, "text": 4, "calls": 5}.get(column.what, 7)
+    if column.is_self:
+        return 6
+    if column.is_time:
+        return 2
+    return 1 if column.phase == FORWARD else 3

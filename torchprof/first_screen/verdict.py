@@ -1,0 +1,283 @@
+"""The verdict: what ran, the parts of its time, and what would help. It fits on the first screen."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from torchprof.advise import Advice, findings_table, judge, place, share_of
+from torchprof.advise.evidence import Evidence
+from torchprof.analyze.compiled import compiled_in_short
+from torchprof.analyze.report import Part, name_of_layer, printable, stacked
+from torchprof.analyze.sentences import about_times, count_of_ranks, from_to
+from torchprof.analyze.steps import device_parts, ns_behind_the_cpu, percents, time_parts
+from torchprof.analyze.top import measures_of
+from torchprof.first_screen.headline import headline
+from torchprof.ranks.balance import balance_of
+from torchprof.ranks.pipeline_report import pipelines_in_short
+from torchprof.ranks.sentences import straggler
+from torchprof.run.formats import format_count, format_memory, short_time
+from torchprof.run.layers import Layer
+from torchprof.run.run import Run
+from torchprof.run.samples import SampleKey, Spread
+from torchprof.run.torch_names import CONVOLUTIONS, FACTORS
+from torchprof.run.words import BACKWARD, FORWARD, OUTSIDE, Frame, FrameKind
+
+FIRST_SHARE = 0.03
+"""A finding with a smaller gain is not on the first screen."""
+_FINDINGS = 3
+_WIDTH = 100
+_LINES = 2  # of a finding, and of its remedy
+_CALLS_FOR_PERCENTILES = 20  # with fewer calls, less than one is beyond the 95th
+_MOST = 0.5
+_PRODUCTS = {*FACTORS, *CONVOLUTIONS}
+_NO_BATCH_FIRST = ("LSTM", "GRU", "RNN", "MultiheadAttention", "Transformer")
+"""The classes whose input has its time, not the batch, in its first dimension unless ``batch_first=True``."""
+
+
+def verdict(run: Run, width: int | None = None, findings: Sequence[Advice] | None = None) -> list[Part]:
+    """The sections of the verdict: what ran, its parts and the headline; what would help; what makes all times less
+    certain than they look.
+
+    ``width``: the number of characters of a line, of which at most 100 are used. ``findings``: all findings, if known.
+    """
+    width = min(width or _WIDTH, _WIDTH)
+    uncertain = stacked(map(printable, about_times(run)))
+    return [stacked([*ran(run), headline(run)]), what_would_help(run, width, findings), uncertain]
+
+
+# What ran
+
+
+def ran(run: Run) -> list[str]:
+    """What ran, and the parts of its time: a line each."""
+    lines = [what_ran(run), *parts_of_time(run), compiled_in_short(run)]
+    if len(run.metas) > 1:
+        lines += [straggler(run, balance_of(run)), *pipelines_in_short(run)]
+    return [*filter(None, lines)]
+
+
+def what_ran(run: Run) -> str:
+    """Steps or calls with their times, the rate, the size of the model and its peak memory, in one line."""
+    timed = [_times(run), _no_grad(run)]
+    return printable(" · ".join(filter(None, [*timed, _rate(run), _params(run), _macs(run), *_peaks(run)])))
+
+
+def _times(run: Run) -> str:
+    """The median of a step, or of a call of the model, with the smallest and the largest."""
+    steps = [spread for meta in run.metas if (spread := _of_steps(run, meta.rank)) is not None]
+    ranks = f"{count_of_ranks(run)} ranks, " if len(run.metas) > 1 else ""
+    if steps and (any(meta.marked_steps for meta in run.metas) or BACKWARD in run.phases()):
+        behind = max(ns_behind_the_cpu(run, meta) for meta in run.metas)
+        ahead = f" on the CPU, which runs ahead of {run.meta.device_heading}: {short_time(behind)}" if behind else ""
+        return f"{ranks}{_spread(steps, 'step')}{ahead}"
+    roots = [root for root in run.layers.roots if run.rows.forward_calls(root)]
+    if not roots:
+        return ranks.removesuffix(", ")
+    spreads = {root: [run.samples[key] for key in _keys(run, root) if key in run.samples] for root in roots}
+    root = max(roots, key=lambda index: sum(spread.sum for spread in spreads[index]))
+    others = f" (and {len(roots) - 1} more model{'s' * (len(roots) > 2)})" if len(roots) > 1 else ""
+    name = run.layers[root].name + others
+    if run.layers[root].same_shapes is False:
+        name += ", input shapes differ"
+    if not spreads[root] or "cpu_ns" not in run.meta.measured:
+        calls = run.rows.forward_calls(root)
+        return f"{ranks}{calls:,} call{'s' * (calls != 1)} of {name}"
+    return f"{ranks}{_spread(spreads[root], 'forward call', f' of {name}')}"
+
+
+def _keys(run: Run, root: int) -> Iterator[SampleKey]:
+    return (SampleKey(root, FORWARD, meta.rank, "cpu", "cpu_ns") for meta in run.metas)
+
+
+def _of_steps(run: Run, rank: int) -> Spread | None:
+    return run.samples.get(SampleKey(OUTSIDE, FORWARD, rank, "cpu", "step_ns"))
+
+
+def _spread(spreads: Sequence[Spread], of: str, what: str = "") -> str:
+    """The median and the spread of the steps or calls of all ranks. ``spreads``: one for each rank."""
+    whole = spreads[0]
+    for spread in spreads[1:]:
+        whole += spread
+    if whole.count == 1:
+        return f"1 {of}{what}: {short_time(whole.sum)}"
+    counts = {spread.count for spread in spreads}
+    of_each = len(spreads) > 1 and len(counts) == 1
+    count = counts.pop() if of_each else whole.count
+    many = f"{count:,} {of}{'s' * (count != 1)}{what}{' each' * of_each}"
+    median = short_time(whole.median)
+    if whole.count < _CALLS_FOR_PERCENTILES:
+        return f"{many}: median {median} ({from_to(short_time(whole.min), short_time(whole.max))})"
+    low, high = (short_time(whole.quantile(share)) for share in (0.05, 0.95))
+    return f"{many}: median {median}, 90% in {from_to(low, high)}"
+
+
+def _no_grad(run: Run) -> str:
+    """The calls of models without gradients, in a run with backward."""
+    spreads = [spread for key, spread in run.samples.items() if key.measure == "no_grad_ns"]
+    return _spread(spreads, "call", " without gradients") if spreads else ""
+
+
+def _rate(run: Run) -> str:
+    """Tokens or samples a second of recorded time, if all calls had the same batch and its dimension is known."""
+    wall_ns = max((meta.wall_ns for meta in run.metas), default=0)
+    roots = [root for root in run.layers.roots if run.rows.forward_calls(root)]
+    if len(roots) != 1 or not wall_ns or "cpu_ns" not in run.meta.measured:
+        return ""
+    [root] = roots
+    layer, calls = run.layers[root], run.rows.forward_calls(root)
+    if not layer.input_shapes or not (layer.same_shapes or calls == 1):
+        return ""
+    shape = layer.input_shapes[0]
+    if (
+        len(shape) == 2
+        and min(shape) > 0
+        and any(other.kind == "Embedding" and other.input_shapes == (shape,) for other in run.layers)
+    ):
+        return f"{_number(calls * shape[0] * shape[1] * 1e9 / wall_ns)} tokens/s"
+    # Three dimensions may be (time, batch, features).
+    if len(shape) not in (2, 4, 5) or shape[0] < 1 or any(map(_may_have_time_first, run.layers)):
+        return ""
+    return f"{_number(calls * shape[0] * 1e9 / wall_ns)} samples/s"
+
+
+def _may_have_time_first(layer: Layer) -> bool:
+    return layer.kind.startswith(_NO_BATCH_FIRST) and "batch_first=True" not in layer.settings
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _params(run: Run) -> str:
+    """The parameters of all models; a lower bound if those of some layers are unknown."""
+    known = [layer.params for layer in run.layers if layer.params is not None]
+    bound = "≥ " if len(known) < len(run.layers) else ""
+    return f"{bound}{format_count(sum(known))} parameters" if any(known) else ""
+
+
+def _macs(run: Run) -> str:
+    """The MACs of an average forward call, if one model was called."""
+    roots = [number for number, root in enumerate(run.layers.roots) if run.rows.forward_calls(root)]
+    if "flops" not in run.meta.measured or len(roots) != 1:
+        return ""
+    tree = run.tree(FORWARD, roots[0])
+    bound = "≥ " if tree.total.uncounted else ""
+    return f"{bound}{format_count(tree.total.macs / tree.calls)} MACs a call" if tree.calls else ""
+
+
+def _peaks(run: Run) -> Iterator[str]:
+    """The largest peak of memory, and the layer with the largest part of what was live then."""
+    memory = max(run.memory, key=lambda device: device.peak_bytes, default=None)
+    if memory is None or memory.peak_bytes <= 0:
+        return
+    by_layer: dict[int, int] = {}
+    for held in memory.held:
+        if held.nbytes > 0:
+            by_layer[held.layer] = by_layer.get(held.layer, 0) + held.nbytes
+    text = f"{memory.device} peak +{format_memory(memory.peak_bytes)}"
+    if by_layer:
+        largest = max(by_layer, key=by_layer.__getitem__)
+        text += f", {by_layer[largest] / sum(by_layer.values()):.0%} of it in {name_of_layer(run, largest)}"
+    yield text
+
+
+# The parts of the time
+
+
+def parts_of_time(run: Run) -> Iterator[str]:
+    """The parts of the time, in percent that add up to 100: a line for the CPU and, if it was measured, one for the
+    device before it. A trace whose layers are only ranges has none."""
+    if not run.meta.model and run.layers:
+        return
+    if "device_ns" in run.meta.measured:
+        yield _line(f"{run.meta.device_heading}: ", percents(device_parts(run)))
+    if "cpu_ns" in run.meta.measured:
+        name = "CPU: " if "device_ns" in run.meta.measured else ""
+        yield _line(name, percents(time_parts(run, "cpu_ns")))
+
+
+def _line(name: str, shares: dict[str, int]) -> str:
+    return name + " · ".join(f"{part} {share}%" for part, share in shares.items()) if shares else ""
+
+
+# What would help
+
+
+def what_would_help(run: Run, width: int = _WIDTH, findings: Sequence[Advice] | None = None) -> Part:
+    """Up to three findings that are worth at least 3 % of the time or of the memory, the largest gain first, then those
+    whose gain is unknown; or that there is none, and what bounds the run."""
+    first = first_findings(run, findings)
+    if not first:
+        return textwrap.fill(_nothing(run), width)
+    evidence = Evidence(run)
+    texts = (_drawn(number, *in_short(advice, evidence), width) for number, advice in enumerate(first, 1))
+    return findings_table("\n".join(["What would help", *texts]), first)
+
+
+def first_findings(run: Run, findings: Sequence[Advice] | None = None) -> list[Advice]:
+    """The findings of the first screen. ``findings``: all findings, if they are known."""
+    evidence = Evidence(run)
+    shares = ((advice, share_of(advice, evidence)) for advice in (judge(run).advice if findings is None else findings))
+    return [advice for advice, share in shares if share is None or share >= FIRST_SHARE][:_FINDINGS]
+
+
+def in_short(advice: Advice, evidence: Evidence) -> tuple[str, str]:
+    """A finding in two sentences: the gain, the place and the cause; and the remedy."""
+    cause = f"{short_gain(advice, evidence)}{place(advice)}: {advice.cause}"
+    return cause, advice.action
+
+
+def _drawn(number: int, cause: str, remedy: str, width: int) -> str:
+    return "\n".join(
+        line
+        for text, indent in ((f"{number}. {cause}", ""), (f"→ {remedy}", "   "))
+        for line in textwrap.wrap(
+            printable(text),
+            width,
+            initial_indent=indent,
+            subsequent_indent="   ",
+            max_lines=_LINES,
+            placeholder=" …",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
+
+
+def short_gain(advice: Advice, evidence: Evidence) -> str:
+    """The largest possible gain: "Up to 31% (24.9ms a step)"."""
+    parts = []
+    if advice.gain_ns and evidence.recorded_ns:
+        per_step = evidence.per_step(advice.gain_ns)
+        ns = short_time(advice.gain_ns) if per_step is None else f"{short_time(per_step)} a step"
+        parts.append(f"{_percent(advice.gain_ns / evidence.recorded_ns)} ({ns})")
+    if advice.gain_bytes and evidence.peak_bytes:
+        share = _percent(advice.gain_bytes / evidence.peak_bytes)
+        parts.append(f"{share} of the peak ({format_memory(advice.gain_bytes)})")
+    return f"Up to {' and '.join(parts)}" if parts else "Gain unknown"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share < 1 else "100%"
+
+
+def _nothing(run: Run) -> str:
+    """That no finding is worth 3 % of the run, and what bounds it."""
+    if "cpu_ns" not in run.meta.measured and "device_ns" not in run.meta.measured:
+        return ""
+    return f"No change was found that saves {FIRST_SHARE:.0%} of the time.{_bound(run)}"
+
+
+def _has_product(frames: Iterable[Frame]) -> bool:
+    return any(frame.kind == FrameKind.OP and frame.name in _PRODUCTS for frame in frames)
+
+
+def _bound(run: Run) -> str:
+    """How much of the time are products, which only less work or a faster format makes shorter."""
+    field = next(measures_of(run), ("cpu_ns", ""))[0]
+    whole = run.rows.of_recording.total(field)
+    ns = run.rows.total(field, frames=_has_product)
+    if whole <= 0 or ns < _MOST * whole:
+        return ""
+    return f" Matrix products and convolutions take {ns / whole:.0%} of it: to save time there, compute less."

@@ -1,0 +1,251 @@
+"""The collectives report: collectives by name, group and size, with bandwidth; and by layer and phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from torchprof.analyze.device import short_kernel_name
+from torchprof.analyze.report import Part, ReportTable, phase_cell, printable, report, spaced, stacked
+from torchprof.analyze.sentences import about_sums, warnings_below
+from torchprof.run.collectives import Collective, collective_of, shows_collective
+from torchprof.run.formats import (
+    UNKNOWN,
+    Cell,
+    ReportCell,
+    as_lower_bound,
+    format_count,
+    format_memory,
+    format_number,
+    format_share,
+    format_time,
+)
+from torchprof.run.rows import Row
+from torchprof.run.run import Run
+from torchprof.run.torch_names import KernelWork, kind_of_work
+from torchprof.run.words import NOT_SELECTED_NAME, OUTSIDE_NAME, Frame, FrameKind, is_host_collective
+
+_UNNAMED = ("", "undefined")  # the description in torch of a group without one
+_WHAT = ("Collective", "Group", "Ranks", "Type")
+_OF_ANY_SIZE = "all_to_all"
+"""The collective whose calls differ in size, as experts get different numbers of tokens in each: they share a row."""
+
+
+class _Source(Enum):
+    """The kind of row that a collective was recorded as."""
+
+    KERNEL = "a kernel"
+    HOST_RANGE = "the range of a backend that runs on the CPU, such as gloo"
+    LAUNCH = "the range, or the record, of a collective that launches kernels"
+
+
+class _Use(NamedTuple):
+    """A row of the run that is a collective. ``on_host``: it runs on the CPU. ``ns``: its duration, of its kernels or
+    of its range on the host; None if unknown."""
+
+    row: Row
+    collective: Collective
+    on_host: bool
+    ns: int | None
+
+
+@dataclass
+class _Sum:
+    """The sum over calls of collectives.
+
+    ``ns`` is the duration of the ``timed`` calls. ``nbytes`` sums the larger of input and output size; ``sized`` calls
+    have at least one of the two sizes, ``counted`` calls have both. With ``counted < calls``, ``nbytes`` is a lower
+    bound. ``sizes``: the different sizes of the input and of the output of a call, as far as they are known."""
+
+    calls: int = 0
+    timed: int = 0
+    sized: int = 0
+    counted: int = 0
+    ns: int = 0
+    nbytes: int = 0
+    sizes: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
+
+    def add(self, use: _Use) -> None:
+        calls = use.row.calls
+        self.calls += calls
+        if use.ns is not None:
+            self.timed += calls
+            self.ns += use.ns
+        sizes = use.collective.bytes_in, use.collective.bytes_out
+        for size, different in zip(sizes, self.sizes):
+            different.update(() if size is None else (size,))
+        known = [size for size in sizes if size is not None]
+        if known:
+            self.sized += calls
+            self.counted += calls * (len(known) == 2)
+            self.nbytes += calls * max(known)
+
+    @property
+    def bytes_text(self) -> Cell:
+        if not self.sized:
+            return UNKNOWN
+        return _bounded(format_memory(self.nbytes), self.counted < self.calls)
+
+    @property
+    def bandwidth_text(self) -> Cell:
+        if not self.ns or not self.nbytes or self.timed < self.calls:
+            return UNKNOWN
+        rate = self.nbytes * 1e9 / self.ns
+        return as_lower_bound(ReportCell(f"{format_count(rate)}B/s", rate, "bytes per second"))
+
+    def texts(self, whole_ns: int) -> list[Cell]:
+        """The cells of calls, time, average and share of a whole."""
+        if not self.timed:
+            return [format_number(self.calls), *[UNKNOWN] * 3]
+        time = _bounded(format_time(self.ns), self.timed < self.calls)
+        share = format_share(self.ns / (whole_ns or 1))
+        return [format_number(self.calls), time, format_time(self.ns / self.timed), share]
+
+
+def _size_text(sizes: Set[int]) -> Cell:
+    """A size, or the smallest and the largest."""
+    if not sizes:
+        return UNKNOWN
+    low, high = format_memory(min(sizes)), format_memory(max(sizes))
+    return high if len(sizes) == 1 else high.written(f"{low} to {high}")
+
+
+def _bounded(cell: ReportCell, is_bound: bool) -> ReportCell:
+    return as_lower_bound(cell) if is_bound else cell
+
+
+@report("collectives", "collectives between ranks: bytes, bandwidth and time, by layer", answers="waits")
+def collectives(run: Run) -> Part:
+    """Communication between ranks: a table by collective, group and size, and a table by layer and phase.
+
+    *In* and *Out* are the bytes of one call on one rank, ``–`` if unknown. All-to-alls of a group share a row, with
+    their smallest and largest size. A call is a kernel, or a range of a backend
+    that runs on the CPU (gloo); the time of a range is from its start to its end, on any thread. If a run has both
+    kinds, the column *On* says which. *Bandwidth* is the algorithm bandwidth of NCCL's tests, S/t, where S is the
+    larger of In and Out, as these tests define it for all-gather and reduce-scatter
+    (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). It is a lower bound, because the time
+    includes waiting for the slowest rank. In the second table *Bytes* are S times the calls, and the layer is the one
+    whose work started the collective.
+    """
+    warnings: list[Part] = [*about_sums(run), warnings_below(run)]
+    uses = [*_uses(run)]
+    if not uses:
+        return stacked(["This run recorded no communication between ranks.", *warnings])
+    tables = _Tables(run, uses)
+    return spaced([tables.by_collective(), tables.by_layer(), stacked([*tables.sentences(), *warnings])])
+
+
+class _Tables:
+    """The two tables of the uses of a run, at least one. If a run has both kinds, a column says where each ran."""
+
+    def __init__(self, run: Run, uses: Sequence[_Use]) -> None:
+        self._uses = uses
+        self._names = {False: run.meta.device_heading, True: "CPU"}  # by ``on_host``
+        self._wholes = {of: sum(use.ns or 0 for use in uses if use.on_host is of) for of in self._names}
+        present = [self._names[on_host] for on_host in sorted({use.on_host for use in uses})]
+        self._on, self._time = (["On"], "Time") if len(present) > 1 else ([], f"{present[0]} time")
+
+    def by_collective(self) -> ReportTable:
+        rows = [
+            [*of[: len(_WHAT)], *map(_size_text, total.sizes), *of[len(_WHAT) :], *took, total.bandwidth_text]
+            for of, total, took in self._summed(_what, _sizes)
+        ]
+        headings = [*_WHAT, "In", "Out", *self._on, "Calls", self._time, "Avg", "Share", "Bandwidth"]
+        return ReportTable.of_cells(headings, rows).of("by_collective")
+
+    def by_layer(self) -> ReportTable:
+        rows = [[*of, total.bytes_text, *took] for of, total, took in self._summed(_where)]
+        headings = ["Module", "Phase", *self._on, "Bytes", "Calls", self._time, "Avg", "Share"]
+        return ReportTable.of_cells(headings, rows).of("by_layer")
+
+    def _summed(
+        self, key: Callable[[_Use], tuple[Cell, ...]], apart: Callable[[_Use], tuple[str, ...]] = lambda use: ()
+    ) -> Iterator[tuple[list[Cell], _Sum, list[Cell]]]:
+        """For each row the cells of its key, its sum, and the cells of calls and time; largest first. Equal texts are
+        one row, unless ``apart`` keeps them apart."""
+        sums: dict[tuple[bool, tuple[str, ...], tuple[str, ...]], tuple[tuple[Cell, ...], _Sum]] = {}
+        for use in self._uses:
+            cells = key(use)
+            texts = use.on_host, tuple(map(str, cells)), apart(use)
+            sums.setdefault(texts, (cells, _Sum()))[1].add(use)
+        largest_first = sorted(sums.items(), key=lambda item: (item[1][1].ns, item[1][1].nbytes), reverse=True)
+        for (on_host, *_), (cells, total) in largest_first:
+            on: list[Cell] = [self._names[on_host]] if self._on else []
+            yield [*cells, *on], total, total.texts(self._wholes[on_host])
+
+    def sentences(self) -> Iterator[str]:
+        wholes = [f"{format_time(ns)} {self._names[on_host]} time" for on_host, ns in self._wholes.items() if ns]
+        if wholes:
+            yield f"100 % is all communication: {', '.join(wholes)}."
+        if self._wholes[True]:
+            yield (
+                "CPU time of a collective is the time from its beginning to its end, with the waiting for the slowest "
+                "rank."
+            )
+        if any(use.ns is None and not use.on_host for use in self._uses):
+            yield f"{UNKNOWN} under {self._time}: no kernel of it was recorded, only its range on the CPU."
+        if any(use.ns is None and use.on_host for use in self._uses):
+            yield f"{UNKNOWN} under {self._time}: the run does not say how long it took."
+
+
+def _uses(run: Run) -> Iterator[_Use]:
+    """The rows of collectives, each collective once: if a rank has communication kernels, these count and the ranges
+    that launched them do not."""
+    sources = [_source(frames) for frames in run.rows.frames]
+    numbers = run.rows.columns["frames"]
+    ranks = run.rows.columns["rank"]
+    with_kernels = {rank for rank, number in zip(ranks, numbers) if sources[number] is _Source.KERNEL}
+    for index, number in enumerate(numbers):
+        source = sources[number]
+        if source is None or (source is _Source.LAUNCH and ranks[index] in with_kernels):
+            continue
+        row = run.rows[index]
+        if row.calls:  # a row without calls has only memory that an op around it allocated
+            collective = collective_of(row.frames) or Collective(short_kernel_name(row.frames[-1].name))
+            on_host = source is _Source.HOST_RANGE
+            took = {_Source.KERNEL: row.cost.device_ns, _Source.HOST_RANGE: row.cost.collective_ns or None}
+            yield _Use(row, collective, on_host, took.get(source))
+
+
+def _source(frames: Sequence[Frame]) -> _Source | None:
+    """The source of a row whose innermost frame is a collective; None for other rows, and for parts of a collective."""
+    if not frames:
+        return None
+    last = frames[-1]
+    if last.kind == FrameKind.KERNEL:
+        is_one = shows_collective(last) or kind_of_work(last.name) is KernelWork.COMMUNICATION
+        return _Source.KERNEL if is_one else None
+    if not shows_collective(last) or any(map(shows_collective, frames[:-1])):
+        return None
+    return _Source.HOST_RANGE if is_host_collective(last.name) else _Source.LAUNCH
+
+
+def _what(use: _Use) -> tuple[Cell, ...]:
+    """The key of the first table: a cell for each of ``_WHAT``. Groups of one description are one group, whose name
+    differs from rank to rank."""
+    collective = use.collective
+    group = collective.group if collective.description in _UNNAMED else collective.description
+    return (
+        printable(collective.name),
+        printable(group) or UNKNOWN,
+        UNKNOWN if collective.size is None else format_number(collective.size),
+        printable(collective.dtype) or UNKNOWN,
+    )
+
+
+def _sizes(use: _Use) -> tuple[str, ...]:
+    """What keeps rows of the first table apart: the sizes as they are shown, of all-to-alls whether they are known."""
+    sizes = use.collective.bytes_in, use.collective.bytes_out
+    if use.collective.name == _OF_ANY_SIZE:
+        return tuple(str(size is None) for size in sizes)
+    return tuple(str(_size_text(set() if size is None else {size})) for size in sizes)
+
+
+def _where(use: _Use) -> tuple[Cell, ...]:
+    """The key of the second table: the layer, and the phase."""
+    no_layer = OUTSIDE_NAME if use.row.selected else NOT_SELECTED_NAME
+    name = use.row.layer.name if use.row.layer else no_layer
+    served = len(use.row.shared_by)
+    return (f"{name} ({served} layers below)" if served else name, phase_cell(use.row.phase))

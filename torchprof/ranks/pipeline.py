@@ -1,0 +1,315 @@
+"""The pipelines of a run: which ranks are one pipeline, which are replicas, and how long their actions take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from statistics import median
+from typing import NamedTuple
+
+from torchprof.run.run import Run
+from torchprof.run.timeline import Pipeline, StageAction
+from torchprof.run.words import NOT_SELECTED
+
+
+class Action(NamedTuple):
+    """A microbatch in a stage; ``what`` is as in ``StageAction``: "F", "B", "I" or "W"."""
+
+    stage: int
+    what: str
+    microbatch: int
+
+
+Order = Sequence[Action]
+"""The actions of a rank in the order in which it runs them."""
+
+_OUTER = 3
+"""Of the steps, in the order of their length, this part is left out at each end."""
+_MOST_STEPS = 9  # of a pipeline that are simulated
+_MOST_PIPELINES = 16  # of those that do the same
+
+
+@dataclass(frozen=True)
+class OnePipeline:
+    """The ranks that run a model together. ``members``: those in this run, in their order in the pipeline. ``ranks``:
+    all of them; () if unknown: then they may be of several pipelines."""
+
+    members: tuple[Pipeline, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def stages(self) -> int:
+        return self.members[0].stages
+
+    @cached_property
+    def is_complete(self) -> bool:
+        """Whether all its ranks are in this run, and each stage is on one of them."""
+        known = sorted(stage for member in self.members for stage in {action.stage for action in member.actions})
+        return 0 < len(self.members) == len(self.ranks) and known == [*range(self.stages)]
+
+    @cached_property
+    def orders(self) -> list[Order]:
+        return [[Action(*action[:3]) for action in member.actions] for member in self.members]
+
+    @cached_property
+    def microbatches(self) -> int:
+        return len({action.microbatch for member in self.members for action in member.actions})
+
+    @cached_property
+    def step_ns(self) -> tuple[int, ...]:
+        """The duration of each step, from the first action to the end of the last rank; () if the steps of the ranks
+        cannot be paired.
+
+        Nothing tells when a rank begins: one that comes first waits for the rank with the first stage, which starts
+        everything. So the waiting of the others before their first action counts at most as long as the microbatch
+        takes in the stages before.
+        """
+        if len({(member.steps, len(member.step_ns)) for member in self.members}) > 1:
+            return ()
+        times = [[ns - early for ns, early in zip(member.step_ns, self.early_ns(member))] for member in self.members]
+        return tuple(map(max, zip(*times)))
+
+    def early_ns(self, member: Pipeline) -> list[int]:
+        """How long before the others a rank began each step: what it waited longer than the stages before it took."""
+        first = member.actions[0]
+        before = [action.took_ns for action in self._before(first)]
+        return [
+            max(waited - sum(took[step] for took in before), 0) if before else 0
+            for step, waited in enumerate(first.waited_ns)
+        ]
+
+    def _before(self, first: StageAction) -> list[StageAction]:
+        """The forwards of a microbatch in the stages before that of an action; none for actions of the first stage."""
+        return [
+            action
+            for member in self.members
+            for action in member.actions
+            if action.what == "F" and action.microbatch == first.microbatch and action.stage < first.stage
+        ]
+
+    @cached_property
+    def steps_by_length(self) -> list[int]:
+        """The numbers of the steps, the shortest first; none if the steps of the ranks cannot be paired."""
+        return sorted(range(len(self.step_ns)), key=self.step_ns.__getitem__)
+
+    @cached_property
+    def typical_steps(self) -> list[int]:
+        """The numbers of steps of usual length: the middle third, of these at most 9. Empty if the pipeline is not
+        complete, or if its steps are unknown."""
+        ordered = self.steps_by_length if self.is_complete else []
+        outer = len(ordered) // _OUTER
+        middle = ordered[outer : len(ordered) - outer]
+        return middle[:: ceil(len(middle) / _MOST_STEPS)] if middle else []
+
+    def took(self, step: int) -> dict[Action, float]:
+        """The duration of each action in a step, in ns."""
+        return {
+            action: recorded.took_ns[step]
+            for member, order in zip(self.members, self.orders)
+            for action, recorded in zip(order, member.actions)
+        }
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """A stage over the ranks that have it. All times are medians, in ns, over steps, microbatches and ranks.
+
+    ``root``: the model that it calls, by its index; negative if unknown. ``by_what``: the time of an action by what it
+    is: "F", "B", "I", "W". ``microbatch_ns``: of a microbatch, forward and backward; ``backward_ns``: its backward, in
+    one part or in two, None without. ``of_rank``, ``of_microbatch``: ``microbatch_ns`` of each rank, and of each
+    microbatch.
+
+    ``step_ns``: all its actions in a step. ``before_ns``, ``after_ns``, ``other_ns``: the waiting in a step before
+    forwards that need the stage before; before backwards that need the stage after; before actions that need nothing
+    from another rank. The last two are None if the number of stages is unknown: the last stage needs no gradients.
+    """
+
+    stage: int
+    ranks: tuple[int, ...]
+    root: int
+    by_what: dict[str, float]
+    microbatch_ns: float
+    backward_ns: float | None
+    of_rank: dict[int, float]
+    of_microbatch: dict[int, float]
+    step_ns: float
+    before_ns: float
+    after_ns: float | None
+    other_ns: float | None
+
+    @property
+    def slowest(self) -> int:
+        """The rank on which a microbatch takes longest."""
+        return max(self.of_rank, key=self.of_rank.__getitem__)
+
+
+@dataclass(frozen=True)
+class AlikePipelines:
+    """Pipelines that do the same: with the same schedule, stages and actions."""
+
+    pipelines: tuple[OnePipeline, ...]
+
+    @property
+    def first(self) -> OnePipeline:
+        return self.pipelines[0]
+
+    @property
+    def stages(self) -> int:
+        return self.first.stages
+
+    @property
+    def device(self) -> str:
+        return self.first.members[0].device
+
+    @cached_property
+    def judged(self) -> tuple[OnePipeline, ...]:
+        """Some of them, evenly chosen, that are simulated: a job may have hundreds."""
+        return self.pipelines[:: ceil(len(self.pipelines) / _MOST_PIPELINES)]
+
+    @cached_property
+    def members(self) -> list[Pipeline]:
+        return [member for pipeline in self.pipelines for member in pipeline.members]
+
+    @cached_property
+    def times(self) -> dict[int, StageTimes]:
+        """The times of each stage that is on a rank of this run."""
+        by_stage: defaultdict[int, list[Pipeline]] = defaultdict(list)
+        for member in self.members:
+            for stage in {action.stage for action in member.actions}:
+                by_stage[stage].append(member)
+        return {stage: _times_of_stage(stage, members) for stage, members in sorted(by_stage.items())}
+
+
+def stages_of(pipeline: Pipeline) -> tuple[int, ...]:
+    """The stages of a rank, ascending: also in a comparison, which has no actions."""
+    return tuple(sorted({stage for stage, _ in pipeline.roots} | {action.stage for action in pipeline.actions}))
+
+
+def pipelines_of(run: Run) -> list[AlikePipelines]:
+    """The pipelines of a run, replicas together, in the order of their lowest rank."""
+    replicas: list[list[OnePipeline]] = []
+    known: list[dict[tuple[int, ...], object]] = []  # what the ranks of each do, by their stages
+    for pipeline in _pipelines(run):
+        does = _what_it_does(pipeline)
+        like = next(
+            (n for n, other in enumerate(known) if all(other.get(key, does[key]) == does[key] for key in does)), None
+        )
+        if like is None:
+            like = len(known)
+            replicas.append([])
+            known.append({})
+        replicas[like].append(pipeline)
+        known[like].update(does)
+    return [AlikePipelines(tuple(pipelines)) for pipelines in replicas]
+
+
+def _pipelines(run: Run) -> Iterator[OnePipeline]:
+    """Each pipeline. Ranks that do not know theirs are one if they have each stage once, and no rank is missing; else
+    those that do the same are together, of pipelines that are unknown."""
+    groups: dict[tuple[int, ...], list[Pipeline]] = {}
+    for member in sorted(_of_one_device(run), key=lambda member: min(stages_of(member), default=0)):
+        groups.setdefault(member.group if member.rank in member.group else (), []).append(member)
+    unknown = groups.pop((), [])
+    alike = {(member.schedule, member.stages) for member in unknown}
+    stages = sorted(stage for member in unknown for stage in stages_of(member))
+    pipelines = [
+        OnePipeline(tuple(sorted(members, key=lambda member: group.index(member.rank))), group)
+        for group, members in groups.items()
+    ]
+    if len(alike) == 1 and stages == [*range(unknown[0].stages)] and not run.missing_ranks:
+        pipelines.append(OnePipeline(tuple(unknown), tuple(member.rank for member in unknown)))
+    else:
+        similar: dict[object, list[Pipeline]] = {}
+        for member in unknown:
+            microbatches = frozenset(action.microbatch for action in member.actions)
+            similar.setdefault((member.schedule, member.stages, microbatches), []).append(member)
+        pipelines += [OnePipeline(tuple(members), ()) for members in similar.values()]
+    yield from sorted(pipelines, key=lambda pipeline: min(member.rank for member in pipeline.members))
+
+
+def _of_one_device(run: Run) -> Iterable[Pipeline]:
+    """The pipeline of each rank, in the time of its device (of several, that with most work); in that of the CPU if a
+    rank has no other."""
+    known = [pipeline for pipeline in run.pipelines if pipeline.actions]
+    known.sort(key=lambda pipeline: sum(sum(action.took_ns) for action in pipeline.actions))
+    on_device = [pipeline for pipeline in known if pipeline.device != "cpu"]
+    on_cpu = [pipeline for pipeline in known if pipeline.device == "cpu"]
+    everywhere = {pipeline.rank for pipeline in on_device} >= {pipeline.rank for pipeline in known}
+    return {pipeline.rank: pipeline for pipeline in (on_device if everywhere else on_cpu)}.values()
+
+
+def _what_it_does(pipeline: OnePipeline) -> dict[tuple[int, ...], object]:
+    """The layers and the actions of each rank, by its stages, and what all have in common, by ``()``."""
+    first = pipeline.members[0]
+    common = (first.device.partition(":")[0], first.schedule, first.stages, bool(pipeline.ranks))
+    does: dict[tuple[int, ...], object] = {(): common}
+    return does | {stages_of(member): (member.roots, order) for member, order in zip(pipeline.members, pipeline.orders)}
+
+
+def _times_of_stage(stage: int, members: Sequence[Pipeline]) -> StageTimes:
+    own = {member.rank: [action for action in member.actions if action.stage == stage] for member in members}
+    all_actions = [action for actions in own.values() for action in actions]
+    last = members[0].stages - 1
+    on_ranks = {member.rank: stages_of(member) for member in members}
+
+    def waited(rank: int, action: StageAction) -> str:
+        """Which stage this action needs, if that is on another rank."""
+        before = action.what == "F" and stage > 0 and stage - 1 not in on_ranks[rank]
+        after = action.what in "BI" and stage < last and stage + 1 not in on_ranks[rank]
+        return "before" if before else "after" if after else "other"
+
+    def waiting(why: str) -> float:
+        return _per_step(
+            [action.waited_ns for action in actions if waited(rank, action) == why] for rank, actions in own.items()
+        )
+
+    medians = _medians(all_actions)
+    of_microbatch = _by_microbatch(medians)
+    backward = _by_microbatch({key: ns for key, ns in medians.items() if key[1] != "F"})
+    return StageTimes(
+        stage,
+        tuple(sorted(own)),
+        next((root for of, root in members[0].roots if of == stage), NOT_SELECTED),
+        _by_what(all_actions),
+        median(of_microbatch.values()),
+        median(backward.values()) if backward else None,
+        {rank: median(_by_microbatch(_medians(actions)).values()) for rank, actions in sorted(own.items())},
+        of_microbatch,
+        _per_step([action.took_ns for action in actions] for actions in own.values()),
+        waiting("before"),
+        waiting("after") if members[0].stages else None,
+        waiting("other") if members[0].stages else None,
+    )
+
+
+def _by_what(actions: Iterable[StageAction]) -> dict[str, float]:
+    """The median time of an action over steps, microbatches and ranks, by what it is."""
+    times: defaultdict[str, list[int]] = defaultdict(list)
+    for action in actions:
+        times[action.what] += action.took_ns
+    return {what: median(ns) for what, ns in times.items()}
+
+
+def _medians(actions: Iterable[StageAction]) -> dict[tuple[int, str], float]:
+    """The median time over steps and ranks of what is done with each microbatch."""
+    times: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+    for action in actions:
+        times[action.microbatch, action.what] += action.took_ns
+    return {key: median(ns) for key, ns in sorted(times.items())}
+
+
+def _by_microbatch(medians: Mapping[tuple[int, str], float]) -> dict[int, float]:
+    """The time of each microbatch: the sum of all that is done with it."""
+    sums: defaultdict[int, float] = defaultdict(float)
+    for (microbatch, _), ns in medians.items():
+        sums[microbatch] += ns
+    return dict(sums)
+
+
+def _per_step(times: Iterable[Sequence[Sequence[int]]]) -> float:
+    """The median over steps and ranks of the sum of some actions of a step. ``times``: those of each rank."""
+    sums = [sum(step) for of_rank in times for step in zip(*of_rank)]
+    return median(sums) if sums else 0.0

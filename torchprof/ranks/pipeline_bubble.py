@@ -1,0 +1,278 @@
+"""Why the ranks of a pipeline are idle: its bubble, by simulation of a step, and its slow stages."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, median_low
+from typing import NamedTuple
+
+from torchprof.analyze.report import kept_with_run
+from torchprof.ranks.pipeline import Action, AlikePipelines, OnePipeline, Order, pipelines_of, stages_of
+from torchprof.ranks.significance import stragglers
+from torchprof.run.run import Run
+
+OVERLAP = 0.02
+"""A step that is shorter by more than this share than its actions allow, one after the other, has some at once."""
+_FEW_STEPS = 3
+_SLOWER = 0.05  # than the other ranks: less is the usual difference between equal layers
+
+_Place = tuple[int, ...]  # the stages of a rank
+
+
+class Bubble(NamedTuple):
+    """The shares of the time of all ranks in which they are idle, in a step. The last four add up to ``measured``.
+
+    - ``measured``: 1 - the time of all actions / (ranks x the length of the step).
+    - ``schedule``: the idle share of this schedule with equal stages, whose actions take as long as the mean of all.
+    - ``stages``: what is added if each stage takes its own time, the mean over its microbatches.
+    - ``microbatches``: what is added if each action takes its own time.
+    - ``rest``: communication, the loss, the host, and all other reasons. Negative in a step that was shorter than the
+      simulated one.
+    """
+
+    measured: float
+    schedule: float
+    stages: float
+    microbatches: float
+    rest: float
+
+
+@dataclass(frozen=True)
+class UnknownBubble:
+    """Why the bubble of a pipeline is unknown, as the end of a sentence."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class SlowStages:
+    """The ``stages`` of the ranks of a pipeline that take longest, of several if they take equally long; and all
+    ``ranks`` that have them, of ``places`` in each pipeline.
+
+    ``own_ns``: a microbatch in the stages of such a rank, of the slowest one, forward and backward. ``others_ns``: the
+    median of the other ranks. In ``times`` of the ``steps``, all other ranks took less, in the median replica.
+    ``may_be_chance``: there are too few steps to exclude chance.
+    """
+
+    stages: tuple[int, ...]
+    ranks: tuple[int, ...]
+    places: int
+    own_ns: float
+    others_ns: float
+    times: int
+    steps: int
+    may_be_chance: bool
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Pipelines that do the same. ``bubbles``: of those that are judged. ``slow``: their slow stages; None if no bubble
+    is known, or if no rank takes clearly longer than the others."""
+
+    replicas: AlikePipelines
+    bubbles: tuple[Bubble | UnknownBubble, ...]
+    slow: SlowStages | None
+
+    @property
+    def bubble(self) -> Bubble | None:
+        """The mean over the pipelines whose bubble is known; None if it is of none."""
+        known = [bubble for bubble in self.bubbles if isinstance(bubble, Bubble)]
+        return Bubble(*map(fmean, zip(*known))) if known else None
+
+
+@kept_with_run
+def judged_pipelines(run: Run) -> list[Judged]:
+    """The pipelines of a run with what is known of them."""
+    judged = []
+    for replicas in pipelines_of(run):
+        launches = replicas.device == "cpu" and _used_a_device(run, replicas)
+        bubbles = tuple(_ONLY_LAUNCHES if launches else _bubble_of(pipeline) for pipeline in replicas.judged)
+        known = (pipeline for pipeline, of in zip(replicas.judged, bubbles) if isinstance(of, Bubble))
+        slow = next((_slow_stages(replicas, pipeline) for pipeline in known), None)
+        judged.append(Judged(replicas, bubbles, slow))
+    return judged
+
+
+_ONLY_LAUNCHES = UnknownBubble("times are of the CPU, which only launches the work of the device")
+
+
+def _used_a_device(run: Run, replicas: AlikePipelines) -> bool:
+    """Whether a rank used a device: one whose times were not recorded, or on which something ran."""
+    ranks = {member.rank for member in replicas.members}
+    return any(
+        (meta.device is not None and "device_ns" not in meta.measured)
+        or any(ns > 0 for device, ns in meta.busy_ns if device != "cpu")
+        for meta in run.metas
+        if meta.rank in ranks
+    )
+
+
+# The bubble
+
+
+def _bubble_of(pipeline: OnePipeline) -> Bubble | UnknownBubble:
+    """The bubble of a pipeline in steps of usual length: the mean over them."""
+    if not pipeline.is_complete:
+        return UnknownBubble("ranks of it are not in this run" if pipeline.ranks else "its ranks are unknown")
+    trains = any(action.what != "F" for member in pipeline.members for action in member.actions)
+    if not trains and len(pipeline.members) > 1:
+        return UnknownBubble("without backward, steps overlap: a rank begins the next one while others do this one")
+    if not pipeline.typical_steps:
+        return UnknownBubble("its ranks recorded different numbers of steps")
+    bubbles = []
+    for step in pipeline.typical_steps:
+        took = pipeline.took(step)
+        step_ns: list[float] = [pipeline.step_ns[step]]
+        for durations in (
+            _means(took, lambda action: action.what),
+            _means(took, lambda action: (action.stage, action.what)),
+            took,
+        ):
+            ends = simulated(pipeline.orders, durations, pipeline.stages)
+            if ends is None:
+                return UnknownBubble("its actions do not fit together in the recorded order")
+            step_ns.append(max(ends.values()))
+        bubbles.append([1 - sum(took.values()) / (len(pipeline.members) * max(ns, 1)) for ns in step_ns])
+    measured, equal, own, varying = map(fmean, zip(*bubbles))
+    if measured < 1 - (1 - varying) / (1 - OVERLAP):
+        return UnknownBubble("a step is shorter than its actions one after the other: some run at the same time")
+    return Bubble(measured, equal, own - equal, varying - own, measured - varying)
+
+
+def _means(took: Mapping[Action, float], key: Callable[[Action], Hashable]) -> dict[Action, float]:
+    """The same actions, each with the mean duration of those with the same key."""
+    times: defaultdict[Hashable, list[float]] = defaultdict(list)
+    for action, ns in took.items():
+        times[key(action)].append(ns)
+    means = {name: fmean(ns) for name, ns in times.items()}
+    return {action: means[key(action)] for action in took}
+
+
+# The simulation
+
+
+def simulated(orders: Sequence[Order], took: Mapping[Action, float], stages: int) -> dict[Action, float] | None:
+    """When each action ends in a simulated step of a pipeline with so many ``stages``, in ns after the start of the
+    step. ``orders``: the actions of each rank, different ones on each. ``took``: the duration of each action in ns.
+
+    All ranks start together. An action starts when the one before it on its rank has ended, and what it needs is there:
+    F of a stage the F of the stage before; B and I the F of their stage and the B or I of the stage after; W the I of
+    its stage; all of the same microbatch. What is sent arrives at once.
+
+    None if an action needs one that no rank has, or one that would run only after it.
+    """
+    needs = _needs(orders, stages)
+    if needs is None:
+        return None
+    ends: dict[Action, float] = {}
+    now = [0.0] * len(orders)
+    done = [0] * len(orders)
+    blocked: defaultdict[Action, list[int]] = defaultdict(list)  # the ranks that wait for an action
+    ready = [*range(len(orders))]
+    while ready:
+        rank = ready.pop()
+        while done[rank] < len(orders[rank]):
+            action = orders[rank][done[rank]]
+            missing = next((need for need in needs[action] if need not in ends), None)
+            if missing is not None:
+                blocked[missing].append(rank)
+                break
+            start = max([now[rank], *(ends[need] for need in needs[action])])
+            ends[action] = now[rank] = start + took[action]
+            done[rank] += 1
+            ready += blocked.pop(action, ())
+    return ends if len(ends) == len(needs) else None
+
+
+def _needs(orders: Sequence[Order], stages: int) -> dict[Action, list[Action]] | None:
+    """The actions that each action needs; None if no rank has one of them, or if an action is there twice."""
+    actions = [action for order in orders for action in order]
+    known = set(actions)
+    if len(known) < len(actions):
+        return None
+    needs: dict[Action, list[Action]] = {}
+    for action in actions:
+        stage, what, microbatch = action
+        wanted: list[tuple[Action, ...]] = []  # of each one of several
+        if what == "W":
+            wanted.append((Action(stage, "I", microbatch),))
+        elif what != "F":
+            wanted.append((Action(stage, "F", microbatch),))
+            if stage < stages - 1:
+                wanted.append((Action(stage + 1, "B", microbatch), Action(stage + 1, "I", microbatch)))
+        elif stage > 0:
+            wanted.append((Action(stage - 1, "F", microbatch),))
+        needs[action] = [choice for choices in wanted for choice in choices if choice in known]
+        if len(needs[action]) < len(wanted):
+            return None
+    return needs
+
+
+# The slow stages
+
+
+def _slow_stages(replicas: AlikePipelines, pipeline: OnePipeline) -> SlowStages | None:
+    """The slow stages, if they are on at most half of the ranks. ``pipeline``: a complete one of the replicas.
+
+    They take longer than the median of the other ranks by at least ``_SLOWER``, in the median microbatch (of replicas
+    in the median one, of two in the faster one) and by the test of ``stragglers`` over the microbatches of all steps.
+    """
+    busy = {
+        place: sum(median_low(replicas.times[stage].of_rank.values()) for stage in place)
+        for place in map(stages_of, pipeline.members)
+    }
+    longest = max(busy.values())
+    slow = {place for place, ns in busy.items() if (1 + _SLOWER) * ns >= longest}
+    others_ns = _of_others(slow, busy)
+    if others_ns is None or min(busy[place] for place in slow) < (1 + _SLOWER) * others_ns:
+        return None
+    complete = (pipeline for pipeline in replicas.judged if pipeline.is_complete and pipeline.step_ns)
+    in_replicas = [[*_busy_by_microbatch(pipeline)] for pipeline in complete]
+    times = [microbatch for of_replica in in_replicas for microbatch in of_replica]
+    own = [min(ns[place] for place in slow) for ns in times]
+    others = [round(_of_others(slow, ns) or 0) for ns in times]
+    tested = stragglers([own, others], least=_SLOWER, of=len(busy))
+    if tested is not None and tested.slow != (0,):
+        return None
+    are_slowest = (_are_slowest(slow, of_replica, pipeline.microbatches) for of_replica in in_replicas)
+    slowest_in = [median_low(of_step) for of_step in zip(*are_slowest)]
+    return SlowStages(
+        tuple(sorted(stage for place in slow for stage in place)),
+        tuple(sorted(member.rank for member in replicas.members if stages_of(member) in slow)),
+        len(slow),
+        longest,
+        others_ns,
+        sum(slowest_in),
+        len(slowest_in),
+        tested is None or tested.may_be_chance or len(slowest_in) < _FEW_STEPS,
+    )
+
+
+def _of_others(slow: Collection[_Place], busy: Mapping[_Place, float]) -> float | None:
+    """The median of the other ranks; None if these are fewer than half of all."""
+    others = [ns for place, ns in busy.items() if place not in slow]
+    return median(others) if 2 * len(others) >= len(busy) else None
+
+
+def _are_slowest(slow: Collection[_Place], busy: Sequence[Mapping[_Place, int]], microbatches: int) -> list[bool]:
+    """Whether all other ranks took less, in each step. ``busy``: by microbatch, one step after the other."""
+    steps = [busy[first : first + microbatches] for first in range(0, len(busy), microbatches)]
+    sums = ({place: sum(microbatch[place] for microbatch in step) for place in step[0]} for step in steps)
+    return [
+        min(step[place] for place in slow) > max(ns for place, ns in step.items() if place not in slow) for step in sums
+    ]
+
+
+def _busy_by_microbatch(pipeline: OnePipeline) -> Iterator[dict[_Place, int]]:
+    """The time of each rank of a complete pipeline in each microbatch, by its stages, one step after the other."""
+    numbers = sorted({action.microbatch for action in pipeline.members[0].actions})
+    of_ranks = {}  # by the stages of the rank, in the order of steps and microbatches
+    for member in pipeline.members:
+        sums = [
+            map(sum, zip(*(action.took_ns for action in member.actions if action.microbatch == number)))
+            for number in numbers
+        ]
+        of_ranks[stages_of(member)] = [ns for step in zip(*sums) for ns in step]
+    yield from (dict(zip(of_ranks, times)) for times in zip(*of_ranks.values()))

@@ -1,0 +1,385 @@
+"""The ranks report: stragglers of a job, where and how often they are slow, waiting, and missing ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from torchprof.analyze.columns import Column, column_called
+from torchprof.analyze.report import (
+    ReportTable,
+    Section,
+    TableRow,
+    phase_cell,
+    printable,
+    report,
+    spaced,
+    stacked,
+    time_cell,
+)
+from torchprof.analyze.sentences import lacks_ranks, warnings_of
+from torchprof.ranks.balance import Balance, balance_of
+from torchprof.ranks.pipeline import stages_of
+from torchprof.ranks.sentences import name_of, often, sentences, unit_of
+from torchprof.ranks.values import IN_NO_OP, OneCollective, OneLayer, OneRank, OverRanks, Times
+from torchprof.run.formats import (
+    AT_LEAST,
+    UNKNOWN,
+    Cell,
+    Figure,
+    ReportCell,
+    as_lower_bound,
+    format_count,
+    format_memory,
+    format_number,
+    format_time,
+    numbers_in_words,
+    ranks_in_words,
+)
+from torchprof.run.lockstep import GroupOfRanks, Lockstep
+from torchprof.run.run import Run
+from torchprof.run.words import phase_of
+
+# The tables of the ranks report: by rank, by layer, and by collective.
+
+_MANY_RANKS = 16  # with more ranks, only the slowest and the fastest are shown
+_SLOWEST, _FASTEST = 8, 2
+_OF_FLOPS = "FLOPs max/mean"
+
+
+class _LayerColumn(NamedTuple):
+    """A column of the table of layers: its cells, and the sort key ``value`` (None: no order by this column)."""
+
+    column: Column
+    text: Callable[[OneLayer], Cell]
+    value: Callable[[OneLayer], float | None] | None = None
+
+
+class _Statistic(NamedTuple):
+    """A row of the table of ranks that has a statistic of each column over all ranks."""
+
+    name: str
+    of: Callable[[Sequence[int]], float]
+
+    def over(self, values: Sequence[int | None]) -> float | None:
+        """The statistic of these values; None if any of them is unknown."""
+        known = [value for value in values if value is not None]
+        return self.of(known) if known and len(known) == len(values) else None
+
+
+class _RankColumn(NamedTuple):
+    """A column of the table of ranks: its cell in the row of a rank, and in that of a statistic, by default empty."""
+
+    heading: str
+    text: Callable[[OneRank], Cell]
+    over_all: Callable[[_Statistic], Cell] = lambda statistic: ""
+
+
+def table_of_ranks(run: Run, balance: Balance, top: int | None) -> Section:
+    """A row for each rank, the one with the most own work first, then the minimum, median and maximum over all."""
+    columns = [*_rank_columns(run, balance)]
+    listed = sorted(balance.ranks, key=lambda rank: (rank.work_ns is None, -(rank.work_ns or 0), rank.rank))
+    hidden = 0
+    slowest = _SLOWEST if top is None else top
+    if len(listed) > (_MANY_RANKS if top is None else top + _FASTEST):
+        hidden = len(listed) - slowest - _FASTEST
+        listed = [*listed[:slowest], *listed[-_FASTEST:]]
+    statistics = (_Statistic("min", min), _Statistic("median", median), _Statistic("max", max))
+    rows = [TableRow([column.text(rank) for column in columns]) for rank in listed]
+    rows += [TableRow([column.over_all(statistic) for column in columns], is_part=False) for statistic in statistics]
+    sentences = []
+    if hidden:
+        sentences.append(f"{hidden} ranks are hidden: shown are the {slowest} slowest and the {_FASTEST} fastest.")
+    sentences += _sentences_of_ranks(run, balance)
+    return stacked([ReportTable([column.heading for column in columns], rows, "ranks"), *sentences])
+
+
+def _rank_columns(run: Run, balance: Balance) -> Iterator[_RankColumn]:
+    ranks = balance.ranks
+    positions = {meta.rank: {dim.name: str(dim.position) for dim in meta.mesh} for meta in run.metas}
+    has_steps = any(meta.steps > 1 for meta in run.metas)
+    stages = {pipeline.rank: stages_of(pipeline) for pipeline in run.pipelines}
+
+    def figures(
+        heading: str, value: Callable[[OneRank], int | None], text: Callable[[float | None], Cell]
+    ) -> _RankColumn:
+        values = [*map(value, ranks)]
+        return _RankColumn(heading, lambda rank: text(value(rank)), lambda statistic: text(statistic.over(values)))
+
+    def peaks(kind: str) -> _RankColumn:
+        heading = f"{printable(kind).upper()} peak"
+        return figures(
+            heading,
+            lambda rank: dict(rank.peaks).get(kind),
+            lambda nbytes: UNKNOWN if nbytes is None else format_memory(round(nbytes)),
+        )
+
+    def positions_in(dim: str) -> _RankColumn:
+        return _RankColumn(printable(dim), lambda rank: positions[rank.rank].get(dim, UNKNOWN))
+
+    yield _RankColumn(
+        "Rank",
+        lambda rank: format_number(rank.rank),
+        lambda statistic: ReportCell(f"({statistic.name})", ids={"statistic": statistic.name}),
+    )
+    yield from map(positions_in, dict.fromkeys(dim.name for meta in run.metas for dim in meta.mesh))
+    if stages:
+        yield _RankColumn("Stage", lambda rank: ", ".join(map(str, stages.get(rank.rank, ()))) or UNKNOWN)
+    yield _RankColumn("Steps", lambda rank: format_number(rank.steps))
+    yield figures(f"Own work{unit_of(run)}", lambda rank: rank.work_ns, time_cell)
+    if has_steps:
+        yield figures("Median", lambda rank: rank.typical_ns, time_cell)
+    yield _RankColumn("Slowest", lambda rank: often(rank.slowest))
+    if balance.collectives:
+        yield _waiting_column(run, ranks)
+        yield _RankColumn("Last to arrive", lambda rank: often(rank.last))
+    yield from map(peaks, dict.fromkeys(kind for rank in ranks for kind, _ in rank.peaks))
+    if any("flops" in meta.requested for meta in run.metas):
+        flops, has_more = [rank.flops for rank in ranks], any(rank.has_more_flops for rank in ranks)
+        yield _RankColumn(
+            "FLOPs",
+            lambda rank: _counted(rank.flops, rank.has_more_flops),
+            lambda statistic: _counted(statistic.over(flops), has_more),
+        )
+
+
+def _waiting_column(run: Run, ranks: Sequence[OneRank]) -> _RankColumn:
+    def over_all(statistic: _Statistic) -> Cell:
+        waits = statistic.over([rank.waiting_ns for rank in ranks])
+        # The minimum is exact if a rank with that value is exact; any other statistic is exact if all ranks are.
+        is_min = statistic.name == "min"
+        bounds = [rank.waits_longer for rank in ranks if not is_min or rank.waiting_ns == waits]
+        return _at_least(time_cell(waits), all(bounds) if is_min else any(bounds))
+
+    return _RankColumn(
+        f"Waiting{unit_of(run)}", lambda rank: _at_least(time_cell(rank.waiting_ns), rank.waits_longer), over_all
+    )
+
+
+def _sentences_of_ranks(run: Run, balance: Balance) -> Iterator[str]:
+    """Notes on the table of ranks: what its figures are, and which are lower bounds."""
+    if any("flops" in meta.requested for meta in run.metas):
+        has_more = any(rank.has_more_flops for rank in balance.ranks) or bool(run.missing_ranks)
+        yield (f"FLOPs of all ranks together: {_counted(balance.flops, has_more)}.")
+    if balance.time is not None:
+        device = run.meta.device_heading
+        where = "CPU" if balance.time == "cpu" else device
+        of = "" if unit_of(run) else " in all that was recorded"
+        yield (f"Own work is time of the {where}{of}, without communication.")
+    if any(lockstep.times for lockstep in run.lockstep.values()):
+        yield (
+            f"Slowest, How often, Last to arrive, Waiting and medians are of {Lockstep.SIZE} steps or calls: a random "
+            "sample, the same on all ranks."
+        )
+    if any(rank.waiting_ns is not None and rank.waits_longer for rank in balance.ranks):
+        why = "a rank waited in several collectives at once, in unmatched calls"
+        yield (f"{AT_LEAST}: {why}, or for ranks that are not in this run.")
+
+
+def _layer_columns(run: Run, balance: Balance) -> list[_LayerColumn]:
+    """The columns of the table of layers. A measure that was not requested has no column."""
+
+    def text_column(heading: str, text: Callable[[OneLayer], Cell]) -> _LayerColumn:
+        return _LayerColumn(Column(heading), text)
+
+    def column(
+        heading: str, over_ranks: str, name: str, text: Callable[[float], Cell], is_measured: bool = True
+    ) -> _LayerColumn:
+        """A figure of an ``OverRanks``, by their names."""
+
+        def value(row: OneLayer) -> float | None:
+            over: OverRanks | None = getattr(row, over_ranks)
+            return None if over is None else getattr(over, name)
+
+        def cell(row: OneLayer) -> Cell:
+            known = value(row)
+            return UNKNOWN if known is None else text(known)
+
+        return _LayerColumn(Column(heading, measured=is_measured), cell, value)
+
+    def of_slowest(row: OneLayer, text: Callable[[OverRanks], Cell]) -> Cell:
+        if row.work is None or row.work.imbalance is None:
+            return UNKNOWN
+        return text(row.work) if row.work.max > row.work.min else ""  # blank if all ranks are equal
+
+    has_work = balance.time is not None
+    columns = [
+        text_column("Module", lambda row: name_of(run, row.layer)),
+        text_column("Phase", lambda row: "" if row.layer == IN_NO_OP else phase_cell(phase_of(row.layer, row.phase))),
+        column("Min", "work", "min", format_time, has_work),
+        column("Median", "work", "median", format_time, has_work),
+        column("Max", "work", "max", format_time, has_work),
+        column("Max/mean", "work", "imbalance", _ratio, has_work),
+        text_column("Slowest rank", lambda row: of_slowest(row, lambda work: format_number(work.highest))),
+        text_column("How often", lambda row: of_slowest(row, lambda _: often(row.slowest))),
+    ]
+    for heading, over_ranks, fields in (
+        (_OF_FLOPS, "flops", {"flops"}),
+        ("Peak max/mean", "peak", {"cpu_allocated", "device_allocated"}),
+    ):
+        if any(fields & set(meta.requested) for meta in run.metas):
+            is_measured = all(fields & set(meta.measured) for meta in run.metas)
+            columns.append(column(heading, over_ranks, "imbalance", _ratio, is_measured))
+    if balance.collectives:
+        waiting = column("Waiting", "waiting", "sum", format_time)
+        columns.append(
+            waiting._replace(text=lambda row: _waiting(row.waiting, row.wait_longer) if row.collectives else "")
+        )
+        columns.append(text_column("Waits most", lambda row: _waits_most(row.waiting) if row.collectives else ""))
+    if any(layer.ranks for layer in run.layers):
+        columns.append(
+            text_column("Ranks", lambda row: _some_ranks(run.layers[row.layer].ranks if row.layer >= 0 else ()))
+        )
+    return columns
+
+
+def table_of_layers(run: Run, balance: Balance, sort_by: str | None, depth: int | None, limit: int) -> Section:
+    """A row for each layer and phase with the own work of ranks in it; the largest excess over the mean first."""
+    columns = _layer_columns(run, balance)
+    sortable = {column.column: column.value for column in columns if column.value is not None}
+    order = None if sort_by is None else column_called(sort_by, [*sortable])
+
+    def size(row: OneLayer) -> float:
+        above_mean = None if row.work is None else row.work.above_mean
+        value = above_mean if order is None else sortable[order](row)
+        return -1 if value is None else value
+
+    def is_shown(row: OneLayer) -> bool:
+        return depth is None or row.layer < 0 or len(run.layers[row.layer].path) <= depth + 1
+
+    listed = sorted(filter(is_shown, balance.layers), key=size, reverse=True)
+    table = [[column.text(row) for column in columns] for row in listed[:limit]]
+    sentences = [
+        f"Min, Median and Max are of own work{unit_of(run)} over the ranks that have the layer, all below it included."
+    ]
+    if len(listed) > limit:
+        which = "by how far Max is above the mean" if order is None else f"by {order.heading}"
+        sentences.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} largest {which}.")
+    if any(column.column.heading == _OF_FLOPS for column in columns) and any(row.more_flops for row in balance.layers):
+        sentences.append("FLOPs are lower bounds: some operators have no formula.")
+    headings = [column.column.heading for column in columns]
+    return stacked([ReportTable.of_cells(headings, table).of("layers"), *sentences])
+
+
+def table_of_collectives(run: Run, balance: Balance, limit: int) -> Section:
+    """A row for each collective of a layer; those with the longest waiting first."""
+
+    def size(collective: OneCollective) -> int:
+        return -1 if collective.waiting is None else collective.waiting.sum
+
+    def cells(collective: OneCollective) -> list[Cell]:
+        last: list[Cell] = [UNKNOWN] * 2
+        if collective.last is not None and len(collective.ranks) > 1:
+            last = [
+                format_number(collective.last.highest) if collective.last.max else "",
+                often(Times(collective.last.max, collective.of)),
+            ]
+        return [
+            name_of(run, collective.layer),
+            phase_cell(phase_of(collective.layer, collective.phase)),
+            printable(collective.name),
+            *_group(collective.group),
+            format_number(collective.calls),
+            _waiting(collective.waiting, collective.wait_longer),
+            _waits_most(collective.waiting),
+            *last,
+        ]
+
+    listed = sorted(balance.collectives, key=size, reverse=True)
+    headings = ["Module", "Phase", "Collective", "Group", "Ranks", "Calls of all"]
+    headings += [f"Waiting{unit_of(run)}", "Waits most", "Last to arrive", "How often"]
+    sentences = [
+        "A collective waits for the last rank to arrive. A rank may compute, or wait in another one, meanwhile."
+    ]
+    if len(listed) > limit:
+        sentences.append(f"{len(listed) - limit} rows are hidden: shown are the {limit} in which ranks wait longest.")
+    if any(collective.waiting is None for collective in listed):
+        sentences.append(
+            f"{UNKNOWN} under Waiting: calls of different ranks could not be matched: their numbers differ, only one "
+            "rank recorded them, or their group is unknown."
+        )
+    if any(collective.group is None for collective in listed):
+        sentences.append(
+            f"{UNKNOWN} under Group: the ranks are in several groups, and which it was is not recorded, as with gloo."
+        )
+    if any(collective.wait_longer for collective in listed):
+        sentences.append(
+            f"{AT_LEAST}: several ran at once, or a rank of the group is not in this run and may be the last to arrive."
+        )
+    table = [cells(collective) for collective in listed[:limit]]
+    return stacked([ReportTable.of_cells(headings, table).of("collectives"), *sentences])
+
+
+def _group(group: GroupOfRanks | None) -> list[Cell]:
+    """Two cells of a group: its description or name; its ranks or their number."""
+    if group is None:
+        return [UNKNOWN] * 2
+    size = UNKNOWN if group.size is None else format_number(group.size)
+    return [printable(group.description or group.name) or UNKNOWN, printable(group.ranks) or size]
+
+
+def _some_ranks(ranks: Sequence[int]) -> str:
+    return numbers_in_words(ranks) if ranks else "all"
+
+
+def _waiting(waiting: OverRanks | None, is_bound: bool) -> Cell:
+    return _at_least(time_cell(None if waiting is None else waiting.sum), is_bound)
+
+
+def _waits_most(waiting: OverRanks | None) -> Cell:
+    if waiting is None:
+        return UNKNOWN
+    return format_number(waiting.highest) if waiting.max else ""
+
+
+def _ratio(value: float) -> ReportCell:
+    return ReportCell(f"{value:.2f}", value, "ratio")
+
+
+def _counted(count: float | None, has_more: bool) -> Cell:
+    return UNKNOWN if count is None else Figure.of_sum(count, not has_more).text(format_count)
+
+
+def _at_least(text: Cell, is_bound: bool) -> Cell:
+    return as_lower_bound(text) if is_bound and isinstance(text, ReportCell) else text
+
+
+_LINES = 15
+
+
+@report("ranks", "stragglers: which rank is slow, where, and how long others wait", answers="waits")
+def ranks(run: Run, *, sort_by: str | None = None, top: int | None = None, depth: int | None = None) -> Section:
+    """How work is balanced over the ranks of a job: sentences about stragglers and missing ranks, then three tables.
+
+    Times are per step, the mean over the steps; without steps, per cycle. *Own work* is all work of a rank except
+    communication; on its device, if that was measured. The first table has a row for each rank, most own work first; of
+    more than 16 ranks it shows the 8 slowest and the 2 fastest. The second has a row for each layer and phase, with all
+    layers below; rows are sorted by how much the slowest rank exceeds the mean. The third has a row for each collective
+    of a layer, longest waiting first. docs/ranks.md describes the columns.
+
+    ``sort_by`` orders layers by another column, as ``flops_max/mean``. ``top``: the number of rows of each table.
+    Raises TorchprofError for an unknown column.
+    """
+    if len(run.metas) == 1:
+        return stacked([_of_one_rank(run)])
+    balance = balance_of(run)
+    limit = _LINES if top is None else top
+    sections = [Section([*sentences(run, balance)], " "), table_of_ranks(run, balance, top)]
+    if balance.layers or run.layers:  # not in a comparison, which has no layers
+        sections.append(table_of_layers(run, balance, sort_by, depth, limit))
+    if balance.collectives:
+        sections.append(table_of_collectives(run, balance, limit))
+    warnings = warnings_of(run)[1 if lacks_ranks(run) else 0 :]  # the sentences name missing ranks already
+    return spaced([*sections, Section([*map(printable, warnings)], has_warnings=True)])
+
+
+def _of_one_rank(run: Run) -> str:
+    meta = run.meta
+    of = f", of the {meta.world_size} of the job" if meta.world_size > 1 else ""
+    missing = f" {ranks_in_words(run.missing_ranks).capitalize()} gave no run, or was not merged." if of else ""
+    return (
+        f"This run has only rank {meta.rank}{of}: there is no other rank to compare.{missing} torchprof.merge, or "
+        "`torchprof show` with the files of all ranks, makes one run of them; prof.gather() does so inside "
+        "of the job."
+    )

@@ -1,0 +1,346 @@
+"""torch.distributed.pipelining: ranges around the work of its stages, and the stages that call a module."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from torch import distributed as dist
+from torch.profiler import record_function
+
+from torchprof.attribute.event_names import ENGINE_LABEL, GARBAGE_COLLECTION_LABEL
+from torchprof.attribute.pipeline_ranges import SENDS_LABEL, WAIT_LABEL, action_label, step_label
+from torchprof.record.forwards import leave_to_eager, never_compiled
+from torchprof.record.modules import instances_of, stages_in, with_wrapped
+from torchprof.record.session import is_observed, record
+from torchprof.record.torch_internals import SharedChange, optional
+
+# The ranges that are open where a session of torch's profiler ends and the next one begins are split there.
+#
+# torch writes the end of a range into the session in which the range began. If another session has begun meanwhile,
+# that memory is no longer there, and the process crashes, now or later (torch 2.13). So such ranges are closed before
+# the end and opened again in the next session.
+
+
+class _OfThread(threading.local):
+    """Whether a thread is closing ranges or opening them again just now."""
+
+    is_splitting = False
+
+
+class _Open:
+    """A range that is open. ``is_closed``: for a while, between ``close`` and ``reopen``."""
+
+    __slots__ = ("is_closed", "range")
+
+    def __init__(self, opened: Any) -> None:
+        self.range = opened
+        self.is_closed = False
+
+
+class SplitRanges(SharedChange):
+    """From ``on`` to ``off``, open ranges of ``record_function`` are known; those that are ``Reopened``, always."""
+
+    _of_thread: ClassVar[_OfThread] = _OfThread()
+    _open: ClassVar[dict[tuple[int, int], _Open]] = {}  # by the thread and the id of a range; outer to inner
+
+    def _make(self) -> None:
+        enter: Any = record_function.__enter__
+        leave: Any = record_function.__exit__
+
+        @leave_to_eager
+        @functools.wraps(enter)  # TorchScript compiles the source of the original
+        def entered(opened: Any) -> Any:
+            result = enter(opened)
+            _note(opened)
+            return result
+
+        @leave_to_eager
+        @functools.wraps(leave)
+        def left(opened: Any, *error: Any) -> Any:
+            _forget(opened)
+            return leave(opened, *error)
+
+        self._undo.append(_forget_all)
+        self._put(record_function, "__enter__", entered)
+        self._put(record_function, "__exit__", left)
+
+    def close(self) -> None:
+        """Close the open ranges of this thread, the inner ones first."""
+        with _splitting():
+            for opened in reversed(_of_this_thread()):
+                if not opened.is_closed:
+                    opened.is_closed = True
+                    opened.range.__exit__(None, None, None)
+
+    def reopen(self) -> None:
+        """Open again what ``close`` has closed, except what has been left since."""
+        with _splitting():
+            for opened in _of_this_thread():
+                if opened.is_closed:
+                    opened.is_closed = False
+                    opened.range.__enter__()
+
+
+@contextmanager
+def _splitting() -> Iterator[None]:
+    """A block in which ranges are entered and left, but not by the user."""
+    SplitRanges._of_thread.is_splitting = True
+    try:
+        yield
+    finally:
+        SplitRanges._of_thread.is_splitting = False
+
+
+def _of_this_thread() -> list[_Open]:
+    thread = threading.get_ident()
+    return [opened for (of_thread, _), opened in SplitRanges._open.copy().items() if of_thread == thread]
+
+
+class Reopened:
+    """A range of ours around code in which a session may end."""
+
+    __slots__ = ("_range",)
+
+    def __init__(self, opened: Any) -> None:
+        self._range = opened
+
+    def __enter__(self) -> None:
+        self._range.__enter__()
+        _note(self)
+
+    def __exit__(self, *error: Any) -> None:
+        _forget(self)
+        self._range.__exit__(None, None, None)
+
+
+def _note(opened: Any) -> None:
+    if not SplitRanges._of_thread.is_splitting:
+        key = threading.get_ident(), id(opened)
+        SplitRanges._open.pop(key, None)  # it may be open already: a decorated function that calls itself
+        SplitRanges._open[key] = _Open(opened)
+
+
+def _forget(opened: Any) -> None:
+    """A range that was left is not open. It may have been entered on another thread."""
+    if SplitRanges._of_thread.is_splitting:
+        return
+    if SplitRanges._open.pop((threading.get_ident(), id(opened)), None) is None:
+        for key in [key for key in SplitRanges._open.copy() if key[1] == id(opened)]:
+            SplitRanges._open.pop(key, None)
+
+
+def _forget_all() -> None:
+    """Nothing will tell when the ranges of others end."""
+    for key, opened in SplitRanges._open.copy().items():
+        if not isinstance(opened.range, Reopened):
+            SplitRanges._open.pop(key, None)
+
+
+_STAGES = "torch.distributed.pipelining.stage"
+_SCHEDULES = "torch.distributed.pipelining.schedules"
+
+
+class PipelineRanges(SharedChange):
+    """From ``on`` to ``off``, each action of a stage, each step of a schedule and each wait in it is a range.
+
+    Nothing is done before torch.distributed.pipelining is imported: call ``on`` again when it may have been.
+    """
+
+    def _make(self) -> None:
+        base, schedules = _class_of_stages(), sys.modules.get(_SCHEDULES)
+        if base is None or schedules is None or optional(f"{_SCHEDULES}._wait_batch_p2p") is None:
+            return
+        for name, label_of in _OF_STAGES.items():
+            self._wrap(base, name, partial(_in_ranges, label_of=label_of))
+        for owner in ("PipelineScheduleSingle", "PipelineScheduleMulti"):
+            self._wrap(getattr(schedules, owner, None), "step", partial(_in_ranges, label_of=_label_of_step))
+        self._wrap(schedules, "_batch_p2p", _telling_sends)
+        self._wrap(schedules, "_wait_batch_p2p", partial(_in_ranges, label_of=_label_of_wait))
+
+    def _wrap(self, owner: Any, name: str, wrapper_of: Callable[[Any], Any]) -> None:
+        """Replace a function of a class or a Python module by a wrapper, if it has it."""
+        function = getattr(owner, name, None)
+        if function is not None:
+            self._put(owner, name, leave_to_eager(functools.wraps(function)(wrapper_of(function))))
+
+
+def _in_ranges(function: Any, label_of: Callable[..., str | None]) -> Any:
+    """A function in a range. ``label_of`` gets the arguments of a call; None, or an error, as if a newer torch calls it
+    in another way: the call has no range."""
+
+    def in_a_range(*args: Any, **kwargs: Any) -> Any:
+        label = None
+        if is_observed():
+            with suppress(Exception):
+                label = label_of(*args, **kwargs)
+        if label is None:
+            return function(*args, **kwargs)
+        with Reopened(record(label)):
+            return function(*args, **kwargs)
+
+    return in_a_range
+
+
+class _Sends(list[Any]):
+    """The works of an exchange in which this rank receives nothing."""
+
+
+def _telling_sends(exchange: Any) -> Any:
+    """``_batch_p2p`` that tells by its list whether something is received: ``_wait_batch_p2p`` gets the same list."""
+
+    def exchanged(ops: Any, *args: Any, **kwargs: Any) -> Any:
+        works = exchange(ops, *args, **kwargs)
+        only_sends = type(works) is list and bool(ops) and all(getattr(op, "op", None) is dist.isend for op in ops)
+        return _Sends(works) if only_sends else works
+
+    return exchanged
+
+
+def _label_of_wait(works: Any, *_: Any, **__: Any) -> str:
+    return SENDS_LABEL if isinstance(works, _Sends) else WAIT_LABEL
+
+
+def _label_of_forward(stage: Any, fwd_chunk_id: int, *_: Any, **__: Any) -> str:
+    return action_label(stage.stage_index, "F", fwd_chunk_id)
+
+
+def _label_of_backward(
+    stage: Any, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, *_: Any, **__: Any
+) -> str | None:
+    # Without a loss function and in schedule.eval(), schedules call it, and it does nothing.
+    return action_label(stage.stage_index, "B" if full_backward else "I", bwd_chunk_id) if stage.has_backward else None
+
+
+def _label_of_weights(stage: Any, bwd_chunk_id: int, *_: Any, **__: Any) -> str | None:
+    return action_label(stage.stage_index, "W", bwd_chunk_id) if stage.has_backward else None
+
+
+_step_labels: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""By schedule: its label. A group of a large job has many ranks."""
+
+
+def _label_of_step(schedule: Any, *_: Any, **__: Any) -> str:
+    label = _step_labels.get(schedule)
+    if label is None:
+        stage, *_others = stages_in(schedule)
+        ranks: Sequence[int] = ()
+        with suppress(Exception):  # of a group that torch does not know the ranks are unknown
+            ranks = dist.get_process_group_ranks(stage.group or dist.group.WORLD)
+        label = _step_labels[schedule] = step_label(type(schedule).__name__, stage.num_stages, ranks)
+    return label
+
+
+_OF_STAGES: dict[str, Callable[..., str | None]] = {
+    "forward_one_chunk": _label_of_forward,
+    "backward_one_chunk": _label_of_backward,
+    "backward_weight_one_chunk": _label_of_weights,
+}
+
+
+def _class_of_stages() -> Any:
+    """The class of all stages; None before torch.distributed.pipelining is imported."""
+    return optional(f"{_STAGES}._PipelineStageBase") if _STAGES in sys.modules else None
+
+
+def stages_of_modules() -> dict[int, int]:
+    """The number of the stage that calls a module, by the id of the module, and of the modules that it wraps.
+
+    Stages are searched among all objects of the process, once torch.distributed.pipelining is imported. Those that
+    ``gc.freeze`` has hidden are not found.
+    """
+    base = _class_of_stages()
+    return _numbers_of([] if base is None else instances_of(base))
+
+
+def stages_given(model: Any) -> dict[int, int]:
+    """The same for the stages and schedules that a user gave in place of a model or among several."""
+    given = model if isinstance(model, (list, tuple)) else [model]
+    return _numbers_of(stage for entry in given for stage in stages_in(entry))
+
+
+def _numbers_of(stages: Iterable[Any]) -> dict[int, int]:
+    """A module that stages with different numbers call is left out."""
+    numbers: defaultdict[int, set[int]] = defaultdict(set)
+    for stage in stages:
+        if getattr(stage, "submod", None) is not None:
+            for module in with_wrapped(stage.submod):
+                numbers[id(module)].add(stage.stage_index)
+    return {key: stage for key, (stage, *others) in numbers.items() if not others}
+
+
+# Ranges around what the process does for all layers, for the profiler of the thread on which it happens: calls of
+# autograd's engine, and collections of Python's garbage collector.
+
+_ENTER_THE_ENGINE = ("torch.autograd", "torch.autograd.graph")
+"""The modules through whose ``_engine_run_backward`` ``backward()`` and ``grad()`` enter the engine."""
+_OLD = 1 if sys.version_info >= (3, 14) else 2
+"""The youngest generation whose collection also visits old objects. In the incremental collector of Python 3.14, it
+visits a part of them each time."""
+
+
+class EngineRanges(SharedChange):
+    """From ``on`` to ``off``, each call of autograd's engine is a range."""
+
+    def _make(self) -> None:
+        for name in _ENTER_THE_ENGINE:
+            run_backward = optional(f"{name}._engine_run_backward")
+            if run_backward is not None:
+                self._put(importlib.import_module(name), "_engine_run_backward", _in_a_range(run_backward))
+
+
+def _in_a_range(run_backward: Any) -> Any:
+    @never_compiled
+    @functools.wraps(run_backward)
+    def in_a_range(*args: Any, **kwargs: Any) -> Any:
+        if not is_observed():
+            return run_backward(*args, **kwargs)
+        with record(ENGINE_LABEL):
+            return run_backward(*args, **kwargs)
+
+    return in_a_range
+
+
+class CollectionRanges(SharedChange):
+    """From ``on`` to ``off``, each collection that visits old objects is a range on the thread that it interrupts.
+
+    The time of such a collection depends on the number of objects in the process, and it interrupts any code: it
+    belongs to no layer. Collections of young objects have no range: their time depends on the objects that were made
+    just before, so it counts for the layer that made them.
+
+    Python runs one collection at a time, and calls back on its thread at start and end: at most one range is open.
+    """
+
+    _open: ClassVar[list[Any]] = []
+
+    def _make(self) -> None:
+        gc.callbacks.append(mark_collection)
+        self._undo.append(self._stop_marking)
+
+    @classmethod
+    def _stop_marking(cls) -> None:
+        if mark_collection in gc.callbacks:  # other code may have emptied the list
+            gc.callbacks.remove(mark_collection)
+        while cls._open:  # a finalizer ended the recording inside a collection
+            cls._open.pop().__exit__(None, None, None)
+
+
+@never_compiled
+def mark_collection(phase: str, info: dict[str, int]) -> None:
+    """Open or close a range. Python calls this at the start and the end of each collection (``gc.callbacks``)."""
+    if phase == "start":
+        if info["generation"] >= _OLD and is_observed():
+            opened = record(GARBAGE_COLLECTION_LABEL)
+            opened.__enter__()
+            CollectionRanges._open.append(opened)
+    elif CollectionRanges._open:
+        CollectionRanges._open.pop().__exit__(None, None, None)

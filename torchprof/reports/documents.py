@@ -1,0 +1,226 @@
+"""The tree and the table of a comparison in GitHub Flavored Markdown (https://github.github.com/gfm)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib import import_module
+
+from torchprof.analyze.layer_reports import tree
+from torchprof.analyze.layers import fitting_depth
+from torchprof.analyze.report import HOT, Part, ReportTable, TableRow, printable, report, stacked, tables_and_sentences
+from torchprof.comparison.diff import Diff
+from torchprof.comparison.table import changes_of_layers, diff_headline, table_of, whole_of
+from torchprof.errors import TorchprofError
+from torchprof.run.formats import format_time
+from torchprof.run.run import Run
+
+# A backslash escapes these characters. GitHub reads a user's name after "@" even if that is escaped, so an empty
+# comment separates them.
+_PLAIN = {ord(char): f"\\{char}" for char in "\\`*_[]<>|~&#$"} | {ord("@"): "@<!-- -->"}
+_BEFORE_A_BAR = re.compile(r"(\\*)\|")  # a bar ends the cell even inside code, unless it is escaped
+
+
+@report("markdown", "the tree for pull requests and issues", suffix=".md")
+def markdown(
+    run: Run,
+    *,
+    show_events: bool = False,
+    depth: int | None = None,
+    sort_by: str | None = None,
+    top: int | None = None,
+    percent: bool = False,
+    hot: bool = False,
+) -> str:
+    """The facts of the run, the tree table, and the run's warnings. The options are those of the report "tree".
+
+    Names are code spans, so that Markdown finds no links, mentions or tags in them. Raises TorchprofError as "tree".
+    """
+    content = tree(run, show_events=show_events, depth=depth, sort_by=sort_by, top=top, percent=percent, hot=hot)
+    parts = [*tables_and_sentences(content)]
+    lines = ["".join(f"{fact}\n" for fact in _facts(run))]
+    for table in parts:
+        if isinstance(table, ReportTable):
+            lines += lines_of(table)
+    notes = [f"- {plain(sentence)}" for sentence in parts if isinstance(sentence, str)]
+    return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def lines_of(table: ReportTable) -> Iterator[str]:
+    """The lines of a table in Markdown. The first cell of each row is a name."""
+    yield _line([*map(plain, table.headings)])
+    yield _line([":--", *["--:"] * (len(table.headings) - 1)])
+    for row in table.rows:
+        lead = row.lead[:-4].replace(" ", "\u00a0") + row.lead[-4:]
+        name = _cell(lead + printable(str(row.cells[0]))) + (f" {HOT}" if row.is_hot else "")
+        yield _line([name, *(plain(str(figure)) for figure in row.cells[1:])])
+
+
+def _facts(run: Run) -> Iterator[str]:
+    """What was recorded, its duration, and the environment."""
+    meta = run.meta
+    models = f" of {', '.join(code(printable(model)) for model in meta.model)}" if meta.model else ""
+    ranks = f", rank {meta.rank} and {len(run.metas) - 1} more" if len(run.metas) > 1 else ""
+    steps = f", {meta.marked_steps} step{'s' if meta.marked_steps != 1 else ''}" if meta.marked_steps else ""
+    time = f": {format_time(meta.wall_ns)} recorded" if meta.wall_ns else ""
+    version = "".join(f" {version}" for name, version in meta.versions if name == "torchprof")
+    yield f"**torchprof{plain(version)}**{models}{time}{steps}{ranks}"
+    for what, values in (
+        ("Ran on", [f"{name}: {value}" for name, value in meta.environment]),
+        ("Switches", [f"{name}={value}" for name, value in meta.switches]),
+        ("Recorded with", [name for name, is_on in meta.flags if is_on]),
+    ):
+        if values:
+            yield f"- {what}: {plain('; '.join(values))}"
+
+
+def _line(cells: list[str]) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def plain(words: str) -> str:
+    """Text with all characters escaped that have a meaning in Markdown."""
+    return printable(words).translate(_PLAIN)
+
+
+def code(name: str) -> str:
+    """A name as a code span. Its fence is longer than any sequence of backticks in the name."""
+    fence = "`" * (max(map(len, re.findall("`+", name)), default=0) + 1)
+    pad = " " if name.startswith(("`", " ")) or name.endswith(("`", " ")) or not name else ""
+    return f"{fence}{pad}{name}{pad}{fence}"
+
+
+def _cell(name: str) -> str:
+    """A name as a code span in a cell of a table."""
+    return _BEFORE_A_BAR.sub(r"\1\1\\|", code(name))
+
+
+@report("markdown", "the table for pull requests", suffix=".md", of="diff")
+def diff_markdown(diff: Diff, *, depth: int | None = None, sort_by: str | None = None, top: int = 20) -> str:
+    """The headline, changes of the whole run, the table, matched layers that changed, and notes. The options are those
+    of "table".
+
+    Names are code spans, so that Markdown finds no links, mentions or tags in them. Raises TorchprofError as "table".
+    """
+    table, notes = table_of(diff, depth, sort_by, top)
+    lines = [plain(diff_headline(diff, sort_by=sort_by)), ""]
+    whole = [f"- {plain(sentence)}" for sentence in whole_of(diff)]
+    lines += [*whole, ""] if whole else []
+    lines += lines_of(table)
+    for what, texts in (*changes_of_layers(diff), ("", (*notes, *diff.notes, *diff.warnings))):
+        lines.append("")
+        lines += [f"- {what}: {code(text)}" if what else f"- {plain(text)}" for text in texts]
+    return "\n".join(lines)
+
+
+# The tree table for notebooks: a piece of HTML without a script, for light and dark themes.
+
+_ROWS_SHOWN = 500  # a row takes some hundred bytes of the notebook's file
+
+_FITS = 25  # characters fit in the first column of 50ch, also wide ones, which take 2ch
+
+# Headings and names stay visible while the table is scrolled, so they need opaque backgrounds: those of JupyterLab, VS
+# Code or Colab, elsewhere those of the browser. All other colors are transparent over the page's own.
+_STYLE = """
+.torchprof{--paper:var(--jp-layout-color0,var(--vscode-editor-background,var(--colab-primary-surface-color,Canvas)));\
+--ink:var(--jp-content-font-color1,var(--vscode-editor-foreground,var(--colab-primary-text-color,CanvasText)))}
+.torchprof div{max-height:36em;overflow:auto;width:fit-content;max-width:100%}
+.torchprof table{border-collapse:collapse;border:0;margin:0;color:inherit;font:12px/1.4 ui-monospace,Menlo,Consolas,\
+"DejaVu Sans Mono",monospace}
+.torchprof tr,.torchprof tbody tr:nth-child(odd),.torchprof tbody tr:nth-child(even){background:none}
+.torchprof th,.torchprof td{text-align:right;white-space:pre;padding:0 .7em;border:0;color:inherit;max-width:none}
+.torchprof th{position:sticky;top:0;z-index:1;padding:.3em .7em;font-weight:600;\
+box-shadow:inset 0 -1px rgba(128,128,128,.6)}
+.torchprof th,.torchprof td:first-child{background:var(--paper);color:var(--ink)}
+.torchprof th:first-child,.torchprof td:first-child{position:sticky;left:0;text-align:left;max-width:50ch;\
+overflow:hidden;text-overflow:ellipsis}
+.torchprof th:first-child{z-index:2}
+.torchprof th.text,.torchprof td.text{text-align:left}
+.torchprof tbody tr:hover,.torchprof tbody tr:hover td:first-child{\
+background-image:linear-gradient(rgba(128,128,128,.15) 0 0)}
+.torchprof td[style]{background:linear-gradient(to left,rgba(60,140,230,.28) var(--share),transparent 0)}
+.torchprof td.warm{background-image:linear-gradient(to left,rgba(230,160,20,.36) var(--share),transparent 0)}
+.torchprof td.hot{background-image:linear-gradient(to left,rgba(235,70,40,.4) var(--share),transparent 0)}
+.torchprof i{font-style:normal;opacity:.45}
+.torchprof p{margin:.4em .7em;font-size:12px;max-width:80em}
+"""
+# The smallest share of each class; smaller ones have no bar.
+_BARS = ((0.5, ' class="hot"'), (0.1, ' class="warm"'), (0.01, ""))
+
+
+@report("notebook", "the table that a notebook shows")
+def notebook(run: Run, *, depth: int | None = None) -> str:
+    """The tree table as HTML: what a notebook shows for a run or a profile.
+
+    Rows, columns and sentences are those of ``tree``. The length of the bar behind a figure is its share of the
+    column's sum. Without ``depth``, at most 500 layers are shown.
+    """
+    parts: list[Part] = []
+    if depth is None:
+        depth = fitting_depth(run, _ROWS_SHOWN)
+        hidden = sum(len(layer.path) > depth + 1 for layer in run.layers)
+        if hidden:
+            parts.append(f"Deeper layers are hidden: {hidden}. The page that run.show() shows has them all.")
+    return html_of(stacked([tree(run, depth=depth), *parts]))
+
+
+def html_of(content: Part) -> str:
+    """A report as HTML: its tables, and paragraphs for all other text. The length of the bar behind a figure is its
+    share of the sum of its column."""
+    parts = []
+    for part in tables_and_sentences(content):
+        if isinstance(part, ReportTable):
+            kinds = [' class="text"' if is_text else "" for is_text in part.are_texts]
+            headings = "".join(f"<th{kind}>{_text(heading)}</th>" for kind, heading in zip(kinds, part.headings))
+            rows = "".join(f"<tr>{''.join(_cells(row, part, kinds))}</tr>\n" for row in part.rows)
+            parts.append(f"<div><table>\n<thead><tr>{headings}</tr></thead>\n<tbody>\n{rows}</tbody>\n</table></div>\n")
+        elif "\n" in part:  # lines that belong together, such as a picture
+            parts.append(f"<pre>{escape(part)}</pre>\n")
+        else:
+            parts.append(f"<p>{_text(part)}</p>\n")
+    return f'<div class="torchprof">\n<style>{_STYLE}</style>\n{"".join(parts)}</div>'
+
+
+def _cells(row: TableRow, table: ReportTable, kinds: Sequence[str]) -> Iterator[str]:
+    """The cells of a row. The style shortens a long name, so its element has all of it as a title. ``kinds``: the
+    attribute of the cells of a column without figures."""
+    title = f' title="{_text(str(row.cells[0]))}"' if len(row.first) > _FITS else ""
+    lines = f"<i>{row.lead}</i>" if row.lead else ""
+    yield f"<td{title}>{lines}{_text(row.first.removeprefix(row.lead))}</td>"
+    for cell, share, kind in zip(row.cells[1:], table.shares(row)[1:], kinds[1:]):
+        yield f"<td{kind}{_bar(share)}>{_text(str(cell))}</td>"
+
+
+def _text(text: str) -> str:
+    """Text escaped for HTML."""
+    return escape(printable(text))
+
+
+def _bar(share: float | None) -> str:
+    """The attributes of a cell whose figure has this share of the whole."""
+    if share is None:
+        return ""
+    warmth = next((f"{warmth} style" for least, warmth in _BARS if share >= least), "")
+    return f'{warmth}="--share:{min(share, 1):.0%}"' if warmth else ""
+
+
+def show_page(page: str, height: int) -> None:
+    """Show a page in a frame of a notebook. ``height``: in pixels.
+
+    The frame isolates the page: its styles and scripts cannot access the notebook. Raises TorchprofError if IPython is
+    missing, outside of a notebook, and for an invalid height.
+    """
+    if not isinstance(height, int) or height < 1:
+        raise TorchprofError(f"height is a number of pixels, not {height!r}.")
+    elsewhere = 'run.export("report.html") writes the page to a file.'
+    try:
+        shown = import_module("IPython.display")
+        shell = import_module("IPython").get_ipython()
+    except ImportError as error:
+        raise TorchprofError(f"show() needs IPython: pip install ipython. {elsewhere}") from error
+    if shell is None or "text/html" not in shell.display_formatter.active_types:
+        raise TorchprofError(f"show() is for notebooks only. {elsewhere}")
+    frame = f'<iframe sandbox="allow-scripts" allow="clipboard-write" srcdoc="{escape(page)}"'
+    shown.display(shown.HTML(f'<div>{frame} style="width: 100%; height: {height}px; border: 0"></iframe></div>'))
