@@ -84,8 +84,8 @@ def test_args_without_a_collective_have_no_signature(args: dict[str, Any]) -> No
 
 DTYPES = (
     "Byte uint8, Char int8, Bool bool, Float8_e4m3fn float8_e4m3fn, Float8_e5m2 float8_e5m2, Short int16, "
-    "UInt16 uint16, Half float16, BFloat16 bfloat16, Int int32, Float float32, ComplexHalf complex32, Long int64, Double float64, "
-    "ComplexFloat complex64, ComplexDouble complex128"
+    "UInt16 uint16, Half float16, BFloat16 bfloat16, Int int32, Float float32, ComplexHalf complex32, Long int64, "
+    "Double float64, ComplexFloat complex64, ComplexDouble complex128"
 )
 
 
