@@ -27,6 +27,8 @@ demo: $(READY)
 test test-slow: export OMP_NUM_THREADS ?= 1
 # Containers switch this on; then each process that runs tests would prepare all asserts itself, for 12 seconds.
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
+# Inductor would compile and load a program for each instruction set of the processor, to see whether it can.
+test-slow: export TORCHINDUCTOR_VEC_ISA_OK ?= 1
 SLOW := browser or compiler or jobs
 PYTEST = $(BIN)/python -m pytest -o cache_dir=build/pytest-$@ $(ARGS)
 TOGETHER = -n $(PROCESSES) --dist worksteal

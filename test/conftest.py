@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from build.browser import chromium, look, open_tab, speedscope  # noqa: F401  # fixtures
 from build.golden import golden  # noqa: F401  # fixture
+from build.models import Mlp
+from build.snapshots import snapshot
 from hypothesis import settings
 
 import torchprof.measure.recording
@@ -76,3 +78,12 @@ def _recursion_limit() -> Iterator[None]:
     before = sys.getrecursionlimit()
     yield
     sys.setrecursionlimit(before)
+
+
+@pytest.fixture
+def model() -> Iterator[Mlp]:
+    """A model that must be as it was when the test ends."""
+    made = Mlp()
+    before = snapshot(made)
+    yield made
+    assert snapshot(made) == before

@@ -29,7 +29,8 @@ from build.places import ROOT
 from build.torchrun import Job
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.tensor"])
+# Optimizers import torch._dynamo.
+_FORKS.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"])
 
 
 class WarmPython:

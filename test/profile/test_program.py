@@ -85,8 +85,7 @@ def short_cycles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # Which modules are models
 
 
-def test_a_model_is_found_and_labelled_at_its_first_call() -> None:
-    model = Mlp()
+def test_a_model_is_found_and_labelled_at_its_first_call(model: Mlp) -> None:
     run = profiled(lambda: train(model))
     assert calls(run) == {"Mlp": 3, "Mlp.fc1": 3, "Mlp.act": 3, "Mlp.fc2": 3}
     assert run.layers[1].input_shapes == ((3, 4),) and run.layers[1].params == 4 * 8 + 8
@@ -133,8 +132,7 @@ def test_a_new_instance_is_a_new_model() -> None:
     assert all(run.tree("backward", root).total.cpu_ns > 0 for root in range(3))
 
 
-def test_a_submodule_that_is_called_first_is_a_model_and_later_a_part() -> None:
-    model = Mlp()
+def test_a_submodule_that_is_called_first_is_a_model_and_later_a_part(model: Mlp) -> None:
 
     def program() -> None:
         model.fc1(torch.rand(1, 4))
@@ -146,8 +144,7 @@ def test_a_submodule_that_is_called_first_is_a_model_and_later_a_part() -> None:
     assert sum(layer.params or 0 for layer in run.layers) == sum(param.numel() for param in model.parameters())
 
 
-def test_a_submodule_that_is_called_later_is_a_part_of_its_model() -> None:
-    model = Mlp()
+def test_a_submodule_that_is_called_later_is_a_part_of_its_model(model: Mlp) -> None:
 
     def program() -> None:
         model(torch.rand(1, 4))
@@ -355,8 +352,7 @@ def test_generate_of_a_language_model_is_recorded() -> None:
     assert calls(run)["GPT2LMHeadModel"] == 5 and calls(run)["GPT2LMHeadModel.transformer.h.1.mlp.c_fc"] == 5
 
 
-def test_recomputations_of_checkpoints_are_not_calls_of_models() -> None:
-    model = Mlp()
+def test_recomputations_of_checkpoints_are_not_calls_of_models(model: Mlp) -> None:
 
     def program() -> None:
         for _ in range(4):
@@ -443,8 +439,7 @@ def test_the_labelling_of_a_later_model_is_in_a_range_of_torchprof(monkeypatch: 
     assert run.meta.wall_ns - in_range < 150_000_000
 
 
-def test_warmup_calls_and_max_calls_limit_what_is_recorded() -> None:
-    model = Mlp()
+def test_warmup_calls_and_max_calls_limit_what_is_recorded(model: Mlp) -> None:
     seen: list[bool] = []
 
     def program() -> None:
@@ -484,8 +479,7 @@ def test_the_run_before_the_end_raises() -> None:
     assert block.run is block.run
 
 
-def test_a_long_start_gives_a_warning() -> None:
-    model = Mlp()
+def test_a_long_start_gives_a_warning(model: Mlp) -> None:
 
     def program() -> None:
         time.sleep(0.2)
@@ -715,9 +709,10 @@ def with_labels_for_tools(model: nn.Module) -> Any:
         with_labels_for_tools,
     ],
 )
-def test_recording_ends_when_another_profiler_starts(others: Callable[[nn.Module], Any], warmup_calls: int) -> None:
+def test_recording_ends_when_another_profiler_starts(
+    others: Callable[[nn.Module], Any], warmup_calls: int, model: Mlp
+) -> None:
     expected = others(Mlp())
-    model = Mlp()
     got: list[Any] = []
 
     def program() -> None:
@@ -734,8 +729,7 @@ def test_recording_ends_when_another_profiler_starts(others: Callable[[nn.Module
     assert calls(again)["Mlp"] == 3 and not any("The recording ended early" in warning for warning in sentences(again))
 
 
-def test_another_profiler_may_start_before_we_record() -> None:
-    model = Mlp()
+def test_another_profiler_may_start_before_we_record(model: Mlp) -> None:
     got: list[Any] = []
 
     def program() -> None:
@@ -758,8 +752,7 @@ def test_entering_inside_another_profiler_raises() -> None:
 # What is restored
 
 
-def test_everything_is_restored_afterwards() -> None:
-    model = Mlp()
+def test_everything_is_restored_afterwards(model: Mlp) -> None:
     before = (nn.Module.__call__, Mlp.forward, torch.autograd.profiler.profile._start_trace, dict(vars(model)))
     ranges = dict(vars(record_function))
     with pytest.raises(ZeroDivisionError), Program():
@@ -774,11 +767,10 @@ def test_everything_is_restored_afterwards() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "torchprof"]
 
 
-def test_a_kept_reference_to_our_call_still_calls_the_module() -> None:
+def test_a_kept_reference_to_our_call_still_calls_the_module(model: Mlp) -> None:
     """torch.fx stores the ``nn.Module.__call__`` of the time when it is imported."""
     with Program():
         kept = nn.Module.__call__
-    model = Mlp()
     x = torch.rand(1, 4)
     assert torch.equal(kept(model, x), model(x))
 

@@ -303,9 +303,8 @@ def test_after_an_error_at_the_end_of_the_block_torchs_session_is_stopped(
     assert following.run.tree("forward").calls == 1
 
 
-def test_an_error_while_the_layers_are_read_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_the_layers_are_read_loses_nothing(monkeypatch: pytest.MonkeyPatch, model: Mlp) -> None:
     """All that was recorded is in the run."""
-    model = Mlp()
     with pytest.raises(LookupError), Profile(model) as prof:
         model(torch.rand(2, 4))
         monkeypatch.setattr(Plan, "layers", failing(Plan.layers))
@@ -354,9 +353,10 @@ def test_after_an_error_while_a_program_ends_everything_is_off(monkeypatch: pyte
     assert not session.is_profiled()
 
 
-def test_after_ctrl_c_while_torchs_lists_are_read_they_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_ctrl_c_while_torchs_lists_are_read_they_are_read_again(
+    monkeypatch: pytest.MonkeyPatch, model: Mlp
+) -> None:
     """Incomplete lists are not kept as the result."""
-    model = Mlp()
     with Profile(model) as prof:
         model(torch.rand(2, 4))
     assert prof._session is not None

@@ -705,7 +705,6 @@ def convolutions() -> Recorded:
 def test_convolutions_with_batch_norms(convolutions: Recorded) -> None:
     check(convolutions)
     kernels = kernels_of(convolutions.run)
-    assert convolutions.model.get_buffer("norm1.num_batches_tracked") == 1
     for name, layer in (("conv1", "Convolutions.conv1"), ("conv2", "Convolutions.conv2"), ("fc", "Convolutions.fc")):
         products = ["addmm", "mm"] if name == "fc" else ["convolution", "convolution_backward"]
         assert {product for _, product, layers in kernels if layers == (layer,)} >= set(products)
@@ -1294,7 +1293,8 @@ def test_kernels_from_templates() -> None:
 @pytest.mark.real_kernels
 def test_code_that_is_all_of_cpp() -> None:
     """There, ops of libraries have ranges with other names."""
-    found = recorded(Small, infer, options={"cpp_wrapper": True})
+    with torch._inductor.config.patch(cpp_cache_precompile_headers=False):  # for a single piece of code they cost more
+        found = recorded(Small, infer, options={"cpp_wrapper": True})
     check(found)
     assert kernels_of(found.run) == {
         (FORWARD, "aoti_torch_cpu_addmm_out", ("Small.fc",)): 1,

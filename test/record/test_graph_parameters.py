@@ -49,6 +49,19 @@ def _fresh(request: pytest.FixtureRequest) -> Iterator[None]:
     torch._dynamo.reset()
 
 
+class Net(nn.Module):
+    """Some layers, and a forward as a function of them and of an input."""
+
+    def __init__(self, compute: Callable[[Any, Tensor], Any], **layers: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.compute = compute
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.compute(self, x)
+
+
 def train(model: Any, x: Tensor) -> None:
     output = model(x)
     (output[0] if isinstance(output, tuple) else output).sum().backward()
@@ -141,15 +154,8 @@ def test_code_that_is_compiled_in_the_block_without_compile_layers() -> None:
 
 
 def test_a_graph_without_parameters_tells_nothing() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.act = nn.Tanh()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.act(x @ x) @ x  # type: ignore[no-any-return]
-
-    run, _ = both(Net(), lambda model: model(torch.rand(8, 8)))
+    model = Net(lambda net, x: net.act(x @ x) @ x, act=nn.Tanh())
+    run, _ = both(model, lambda model: model(torch.rand(8, 8)))
     assert products(run, FORWARD) == {"Net": 2 * 8**3}
     assert not any(frame.kind == "kernels" for row in run.rows for frame in row.frames)
     assert [warning.code for warning in run.warnings if warning.code in KINDS] == ["inside_compiled"]
@@ -190,18 +196,12 @@ def test_attention_is_in_the_module_between_whose_layers_it_is() -> None:
 
 
 def test_what_is_between_two_calls_of_a_module_is_not_in_it() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    def compute(net: Any, x: Tensor) -> Any:
+        x = net.block(x)
+        return net.block((x @ x.t()) @ x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.block(x)
-            return self.block((x @ x.t()) @ x)  # type: ignore[no-any-return]
-
-    x = torch.rand(8, 8)
-
-    run, eager = both(Net(), lambda model: infer(model, x))
+    model, x = Net(compute, block=nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))), torch.rand(8, 8)
+    run, eager = both(model, lambda model: infer(model, x))
     assert products(run, FORWARD) == products(eager, FORWARD)
     assert products(run, FORWARD)["Net"] == 2 * 8**3
 
@@ -209,17 +209,13 @@ def test_what_is_between_two_calls_of_a_module_is_not_in_it() -> None:
 def test_what_is_computed_again_does_not_tell_where_gradients_are() -> None:
     """In the text of the backward, ``first`` is computed again after gradients that are computed outside of it."""
 
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Sequential(nn.Linear(16, 16)), nn.Sequential(nn.Linear(16, 16))
+    def compute(net: Any, x: Tensor) -> Any:
+        return checkpoint(lambda x: net.last(nn.functional.gelu(net.first(x))), x, use_reentrant=False)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(lambda x: self.last(nn.functional.gelu(self.first(x))), x, use_reentrant=False)  # type: ignore[no-any-return]
-
+    first, last = (nn.Sequential(nn.Linear(16, 16)) for _ in range(2))
     x = torch.rand(4, 16, requires_grad=True)
     with inductor_config.patch({"cpp.enable_kernel_profile": True}):
-        run, _ = both(Net(), lambda model: train(model, x))
+        run, _ = both(Net(compute, first=first, last=last), lambda model: train(model, x))
     between = [row for row in run.rows if any(frame.name.startswith(BETWEEN) for frame in row.frames)]
     assert between and {row.layer.name for row in between if row.layer} == {"Net"}
 
@@ -280,26 +276,28 @@ def test_a_teacher_and_a_student_share_a_graph_and_no_figures() -> None:
         assert products(run, phase) == {"ModuleDict.student": 512, "ModuleDict.teacher": 1024}
 
 
-class WithPositions(nn.Module):
+def with_positions() -> nn.Module:
     """The gradient of a parameter that is added is work of the layer after it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.positions = nn.Parameter(torch.rand(4, 16))
-        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x) + self.positions)  # type: ignore[no-any-return]
+    first, last = nn.Linear(16, 16), nn.Linear(16, 8)
+    positions = nn.Parameter(torch.rand(4, 16))
+    return Net(lambda net, x: net.last(net.first(x) + net.positions), first=first, last=last, positions=positions)
 
 
-class TiedHead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
-        self.head.weight = self.words.weight
+def tied_head() -> nn.Module:
+    words, head = nn.Embedding(50, 16), nn.Linear(16, 50, bias=False)
+    head.weight = words.weight
+    return Net(lambda net, tokens: net.head(net.words(tokens).tanh()), words=words, head=head)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.words(tokens).tanh())  # type: ignore[no-any-return]
+
+def residual_blocks() -> nn.Module:
+    """torch.compile makes one product of a residual connection without a bias, and of the sum of its gradients."""
+    return nn.Sequential(*(Net(lambda net, x: x + net.fc(x.tanh()), fc=nn.Linear(16, 16, bias=False)) for _ in "12"))
+
+
+def convolutions_in_channels_last() -> nn.Module:
+    """Inductor writes the gradient of the pooling in place, through a view."""
+    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(32, 10)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def train_in_autocast(model: Any, x: Tensor) -> None:
@@ -314,10 +312,16 @@ def train_with_two_forwards(model: Any, x: Tensor) -> None:
 
 SAME_PRODUCTS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, Tensor], None], Tensor]] = {
     "two forwards before a backward": (lambda: MLP(16, 64), train_with_two_forwards, torch.rand(4, 16)),
-    "a parameter that is added": (WithPositions, train, torch.rand(4, 16)),
+    "a parameter that is added": (with_positions, train, torch.rand(4, 16)),
     "casts of parameters and of gradients": (lambda: MLP(16, 64), train_in_autocast, torch.rand(4, 16)),
-    "a head that is tied to an embedding": (TiedHead, train, torch.randint(0, 50, (2, 8))),
+    "a head that is tied to an embedding": (tied_head, train, torch.randint(0, 50, (2, 8))),
     "inference": (lambda: LeNet5().eval(), infer, torch.rand(2, 1, 32, 32)),
+    "products that add another branch": (residual_blocks, train, torch.rand(4, 16)),
+    "channels last": (
+        convolutions_in_channels_last,
+        train,
+        torch.rand(4, 3, 16, 16).to(memory_format=torch.channels_last),
+    ),
 }
 
 
@@ -326,37 +330,19 @@ def test_each_layer_has_its_own_products_alone(name: str) -> None:
     make, step, x = SAME_PRODUCTS[name]
     run, eager = both(make(), lambda model: step(model, x))
     assert products(eager, FORWARD) and have_same_products(run, eager)
-
-
-def test_a_product_that_adds_another_branch_is_of_its_layer() -> None:
-    """torch.compile makes one product of a residual connection without a bias, and of the sum of its gradients."""
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(16, 16, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.fc(x.tanh())  # type: ignore[no-any-return]
-
-    x = torch.rand(4, 16)
-    run, eager = both(nn.Sequential(Block(), Block()), lambda model: train(model, x))
-    assert any(row.frames and row.frames[-1].name == "aten::addmm" for row in run.rows)
-    assert have_same_products(run, eager)
+    assert products(run, RECOMPUTE) == {}
+    if name == "products that add another branch":
+        assert any(row.frames and row.frames[-1].name == "aten::addmm" for row in run.rows)
 
 
 def test_a_checkpoint_around_compiled_blocks() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(MLP(16, 64) for _ in range(3))
+    def compute(net: Any, x: Tensor) -> Tensor:
+        for block in net.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
 
-        def forward(self, x: Tensor) -> Tensor:
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False)
-            return x
-
-    model, x = Net(), torch.rand(4, 16, requires_grad=True)
+    model: Any = Net(compute, blocks=nn.ModuleList(MLP(16, 64) for _ in range(3)))
+    x = torch.rand(4, 16, requires_grad=True)
     eager = recorded(model, lambda: train(model, x))
     for block in model.blocks:
         block.compile()
@@ -368,7 +354,6 @@ def test_a_checkpoint_around_compiled_blocks() -> None:
 
 def test_frozen_weights_are_known_by_their_memory() -> None:
     x = torch.rand(2, 1, 32, 32)
-
     with inductor_config.patch(freezing=True):
         run, eager = both(LeNet5().eval(), lambda model: infer(model, x))
     ours, wanted = products(run, FORWARD), products(eager, FORWARD)
@@ -398,48 +383,29 @@ def test_calls_from_cpp_have_no_events() -> None:
 
 
 def test_a_parameter_of_two_layers_is_of_neither() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.two = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-            self.two.weight = self.one.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.two(self.one(x).relu())  # type: ignore[no-any-return]
-
+    one, two = (nn.Linear(8, 8, bias=False) for _ in range(2))
+    two.weight = one.weight
     x = torch.rand(4, 8)
-    run, _ = both(Tied(), lambda model: train(model, x))
-    assert products(run, FORWARD) == {"Tied": 2 * 4 * 8 * 8}
+    run, _ = both(Net(lambda net, x: net.two(net.one(x).relu()), one=one, two=two), lambda model: train(model, x))
+    assert products(run, FORWARD) == {"Net": 2 * 4 * 8 * 8}
     assert any("their parameter is of several layers" in str(warning) for warning in run.warnings)
 
 
 def test_the_projection_of_torchs_attention_is_its_own_work() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mix = nn.MultiheadAttention(16, 2, batch_first=True)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.mix(x, x, x, need_weights=False)[0]  # type: ignore[no-any-return]
-
-    x = torch.rand(2, 8, 16)
-    run, eager = both(Net(), lambda model: train(model, x))
+    mix, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.rand(2, 8, 16)
+    model = Net(lambda net, x: net.mix(x, x, x, need_weights=False)[0], mix=mix)
+    run, eager = both(model, lambda model: train(model, x))
     ours, wanted = products(run, FORWARD), products(eager, FORWARD)
     assert "Net.mix.out_proj" not in ours
     assert 0 < ours["Net.mix"] <= wanted["Net.mix"]
 
 
 def test_what_a_checkpoint_computes_again_is_recompute() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.block, self.last = nn.Linear(16, 16), MLP(16, 64), nn.Linear(16, 4)
+    def compute(net: Any, x: Tensor) -> Any:
+        return net.last(checkpoint(net.block, net.first(x), use_reentrant=False))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(checkpoint(self.block, self.first(x), use_reentrant=False))  # type: ignore[no-any-return]
-
-    x = torch.rand(4, 16)
-    run, eager = both(Net(), lambda model: train(model, x))
+    model, x = Net(compute, first=nn.Linear(16, 16), block=MLP(16, 64), last=nn.Linear(16, 4)), torch.rand(4, 16)
+    run, eager = both(model, lambda model: train(model, x))
     assert have_same_products(run, eager)
     again = products(run, RECOMPUTE)
     assert {*again} <= {"Net.block.up", "Net.block.down"} and again["Net.block.up"] == 4 * 16 * 64
@@ -520,47 +486,24 @@ def test_a_parameter_that_the_user_replaces_is_followed() -> None:
     assert products(run, FORWARD) == {"MLP.up": 4 * 16 * 64, "MLP.down": 4 * 16 * 64}
 
 
-def test_backward_in_channels_last_is_no_recompute() -> None:
-    """Inductor writes the gradient of the pooling in place, through a view."""
-    layers = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    model = nn.Sequential(*layers, nn.Linear(32, 10)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x = torch.rand(4, 3, 16, 16).to(memory_format=torch.channels_last)
-    run, eager = both(model, lambda model: train(model, x))
-    assert products(run, RECOMPUTE) == {}
-    assert have_same_products(run, eager)
-
-
 def test_one_product_for_several_parameters_is_of_all_of_them() -> None:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.q, self.k, self.v = (nn.Linear(64, 64) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            weight = torch.cat([self.q.weight, self.k.weight, self.v.weight])
-            q, k, v = nn.functional.linear(x, weight).chunk(3, -1)
-            return torch.tanh(q * k) * v
+    def compute(net: Any, x: Tensor) -> Tensor:
+        weight = torch.cat([net.q.weight, net.k.weight, net.v.weight])
+        q, k, v = nn.functional.linear(x, weight).chunk(3, -1)
+        return torch.tanh(q * k) * v
 
     x = torch.rand(16, 64)
-    run, _ = both(Attention(), lambda model: train(model, x))
-    assert not {"Attention.q", "Attention.k", "Attention.v"} & {*products(run, BACKWARD)}
+    run, _ = both(Net(compute, **{name: nn.Linear(64, 64) for name in "qkv"}), lambda model: train(model, x))
+    assert not {"Net.q", "Net.k", "Net.v"} & {*products(run, BACKWARD)}
     shared = {tuple(layer.name for layer in row.shared_by) for row in run.rows if row.cost.macs and row.shared_by}
-    assert shared == {("Attention.q", "Attention.k", "Attention.v")}
+    assert shared == {("Net.q", "Net.k", "Net.v")}
     assert sum(products(run, BACKWARD).values()) == 16 * 64 * 192
 
 
 def test_what_runs_inside_an_operator_without_a_formula_takes_nothing_from_others() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.mix, self.last = nn.Linear(64, 64), nn.Bilinear(64, 64, 8), nn.Linear(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.mix(self.first(x), x))  # type: ignore[no-any-return]
-
+    layers = {"first": nn.Linear(64, 64), "mix": nn.Bilinear(64, 64, 8), "last": nn.Linear(8, 8)}
     x = torch.rand(8, 64)
-
-    run, eager = both(Net(), lambda model: infer(model, x))
+    run, eager = both(Net(lambda net, x: net.last(net.mix(net.first(x), x)), **layers), lambda model: infer(model, x))
     ours, wanted = products(run, FORWARD), products(eager, FORWARD)
     assert all(ours[layer] == wanted[layer] for layer in ("Net.first", "Net.last"))
     assert sum(ours.values()) == sum(wanted.values())

@@ -41,21 +41,12 @@ class AlexNet(nn.Module):
 
 
 # Depth first, written down by hand.
-ALEXNET_PATHS = [
-    ("AlexNet",),
-    ("AlexNet", "features"),
-    ("AlexNet", "features", "0"),
-    ("AlexNet", "features", "1"),
-    ("AlexNet", "features", "2"),
-    ("AlexNet", "features", "3"),
-    ("AlexNet", "features", "4"),
-    ("AlexNet", "avgpool"),
-    ("AlexNet", "classifier"),
-    ("AlexNet", "classifier", "0"),
-    ("AlexNet", "classifier", "1"),
-    ("AlexNet", "classifier", "2"),
-    ("AlexNet", "classifier", "3"),
-]
+ALEXNET_NAMES = (
+    "AlexNet AlexNet.features AlexNet.features.0 AlexNet.features.1 AlexNet.features.2 AlexNet.features.3 "
+    "AlexNet.features.4 AlexNet.avgpool AlexNet.classifier AlexNet.classifier.0 AlexNet.classifier.1 "
+    "AlexNet.classifier.2 AlexNet.classifier.3"
+)
+ALEXNET_PATHS = [tuple(name.split(".")) for name in ALEXNET_NAMES.split()]
 CONTAINERS = {("AlexNet",), ("AlexNet", "features"), ("AlexNet", "classifier")}
 LEAVES = [path for path in ALEXNET_PATHS if path not in CONTAINERS]
 
