@@ -17,7 +17,7 @@ NODE := test/page/node_modules
 # torch 2.13 writes two lines a session to stderr unless this is set before it is imported.
 export KINETO_LOG_LEVEL ?= 99
 
-.PHONY: demo install test test-slow test-all lint lint-page types docs messages notebooks browser bench gpu clean
+.PHONY: demo install test test-slow test-all lint lint-page types docs messages size notebooks browser bench gpu clean
 
 demo: $(READY)
 	$(BIN)/python examples/training_step.py
@@ -88,6 +88,10 @@ notebooks: $(TOOLS)
 # Every message that a user can meet, to read them side by side.
 messages: $(READY)
 	cd test && $(abspath $(BIN))/python -m build.messages
+
+# Lines by feature, and what is above its ceiling in docs/size.md; ARGS=--renew writes that page anew.
+size: $(READY)
+	cd test && $(abspath $(BIN))/python -m build.size $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -24,15 +24,20 @@ MAY_IMPORT = {
     "traces": "run attribute measure record",
     "profile": "run attribute measure record traces",
     "analyze": "run",
-    "reports": "run analyze",
+    "ranks": "run analyze",
+    "comparison": "run analyze ranks",
+    "advise": "run analyze ranks comparison",
+    "first_screen": "run analyze ranks comparison advise",
+    "reports": "run analyze ranks comparison advise first_screen",
     "integrations": "torchprof types",
-    "cli": "torchprof run traces profile analyze reports",
+    "cli": "torchprof run traces profile analyze ranks comparison advise first_screen reports",
 }
 WITHOUT_IMPORTS = {"errors", "version", "encoding"}
 IMPORT_TORCH = {"record", "profile", "integrations", "cli"}
 # Public names that several files have: the two functions of a command, and what two integrations both must offer.
 IN_SEVERAL_FILES = {"add_to", "execute", "get_model_profile", "ProfileCallback"}
 MOST_LINES = 500
+MOST_FILES = 200
 
 
 def package_of(module: str) -> str:
@@ -132,6 +137,10 @@ def test_no_two_files_share_a_public_name() -> None:
         for name in public_names(file):
             files.setdefault(name, set()).add(module)
     assert {name: found for name, found in files.items() if len(found) > 1 and name not in IN_SEVERAL_FILES} == {}
+
+
+def test_there_are_not_too_many_files() -> None:
+    assert len(FILES) <= MOST_FILES
 
 
 def test_no_file_is_too_long() -> None:
