@@ -1,5 +1,5 @@
-"""Lines of the package, the tests and the docs by feature: what each costs. ``make size`` prints the table and says what
-is above its ceiling; ``make size ARGS=--renew`` writes the ceilings anew, into docs/size.md.
+"""Lines of the package, the tests and the docs by feature: what each costs. ``make size`` prints the table and what is
+above its ceiling; ``make size ARGS=--renew`` writes the ceilings anew, into docs/size.md.
 
 Every file belongs to one feature. A file that several features share belongs to them by its definitions: each function
 or class that is named here counts with its own feature, the rest with the feature of the file.
@@ -122,7 +122,8 @@ FEATURES = {
     "exports": Feature(
         "JSON, CSV, DataFrame, Markdown, notebooks, metrics",
         "reports/exports reports/markdown reports/notebook analyze/records analyze/metrics",
-        "reports/test_exports reports/test_markdown reports/test_notebook reports/test_report_data analyze/test_metrics",
+        "reports/test_exports reports/test_markdown reports/test_notebook reports/test_report_data"
+        " analyze/test_metrics",
         "exports metrics",
     ),
     "traces": Feature(
@@ -315,7 +316,7 @@ def above_or_below(sizes: dict[str, Counter[str]], limits: dict[str, Counter[str
                     "raise the ceiling in docs/size.md in the same commit, and say there what it displaces."
                 )
             elif limit - lines >= SLACK:
-                yield f"{name}: {lines:,} lines of {kind}, far below its ceiling of {limit:,}: lower it in docs/size.md."
+                yield f"{name}: {lines:,} lines of {kind}, far below its ceiling of {limit:,}: lower it."
 
 
 def renewed(text: str, sizes: dict[str, Counter[str]]) -> str:
