@@ -68,7 +68,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished]:
     known: dict[tuple[str, int], Finished] = {}
 
     def finished(how: str, ranks: int, *options: str) -> Finished:
-        if how in ("fsdp", "both") and RELEASE < (2, 7):
+        if how in ("fsdp", "slow_mesh") and RELEASE < (2, 7):
             pytest.skip("FSDP2 of this torch does not run on a CPU")
         if (how, ranks) not in known:
             folder = tmp_path_factory.mktemp(f"{how}-on-{ranks}")
@@ -82,7 +82,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Finished]:
 
 @pytest.fixture(scope="module")
 def ddp(job: Callable[..., Finished]) -> Finished:
-    return job("ddp", 4, "record_shapes", "with_flops", "profile_memory")
+    """Rank 1 sleeps for 150 ms in each call of the layer ``layers.1.2``."""
+    return job("slow", 4, "record_shapes", "with_flops", "profile_memory")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,8 @@ def tp(job: Callable[..., Finished]) -> Finished:
 
 @pytest.fixture(scope="module")
 def both(job: Callable[..., Finished]) -> Finished:
-    return job("both", 4, "with_flops")
+    """Rank 1 sleeps for 250 ms in each call of the layer ``layers.1.2``."""
+    return job("slow_mesh", 4, "with_flops")
 
 
 def exchanges(run: Run) -> list[Row]:
@@ -380,10 +382,10 @@ def test_collectives_on_a_2d_mesh_have_their_groups(both: Finished) -> None:
     assert "could not be matched" not in text
 
 
-def test_a_group_waits_only_for_its_own_ranks(job: Callable[..., Finished]) -> None:
+def test_a_group_waits_only_for_its_own_ranks(both: Finished) -> None:
     """Rank 1 sleeps for 250 ms before it sums a product with rank 0, which waits for it there; the other row does not.
     Then both are late in the next gather, in which each waits for nobody, and the other rank of its column for it."""
-    run = job("slow_mesh", 4).run
+    run = both.run
     number = {layer.name: at for at, layer in enumerate(run.layers)}
     ms: dict[tuple[str, str], list[float]] = {}
     for key, lockstep in run.lockstep.items():
@@ -410,9 +412,9 @@ def test_a_group_waits_only_for_its_own_ranks(job: Callable[..., Finished]) -> N
 # Planted faults
 
 
-def test_a_straggler_is_found_with_its_slow_layer(job: Callable[..., Finished]) -> None:
-    """The rank sleeps 150 ms in each call of one layer; nothing else takes as long."""
-    run = job("slow", 2).run
+def test_a_straggler_is_found_with_its_slow_layer(ddp: Finished) -> None:
+    """Nothing else takes as long as its sleep."""
+    run = ddp.run
     number = {layer.name: at for at, layer in enumerate(run.layers)}
     work = run.lockstep[LockstepKey(number["Net.layers.1.2"], "forward", "cpu", WORK)]
     assert work.last_rank == (1,) * STEPS
@@ -425,15 +427,10 @@ def test_a_straggler_is_found_with_its_slow_layer(job: Callable[..., Finished]) 
     assert "Most of the difference is Net.layers.1.2 in forward" in text
 
 
-@pytest.mark.parametrize("how", ["steps", "steps, with a worker", "torchprof run"])
-def test_a_rank_that_loads_its_data_slowly_is_found(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_rank_that_loads_its_data_slowly_is_found(tmp_path: Path, workers: str) -> None:
     """16 batches of 80 ms; those of the other rank take next to nothing."""
-    command = [str(ROOT / "test" / "build" / "slow_loading.py")]
-    if how == "torchprof run":
-        command = ["-m", "torchprof", "run", "-o", str(tmp_path / "rank{rank}.json"), *command]
-    else:
-        command += [str(tmp_path), str(int("worker" in how))]
-    ended = warm_job(tmp_path, 2, *command)
+    ended = warm_job(tmp_path, 2, str(ROOT / "test" / "build" / "slow_loading.py"), str(tmp_path), workers)
     assert ended.code == 0, ended
     text = Finished(tmp_path, 2).run.report("ranks")
     assert "Rank 1 is the straggler" in text
