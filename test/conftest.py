@@ -6,12 +6,11 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from build.browser import chromium, look, open_tab, speedscope  # noqa: F401  # fixtures
 from build.golden import golden  # noqa: F401  # fixture
-from build.models import Mlp
-from build.snapshots import snapshot
 from hypothesis import settings
 
 import torchprof.measure.recording
@@ -81,8 +80,11 @@ def _recursion_limit() -> Iterator[None]:
 
 
 @pytest.fixture
-def model() -> Iterator[Mlp]:
-    """A model that must be as it was when the test ends."""
+def model() -> Iterator[Any]:
+    """An ``Mlp`` that must be as it was when the test ends."""
+    from build.models import Mlp  # it imports torch, which the process that distributes the tests does not need
+    from build.snapshots import snapshot
+
     made = Mlp()
     before = snapshot(made)
     yield made

@@ -1,7 +1,6 @@
 """A job in which rank 1 loads its data slowly: 20 ms for each of four samples in a batch.
 
-``torchrun slow_loading.py FOLDER WORKERS`` writes the run of each rank into the folder. Without arguments it only
-trains, for ``torchprof run``.
+``torchrun slow_loading.py FOLDER WORKERS`` writes the run of each rank into the folder.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ class Samples(Dataset[torch.Tensor]):
         return torch.full((16,), float(index))
 
 
-def train(folder: str = "", workers: str = "0") -> None:
+def train(folder: str, workers: str) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Linear(16, 1))
     loader = DataLoader(Samples(), batch_size=4, num_workers=int(workers))
-    with Profile(model, enabled=bool(folder)) as prof:
+    with Profile(model) as prof:
         for batch in loader:
             model(batch).sum().backward()
             prof.step()
-    if folder:
-        prof.run.save(Path(folder, f"rank{dist.get_rank()}.json"))
+    prof.run.save(Path(folder, f"rank{dist.get_rank()}.json"))
 
 
 if __name__ == "__main__":

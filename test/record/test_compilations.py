@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from build.inductor import kernels_of_zeros
 from torch import nn
 
 from torchprof import Profile
@@ -128,6 +129,7 @@ def test_a_process_that_compiled_nothing_has_none(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.compiler
+@kernels_of_zeros()
 def test_each_compilation_is_at_its_step_and_their_time_is_that_of_the_events() -> None:
     """With static shapes, each new batch size is a new version; the last one is beyond the limit."""
     torch._dynamo.reset()

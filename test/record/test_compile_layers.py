@@ -330,39 +330,6 @@ def kernels_by_source(found: Recorded) -> Kernels:
     return kernels
 
 
-def with_sums(found: Recorded) -> set[tuple[str, str]]:
-    """The kernels, by phase and name, that add gradients of a tensor with several uses."""
-    return {
-        (BACKWARD if call.backward else FORWARD, name)
-        for call in found.calls
-        for name, traces in told_kernels(found.graphs[call.key])
-        if any(SUM in trace for trace in traces)
-    }
-
-
-def check_by_source(found: Recorded, *, untold: set[str]) -> None:
-    """Each kernel is of no other layers than those that Inductor's lines lead to, which are more: they lead also to the
-    views of what it takes. Those that are ``untold`` have no lines."""
-    told: dict[tuple[str, str], list[tuple[str, ...]]] = {}
-    for (phase, name, layers), calls in kernels_by_source(found).items():
-        told.setdefault((phase, name), []).extend([layers] * calls)
-    sums = with_sums(found)
-    for (phase, name, layers), calls in kernels_of(found.run).items():
-        if name in untold:
-            continue
-        explained = [
-            one
-            for one in told[phase, name]
-            if all(
-                layer in one
-                # That of all uses of the tensor whose gradients are added: around those that add them.
-                or ((phase, name) in sums and any(f"{other}.".startswith(f"{layer}.") for other in one))
-                for layer in layers
-            )
-        ]
-        assert len(explained) >= calls, (phase, name, layers)
-
-
 def share_in_one(kernels: Kernels, blocks: list[str]) -> float:
     """The share of the kernels that are of one of these blocks alone."""
     inside = [
@@ -716,7 +683,7 @@ def test_convolutions_with_batch_norms(convolutions: Recorded) -> None:
         ("Convolutions.norm1", "Convolutions.norm2")
     }
     assert kernels[FORWARD, "cpp_fused_0", ("Convolutions.conv1", "Convolutions.conv2")] == 1
-    check_by_source(convolutions, untold={"cpp_fused_0", "scatter_reduce_"})  # those are Inductor's own idea
+    check_by_classes(convolutions, untold={"cpp_fused_0", "scatter_reduce_"})  # those are Inductor's own idea
 
 
 TOKENS = torch.arange(32).reshape(2, 16) % 20
@@ -841,8 +808,7 @@ def compile_in_place(model: nn.Module, **options: Any) -> nn.Module:
 def test_ways_to_compile_a_module(how: Callable[..., Any]) -> None:
     found = recorded(Small, train, how)
     check(found)
-    assert kernels_of(found.run) == SMALL
-    assert kernels_by_source(found) == SMALL
+    assert kernels_of(found.run) == kernels_by_source(found) == SMALL
 
 
 def test_two_shapes_of_a_dynamic_graph() -> None:
@@ -1034,17 +1000,6 @@ def test_what_a_function_does_outside_of_the_model() -> None:
     }
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients(mode: Callable[[], Any]) -> None:
-    def use(compiled: Any) -> None:
-        with mode():
-            compiled(torch.rand(8, 64))
-
-    found = recorded(lambda: Small().eval(), use)
-    check(found)
-    assert kernels_of(found.run) == Counter({key: calls for key, calls in SMALL.items() if key[0] == FORWARD})
-
-
 @pytest.mark.parametrize("backend", ["aot_eager", "eager"])
 def test_a_backend_without_kernels_of_its_own(backend: str) -> None:
     """Its ops are in the region, and nothing is said of layers that nobody can know."""
@@ -1128,28 +1083,6 @@ class Noisy(nn.Module):
         return F.gelu(x)
 
 
-def test_graph_breaks() -> None:
-    """Each part is compiled as a function of its own, the rest after a break from wherever that was."""
-    found = recorded(Broken, train)
-    check(found)
-    assert kernels_of(found.run) == {
-        (FORWARD, "addmm", ("Broken.first.fc",)): 1,
-        (FORWARD, "cpp_fused_gelu_0", ("Broken.first.act",)): 1,
-        (FORWARD, "addmm", ("Broken.noisy.fc",)): 1,
-        (FORWARD, "cpp_fused_gelu_0", ("Broken.noisy",)): 1,
-        (FORWARD, "cpp_fused_gt_sum_0", ("Broken",)): 1,
-        (FORWARD, "addmm", ("Broken.head",)): 1,
-        (BACKWARD, "mm", ("Broken.head",)): 2,
-        (BACKWARD, "cpp_fused_sum_0", ("Broken.head",)): 1,
-        (BACKWARD, "cpp_fused_gelu_backward_0", ("Broken.noisy",)): 1,
-        (BACKWARD, "mm", ("Broken.noisy.fc",)): 2,
-        (BACKWARD, "cpp_fused_sum_0", ("Broken.noisy.fc",)): 1,
-        (BACKWARD, "cpp_fused_gelu_backward_0", ("Broken.first.act",)): 1,
-        (BACKWARD, "mm", ("Broken.first.fc",)): 2,
-        (BACKWARD, "cpp_fused_sum_1", ("Broken.first.fc",)): 1,
-    }
-
-
 class Collections(nn.Module):
     """Modules in containers, one of them sliced, one by its key."""
 
@@ -1164,18 +1097,6 @@ class Collections(nn.Module):
             x = layer(x)
         x = self.named["act"](x)
         return self.chain(x)
-
-
-def test_modules_in_containers() -> None:
-    found = recorded(Collections, infer)
-    check(found)
-    assert kernels_of(found.run) == {
-        (FORWARD, "addmm", ("Collections.listed.1",)): 1,
-        (FORWARD, "addmm", ("Collections.listed.2",)): 1,
-        (FORWARD, "cpp_fused_gelu_0", ("Collections.named.act",)): 1,
-        (FORWARD, "addmm", ("Collections.chain.0",)): 1,
-        (FORWARD, "cpp_fused_gelu_0", ("Collections.chain.1",)): 1,
-    }
 
 
 class Branching(nn.Module):
@@ -1267,12 +1188,6 @@ def test_backward_that_compiled_autograd_made() -> None:
     assert any("torch does not record which module" in said for said in sentences(prof.run))
 
 
-def test_max_autotune() -> None:
-    found = recorded(Small, infer, mode="max-autotune")
-    check(found)
-    assert kernels_of(found.run) == Counter({key: calls for key, calls in SMALL.items() if key[0] == FORWARD})
-
-
 @pytest.mark.real_kernels
 def test_kernels_from_templates() -> None:
     """Where weights are frozen, Inductor has products of its own for the CPU, whose ranges have names of their own."""
@@ -1300,6 +1215,65 @@ def test_code_that_is_all_of_cpp() -> None:
         (FORWARD, "aoti_torch_cpu_addmm_out", ("Small.fc",)): 1,
         (FORWARD, "cpp_fused_gelu_0", ("Small.act",)): 1,
     }
+
+
+def in_inference_mode(compiled: Any) -> None:
+    with torch.inference_mode():
+        compiled(torch.rand(8, 64))
+
+
+INFERENCE: Kernels = Counter({key: calls for key, calls in SMALL.items() if key[0] == FORWARD})
+BY_HAND: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], None], dict[str, Any], Kernels]] = {
+    "without gradients": (lambda: Small().eval(), infer, {}, INFERENCE),
+    "in inference mode": (lambda: Small().eval(), in_inference_mode, {}, INFERENCE),
+    "with max-autotune": (Small, infer, {"mode": "max-autotune"}, INFERENCE),
+    "modules in containers": (
+        Collections,
+        infer,
+        {},
+        Counter(
+            {
+                (FORWARD, "addmm", ("Collections.listed.1",)): 1,
+                (FORWARD, "addmm", ("Collections.listed.2",)): 1,
+                (FORWARD, "cpp_fused_gelu_0", ("Collections.named.act",)): 1,
+                (FORWARD, "addmm", ("Collections.chain.0",)): 1,
+                (FORWARD, "cpp_fused_gelu_0", ("Collections.chain.1",)): 1,
+            }
+        ),
+    ),
+    # Each part is compiled as a function of its own, the rest after a break from wherever that was.
+    "graph breaks": (
+        Broken,
+        train,
+        {},
+        Counter(
+            {
+                (FORWARD, "addmm", ("Broken.first.fc",)): 1,
+                (FORWARD, "cpp_fused_gelu_0", ("Broken.first.act",)): 1,
+                (FORWARD, "addmm", ("Broken.noisy.fc",)): 1,
+                (FORWARD, "cpp_fused_gelu_0", ("Broken.noisy",)): 1,
+                (FORWARD, "cpp_fused_gt_sum_0", ("Broken",)): 1,
+                (FORWARD, "addmm", ("Broken.head",)): 1,
+                (BACKWARD, "mm", ("Broken.head",)): 2,
+                (BACKWARD, "cpp_fused_sum_0", ("Broken.head",)): 1,
+                (BACKWARD, "cpp_fused_gelu_backward_0", ("Broken.noisy",)): 1,
+                (BACKWARD, "mm", ("Broken.noisy.fc",)): 2,
+                (BACKWARD, "cpp_fused_sum_0", ("Broken.noisy.fc",)): 1,
+                (BACKWARD, "cpp_fused_gelu_backward_0", ("Broken.first.act",)): 1,
+                (BACKWARD, "mm", ("Broken.first.fc",)): 2,
+                (BACKWARD, "cpp_fused_sum_1", ("Broken.first.fc",)): 1,
+            }
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_each_kernel_is_of_the_layers_that_it_works_for(name: str) -> None:
+    make, use, options, wanted = BY_HAND[name]
+    found = recorded(make, use, **options)
+    check(found)
+    assert kernels_of(found.run) == wanted
 
 
 def test_the_first_calls_as_warm_up() -> None:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas
 import pytest
 from build.golden import drawn
 from build.hand_made import kernel, label, op, row, run_of
@@ -309,6 +308,7 @@ def test_a_sum_with_one_known_layer_is_unknown() -> None:
 
 
 def test_an_unknown_class_is_empty_in_files() -> None:
+    pandas = pytest.importorskip("pandas")
     for of in ("layers", "operators", "rows"):
         frame = of_ranges().to_dataframe(of)
         assert frame["kind"].isna().all(), of
