@@ -26,12 +26,11 @@ from torchprof.measure.warnings import about_clock
 from torchprof.record.compiled.dynamo_code import StackWarning, compilations, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import CalledGraphs, Provenance
 from torchprof.record.labels import Labels, Target, label_of
-from torchprof.record.parameters import held_now
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 from torchprof.record.ranges import SplitRanges
 from torchprof.record.session import Session, is_profiled
-from torchprof.record.this_process import Job, this_job, this_process
+from torchprof.record.this_process import Job, held_now, this_job, this_process
 from torchprof.run.layers import Layer
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Compilation, CompiledRegion

@@ -29,10 +29,9 @@ from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, uninterrup
 from torchprof.record.compiled.dynamo_code import compiled_regions
 from torchprof.record.labels import Labels
 from torchprof.record.modules import checked_models
-from torchprof.record.parameters import held_now
 from torchprof.record.plan import Plan
 from torchprof.record.session_events import SessionEvents, ended_session
-from torchprof.record.this_process import this_job, this_process
+from torchprof.record.this_process import held_now, this_job, this_process
 from torchprof.record.torch_internals import CustomOps
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge

@@ -21,7 +21,10 @@ from torchprof.attribute.events import Site
 from torchprof.record.compiled.dynamo_code import is_under_compile
 from torchprof.record.labels import Target, label_of
 from torchprof.record.modules import (
+    Owners,
+    Replicas,
     Trace,
+    Updates,
     class_name,
     is_exported,
     root_name,
@@ -31,7 +34,6 @@ from torchprof.record.modules import (
     with_wrapped,
     wrapped_step,
 )
-from torchprof.record.parameters import Owners, Replicas, Updates
 from torchprof.record.ranges import stages_given, stages_of_modules
 from torchprof.run.layers import Layer, root_of_stage
 

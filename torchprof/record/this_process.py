@@ -1,5 +1,5 @@
-"""This process: which rank of which job it is, and its environment: torch, its build, the devices, the threads, the
-machine and the script."""
+"""This process: which rank of which job it is; its environment: torch, its build, the devices, the threads, the machine
+and the script; the peak of its devices; and the memory that a profiler session does not record."""
 
 from __future__ import annotations
 
@@ -7,28 +7,40 @@ import json
 import os
 import platform
 import sys
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
+from threading import get_ident
 from timeit import default_timer
 from typing import Any, NamedTuple
+from weakref import finalize
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from torchprof.attribute.collectives import mesh_of_groups, sole_group
 from torchprof.errors import TorchprofError
+from torchprof.measure.live_memory import Freed, LiveMemory
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim, Meta, Peak, name_of_job
 from torchprof.run.processes import usable_cpus
 from torchprof.version import __version__
 
-# The peak of this device in FLOP/s and byte/s, measured with a matrix product and a copy, once in a process.
+_FIGURES = {
+    "allocated": "allocated_bytes.all.current",
+    "allocated at most": "allocated_bytes.all.peak",
+    "reserved": "reserved_bytes.all.current",
+    "reserved at most": "reserved_bytes.all.peak",
+}
 
 _SECONDS = 0.3  # for each of the two measurements
 _ENOUGH_SECONDS = 0.2  # for one product; a larger matrix would not be more exact
 _measured: dict[tuple[str, str, int], Peak] = {}
+
+# The peak of a device in FLOP/s and byte/s
 
 
 def peak(device: str | torch.device | None = None, dtype: torch.dtype = torch.float32) -> Peak:
@@ -134,6 +146,9 @@ def _fastest(statement: str, names: dict[str, object], now: Callable[[], float])
     return min(timer.blocked_autorange(min_run_time=_SECONDS).times)
 
 
+# The job
+
+
 class Job(NamedTuple):
     """``group``: the ranks of this rank's collectives; None if it is in groups of different ranks, or without a job.
     ``in_traces``: the job as JSON, in the form that ``torch.profiler.profile`` writes into traces; None without a job.
@@ -194,6 +209,9 @@ def _mesh_of(models: Iterable[nn.Module]) -> tuple[MeshDim, ...]:
             if names is not None and positions is not None:
                 return tuple(MeshDim(name, mesh.size(index), positions[index]) for index, name in enumerate(names))
     return ()
+
+
+# The environment
 
 
 def this_process(job: Job) -> Meta:
@@ -298,3 +316,71 @@ def _quota() -> float | None:
         return float(quota) / float(period) if float(quota) > 0 else None
     except (OSError, ValueError, ZeroDivisionError):  # "max": no limit
         return None
+
+
+# Memory that a session does not record: that of models, and the statistics of torch's allocators
+
+
+def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
+    """The memory of parameters, buffers and gradients that is allocated now. A shared storage counts once.
+
+    ``watch``: note when each storage of the CPU is freed, until ``stop_watching``; above all, gradients that zero_grad
+    frees. torch's profiler does not record all of these; see ``add_frees``. Allocators of devices record all frees,
+    with the size of the whole block.
+    """
+    blocks: dict[tuple[str, int], int] = {}
+    freed: list[Freed] = []
+    watches: list[finalize[Any, Any]] = []
+    sizes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    held: dict[tuple[str, int], str] = {}  # device and address → kind
+    home = get_ident()
+    for model in models:
+        params = [param for param in model.parameters() if not is_lazy(param)]
+        for kind, tensors in (
+            ("parameters", params),
+            ("buffers", [buffer for buffer in model.buffers() if not is_lazy(buffer)]),
+            ("gradients", [param.grad for param in params if param.grad is not None]),
+        ):
+            for whole in tensors:
+                tensor = getattr(whole, "_local_tensor", whole)  # of a DTensor, the part that is on this rank
+                storage = _storage(tensor)
+                if storage is None or (block := (_device(tensor), storage.data_ptr())) in held:
+                    continue
+                held[block] = kind
+                sizes[block[0]][kind] += storage.nbytes()
+                if block[0] == "cpu":
+                    blocks[block] = storage.nbytes()
+                    if watch:  # not the tensor: views and autograd graphs may share its storage
+                        watches.append(finalize(storage, _note_freed, freed, home, block))
+                        watches[-1].atexit = False
+    by_device = {device: tuple(of_device.items()) for device, of_device in sizes.items()}
+    addresses = frozenset(block for block, kind in held.items() if kind != "gradients")
+    return LiveMemory(by_device, addresses, _allocators(), blocks, freed, watches)
+
+
+def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:
+    freed.append(Freed(time.perf_counter_ns(), get_ident() == home, block))
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """A tensor's storage; None if it has no address."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage if storage.data_ptr() else None
+    except RuntimeError:  # sparse, fake and wrapped tensors
+        return None
+
+
+def _device(tensor: torch.Tensor) -> str:
+    """The device of a tensor, as the profiler's events name it."""
+    kind, index = tensor.device.type, tensor.device.index
+    return kind if kind == "cpu" else f"{kind}:{index or 0}"
+
+
+def _allocators() -> dict[str, dict[str, int]]:
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {}
+    statistics = {f"cuda:{index}": torch.cuda.memory_stats(index) for index in range(torch.cuda.device_count())}
+    return {
+        device: {name: figures.get(key, 0) for name, key in _FIGURES.items()} for device, figures in statistics.items()
+    }

@@ -1,6 +1,7 @@
-"""What the values of a compiled graph are made of: of which parameters, of gradients, of the results of library calls.
+"""The parameters that the kernels of a compiled graph work for, without knowledge of how it was compiled.
 
-The graph is the text that Inductor keeps of its nodes; which of them are calls of libraries follows from its source.
+A graph of Inductor keeps its source and the text of its nodes, and it is called with the parameters themselves. A call
+of a library that reads a parameter, or that computes the gradient of one, is work for the module that has it.
 
 A kernel that works for no parameter alone lies between layers. What a graph computes between two layers ran in the
 module around both, or in a module inside that. Of all layers before a value, the last one in the text counts, and the
@@ -16,8 +17,7 @@ from typing import NamedTuple
 
 from torchprof.attribute.compiled_graphs import CompiledKernel, Span, TracedModule
 from torchprof.measure.flops.graph_text import GraphNode, GraphTensor, GraphText, GraphValue
-from torchprof.record.compiled.fx_nodes import plain_kernel_name
-from torchprof.record.compiled.kept_graph import TANGENTS, GraphSource, KeptGraph, SourceKernel
+from torchprof.record.compiled.kept_graph import TANGENTS, GraphSource, KeptGraph, SourceKernel, plain_kernel_name
 from torchprof.run.torch_names import PRODUCTS_AND_SUMS, VIEWS, aten
 from torchprof.run.words import IN_CPP
 
@@ -26,42 +26,64 @@ _KEEP_GRADIENTS |= {"prims::convert_element_type", "prims::inductor_force_stride
 """Operators after which the gradient of a parameter is still one: in another type or layout, in a sum, scaled."""
 _SAME_KERNELS = {"bias_addmm": "addmm"}
 """Kernels of Inductor's with another name than their operator (``torch/_inductor/kernel/mm.py``)."""
+_IN_CPP = "aoti_torch_"
+"""What the source of a graph contains that was made with ``torch._inductor.config.cpp_wrapper``."""
+_Kernels = dict[str, "tuple[CompiledKernel, ...] | str"]
 _MOST_NODES = 500
 """Of more nodes in one kernel nothing is known: it is not between layers, and the search would take long."""
 
 
-class GraphFlow:
-    """The values of a graph by the names of their nodes.
+class _Work(NamedTuple):
+    """Work for parameters: the number of its node in the order of the text, and the parameters."""
 
-    ``made_of``: a value that is computed of parameters alone → these; of none for numbers and constants. ``forward``:
-    the flow of the graph whose backward this is; its results have the same names here.
+    number: int
+    parameters: frozenset[str]
+
+
+_NOTHING = _Work(-1, frozenset())
+
+
+class GraphFlow:
+    """The values of a graph by the names of their nodes, and for each the parameters of the layers that work before and
+    after it.
+
+    ``made_of``: a value that is computed of parameters alone → these; of none for numbers and constants. ``node_of``:
+    the node of each library call, by the number of the kernel. ``operands``: the parameters that calls of libraries
+    read. ``gradients``: those whose gradient a call computes, by its node. ``repeated``: those that several nodes of
+    the forward work for: their layers may be called several times. ``forward``: the flow of the graph whose backward
+    this is; its results have the same names here.
     """
 
     def __init__(self, graph: KeptGraph, forward: GraphFlow | None = None) -> None:
-        self.text = text = graph.text
-        self.node_of = _nodes_of(graph.source, text)
+        self.source, self.text = graph.source, graph.text
+        self.node_of = _nodes_of(self.source, self.text)
         parameters = graph.roots if forward is None else ()
         self.made_of: dict[str, frozenset[str]] = {name: frozenset([name]) for name in parameters}
-        for name, value in text.inputs.items():
+        for name, value in self.text.inputs.items():
             if not isinstance(value, GraphTensor):
                 self.made_of[name] = frozenset()
             elif forward is not None and name in forward.made_of:
                 self.made_of[name] = forward.made_of[name]
-        self.of_gradients = {name for name in text.inputs if name.startswith(TANGENTS)}
+        self.of_gradients = {name for name in self.text.inputs if name.startswith(TANGENTS)}
         self._forward = forward
         self.calls = {node.name: node for node in self.node_of.values()}
-        self._results: dict[str, frozenset[str]] = {}  # a value that is the result of calls, or has it as a term
-        self._follow()
+        results = self._follow()
         self.operands = frozenset().union(*map(self.reads, self.calls.values()))
-        """The parameters that calls of libraries read."""
         self.gradients: defaultdict[str, set[str]] = defaultdict(set)
-        """The parameters whose gradient a call computes, by its node."""
-        for (name, _), of in zip(text.outputs, () if forward is None else forward.text.inputs):
-            for call in self._results.get(name, ()) if forward and of in forward.operands else ():
-                self.gradients[call].add(of)
+        if forward is not None:
+            for (name, _), parameter in zip(self.text.outputs, forward.text.inputs):
+                for call in results.get(name, ()) if parameter in forward.operands else ():
+                    self.gradients[call].add(parameter)
+        self._look_around()
+        self._in_buffer = self._nodes_in_buffers()
+        uses = Counter(name for own in self._own.values() for name in own.parameters)
+        used_again = frozenset(name for name in uses if uses[name] > 1)
+        self.repeated: frozenset[str] = used_again if forward is None else forward.repeated
 
-    def _follow(self) -> None:
-        """Find for each node what it is made of."""
+    def _follow(self) -> dict[str, frozenset[str]]:
+        """Find for each node what it is made of. The calls by the values that are their results, or have them as a
+        term."""
+        results: dict[str, frozenset[str]] = {}
         base_of: dict[str, str] = {}  # a view → the tensor that it shows
         views: defaultdict[str, set[str]] = defaultdict(set)  # the other way round
         for name, node in self.text.nodes.items():
@@ -77,15 +99,38 @@ class GraphFlow:
                     self.of_gradients |= {first, *views[first]}
             if name in self.calls:  # a product may add its first argument: the sum of two gradients
                 added = first if node.operator in PRODUCTS_AND_SUMS else ""
-                self._results[name] = self._results.get(added, frozenset()) | {name}
+                results[name] = results.get(added, frozenset()) | {name}
                 continue
             if all(read in self.made_of for read in reads) and name not in self.made_of:
                 self.made_of[name] = frozenset().union(*(self.made_of[read] for read in reads))
-            of_calls = [self._results[read] for read in reads if read in self._results]
-            others = [read for read in reads if read not in self._results and read not in self.made_of]
+            of_calls = [results[read] for read in reads if read in results]
+            others = [read for read in reads if read not in results and read not in self.made_of]
             is_sum = node.operator == "aten::add"  # a gradient in a sum of gradients is one, too
             if of_calls and (node.operator in _KEEP_GRADIENTS or not node.is_call) and (is_sum or not others):
-                self._results[name] = frozenset().union(*of_calls)
+                results[name] = frozenset().union(*of_calls)
+        return results
+
+    def _look_around(self) -> None:
+        """Find for each node the last work for parameters before it, and the first after it."""
+        # What a backward computes again of the forward does not tell where the gradients after it are computed.
+        reads_of = {
+            name: node.reads & self.of_gradients if name in self.of_gradients else node.reads
+            for name, node in self.text.nodes.items()
+        }
+        self._own = {
+            name: _Work(number, parameters)
+            for number, (name, node) in enumerate(self.text.nodes.items())
+            if (parameters := self._parameters_of(node))
+        }
+        self._before: dict[str, _Work] = {}
+        for name, reads in reads_of.items():
+            last = (self._own.get(read) or self._before.get(read, _NOTHING) for read in reads)
+            self._before[name] = max(last, key=lambda work: (bool(work.parameters), work.number), default=_NOTHING)
+        self._after: dict[str, _Work] = {}
+        for name, reads in reversed(reads_of.items()):
+            work = self._own.get(name) or self._after.get(name, _NOTHING)
+            for read in reads if work.parameters else ():
+                self._after[read] = min(work, self._after.get(read, work), key=lambda known: known.number)
 
     def reads(self, node: GraphNode) -> frozenset[str]:
         """The parameters that a call reads, also in another type or layout."""
@@ -109,51 +154,6 @@ class GraphFlow:
         if self._forward is None or node.name in self.of_gradients:
             return False
         return any(map(node.is_like, self._forward.calls.values()))
-
-
-class _Work(NamedTuple):
-    """Work for parameters: the number of its node in the order of the text, and the parameters."""
-
-    number: int
-    parameters: frozenset[str]
-
-
-_NOTHING = _Work(-1, frozenset())
-
-
-class GraphSpans(GraphFlow):
-    """The values of a graph, and for each the parameters of the layers that work before and after it.
-
-    ``forward``: the spans of the graph whose backward this is.
-    """
-
-    def __init__(self, graph: KeptGraph, forward: GraphSpans | None = None) -> None:
-        super().__init__(graph, forward)
-        self.source = graph.source
-        # What a backward computes again of the forward does not tell where the gradients after it are computed.
-        reads_of = {
-            name: node.reads & self.of_gradients if name in self.of_gradients else node.reads
-            for name, node in self.text.nodes.items()
-        }
-        self._own = {
-            name: _Work(number, parameters)
-            for number, (name, node) in enumerate(self.text.nodes.items())
-            if (parameters := self._parameters_of(node))
-        }
-        self._before: dict[str, _Work] = {}
-        for name, reads in reads_of.items():
-            last = (self._own.get(read) or self._before.get(read, _NOTHING) for read in reads)
-            self._before[name] = max(last, key=lambda work: (bool(work.parameters), work.number), default=_NOTHING)
-        self._in_buffer = self._nodes_in_buffers()
-        uses = Counter(name for own in self._own.values() for name in own.parameters)
-        used_again = frozenset(name for name in uses if uses[name] > 1)
-        self.repeated: frozenset[str] = used_again if forward is None else forward.repeated
-        """The parameters that several nodes of the forward work for: their layers may be called several times."""
-        self._after: dict[str, _Work] = {}
-        for name, reads in reversed(reads_of.items()):
-            work = self._own.get(name) or self._after.get(name, _NOTHING)
-            for read in reads if work.parameters else ():
-                self._after[read] = min(work, self._after.get(read, work), key=lambda known: known.number)
 
     def _parameters_of(self, node: GraphNode) -> frozenset[str]:
         """The parameters that a node works for or reads directly."""
@@ -280,14 +280,7 @@ def _inputs_of(text: GraphText) -> Mapping[str, Set[str]]:
     return inputs
 
 
-# The parameters that the kernels of a compiled graph work for, without knowledge of how it was compiled.
-#
-# A graph of Inductor keeps its source and the text of its nodes, and it is called with the parameters themselves. A
-# call of a library that reads a parameter, or that computes the gradient of one, is work for the module that has it.
-
-_IN_CPP = "aoti_torch_"
-"""What the source of a graph contains that was made with ``torch._inductor.config.cpp_wrapper``."""
-_Kernels = dict[str, "tuple[CompiledKernel, ...] | str"]
+# The parameters that kernels work for
 
 
 def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> tuple[_Kernels, set[str]]:
@@ -297,7 +290,7 @@ def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> 
     graphs = {key: graph for key, graph in called.items() if graph.is_readable}
     kernels: _Kernels = {key: IN_CPP for key, graph in called.items() if _IN_CPP in graph.code}
     hiding: set[str] = set()
-    forwards = {key: GraphSpans(graph) for key, graph in graphs.items() if not graph.source.is_backward}
+    forwards = {key: GraphFlow(graph) for key, graph in graphs.items() if not graph.source.is_backward}
     for key, graph in graphs.items():
         if any(kernel.name and not kernel.has_event for kernel in graph.source.kernels):
             hiding.add(key)
@@ -306,7 +299,7 @@ def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> 
                 kernels[key] = tuple(_kernels(forwards[key], graph.roots, why_unknown))
             continue
         fitting = {
-            tuple(_kernels(GraphSpans(graph, forward), graphs[other].roots, why_unknown))
+            tuple(_kernels(GraphFlow(graph, forward), graphs[other].roots, why_unknown))
             for other, forward in forwards.items()
             if graphs[other].roots and _saves_for(graphs[other].text, graph.text)
         }
@@ -342,20 +335,20 @@ def _may_be_equal(first: GraphValue, other: GraphValue) -> bool:
     )
 
 
-def _kernels(spans: GraphSpans, roots: Mapping[str, str], why_unknown: str) -> Iterator[CompiledKernel]:
+def _kernels(flow: GraphFlow, roots: Mapping[str, str], why_unknown: str) -> Iterator[CompiledKernel]:
     """The kernels of a graph that have events. A call of a library has the parameters that it works for as owners; of
     any other kernel it is known which layers work before and after it. ``roots``: of the parameters."""
-    repeated = _roots(spans.repeated, roots)
-    for index, kernel in enumerate(spans.source.kernels):
+    repeated = _roots(flow.repeated, roots)
+    for index, kernel in enumerate(flow.source.kernels):
         if kernel.name and kernel.has_event:
-            op = spans.node_of.get(index)
-            names = frozenset() if op is None else spans.works_for(op)
+            op = flow.node_of.get(index)
+            names = frozenset() if op is None else flow.works_for(op)
             owners = [(TracedModule(roots[name], (), ""),) for name in sorted(names)]
-            between = frozenset() if names else spans.of_kernel(index)
+            between = frozenset() if names else flow.of_kernel(index)
             yield CompiledKernel(
                 plain_kernel_name(kernel.name),
                 tuple(owners) or (None,),
-                op is not None and spans.is_recomputed(op),
+                op is not None and flow.is_recomputed(op),
                 why_unknown=why_unknown,
                 repeated=repeated,
                 between=frozenset(

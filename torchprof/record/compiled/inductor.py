@@ -1,7 +1,8 @@
-"""Which operators and layers each kernel of torch.compile's graphs was made from: recorded while Inductor compiles.
+"""Which operators and layers each kernel of torch.compile's graphs was made from: recorded while Inductor compiles. And
+the graphs that are called while a session records: their texts, the sizes of their inputs, the layers of their kernels.
 
-The functions of Inductor that are replaced for that are private. ``_Inductor`` names them all and checks first that
-this torch has them.
+The functions of Inductor that are replaced while it compiles are private. ``_Inductor`` names them all and checks first
+that this torch has them.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ import torch
 from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.recording import CalledGraph
-from torchprof.record.compiled.fx_nodes import Taken, taken_by
+from torchprof.record.compiled.dynamo_code import Taken, taken_by
 from torchprof.record.compiled.graph_flow import kernels_by_parameters
 from torchprof.record.compiled.kept_graph import KeptGraph, NotedCalls
 from torchprof.record.compiled.traced_graph import TracedGraph
 from torchprof.record.plan import Plan
 from torchprof.record.session import is_observed, record
-from torchprof.record.torch_internals import optional
+from torchprof.record.torch_internals import optional, replaced
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import COMPILED_BEFORE, LAYERS_NOT_RECORDED
 
 _KEY = f"torchprof-{uuid4().hex[:8]}"
 """The prefix of the keys of graphs. It differs between processes, because a cache may bring graphs of another one."""
 _NUMBERS = itertools.count(1)
+_GRAPHS = "torch._inductor.output_code.CompiledFxGraph"
 _RANGE = re.compile(r'RAIIAtenRecordFunctionHandle \S+\("graph_\d+_(\S+)"')
 """The line in the source of a C++ kernel that opens its range in the profiler's events."""
 
@@ -202,9 +204,9 @@ class Provenance:
     def _call_library(self, original: Callable[..., Any], scheduler: Any, node: Any) -> Any:
         """Note a library op, for some of which Inductor writes no provenance."""
         graph = self._state.graph
-        before = 0 if graph is None else graph.written
+        before = 0 if graph is None else len(graph.written)
         called = original(scheduler, node)
-        if graph is not None and graph.written == before:
+        if graph is not None and len(graph.written) == before:
             with graph.reading():
                 name = getattr(node.node, "python_kernel_name", None)
                 if name is not None and name.startswith("aten."):
@@ -221,21 +223,21 @@ def _noting_calls(compiled: Callable[..., Any], taken: Sequence[Taken]) -> Calla
     taken = tuple(taken)
 
     @functools.wraps(compiled)
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        calls = NotedCalls.current()
-        if calls is None or not is_observed():
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        noting = CalledGraphs.all_on[-1:]
+        if not noting or not is_observed():
             return compiled(*args, **kwargs)
         try:
-            number = calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
+            number = noting[0].calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
         except (IndexError, TypeError):  # not the inputs of the compiled graph: nothing is noted
             return compiled(*args, **kwargs)
         with record(f"{COMPILED_INPUTS}{number}"):
             return compiled(*args, **kwargs)
 
     # With these attributes, copied from the inner function, Dynamo would trace through this one.
-    for name in [name for name in vars(noting) if name.startswith("_torchdynamo")]:
-        delattr(noting, name)
-    return noting
+    for name in [name for name in vars(noted) if name.startswith("_torchdynamo")]:
+        delattr(noted, name)
+    return noted
 
 
 def _range_of(wrapper: Any, kernel: str, is_called_by_name: bool) -> str:
@@ -271,21 +273,17 @@ def replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         return ours(original, *args, **kwargs) if is_on else original(*args, **kwargs)
 
-    def restore() -> None:
+    restore = replaced(owner, name, stand_in)
+
+    def switch_off() -> None:
         nonlocal is_on
         is_on = False
-        if getattr(owner, name, None) is stand_in:
-            setattr(owner, name, original)
+        restore()
 
-    setattr(owner, name, stand_in)
-    undo.callback(restore)
+    undo.callback(switch_off)
 
 
-# The graphs of torch.compile that are called while a session records: their texts, the sizes of their inputs, and the
-# layers of their kernels.
-
-_GRAPHS = "torch._inductor.output_code.CompiledFxGraph"
-_FORMATTED = itertools.count(1)
+# The graphs that are called while a session records
 
 
 class CalledGraphs:
@@ -297,33 +295,32 @@ class CalledGraphs:
     """
 
     _lock: ClassVar[Lock] = Lock()
-    _all_on: ClassVar[list[CalledGraphs]] = []
+    all_on: ClassVar[list[CalledGraphs]] = []
     _undo: ClassVar[ExitStack] = ExitStack()
 
     def __init__(self) -> None:
         self.by_key: dict[str, CalledGraph] = {}
         """The graphs by the key in the profiler's range around each call."""
-        self._calls = NotedCalls()
+        self.calls = NotedCalls()
         self._kept: dict[str, KeptGraph] = {}  # by key, read when their kernels are asked for
 
     def on(self) -> None:
         with CalledGraphs._lock:
-            if not CalledGraphs._all_on:
+            if CalledGraphs.all_on:
+                self.calls = CalledGraphs.all_on[0].calls  # the numbers of calls stand in the events of all
+            else:
                 # A process without this module has compiled nothing: torch.compile imports it.
                 graphs: Any = optional(_GRAPHS) if _GRAPHS.rpartition(".")[0] in sys.modules else None
                 if graphs is not None and "__call__" in vars(graphs):
                     replace(CalledGraphs._undo, (graphs, "__call__"), _noting)
-            CalledGraphs._all_on.append(self)
-            self._calls = NotedCalls.current() or self._calls  # the numbers of calls stand in the events of all
-            self._calls.on()
+            CalledGraphs.all_on.append(self)
 
     def off(self) -> None:
         """Note no more calls. Does nothing the second time."""
         with CalledGraphs._lock:
-            if self in CalledGraphs._all_on:
-                CalledGraphs._all_on.remove(self)
-                self._calls.off()
-                if not CalledGraphs._all_on:
+            if self in CalledGraphs.all_on:
+                CalledGraphs.all_on.remove(self)
+                if not CalledGraphs.all_on:
                     CalledGraphs._undo.close()
 
     @property
@@ -333,11 +330,9 @@ class CalledGraphs:
 
     def layers(self, plan: Plan, provenance: Provenance | None) -> CompiledGraphs | None:
         """The layers of all graphs, for the models of a profile; None if nothing is known and it was not requested.
-
-        ``provenance``: the one that was on.
-        """
-        knows_layers = self.knows_parameters or any(key in Provenance.known for key in self.by_key)
-        if provenance is None and not knows_layers:
+        ``provenance``: the one that was on."""
+        is_known = self.knows_parameters or any(key in Provenance.known for key in self.by_key)
+        if provenance is None and not is_known:
             return None
         why_unknown = LAYERS_NOT_RECORDED if provenance is None else COMPILED_BEFORE
         kernels, hiding = kernels_by_parameters(self._kept, why_unknown)
@@ -345,7 +340,7 @@ class CalledGraphs:
             {**kernels, **Provenance.known},
             plan.modules,
             plan.is_alone,
-            self._calls.given(plan.holders_of),
+            self.calls.given(plan.holders_of),
             hiding,
             why_unknown,
         )
@@ -362,7 +357,7 @@ class CalledGraphs:
             return None
         if key not in self._kept:
             self._kept[key] = KeptGraph.of(graph, inputs)
-        return self._kept[key].number_of(graph, inputs, self._calls)
+        return self._kept[key].number_of(graph, inputs, self.calls)
 
 
 def _noting(original: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> Any:
@@ -370,7 +365,7 @@ def _noting(original: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> 
     key = getattr(graph, "_fx_graph_cache_key", "")
     if key is None:  # no cache has it; the range around the call needs a key
         key = graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
-    numbers = [noting._note(key, graph, inputs) for noting in CalledGraphs._all_on if isinstance(key, str)]
+    numbers = [noting._note(key, graph, inputs) for noting in CalledGraphs.all_on if isinstance(key, str)]
     number = numbers[-1] if numbers else None  # all have the same
     if number is None:
         return original(graph, inputs)

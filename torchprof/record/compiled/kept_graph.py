@@ -20,9 +20,7 @@ from torch import nn
 from torchprof.attribute.compiled_graphs import FROZEN, ModuleTensor
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.flops.graph_text import GraphText, read_graph
-from torchprof.record.compiled.fx_nodes import Taken
-
-# The tensors of modules that compiled code was called with.
+from torchprof.record.compiled.dynamo_code import Taken
 
 
 class NotedCalls:
@@ -33,23 +31,11 @@ class NotedCalls:
     """
 
     MOST: ClassVar[int] = 10_000
-    _all_on: ClassVar[list[NotedCalls]] = []
 
     def __init__(self) -> None:
         self._free = itertools.count()  # atomic: threads that call at the same time get different numbers
         self._tensors: dict[int, list[tuple[Taken, Callable[[], Any]]]] = {}  # by number
         self._numbers: dict[tuple[tuple[Taken, ...], tuple[int, ...]], int] = {}  # by the ids of the tensors
-
-    @classmethod
-    def current(cls) -> NotedCalls | None:
-        """Where calls are noted now; None if none is on."""
-        return cls._all_on[-1] if cls._all_on else None
-
-    def on(self) -> None:
-        NotedCalls._all_on.append(self)
-
-    def off(self) -> None:
-        NotedCalls._all_on.remove(self)
 
     def number_of(self, taken: tuple[Taken, ...], inputs: Sequence[Any]) -> int:
         """The number of a call. Raises IndexError or TypeError if the inputs are not those of the compiled graph."""
@@ -68,7 +54,7 @@ class NotedCalls:
             noted = [None if is_full or not isinstance(tensor, nn.Parameter) else tensor for tensor in tensors]
         number = next(self._free)
         self._tensors[number] = [
-            (place, _nothing if tensor is None else ref(tensor)) for place, tensor in zip(taken, noted)
+            (place, (lambda: None) if tensor is None else ref(tensor)) for place, tensor in zip(taken, noted)
         ]
         self._numbers[key] = number
         return number
@@ -87,9 +73,7 @@ class NotedCalls:
         }
 
 
-def _nothing() -> None:
-    """In place of a weak reference, for a tensor that was not noted."""
-
+# The source of a graph
 
 _FROZEN = re.compile(r"(\w+): \"[^\"]*\" = self\.(_frozen_param\d+)")
 """The line of a tensor that is a part of the graph, with ``torch._inductor.config.freezing``: its node, its name."""
@@ -206,6 +190,17 @@ class KeptGraph:
         """By the name of an input that is a parameter: its root, see ``TracedModule``."""
         names = [*self.source.inputs, *self.frozen]
         return {names[taken.number]: taken.root for taken in self.taken}
+
+
+def plain_kernel_name(kernel: str) -> str:
+    """The name of a kernel as in the profiler's events: ``addmm`` for ``extern_kernels.addmm`` or
+    ``torch.ops.aten.addmm.default``. The names of Inductor's own kernels have no dots and stay."""
+    steps = kernel.split(".")
+    if steps[0] in ("extern_kernels", "inductor_extern_kernels"):
+        return steps[-1]
+    if steps[:2] == ["torch", "ops"]:
+        return steps[3]
+    return steps[1] if len(steps) > 2 or steps[0] == "aten" else steps[-1]
 
 
 @lru_cache(maxsize=256)
