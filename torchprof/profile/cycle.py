@@ -340,7 +340,7 @@ def _event_lists_by_path(session: Session, plan: Plan) -> defaultdict[tuple[str,
     paths = {}
     for item in attribution_of(plan).attribute(session.columns()):
         if isinstance(item, Attributed) and item.event.kind is Kind.LABEL:
-            path = plan.real_path(item.event.name, item.place.layer)
+            path = plan.real_paths.get((item.event.name, item.place.layer))
             if path is not None and path in plan.with_event_lists:
                 paths[item.event.thread, item.event.start_ns] = path
     calls = [call for call in session.calls() if call.finished and (call.thread, call.start_ns) in paths]

@@ -252,7 +252,9 @@ class Owners:
         self._elsewhere: set[int] | None = None  # the tensors of all modules of the process
 
     def of(self, tensor: Tensor | None) -> tuple[_Path, ...] | None:
-        """The paths of the modules that have a tensor; ``()`` if only other modules have it, None if none has it."""
+        """The paths of the modules that have a tensor as their own parameter or buffer; ``()`` if only other modules of
+        the process have it, None if none has it (a buffer that was replaced since). A parameter that FSDP2 gathered is
+        that of its module; a tensor of a graph with ``torch._inductor.config.freezing`` may have the memory of one."""
         if tensor is None or id(tensor) in self._by_tensor:
             return None if tensor is None else tuple(self._by_tensor[id(tensor)])
         if self._elsewhere is None:
@@ -290,28 +292,6 @@ def _gathered_in(module: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
         for param in (param for group in groups for param in getattr(group, "fsdp_params", ())):
             if hasattr(param, "_unsharded_param"):
                 yield param._module_info.module, param._unsharded_param
-
-
-class Updates:
-    """Compares the versions of parameters with those at the first look. torch counts a version for each change in
-    place, by an optimizer or by hand; compiled code may change a parameter without it.
-
-    A parameter is known by its id, so it must be alive. The fused steps of torch's optimizers count no version.
-    """
-
-    def __init__(self) -> None:
-        self._before: dict[int, int] = {}
-
-    def look(self, parameters: Iterable[Tensor]) -> None:
-        """Note the versions of parameters that are not known."""
-        for parameter in parameters:
-            if not parameter.is_inference():  # has no version
-                self._before.setdefault(id(parameter), parameter._version)
-
-    def changed(self, parameter: Tensor) -> bool:
-        """Whether a parameter changed since the first look; False for unknown ones."""
-        before = self._before.get(id(parameter))
-        return before is not None and not parameter.is_inference() and parameter._version != before
 
 
 class Replicas:
