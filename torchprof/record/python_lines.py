@@ -57,7 +57,7 @@ class Sample(NamedTuple):
 
 
 class Sampler(SharedChange):
-    """Notes the current line of a thread every ``interval_s``, from ``start`` to ``stop``, or inside a ``with`` block.
+    """Notes the current line of a thread every ``interval_s``, from ``start`` to ``stop``.
 
     The line is that of the innermost frame of the user's code. User code is in a file, and not in the standard library,
     an installed package (site-packages), torch or torchprof. If no frame is user code, the line is that of the
@@ -127,13 +127,6 @@ class Sampler(SharedChange):
 
         self._undo.append(restore)
 
-    def __enter__(self) -> Sampler:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def samples(self) -> Iterator[Sample]:
         """All samples until now in the order of time."""
         # First, because a sample may come meanwhile, with a new location.
@@ -146,7 +139,7 @@ class Sampler(SharedChange):
                 line,
                 code.co_name,
                 _called(code, offset, called),
-                caller is not None and _is_hook(*caller),
+                caller is not None and _called(*caller).endswith("hook"),  # else it calls the module's forward
             )
             for code, line, offset, called, caller in self._locations
         ]
@@ -177,29 +170,33 @@ class Sampler(SharedChange):
 
     def _note(self, intervals: int) -> None:
         with _frames_stay():
-            self._note_line(intervals)
+            index = self._location()
+        if index is None:
+            return
+        self._times.append(time.perf_counter_ns())
+        self._at.append(index)
+        self._intervals.append(intervals)
         if len(self._times) >= _MOST_SAMPLES:  # drop every second one
             self._times = self._times[::2]
             self._at = self._at[::2]
             self._intervals = array("q", map(add, self._intervals[::2], self._intervals[1::2]))
             self._every *= 2
 
-    def _note_line(self, intervals: int) -> None:
+    def _location(self) -> int | None:
+        """The index of the thread's location in ``_locations``; None if the thread has ended."""
         frame = sys._current_frames().get(self._ident)
         while frame is not None and frame.f_code.co_filename.startswith(OUR_FILES):
             frame = frame.f_back
         frame, called = self._users(frame)
-        if frame is None:  # the thread has ended
-            return
+        if frame is None:
+            return None
         caller = _calling_module(frame)
         key = id(frame.f_code), frame.f_lasti, id(called), caller
         index = self._indices.get(key)
         if index is None:
             index = self._indices[key] = len(self._locations)
             self._locations.append((frame.f_code, frame.f_lineno, frame.f_lasti, called, caller))
-        self._times.append(time.perf_counter_ns())
-        self._at.append(index)
-        self._intervals.append(intervals)
+        return index
 
     def _users(self, innermost: FrameType | None) -> tuple[FrameType | None, CodeType | None]:
         """The innermost frame of the user's code, or else the innermost one; and the library's function it called."""
@@ -236,11 +233,6 @@ def _calling_module(frame: FrameType) -> tuple[CodeType, int] | None:
     return (caller.f_code, caller.f_lasti) if is_torchs else None
 
 
-def _is_hook(code: CodeType, offset: int) -> bool:
-    """Whether ``nn.Module`` calls a hook there, and not the module's forward. Needs its source, and Python 3.11."""
-    return _called(code, offset, None).endswith("hook")
-
-
 def _owner_of(file: str) -> str:
     """Whose code a file is. The user's is a file, and not of torchprof, Python, torch or an installed package, nor the
     script of an installed command, such as ``bin/torchprof``."""
@@ -255,7 +247,7 @@ def _owner_of(file: str) -> str:
     return _LIBRARY if is_installed else _USER
 
 
-def _called(code: CodeType, offset: int, called: CodeType | None) -> str:
+def _called(code: CodeType, offset: int, called: CodeType | None = None) -> str:
     """What a call at this instruction calls, as it is written in the source; else the name of ``called``, if any."""
     positions = getattr(code, "co_positions", None)
     while offset > 0 and dis.opname[code.co_code[offset]] == "CACHE":  # the rest of the instruction before it

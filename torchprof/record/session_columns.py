@@ -1,4 +1,4 @@
-"""The events of a session of torch's profiler as columns."""
+"""The events of a session of torch's profiler as columns: what every event has, and the signatures of ops."""
 
 from __future__ import annotations
 
@@ -21,29 +21,34 @@ from torchprof.record.torch_internals import needed, optional
 from torchprof.run.collectives import RECORDS_COLLECTIVE, signature_of
 from torchprof.run.words import BEFORE, Signature, is_collective, is_runtime_call
 
-# The events of a session as torch gives them, in the order of start, with the fields that every event has as columns;
-# and what operators were called on: the shapes, types and scalars of their inputs, numbered.
-#
-# To call a method of torch by ``map`` takes less time than calling it in a loop.
-
 RawEvent = needed("torch._C._autograd._KinetoEvent")
-BACKWARD_SCOPE, USER_SCOPE = 1, 7  # that of a function is 0
+# To call a method of torch by ``map`` takes less time than calling it in a loop.
 end_ns: Callable[[Any], int] = getattr(RawEvent, "end_ns", lambda raw: raw.start_ns() + raw.duration_ns())  # torch 2.4
 _name, _scope, _start_ns = RawEvent.name, RawEvent.scope, RawEvent.start_ns
 _thread, _sequence, _forward_thread = RawEvent.start_thread_id, RawEvent.sequence_nr, RawEvent.fwd_thread_id
-
-# Source lines that are left out: Python's builtins, torch's marks of modules, the functions that every call of a module
-# goes through, and the labels and stand-ins of torchprof/record.
-_NO_SOURCE = ("<", "nn.Module: ", "torch/nn/modules/module.py(", "torchprof/record/")
+_correlation, _linked = RawEvent.correlation_id, RawEvent.linked_correlation_id
+_is_python_function: Callable[[Any], bool] = getattr(RawEvent, "is_python_function", lambda raw: False)
+_is_annotation: Callable[[Any], bool] | None = getattr(RawEvent, "is_user_annotation", None)
+# The stream of a kernel. In a torch that does not record it, all work of a device has one number.
+_stream: Callable[[Any], int] = getattr(RawEvent, "device_resource_id", RawEvent.start_thread_id)
 _shapes_of_lists: Callable[[Any], list[Any]] | None = optional(
     "torch._C._autograd._KinetoEvent.structured_input_shapes"
 )
+HAS_COLLECTIVE_METADATA = "expose_kineto_event_metadata" in (
+    getattr(optional("torch._C._profiler._ExperimentalConfig"), "__init__", None).__doc__ or ""
+)
+"""Whether this torch gives the metadata of events, as the shapes of collectives, not only in trace files."""
+
+BACKWARD_SCOPE, USER_SCOPE = 1, 7  # that of a function is 0
+# Source lines that are left out: Python's builtins, torch's marks of modules, the functions that every call of a module
+# goes through, and the labels and stand-ins of torchprof/record.
+_NO_SOURCE = ("<", "nn.Module: ", "torch/nn/modules/module.py(", "torchprof/record/")
 _BLOCK = 1024
 """How many events are read at a time: they fit in the cache of a processor, and the next method finds them there."""
 
 
 class RawEvents:
-    """``all``: the events. By index of an event:
+    """The events of a session in the order of start (``all``), and by index of an event:
 
     - ``names_of``: the index of its name in ``names``; ``scopes``.
     - ``starts``, ``ends``, in ns; ``threads``.
@@ -51,38 +56,35 @@ class RawEvents:
     """
 
     def __init__(self, raws: Sequence[Any]) -> None:
-        """``raws``: those of torch. They usually come sorted; of equal starts, the first one stays the first."""
-        starts, ends, sequences, forward_threads = (array("q") for _ in range(4))
-        threads: list[int] = []  # small numbers, of which Python has one object each
+        """``raws``: those of torch, in the order of start."""
+        self.all = raws
+        self.starts, self.ends, self.sequences, self.forward_threads = (array("q") for _ in range(4))
+        self.threads: list[int] = []  # small numbers, of which Python has one object each
+        self.scopes, self.names_of = bytearray(), array("l")
         numbers: Numbers[str] = Numbers()
-        scopes, names_of = bytearray(), array("l")
         for first in range(0, len(raws), _BLOCK):
             block = raws[first : first + _BLOCK]
-            starts.extend(map(_start_ns, block))
-            ends.extend(map(end_ns, block))
-            threads.extend(map(_thread, block))
-            sequences.extend(map(_sequence, block))
-            forward_threads.extend(map(_forward_thread, block))
-            scopes.extend(map(_scope, block))
-            names_of.extend(map(numbers.__getitem__, map(_name, block)))
-        columns: list[Any] = [starts, ends, threads, sequences, forward_threads, names_of, scopes]
-        if not all(map(operator.le, starts, islice(starts, 1, None))):
-            order = sorted(range(len(starts)), key=starts.__getitem__)
-            raws = [*map(raws.__getitem__, order)]
-            columns = [_in_order(column, order) for column in columns]
-        self.all = raws
-        self.starts, self.ends, self.threads, self.sequences, self.forward_threads, self.names_of, self.scopes = columns
+            self.starts.extend(map(_start_ns, block))
+            self.ends.extend(map(end_ns, block))
+            self.threads.extend(map(_thread, block))
+            self.sequences.extend(map(_sequence, block))
+            self.forward_threads.extend(map(_forward_thread, block))
+            self.scopes.extend(map(_scope, block))
+            self.names_of.extend(map(numbers.__getitem__, map(_name, block)))
         self.names = [*numbers]
 
-
-def _in_order(column: Any, order: Sequence[int]) -> Any:
-    values = map(column.__getitem__, order)
-    return array(column.typecode, values) if isinstance(column, array) else type(column)(values)
+    @classmethod
+    def sorted(cls, raws: Sequence[Any]) -> RawEvents:
+        """torch's events usually come in the order of start. Of equal starts, the first one stays the first."""
+        events = cls(raws)
+        is_in_order = all(map(operator.le, events.starts, islice(events.starts, 1, None)))
+        return events if is_in_order else cls(sorted(raws, key=_start_ns))
 
 
 class InputSignatures:
-    """The signatures of one session. Equal signatures share one number, which is an index in ``all``; number 0 is the
-    empty signature. ``with_stack``: whether signatures have source lines."""
+    """What the ops of one session were called on: the shapes, types and scalars of their inputs. Equal signatures share
+    one number, which is an index in ``all``; number 0 is the empty signature. ``with_stack``: whether signatures have
+    source lines."""
 
     def __init__(self, with_stack: bool) -> None:
         self.all: list[Signature] = [Signature((), ())]
@@ -152,18 +154,6 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(_frozen(item) for item in value)
     return None if isinstance(value, complex) else value
-
-
-_is_python_function: Callable[[Any], bool] = getattr(RawEvent, "is_python_function", lambda raw: False)
-_is_annotation: Callable[[Any], bool] | None = getattr(RawEvent, "is_user_annotation", None)
-# The stream of a kernel. In a torch that does not record it, all work of a device has one number.
-_stream: Callable[[Any], int] = getattr(RawEvent, "device_resource_id", RawEvent.start_thread_id)
-_correlation, _linked = RawEvent.correlation_id, RawEvent.linked_correlation_id
-
-HAS_COLLECTIVE_METADATA = "expose_kineto_event_metadata" in (
-    getattr(optional("torch._C._profiler._ExperimentalConfig"), "__init__", None).__doc__ or ""
-)
-"""Whether this torch gives the metadata of events, as the shapes of collectives, not only in trace files."""
 
 
 class SessionColumns:

@@ -9,12 +9,14 @@ import gzip
 import shutil
 import weakref
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 from itertools import compress
 from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -131,11 +133,8 @@ class SessionEvents:
     def _addresses(self) -> dict[tuple[int, int, int], int]:
         """The address of each memory event, by its time, thread and bytes. Only torch's tree of events has it."""
         addresses: dict[tuple[int, int, int], int] = {}
-        results = self._profiler.kineto_results
-        waiting = [] if results is None else [results.experimental_event_tree()]
-        allocation = optional("torch._C._profiler._ExtraFields_Allocation")
-        if allocation is None:
-            return {}
+        results, allocation = self._profiler.kineto_results, optional("torch._C._profiler._ExtraFields_Allocation")
+        waiting = [] if results is None or allocation is None else [results.experimental_event_tree()]
         while waiting:
             for event in waiting.pop():
                 children = event.children
@@ -198,7 +197,7 @@ class SessionEvents:
     def _read(self) -> RawEvents:
         results = self._profiler.kineto_results
         raws = [] if results is None else results.events()
-        return RawEvents([raw for raw in raws if _has_name(raw)] if self.with_stack else raws)
+        return RawEvents.sorted([raw for raw in raws if _has_name(raw)] if self.with_stack else raws)
 
 
 def ended_session(profiler: Any) -> SessionEvents:
@@ -246,26 +245,14 @@ def _has_gradients(events: RawEvents, call: NamedRange) -> bool:
 # torch's own ``EventList``: of a whole session, and of some calls
 
 
-class _Results(NamedTuple):
-    """The part of torch's profiler result that its parser reads, for some of the events."""
-
-    raws: list[Any]
-    start_ns: int
-
-    def events(self) -> list[Any]:
-        return self.raws
-
-    def trace_start_ns(self) -> int:
-        return self.start_ns
-
-
 def _event_list_of(profiler: Any, raws: list[Any]) -> EventList:
     """The list that ``torch.autograd.profiler.profile`` makes of some of its raw events."""
-    results = profiler.kineto_results
-    if results is None:
+    if profiler.kineto_results is None:
         return empty_event_list()
     needed("torch.autograd.profiler.profile._parse_kineto_results")
-    parsed = profiler._parse_kineto_results(_Results(raws, results.trace_start_ns()))
+    # What its parser reads of a result
+    results = SimpleNamespace(events=lambda: raws, trace_start_ns=profiler.kineto_results.trace_start_ns)
+    parsed = profiler._parse_kineto_results(results)
     events = EventList(parsed, use_device=profiler.use_device, profile_memory=profiler.profile_memory)
     events._build_tree()
     return events
@@ -281,22 +268,20 @@ def empty_event_list() -> EventList:
 
 def _raws_in(calls: Iterable[Call], raws: Sequence[Any]) -> list[list[Any]]:
     """For each call, the raw events in it: ops, their kernels and their memory. ``raws``: in the order of start."""
-    by_thread: dict[int, list[Any]] = {}
-    kernels: dict[int, list[Any]] = {}  # by the correlation ID of the op
+    by_thread: defaultdict[int, list[Any]] = defaultdict(list)
+    kernels: defaultdict[int, list[Any]] = defaultdict(list)  # by the correlation ID of the op
     for raw in raws:
         launcher = raw.linked_correlation_id()
         if launcher:
-            kernels.setdefault(launcher, []).append(raw)
+            kernels[launcher].append(raw)
         elif raw.device_type() == DeviceType.CPU or raw.name() == MEMORY:
-            by_thread.setdefault(raw.start_thread_id(), []).append(raw)
+            by_thread[raw.start_thread_id()].append(raw)
     starts = {thread: [raw.start_ns() for raw in on_thread] for thread, on_thread in by_thread.items()}
     events = []
     for call in calls:
         on_thread = starts.get(call.thread, [])
         first, last = bisect_left(on_thread, call.start_ns), bisect_left(on_thread, call.end_ns)
-        inside = by_thread.get(call.thread, [])[first:last]
-        launched = [
-            kernel for raw in inside if raw.correlation_id() for kernel in kernels.get(raw.correlation_id(), ())
-        ]
-        events.append(inside + launched)
+        inside = by_thread[call.thread][first:last]
+        # The launcher of a kernel is never 0, the ID of events that launch nothing.
+        events.append(inside + [kernel for raw in inside for kernel in kernels.get(raw.correlation_id(), ())])
     return events

@@ -1,4 +1,5 @@
-"""Everything of torch that torchprof uses although it is not public, in one list.
+"""Everything of torch that torchprof uses although it is not public, in one list; and what changes the process while we
+record: functions of torch that are replaced.
 
 ``needed`` and ``optional`` look a part up. Some code asks an object or a module at hand instead, with ``getattr``: what
 it asks for is in the lists, too.
@@ -16,6 +17,8 @@ from weakref import WeakSet
 import torch
 
 from torchprof.errors import TorchprofError
+
+_MOST_RECURSION = 2**31 - 1  # a C int
 
 
 class Use(NamedTuple):
@@ -120,7 +123,6 @@ _OF_MODULES: dict[str, dict[str, Use]] = {
 }
 INTERNALS = {f"{module}.{name}": use for module, uses in _OF_MODULES.items() for name, use in uses.items()}
 
-
 ATTRIBUTES: dict[str, Use] = {
     # Of modules and their wrappers
     "_modules": Use("the modules in a module"),
@@ -192,9 +194,7 @@ def needed(name: str) -> Any:
     return value
 
 
-# Changes of the whole process that several recordings share, as functions of torch that are replaced meanwhile.
-
-_MOST_RECURSION = 2**31 - 1  # a C int
+# Changes of the process
 
 
 class SharedChange:
