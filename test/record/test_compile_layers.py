@@ -954,7 +954,7 @@ def ranges_of_calls(function: Callable[[Tensor], Any], inputs: list[Tensor]) -> 
 
 def test_what_a_block_compiled_tells_nothing_after_the_block() -> None:
     """A compiled function lives on: neither the user's traces nor our memory get anything from it."""
-    function = _noting_calls(lambda x: x, [Taken(0, "G['m']", ())])
+    function = _noting_calls(lambda x: x, (Taken(0, "G['m']", ()),))
     kept, fresh = torch.rand(2), [torch.rand(2) for _ in range(5)]
     assert ranges_of_calls(function, [kept, *fresh]) == []
     first, beside, second = CalledGraphs(), CalledGraphs(), CalledGraphs()

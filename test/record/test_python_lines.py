@@ -226,8 +226,9 @@ def test_started_again_it_goes_on_and_stopped_twice_it_stays_stopped() -> None:
     sampler.stop()
     assert threading.active_count() == threads
     first = list(sampler.samples())
-    with sampler:
-        wait_for(sampler, len(first) + 2)
+    sampler.start()
+    wait_for(sampler, len(first) + 2)
+    sampler.stop()
     assert list(sampler.samples())[: len(first)] == first
 
 

@@ -87,11 +87,11 @@ class Label:
         self.key = id(module)
         self._target = target
         self._stand_ins = stand_ins
-        self._alive: Any = ref(module, self._forget)  # after its end, another object may get its id
+        self._alive: Any = ref(module, self.withdraw)  # after its end, another object may get its id
         Label._all.setdefault(self.key, []).append(self)
         Label._choose(self.key)
 
-    def withdraw(self) -> None:
+    def withdraw(self, _: object = None) -> None:
         """Remove this label; the module's next label, if any, takes its place. Does nothing the second time."""
         with _lock:
             labels = Label._all.get(self.key, [])
@@ -100,9 +100,6 @@ class Label:
                 self._leave_stand_ins()
                 self._alive = None
                 Label._choose(self.key)
-
-    def _forget(self, _: object) -> None:
-        self.withdraw()
 
     def _leave_stand_ins(self) -> None:
         for stand_in in self._stand_ins:
@@ -123,7 +120,7 @@ class Label:
         for stand_in in chosen._stand_ins:
             stand_in.labels[key] = chosen
 
-    # What the stand-ins call
+    # The stand-ins call what follows.
 
     @property
     def of_hooks(self) -> str:
@@ -168,7 +165,6 @@ class Label:
 
 _lock = RLock()
 """Locked while labels are attached or detached. Reentrant: a module may be freed meanwhile on the same thread."""
-
 
 _OfClass = dict[tuple[type, bool], tuple[list[StandIn], bool]]
 """By the class of a module and ``Target.inlined``: what its calls go through, and whether a forward has no label."""

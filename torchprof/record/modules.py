@@ -27,17 +27,12 @@ _Path = tuple[str, ...]
 _pytree = needed("torch.utils._pytree")
 
 Trace = namedtuple("Trace", ["path", "leaf", "module"])
-Trace.__doc__ = (
-    "A module of the model: ``path`` (tuple, root class name first), ``leaf`` (has no children), ``module``."
-)
+Trace.__doc__ = "A module of a model: ``path`` (tuple, root class name first), ``leaf`` (has no children), ``module``."
 
 
 def walk_modules(module: nn.Module, name: str = "", path: tuple[str, ...] = ()) -> Iterator[Trace]:
-    """This module and all modules below it, depth first, as ``Trace`` tuples.
-
-    ``name`` replaces the class name as the first step of the paths; ``path`` is put before it. A module that is its own
-    ancestor is not entered again.
-    """
+    """This module and all modules below it, depth first, as ``Trace`` tuples. ``name`` replaces the class name as the
+    first step of the paths; ``path`` is put before it. A module that is its own ancestor is not entered again."""
     waiting = [(module, (*path, name or root_name(module)), frozenset[int]())]
     while waiting:
         here, here_path, above = waiting.pop()
@@ -60,11 +55,8 @@ def instances_of(kind: type) -> list[Any]:
 
 def wrapped_step(module: nn.Module) -> str | None:
     """The attribute in which a wrapper has the wrapped module (``_orig_mod``); None if it is not a wrapper."""
-    for cls in type(module).__mro__:
-        step = WRAPPERS.get(cls.__name__)
-        if step is not None and cls.__module__.startswith("torch."):
-            return step
-    return None
+    steps = (WRAPPERS.get(cls.__name__) for cls in type(module).__mro__ if cls.__module__.startswith("torch."))
+    return next(filter(None, steps), None)
 
 
 def with_wrapped(module: nn.Module) -> list[nn.Module]:
@@ -185,11 +177,9 @@ def without_data(model: nn.Module) -> nn.Module:
     if any(is_lazy(tensor) for tensor in model.parameters()):
         raise TorchprofError(f"{name} has lazy parameters without shapes: call the model once before.")
     # deepcopy takes a tensor's copy from the memo if it is there, so no data is copied.
-    memo: dict[int, Any] = {}
     try:
-        for tensor in {id(tensor): tensor for tensor in _tensors_of(model)}.values():
-            memo[id(tensor)] = shape_of(tensor)
-        twin = copy.deepcopy(model, memo)
+        tensors = {id(tensor): tensor for tensor in _tensors_of(model)}
+        twin = copy.deepcopy(model, {key: shape_of(tensor) for key, tensor in tensors.items()})
     except Exception as error:  # the user's classes may raise anything when they are copied
         raise TorchprofError(
             f"{name} cannot be copied without its data: {type(error).__name__}: {first_line(error)} {ON_DATA}"
@@ -237,10 +227,9 @@ class Owners:
     def __init__(self, modules: Iterable[tuple[_Path, nn.Module | None]]) -> None:
         self._by_tensor: defaultdict[int, list[_Path]] = defaultdict(list)
         self._by_memory: defaultdict[tuple[int, int], list[_Path]] = defaultdict(list)
-        path_of: dict[int, _Path] = {}
         alive = [(path, module) for path, module in modules if module is not None]
+        path_of = {id(module): path for path, module in alive}
         for path, module in alive:
-            path_of[id(module)] = path
             for tensor in _own_tensors(module):
                 self._by_tensor[id(tensor)].append(path)
                 if memory := _memory_of(tensor):
@@ -298,10 +287,9 @@ class Replicas:
     """The ``DistributedDataParallel`` modules among some modules or around them.
 
     A model may be the module inside of a DistributedDataParallel, because training loops give that to callbacks. The
-    one around it is then searched among all objects of the process. Found ones are kept as weak references; the search
-    is repeated only while a model is in none of them, because it may be wrapped later.
-
-    Methods take ``modules``, each with the number of its layer, None for a module that was freed; and ``models``.
+    one around it is then searched among all objects of the process; again only while a model is in none of those found,
+    because it may be wrapped later. Methods take ``modules``, each with the number of its layer, None for a module that
+    was freed; and ``models``.
     """
 
     def __init__(self) -> None:

@@ -260,30 +260,30 @@ class Guard:
         self._restores: list[Callable[[], None]] = []
 
     def on(self) -> None:
-        def refusing(original: Any) -> Any:
-            @functools.wraps(original)
-            def guarded(other: Any, *args: Any, **kwargs: Any) -> Any:
-                # A guard that is off may still be called by a nested one that has just given way.
-                if self._restores and not getattr(other, OURS, False):
-                    if Guard._giving_way is None:
-                        raise TorchprofError(f"A profiler was started inside a torchprof.Profile block. {_WAY_OUT}")
-                    Guard._giving_way()
-                return original(other, *args, **kwargs)
-
-            return guarded
-
         if self._give_way is not None:
             Guard._giving_way = self._give_way
         for cls, name in _STARTS:
             original = cls.__dict__.get(name)
             if original is not None:
-                self._restores.append(replaced(cls, name, refusing(original)))
+                self._restores.append(replaced(cls, name, self._guarded(original)))
 
     def off(self) -> None:
         if self._give_way is not None:
             Guard._giving_way = None
         while self._restores:
             self._restores.pop()()
+
+    def _guarded(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def guarded(other: Any, *args: Any, **kwargs: Any) -> Any:
+            # A guard that is off may still be called by a nested one that has just given way.
+            if self._restores and not getattr(other, OURS, False):
+                if Guard._giving_way is None:
+                    raise TorchprofError(f"A profiler was started inside a torchprof.Profile block. {_WAY_OUT}")
+                Guard._giving_way()
+            return original(other, *args, **kwargs)
+
+        return guarded
 
 
 def is_profiled() -> bool:

@@ -151,8 +151,8 @@ def _fastest(statement: str, names: dict[str, object], now: Callable[[], float])
 
 class Job(NamedTuple):
     """``group``: the ranks of this rank's collectives; None if it is in groups of different ranks, or without a job.
-    ``in_traces``: the job as JSON, in the form that ``torch.profiler.profile`` writes into traces; None without a job.
-    ``name``: the job ID of torchrun or Slurm, "" without one."""
+    ``in_traces``: the job as JSON, as ``torch.profiler.profile`` writes it into traces; None without a job. ``name``:
+    the job ID of torchrun or Slurm, "" without one."""
 
     rank: int = 0
     world_size: int = 1
@@ -185,9 +185,8 @@ def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
 
 def _groups() -> list[Mapping[str, Any]]:
     """The process groups of this rank, as torch's profiler writes them into traces. Without the private API, none."""
-    world = getattr(torch.distributed.distributed_c10d, "_world", None)
     try:
-        return list(world.pg_config_info) if world is not None else []
+        return list(torch.distributed.distributed_c10d._world.pg_config_info)
     except (AttributeError, KeyError, TypeError):
         return []
 
@@ -199,12 +198,11 @@ def _mesh_of(models: Iterable[nn.Module]) -> tuple[MeshDim, ...]:
             mesh = getattr(param, "device_mesh", None)
             if mesh is None:
                 continue
-            find_root = getattr(mesh, "_get_root_mesh", None)
-            if find_root is None:  # torch 2.6 and before
-                resources: Any = getattr(torch.distributed.device_mesh, "_mesh_resources", None)
-                mesh = resources.get_root_mesh(mesh) if hasattr(resources, "get_root_mesh") else mesh
-            else:
-                mesh = find_root()
+            resources: Any = getattr(torch.distributed.device_mesh, "_mesh_resources", None)  # torch 2.9 and before
+            if hasattr(mesh, "_get_root_mesh"):
+                mesh = mesh._get_root_mesh()
+            elif hasattr(resources, "get_root_mesh"):
+                mesh = resources.get_root_mesh(mesh)
             names, positions = mesh.mesh_dim_names, mesh.get_coordinate()
             if names is not None and positions is not None:
                 return tuple(MeshDim(name, mesh.size(index), positions[index]) for index, name in enumerate(names))
@@ -335,12 +333,11 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
     held: dict[tuple[str, int], str] = {}  # device and address → kind
     home = get_ident()
     for model in models:
-        params = [param for param in model.parameters() if not is_lazy(param)]
-        for kind, tensors in (
-            ("parameters", params),
-            ("buffers", [buffer for buffer in model.buffers() if not is_lazy(buffer)]),
-            ("gradients", [param.grad for param in params if param.grad is not None]),
-        ):
+        params, buffers = (
+            [tensor for tensor in tensors if not is_lazy(tensor)] for tensors in (model.parameters(), model.buffers())
+        )
+        gradients = [param.grad for param in params if param.grad is not None]
+        for kind, tensors in (("parameters", params), ("buffers", buffers), ("gradients", gradients)):
             for whole in tensors:
                 tensor = getattr(whole, "_local_tensor", whole)  # of a DTensor, the part that is on this rank
                 storage = _storage(tensor)

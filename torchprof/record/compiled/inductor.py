@@ -12,7 +12,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from threading import Lock, local
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -80,21 +80,15 @@ class _Inductor:
         """Whether the code is compiled for other processes."""
         return bool(getattr(self._handlers, "aot_compilation", False))
 
-    def uncached(self) -> AbstractContextManager[Any]:
+    def uncached(self) -> Any:
         """A context without the caches of whole models."""
         names = ("enable_autograd_cache", "enable_remote_autograd_cache", "bundled_autograd_cache")
-        return self.functorch_config.patch(dict.fromkeys(names, False))  # type: ignore[no-any-return]
+        return self.functorch_config.patch(dict.fromkeys(names, False))
 
-    def with_provenance(self) -> AbstractContextManager[Any]:
+    def with_provenance(self) -> Any:
         """A context without the caches of graphs, with provenance tracking and with a range around each C++ kernel."""
-        return self.config.patch(  # type: ignore[no-any-return]
-            {
-                "fx_graph_cache": False,
-                "fx_graph_remote_cache": False,
-                "trace.provenance_tracking_level": 1,
-                "cpp.enable_kernel_profile": True,
-            }
-        )
+        caches = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+        return self.config.patch({**caches, "trace.provenance_tracking_level": 1, "cpp.enable_kernel_profile": True})
 
 
 class _State(local):
@@ -145,21 +139,21 @@ class Provenance:
     def off(self) -> None:
         self._undo.close()
 
-    # What runs in place of functions of Inductor. Each gets the original first, and calls it.
+    # Each of these runs in place of a function of Inductor, which it gets first, and calls it.
 
     def _compile_function(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compile a function without the caches of whole models; its calls are noted if it takes tensors of modules."""
-        state, taken = self._state, list[Taken]()
-        if not state.is_in_function and not self._inductor.is_ahead_of_time:
+        taken: list[Taken] = []
+        around, self._state.is_in_function = self._state.is_in_function, True
+        if not around and not self._inductor.is_ahead_of_time:
             with suppress(Exception):  # a graph that cannot be read is no error of the user's program
                 taken = taken_by(module.graph)
-        around, state.is_in_function = state.is_in_function, True
         try:
             with self._inductor.uncached():
                 compiled = original(module, *args, **kwargs)
         finally:
-            state.is_in_function = around
-        return _noting_calls(compiled, taken) if taken and callable(compiled) else compiled
+            self._state.is_in_function = around
+        return _noting_calls(compiled, tuple(taken)) if taken and callable(compiled) else compiled
 
     def _compile_with_provenance(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compile a graph without the caches of graphs and with provenance tracking."""
@@ -208,19 +202,16 @@ class Provenance:
         called = original(scheduler, node)
         if graph is not None and len(graph.written) == before:
             with graph.reading():
-                name = getattr(node.node, "python_kernel_name", None)
-                if name is not None and name.startswith("aten."):
+                name = getattr(node.node, "python_kernel_name", None) or ""
+                if name.startswith("aten."):
                     graph.add(name, graph.nodes_from(self._inductor.lowering, map(str, node.node.origins)))
         return called
 
 
-def _noting_calls(compiled: Callable[..., Any], taken: Sequence[Taken]) -> Callable[..., Any]:
-    """A function that calls the graphs of a compiled function and notes which tensors of modules it was called with.
-
-    That is needed because one graph serves all modules for which the guards hold. The function stays in the compiled
-    code; unless calls are noted, it only passes the call on.
-    """
-    taken = tuple(taken)
+def _noting_calls(compiled: Callable[..., Any], taken: tuple[Taken, ...]) -> Callable[..., Any]:
+    """A function that calls the graphs of a compiled function and notes which tensors of modules it was called with:
+    one graph serves all modules for which the guards hold. The function stays in the compiled code; unless calls are
+    noted, it only passes the call on."""
 
     @functools.wraps(compiled)
     def noted(*args: Any, **kwargs: Any) -> Any:
@@ -291,7 +282,8 @@ class CalledGraphs:
     tells with which parameters it was called, unless a ``Provenance`` knows the layers of the graph.
 
     A method of Inductor's class of graphs is replaced for that, and restored by the last one that goes off. A process
-    that did not use torch.compile before ``on`` is left as it is.
+    that did not use torch.compile before ``on`` is left as it is. ``by_key``: the graphs by the key in the profiler's
+    range around each call.
     """
 
     _lock: ClassVar[Lock] = Lock()
@@ -300,7 +292,6 @@ class CalledGraphs:
 
     def __init__(self) -> None:
         self.by_key: dict[str, CalledGraph] = {}
-        """The graphs by the key in the profiler's range around each call."""
         self.calls = NotedCalls()
         self._kept: dict[str, KeptGraph] = {}  # by key, read when their kernels are asked for
 
@@ -336,14 +327,9 @@ class CalledGraphs:
             return None
         why_unknown = LAYERS_NOT_RECORDED if provenance is None else COMPILED_BEFORE
         kernels, hiding = kernels_by_parameters(self._kept, why_unknown)
-        return CompiledGraphs(
-            {**kernels, **Provenance.known},
-            plan.modules,
-            plan.is_alone,
-            self.calls.given(plan.holders_of),
-            hiding,
-            why_unknown,
-        )
+        kernels |= Provenance.known
+        given = self.calls.given(plan.holders_of)
+        return CompiledGraphs(kernels, plan.modules, plan.is_alone, given, hiding, why_unknown)
 
     def _note(self, key: str, graph: Any, inputs: Sequence[Any]) -> int | None:
         """Note a call. Its number, for the range around it; None if the graph is known, or has no parameters."""

@@ -10,6 +10,7 @@ import ast
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -27,7 +28,7 @@ class NotedCalls:
     """The tensors of modules that compiled functions were called with, as weak references.
 
     Calls with the same tensors share one number. After ``MOST`` numbers only parameters are noted, because a forward
-    may replace a buffer in each call. After ``2 * MOST`` numbers no tensors are noted: one number for each function.
+    may replace a buffer in each call; after ``2 * MOST``, no tensors: one number for each function.
     """
 
     MOST: ClassVar[int] = 10_000
@@ -39,8 +40,7 @@ class NotedCalls:
 
     def number_of(self, taken: tuple[Taken, ...], inputs: Sequence[Any]) -> int:
         """The number of a call. Raises IndexError or TypeError if the inputs are not those of the compiled graph."""
-        tensors = [inputs[place.number] for place in taken]
-        noted: list[Any] = tensors
+        noted = tensors = [inputs[place.number] for place in taken]
         for most in (NotedCalls.MOST, 2 * NotedCalls.MOST, None):
             key = taken, tuple(map(id, noted))
             number = self._numbers.get(key)
@@ -63,11 +63,11 @@ class NotedCalls:
         """The tensors taken in each call, by the name of its range. ``holders_of``: see ``Plan``."""
         calls = [*self._tensors.items()]
         tensors = [tensor() for _, call in calls for _, tensor in call]
-        holders = iter(holders_of(tensors))
-        alive = iter(tensors)
+        known = iter(zip(holders_of(tensors), tensors))  # call after call
         return {
             f"{COMPILED_INPUTS}{number}": [
-                ModuleTensor(place.root, place.path, next(holders), next(alive) is None) for place, _ in call
+                ModuleTensor(place.root, place.path, holders, tensor is None)
+                for (place, _), (holders, tensor) in zip(call, known)
             ]
             for number, call in calls
         }
@@ -179,11 +179,10 @@ class KeptGraph:
     @property
     def is_readable(self) -> bool:
         """Whether source and text can be read, and are of the same graph."""
-        try:
-            inputs, of_text = self.source.inputs, tuple(self.text.inputs)
-        except ValueError:
-            return False
-        return inputs == of_text and all(taken.number < len(inputs) + len(self.frozen) for taken in self.taken)
+        with suppress(ValueError):
+            count = len(self.source.inputs) + len(self.frozen)
+            return self.source.inputs == (*self.text.inputs,) and all(taken.number < count for taken in self.taken)
+        return False
 
     @cached_property
     def roots(self) -> dict[str, str]:
