@@ -88,7 +88,7 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
         )
     if labels.isdisjoint(plan.sites):
         raise TorchprofError(
-            f"This profiler recorded other modules than those of {', '.join(plan.names)}: "
+            f"This profiler recorded other modules than those of {', '.join(path[0] for path in plan.layer_paths if len(path) == 1)}: "
             f"{', '.join(sorted(labels)[:3])}. Give from_profiler the same model and paths as annotate."
         )
     has = session.has

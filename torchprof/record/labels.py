@@ -39,9 +39,8 @@ class Target:
     """A module to be labelled, as a weak reference: its label, and its mode and shapes at its first call.
 
     ``inlined``: it is inside a compiled module, so that compiled code may run instead of its forward. ``is_model``: the
-    inputs of its later calls are compared, too. ``same_shapes``: whether all calls had inputs of the same shapes as the
-    first; None before the first call. ``grad_calls``: how many calls ran with gradients enabled; of a layer below a
-    model only the first call counts.
+    inputs of its later calls are compared, too. ``same_shapes``: whether all calls had inputs of the same shapes; None
+    before the first call. ``grad_calls``: how many calls ran with gradients enabled; below a model, of the first one.
     """
 
     module: ref[nn.Module]
@@ -201,9 +200,8 @@ class Labels:
         self.home = get_ident()
         modules = [module for target in self.targets if (module := target.module()) is not None]
         one_of_each = {type(unwrapped(module)): module for module in modules}  # compiled code is that of a class
-        self._may_be_guarded = any(map(has_code, one_of_each.values())) or any(
-            target.inlined for target in self.targets
-        )
+        is_inlined = any(target.inlined for target in self.targets)
+        self._may_be_guarded = is_inlined or any(map(has_code, one_of_each.values()))
         self.is_waiting = self.before_first is not None
         if self.before_first is not None:
             self.before_first = never_compiled(self.before_first)

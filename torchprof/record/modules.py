@@ -319,9 +319,8 @@ class Replicas:
     def layers_with_unordered_buckets(
         self, modules: Sequence[tuple[nn.Module | None, int]], models: Sequence[nn.Module]
     ) -> list[int]:
-        """The layers that are replicated models with several buckets of gradients that are not in the order in which
-        the gradients become ready. DistributedDataParallel rebuilds the buckets in that order before its second
-        forward, but in some cases never."""
+        """The layers that are replicated models with several buckets of gradients, not in the order in which these
+        become ready. DistributedDataParallel rebuilds buckets in that order before its second forward, if at all."""
         layer_of = {id(module): layer for module, layer in reversed(modules)}
         ids: set[int] = set()
         for replica in self._replicas(modules, models):
@@ -342,8 +341,8 @@ class Replicas:
             if torch.distributed.is_available() and torch.distributed.is_initialized():
                 known += instances_of(DistributedDataParallel)
             ours = {id(module) for module, _ in modules}
-            known = [*{id(model): model for model in known if _is_built(model)}.values()]
-            known = [model for model in known if any(id(module) in ours for module in model.modules())]
+            built = {id(model): model for model in known if _is_built(model)}.values()
+            known = [model for model in built if any(id(module) in ours for module in model.modules())]
             self._found = [ref(model) for model in known]
         return known
 

@@ -40,10 +40,9 @@ class ModuleAtPath(NamedTuple):
     """A module at one path in a model.
 
     ``path``: the real path. ``shown``: the path that users see, without wrappers; ``layer``: the number of the layer
-    with this path. ``module``: a weak reference, so that the plan does not keep the module alive. ``wrapper``: the
-    number of the spot of the module that only wraps this one. ``compiled``: whether it is inside a ScriptModule, a
-    module under torch.compile or a graph of torch.export, so that its code may run without a call of its forward.
-    ``callable``: whether it has a forward.
+    with this path. ``module``: a weak reference. ``wrapper``: the number of the spot of the module that only wraps this
+    one. ``compiled``: whether it is inside a ScriptModule, a module under torch.compile or a graph of torch.export, so
+    that its code may run without a call of its forward. ``callable``: whether it has a forward.
     """
 
     path: tuple[str, ...]
@@ -79,11 +78,8 @@ def _spots(
             wrapper, compiled = None, False
             if len(path) > 1:
                 number, wrapped, compiled = above[path[:-1]]
-                shown_path = spots[number].shown
-                if wrapped == path[-1]:
-                    wrapper = number
-                else:
-                    shown_path = (*shown_path, path[-1])
+                wrapper = number if wrapped == path[-1] else None
+                shown_path = spots[number].shown if wrapped == path[-1] else (*spots[number].shown, path[-1])
             if not leaf:
                 is_script = isinstance(module, torch.jit.ScriptModule)
                 may_inline = compiled or is_script or is_under_compile(module) or is_exported(module)
@@ -140,7 +136,7 @@ class Plan:
         """Whether a module is labelled."""
         return self._target(module) is not None
 
-    def _target(self, module: nn.Module) -> Target | None:
+    def _target(self, module: nn.Module | None) -> Target | None:
         target = self._target_of.get(id(module))
         return target if target is not None and target.module() is module else None
 
@@ -187,24 +183,15 @@ class Plan:
                 continue  # the ScriptModule around it runs it: Python does not call its forward
             target = self._target(module)
             if target is None:
-                target = self._target_of[key] = Target(
-                    ref(module),
-                    label_of(spot.path),
-                    spot.compiled,
-                    training=_trains(module),
-                    is_model=len(spot.shown) == 1,
-                )
+                target = Target(ref(module), label_of(spot.path), spot.compiled)
+                target.training, target.is_model = _trains(module), len(spot.shown) == 1
+                self._target_of[key] = target
                 self.targets.append(target)
-            around = self._around(spot)
+            around = None if spot.wrapper is None else self._target(self.spots[spot.wrapper].module())
             before = self.sites.get(target.label, Site((), around.label if around else None))
             self.sites[target.label] = before._replace(layers=(*before.layers, *layers))
             for place in map(self.spots.__getitem__, reversed(numbers)):
                 self.real_paths[target.label, place.layer] = place.path
-
-    def _around(self, spot: ModuleAtPath) -> Target | None:
-        """The target of the module that only wraps this one."""
-        wrapper = self.spots[spot.wrapper].module() if spot.wrapper is not None else None
-        return self._target(wrapper) if wrapper is not None else None
 
     def _alive(self) -> list[tuple[ModuleAtPath, nn.Module]]:
         """The spots whose modules are alive, each with its module."""
@@ -219,11 +206,6 @@ class Plan:
     def traces(self) -> tuple[Trace, ...]:
         """All modules that are alive."""
         return tuple(Trace(spot.path, spot.leaf, module) for spot, module in self._alive())
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the models that users see."""
-        return [path[0] for path in self.layer_paths if len(path) == 1]
 
     @property
     def callable_layers(self) -> set[int]:
@@ -249,10 +231,8 @@ class Plan:
     def is_alone(self, path: tuple[str, ...]) -> bool:
         """Whether the module with this real path is the only instance of its class in this process."""
         module = next((module for spot, module in self._alive() if spot.path == path), None)
-        return (
-            module is not None
-            and sum(type(referrer) is type(module) for referrer in gc.get_referrers(type(module))) == 1
-        )
+        kind = type(module)
+        return module is not None and sum(type(referrer) is kind for referrer in gc.get_referrers(kind)) == 1
 
     @property
     def fqns(self) -> dict[str, list[int]]:
@@ -422,6 +402,5 @@ def _plain(shapes: Iterable[Iterable[Any]]) -> tuple[tuple[int, ...], ...]:
 
 def _bytes(shapes: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> int | None:
     """The bytes of all tensors with these shapes and types; None if there are none or if a size is unknown."""
-    if not shapes or any(-1 in shape for shape in shapes):
-        return None
-    return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, types))
+    is_known = shapes and not any(-1 in shape for shape in shapes)
+    return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, types)) if is_known else None

@@ -59,9 +59,8 @@ class Sample(NamedTuple):
 class Sampler(SharedChange):
     """Notes the current line of a thread every ``interval_s``, from ``start`` to ``stop``.
 
-    The line is that of the innermost frame of the user's code. User code is in a file, and not in the standard library,
-    an installed package (site-packages), torch or torchprof. If no frame is user code, the line is that of the
-    innermost frame outside torchprof.
+    The line is that of the innermost frame of the user's code, which is in a file, and not in the standard library, an
+    installed package (site-packages), torch or torchprof; without one, of the innermost frame outside torchprof.
 
     What the line called is noted, too, as it is written there ("time.sleep"): a line that only calls
     ``trainer.train()`` says little. Without the source, with Python 3.10, and for a loop over an object it is the
@@ -78,8 +77,7 @@ class Sampler(SharedChange):
     is dropped, its intervals are added to the sample before it, and the interval between samples is doubled.
 
     The sampling thread is a daemon. It pauses while the process forks, does not run in the child, and ends before the
-    interpreter does. A sampler can be started again; new samples are added. Raises TorchprofError if the interval is
-    not positive.
+    interpreter does. Started again, a sampler adds samples. Raises TorchprofError if the interval is not positive.
     """
 
     def __init__(self, thread_ident: int, interval_s: float = 0.005) -> None:
@@ -101,7 +99,6 @@ class Sampler(SharedChange):
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to sample, or continue."""
         if self not in self._all_on:
             self.on()
             atexit.register(self.stop)
@@ -117,15 +114,7 @@ class Sampler(SharedChange):
 
     def _make(self) -> None:
         """Let threads that wait for the GIL get it sooner."""
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(min(_SWITCH_S, before))
-        ours = sys.getswitchinterval()  # as Python rounded it
-
-        def restore() -> None:
-            if sys.getswitchinterval() == ours:  # else the script has set it meanwhile
-                sys.setswitchinterval(before)
-
-        self._undo.append(restore)
+        self._set(sys.getswitchinterval, sys.setswitchinterval, min(_SWITCH_S, sys.getswitchinterval()))
 
     def samples(self) -> Iterator[Sample]:
         """All samples until now in the order of time."""

@@ -11,6 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -30,20 +31,17 @@ _SCHEDULES = "torch.distributed.pipelining.schedules"
 _ENTER_THE_ENGINE = ("torch.autograd", "torch.autograd.graph")
 """The modules through whose ``_engine_run_backward`` ``backward()`` and ``grad()`` enter the engine."""
 _OLD = 1 if sys.version_info >= (3, 14) else 2
-"""The youngest generation whose collection also visits old objects. In the incremental collector of Python 3.14, it
-visits a part of them each time."""
+"""The youngest generation whose collection also visits old objects; in Python 3.14, a part of them each time."""
 
 # Ranges that are open where a session of torch's profiler ends and the next one begins
 
 
+@dataclass
 class _Open:
     """A range that is open. ``is_closed``: for a while, between ``close`` and ``reopen``."""
 
-    __slots__ = ("is_closed", "range")
-
-    def __init__(self, opened: Any) -> None:
-        self.range = opened
-        self.is_closed = False
+    range: Any
+    is_closed: bool = False
 
 
 class SplitRanges(SharedChange):
@@ -250,11 +248,8 @@ def _class_of_stages() -> Any:
 
 
 def stages_of_modules() -> dict[int, int]:
-    """The number of the stage that calls a module, by the id of the module, and of the modules that it wraps.
-
-    Stages are searched among all objects of the process, once torch.distributed.pipelining is imported. Those that
-    ``gc.freeze`` has hidden are not found.
-    """
+    """The number of the stage that calls a module, by the id of the module, and of the modules that it wraps. Stages
+    are searched among all objects of the process, but for those that ``gc.freeze`` has hidden."""
     base = _class_of_stages()
     return _numbers_of([] if base is None else instances_of(base))
 

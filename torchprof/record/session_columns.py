@@ -6,7 +6,7 @@ import json
 import marshal
 import operator
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress, islice
 from typing import Any
 
@@ -82,9 +82,8 @@ class RawEvents:
 
 
 class InputSignatures:
-    """What the ops of one session were called on: the shapes, types and scalars of their inputs. Equal signatures share
-    one number, which is an index in ``all``; number 0 is the empty signature. ``with_stack``: whether signatures have
-    source lines."""
+    """The shapes, types and scalars that the ops of one session were called on. Equal signatures share one number, an
+    index in ``all``; number 0 is the empty signature. ``with_stack``: whether signatures have source lines."""
 
     def __init__(self, with_stack: bool) -> None:
         self.all: list[Signature] = [Signature((), ())]
@@ -162,8 +161,10 @@ class SessionColumns:
     def __init__(self, events: RawEvents, inputs: InputSignatures, on_device: bool) -> None:
         self._work: list[Any] = []
         if on_device:
-            cpu, self._work = _split(events.all)
-            events = RawEvents(cpu)
+            # The memory events of all devices are the CPU's.
+            of_cpu = [raw.device_type() == DeviceType.CPU or raw.name() == MEMORY for raw in events.all]
+            self._work = [*compress(events.all, map(operator.not_, of_cpu))]
+            events = RawEvents([*compress(events.all, of_cpu)])
         self._events = events
         self._inputs = inputs
         self._devices: dict[tuple[Any, int], str] = {}  # the names of devices
@@ -184,10 +185,10 @@ class SessionColumns:
         events = self._events
         self._number_kinds()
         nbytes, addresses = self._memory(address_of)
-        kinds = [*self._kinds]
-        self._shorten_async(kinds)
-        has_nodes = any(kind is not None and kind.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) for kind in kinds)
-        signatures = self._signatures(kinds, detail)
+        self._shorten_async()
+        kinds = [EventKind(Kind.OP, "") if kind is None else kind for kind in self._kinds]
+        has_nodes = any(kind.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) for kind in kinds)
+        signatures = self._signatures(detail)
         kept = compress(range(len(self._numbers)), self._numbers)  # 0 is the number of events that are left out
         threads, order = by_thread(kept, self._threads)
         is_in_order = len(threads) == 1 and len(order) == len(self._numbers)
@@ -196,7 +197,7 @@ class SessionColumns:
             return array(code, values if is_in_order else map(values.__getitem__, order))
 
         return EventColumns(
-            [EventKind(Kind.OP, "") if kind is None else kind for kind in self._kinds],
+            kinds,
             threads,
             column(self._numbers, "i"),
             column(events.starts),
@@ -268,16 +269,15 @@ class SessionColumns:
                 numbers[key] = number_of(*key)
             self._numbers[index] = numbers[key]
 
-    def _of(self, wanted: Iterable[bool]) -> list[int]:
+    def _of(self, is_wanted: Callable[[EventKind], bool]) -> list[int]:
         """The indices of the events whose kinds are wanted."""
-        is_wanted = [*wanted]
-        if not any(is_wanted):
-            return []
-        return [*compress(range(len(self._numbers)), map(is_wanted.__getitem__, self._numbers))]
+        wanted = [kind is not None and is_wanted(kind) for kind in self._kinds]
+        events = compress(range(len(self._numbers)), map(wanted.__getitem__, self._numbers))
+        return [*events] if any(wanted) else []
 
     def _memory(self, address_of: Mapping[tuple[int, int, int], int]) -> tuple[array[int] | None, array[int] | None]:
         """The bytes and the addresses of memory events. Each device has a kind of its own."""
-        of_memory = self._of(kind is not None and kind.kind is Kind.MEMORY for kind in self._kinds)
+        of_memory = self._of(lambda kind: kind.kind is Kind.MEMORY)
         if not of_memory:
             return None, None
         raws, starts, threads = self._events.all, self._events.starts, self._threads
@@ -294,31 +294,26 @@ class SessionColumns:
             self._ends[index] = start
         return nbytes, addresses
 
-    def _shorten_async(self, kinds: Sequence[EventKind | None]) -> None:
+    def _shorten_async(self) -> None:
         """A label that ends on another thread takes no time of its own thread."""
-        for index in self._of(kind is not None and kind.kind is Kind.USER_LABEL for kind in kinds):
+        for index in self._of(lambda kind: kind.kind is Kind.USER_LABEL):
             raw = self._events.all[index]
-            if self._events.scopes[index] == USER_SCOPE and (
-                raw.is_async() or raw.end_thread_id() != raw.start_thread_id()
-            ):
+            moves = raw.is_async() or raw.end_thread_id() != raw.start_thread_id()
+            if moves and self._events.scopes[index] == USER_SCOPE:
                 self._ends[index] = self._events.starts[index]
 
-    def _signatures(
-        self, kinds: Sequence[EventKind | None], detail: Callable[[str], Detail] | None
-    ) -> array[int] | None:
+    def _signatures(self, detail: Callable[[str], Detail] | None) -> array[int] | None:
         """The numbers of the inputs of ops; None if none were recorded."""
-        wanted = [_detail(kind, detail) for kind in kinds]
-        names_metadata = [
-            kind is not None and kind.name == RECORDS_COLLECTIVE and HAS_COLLECTIVE_METADATA for kind in kinds
-        ]
-        if detail is None and not any(names_metadata):
+        collectives = self._of(lambda kind: kind.name == RECORDS_COLLECTIVE) if HAS_COLLECTIVE_METADATA else []
+        if detail is None and not collectives:
             return None
+        wanted = [_detail(kind, detail) for kind in self._kinds]
         raws, number_of, nothing = self._events.all, self._inputs.number_of, Detail.NOTHING
         numbers = array("i", bytes(4 * len(raws)))
         for index, number in enumerate(self._numbers):
             if wanted[number] is not nothing:
                 numbers[index] = number_of(raws[index], wanted[number])
-        for index in self._of(names_metadata):
+        for index in collectives:
             numbers[index] = self._inputs.number_of_collective(raws[index]) or numbers[index]
         return numbers
 
@@ -345,15 +340,6 @@ class SessionColumns:
             device = _device(raw.device_type(), counted.get(index, index), devices)
             start, end = raw.start_ns(), end_ns(raw)
             yield Event(Kind.KERNEL, name, start, end, _stream(raw), correlation=launcher, device=device)
-
-
-def _split(raws: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """The events of the CPU, among them the memory events of all devices; and the work of devices."""
-    cpu: list[Any] = []
-    work: list[Any] = []
-    for raw in raws:
-        (cpu if raw.device_type() == DeviceType.CPU or raw.name() == MEMORY else work).append(raw)
-    return cpu, work
 
 
 def _kind(name: str, scope: int) -> Kind | None:

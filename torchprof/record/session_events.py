@@ -57,19 +57,11 @@ class Call(NamedTuple):
     finished: bool
 
 
-class _OpenCall(NamedTuple):
-    """A call that has not ended, and its number in the order of start."""
-
-    end_ns: int
-    number: int
-
-
 class SessionEvents:
     """The events of one session of torch's profiler, to be read after its end.
 
     ``profiler``: a ``torch.autograd.profiler.profile``. ``device``: the kind of device whose kernels it recorded
-    ("cuda", "xpu", …), None for the CPU alone. ``called_from``: see ``InputSignatures``. ``loop_before``: the last
-    session's loop.
+    ("cuda", "xpu", …), None for the CPU alone. ``loop_before``: the loop of the last session.
     """
 
     def __init__(self, profiler: Any) -> None:
@@ -84,11 +76,10 @@ class SessionEvents:
 
     @property
     def has(self) -> dict[str, bool]:
-        """Which options of the profiler have an effect on the events: ``profile_memory``, ``record_shapes``,
-        ``with_stack``. Without ``experimental_config=_ExperimentalConfig(verbose=True)`` events have no source lines,
-        even if ``with_stack`` is set."""
+        """Which options of the profiler have an effect: ``profile_memory``, ``record_shapes``, ``with_stack``. Without
+        ``experimental_config=_ExperimentalConfig(verbose=True)`` events have no source lines in spite of the last."""
         has = {name: bool(getattr(self._profiler, name)) for name in ("profile_memory", "record_shapes", "with_stack")}
-        has["with_stack"] = has["with_stack"] and any(raw.stack() for raw in self._raw())
+        has["with_stack"] = has["with_stack"] and any(raw.stack() for raw in self._read().all)
         return has
 
     @property
@@ -108,7 +99,7 @@ class SessionEvents:
     @property
     def torchs_steps(self) -> int:
         """The number of ranges that ``torch.profiler.profile`` recorded for its steps."""
-        return sum(is_torchs_step(raw.name()) for raw in self._raw() if raw.device_type() == DeviceType.CPU)
+        return sum(is_torchs_step(raw.name()) for raw in self._read().all if raw.device_type() == DeviceType.CPU)
 
     @property
     def start_ns(self) -> int | None:
@@ -149,21 +140,21 @@ class SessionEvents:
     def calls(self) -> list[Call]:
         """The forward calls of labelled modules, in the order in which they ended."""
         calls: list[Call] = []
-        open_calls: OpenRanges[_OpenCall] = OpenRanges()
-        for raw in self._raw():
+        open_calls: OpenRanges[Call] = OpenRanges()
+        failed: set[int] = set()  # the ids of calls that an error ended
+        for raw in self._read().all:
             name = raw.name()
             if not name.startswith(PREFIX) or raw.device_type() != DeviceType.CPU:
                 continue
             start, thread = raw.start_ns(), raw.start_thread_id()
             around = open_calls.at(thread, start)
             if name in (RAISED, STOPPED) and around:
-                number = around[-1].number
-                calls[number] = calls[number]._replace(finished=False)
+                failed.add(id(around[-1]))
             elif is_of_a_call(name):
-                end = end_ns(raw)
-                around.append(_OpenCall(end, len(calls)))
-                calls.append(Call(name, start, end, thread, True))
-        return sorted(calls, key=lambda call: call.end_ns)
+                calls.append(Call(name, start, end_ns(raw), thread, True))
+                around.append(calls[-1])
+        calls.sort(key=lambda call: call.end_ns)
+        return [call._replace(finished=False) if id(call) in failed else call for call in calls]
 
     def event_list(self) -> EventList:
         """torch's own list of the whole session, without our labels."""
@@ -188,11 +179,7 @@ class SessionEvents:
             shutil.copyfileobj(trace, file)
 
     def _unlabelled(self) -> list[Any]:
-        return [raw for raw in self._raw() if not raw.name().startswith(PREFIX)]
-
-    def _raw(self) -> Sequence[Any]:
-        """The events of torch in the order of start."""
-        return self._read().all
+        return [raw for raw in self._read().all if not raw.name().startswith(PREFIX)]
 
     def _read(self) -> RawEvents:
         results = self._profiler.kineto_results

@@ -322,9 +322,8 @@ def _quota() -> float | None:
 def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
     """The memory of parameters, buffers and gradients that is allocated now. A shared storage counts once.
 
-    ``watch``: note when each storage of the CPU is freed, until ``stop_watching``; above all, gradients that zero_grad
-    frees. torch's profiler does not record all of these; see ``add_frees``. Allocators of devices record all frees,
-    with the size of the whole block.
+    ``watch``: note when each storage of the CPU is freed, until ``stop_watching``: torch's profiler does not record all
+    of that, as gradients that zero_grad frees; see ``add_frees``. Allocators of devices record all, with whole blocks.
     """
     blocks: dict[tuple[str, int], int] = {}
     freed: list[Freed] = []
@@ -341,11 +340,13 @@ def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
             for whole in tensors:
                 tensor = getattr(whole, "_local_tensor", whole)  # of a DTensor, the part that is on this rank
                 storage = _storage(tensor)
-                if storage is None or (block := (_device(tensor), storage.data_ptr())) in held:
+                device = tensor.device.type  # as the profiler's events name it
+                device = device if device == "cpu" else f"{device}:{tensor.device.index or 0}"
+                if storage is None or (block := (device, storage.data_ptr())) in held:
                     continue
                 held[block] = kind
-                sizes[block[0]][kind] += storage.nbytes()
-                if block[0] == "cpu":
+                sizes[device][kind] += storage.nbytes()
+                if device == "cpu":
                     blocks[block] = storage.nbytes()
                     if watch:  # not the tensor: views and autograd graphs may share its storage
                         watches.append(finalize(storage, _note_freed, freed, home, block))
@@ -366,12 +367,6 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
         return storage if storage.data_ptr() else None
     except RuntimeError:  # sparse, fake and wrapped tensors
         return None
-
-
-def _device(tensor: torch.Tensor) -> str:
-    """The device of a tensor, as the profiler's events name it."""
-    kind, index = tensor.device.type, tensor.device.index
-    return kind if kind == "cpu" else f"{kind}:{index or 0}"
 
 
 def _allocators() -> dict[str, dict[str, int]]:

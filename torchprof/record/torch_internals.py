@@ -227,6 +227,13 @@ class SharedChange:
     def _put(self, owner: Any, name: str, ours: Any) -> None:
         self._undo.append(replaced(owner, name, ours))
 
+    def _set(self, get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> None:
+        """Change a setting of Python; it is restored unless other code has changed it meanwhile."""
+        before = get()
+        put(value)
+        ours = get()  # as Python rounded it
+        self._undo.append(lambda: put(before) if get() == ours else None)
+
 
 def replaced(owner: Any, name: str, ours: Any) -> Callable[[], None]:
     """Replace an attribute of a class or a module. Returns what restores it, unless others have replaced it."""
@@ -245,15 +252,8 @@ class RecursionLimit(SharedChange):
     fitted into the limit before must still fit."""
 
     def _make(self) -> None:
-        before = sys.getrecursionlimit()
-        raised = min(2 * before, _MOST_RECURSION)
-
-        def restore() -> None:
-            if sys.getrecursionlimit() == raised:  # else other code has set it meanwhile
-                sys.setrecursionlimit(before)
-
-        self._undo.append(restore)
-        sys.setrecursionlimit(raised)
+        raised = min(2 * sys.getrecursionlimit(), _MOST_RECURSION)
+        self._set(sys.getrecursionlimit, sys.setrecursionlimit, raised)
 
 
 class CustomOps(SharedChange):

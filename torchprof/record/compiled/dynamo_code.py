@@ -11,11 +11,11 @@ from contextlib import suppress
 from types import CodeType
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from torchprof.attribute.compiled_graphs import SELF, TracedModule
 from torchprof.measure.recording import CompiledForward
+from torchprof.record.torch_internals import optional
 from torchprof.run.meta import Compilation, CompiledRegion
 from torchprof.run.sentences import TOO_MUCH_FOR_STACKS
 from torchprof.run.warnings import RunWarning
@@ -37,8 +37,7 @@ _CACHE_HITS = tuple(
 
 
 def awaiting_compilation(models: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules of some models that torch.compile will compile at their next call. Modules that it is known to leave
-    uncompiled are left out."""
+    """The modules of some models that torch.compile will compile at their next call, without those that it leaves."""
     modules = dict.fromkeys(module for model in models for module in model.modules())
     given_up: Any = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", ())
     return [
@@ -62,10 +61,8 @@ def is_under_compile(module: nn.Module) -> bool:
 
 
 def has_code(module: nn.Module) -> bool | None:
-    """Whether torch.compile has compiled code for the forward of a module's class; None if this torch does not give
-    that."""
-    frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    entries: Any = getattr(frames, "_debug_get_cache_entry_list", None)
+    """Whether torch.compile has compiled code for the forward of a module's class; None if this torch hides that."""
+    entries = optional("torch._C._dynamo.eval_frame._debug_get_cache_entry_list")
     code = _code_of(module)
     return None if code is None or entries is None else bool(entries(code))
 
@@ -92,8 +89,7 @@ def _code_of(module: nn.Module) -> Any:
 
 
 def _forwards(module: nn.Module) -> list[Any]:
-    """The forward of a module's class, followed by the forwards that torch.compile compiles instead (a stand-in names
-    its original)."""
+    """The forward of a module's class, and those that torch.compile compiles instead: a stand-in names its original."""
     forwards: list[Any] = [getattr(type(unwrapped(module)), "forward", None)]
     while hasattr(forwards[-1], "_torchdynamo_inline"):
         forwards.append(forwards[-1]._torchdynamo_inline)
@@ -115,10 +111,8 @@ def about_left_out_stacks(modules: Sequence[nn.Module]) -> RunWarning:
 
 
 class StackWarning:
-    """From ``on`` to ``off``, one warning when torch.compile begins to compile while source lines are recorded.
-
-    There is no warning if torch.compile was not used before ``on``.
-    """
+    """From ``on`` to ``off``, one warning when torch.compile begins to compile while source lines are recorded; none if
+    it was not used before ``on``."""
 
     def __init__(self) -> None:
         self._handler: Any = None
@@ -147,8 +141,7 @@ class StackWarning:
 
 
 def compiled_regions() -> tuple[CompiledRegion, ...]:
-    """All code that torch.compile has compiled in this process and still has; empty if there is none, or if this torch
-    does not give it."""
+    """All code that torch.compile has compiled in this process and still has; empty if this torch does not give it."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return ()
     try:
@@ -205,11 +198,8 @@ def _reason_and_hint(message: str) -> tuple[str, str]:
 
 
 def compilations(step_starts: Sequence[int]) -> tuple[Compilation, ...]:
-    """The compilations of this process, in the order of time, as far as torch still has them: it keeps the last 64.
-
-    ``step_starts``: when the recording began, and each of its steps after the first, in ns since 1970. Empty if this
-    torch does not tell.
-    """
+    """The compilations of this process, in the order of time, as far as torch has them: it keeps the last 64. Empty if
+    it does not tell. ``step_starts``: when the recording, and each step after the first, began, in ns since 1970."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return ()
     try:
@@ -280,8 +270,7 @@ _STEP = re.compile(r"""\.(\w+)|\[(\d+)\]|\[(?:'([^']*)'|"([^"]*)")\]""")
 _OWN_TENSOR = re.compile(r".*(\._|\['_)(parameters|buffers)('\])?\['[^']*'\]")
 """A source that ends with a module's own parameter or buffer."""
 _NO_STEPS = frozenset({"__dict__", "_modules", "_parameters", "_buffers"})
-"""Steps that are not part of a module's path. Dynamo writes some of them; for a class that defines ``__getattr__`` it
-writes all."""
+"""Steps that are not part of a module's path; Dynamo writes all for a class that defines ``__getattr__``."""
 
 
 class Taken(NamedTuple):
@@ -314,9 +303,8 @@ def taken_by(graph: Any) -> list[Taken]:
 
 
 def module_of_source(source: str, cls: Any) -> TracedModule:
-    """The module of a source, such as ``L['self'].layers.0``, ``L['self']._modules['fc']`` or
-    ``L['self'].__dict__['_modules']['fc']``. A source of another form is a root without a path. ``cls``: the class of
-    the module, or its qualified name."""
+    """The module of a source, such as ``L['self'].layers.0`` or ``L['self'].__dict__['_modules']['fc']``. A source of
+    another form is a root without a path. ``cls``: the class of the module, or its qualified name."""
     kind = (cls if isinstance(cls, str) else getattr(cls, "__name__", "")).rpartition(".")[2]
     match = _SOURCE.fullmatch(source)
     if match is None or _STEP.sub("", match[2]):
@@ -346,8 +334,7 @@ def called_module() -> str | None:
 
 
 def _is_forward_of(module: Any, code: CodeType) -> bool:
-    """Whether code belongs to a module's forward: to the forward itself, to a function that it decorates, or to the
-    part of it after a graph break."""
+    """Whether code belongs to a module's forward, to a function that it decorates, or to a part after a graph break."""
     waiting = [cls.__dict__.get("forward") for cls in type(module).__mro__]
     waiting.append(vars(module).get("forward"))
     while waiting:

@@ -4,8 +4,7 @@ A graph of Inductor keeps its source and the text of its nodes, and it is called
 of a library that reads a parameter, or that computes the gradient of one, is work for the module that has it.
 
 A kernel that works for no parameter alone lies between layers. What a graph computes between two layers ran in the
-module around both, or in a module inside that. Of all layers before a value, the last one in the text counts, and the
-first one of all after it.
+module around both, or in a module inside that. The last layer before a value in the text counts, and the first after.
 """
 
 from __future__ import annotations
@@ -81,8 +80,7 @@ class GraphFlow:
         self.repeated: frozenset[str] = used_again if forward is None else forward.repeated
 
     def _follow(self) -> dict[str, frozenset[str]]:
-        """Find for each node what it is made of. The calls by the values that are their results, or have them as a
-        term."""
+        """Find what each node is made of. The calls by the values that are their results, or have them as a term."""
         results: dict[str, frozenset[str]] = {}
         base_of: dict[str, str] = {}  # a view → the tensor that it shows
         views: defaultdict[str, set[str]] = defaultdict(set)  # the other way round
@@ -146,8 +144,7 @@ class GraphFlow:
         if not reads or not gradients or self._forward is None:
             return reads or gradients
         both = reads | gradients
-        multiplied = map(self._forward.reads, self._forward.calls.values())
-        return both if any(both <= of_call for of_call in multiplied) else reads
+        return both if any(both <= self._forward.reads(call) for call in self._forward.calls.values()) else reads
 
     def is_recomputed(self, node: GraphNode) -> bool:
         """Whether a call in a backward repeats one of its forward."""
@@ -181,10 +178,8 @@ class GraphFlow:
         return names
 
     def of_kernel(self, number: int) -> frozenset[Span]:
-        """Of what a kernel computes, the parameters of the layers before and after; empty if that is unknown. Names of
-        parameters stand for their roots. If it is unknown which values are in a buffer, those count that are computed
-        from it.
-        """
+        """Of what a kernel computes, the parameters of the layers before and after, by name; empty if that is unknown.
+        If it is unknown which values are in a buffer, those count that are computed from it."""
         kernel = self.source.kernels[number]
         node = self.node_of.get(number)
         nodes = {node.name} if node is not None else self._computed(number)
@@ -199,8 +194,7 @@ class GraphFlow:
         return Span(self._before[node].parameters, self._after.get(node, _NOTHING).parameters)
 
     def _computed(self, number: int) -> Set[str]:
-        """The nodes that a generated kernel computes, perhaps with some of the generated kernels around it; none if it
-        is unknown what is in a buffer."""
+        """The nodes that a generated kernel computes, perhaps with some of the kernels around it; none if unknown."""
         kernels = self.source.kernels
         results, unknown = self._nodes_written(kernels[number].writes)
         read: set[str] = set()
@@ -236,8 +230,7 @@ def _nodes_of(source: GraphSource, text: GraphText) -> dict[int, GraphNode]:
 
     Of each operator, the calls in the order of their buffers are the nodes in the order of the text. Nodes that are
     functions of Inductor's own do not tell their operator: they count where nodes are missing. If the counts still
-    differ, or if a call reads an input of the graph that its node does not read, only those are known that alone read
-    an input.
+    differ, or if a call reads an input that its node does not read, only those are known that alone read an input.
     """
     inputs = _inputs_of(text)
     calls: defaultdict[str, list[tuple[int, SourceKernel]]] = defaultdict(list)
@@ -284,9 +277,8 @@ def _inputs_of(text: GraphText) -> Mapping[str, Set[str]]:
 
 
 def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> tuple[_Kernels, set[str]]:
-    """The kernels of all graphs that were called, by key; the reason if they are unknown. And the keys of graphs in
-    which some kernels have no events, see ``CompiledGraphs``. ``why_unknown``: why the modules of the others are
-    unknown."""
+    """The kernels of all graphs that were called, by key, or the reason if they are unknown; and the keys of graphs in
+    which some kernels have no events. ``why_unknown``: why the modules of the others are, see ``CompiledGraphs``."""
     graphs = {key: graph for key, graph in called.items() if graph.is_readable}
     kernels: _Kernels = {key: IN_CPP for key, graph in called.items() if _IN_CPP in graph.code}
     hiding: set[str] = set()
@@ -309,8 +301,7 @@ def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> 
 
 
 def _saves_for(forward: GraphText, backward: GraphText) -> bool:
-    """Whether a backward takes what a forward returns last, by name, type and sizes, and returns gradients of its
-    inputs, by type and sizes."""
+    """Whether a backward takes what a forward returns last, and returns gradients of its inputs, by types and sizes."""
     saved = [(name, value) for name, value in backward.inputs.items() if not name.startswith(TANGENTS)]
     saved.sort(key=lambda pair: not isinstance(pair[1], GraphTensor))  # a forward returns numbers last
     returned = forward.outputs[len(forward.outputs) - len(saved) :]
@@ -327,10 +318,9 @@ def _may_be_equal(first: GraphValue, other: GraphValue) -> bool:
         return isinstance(first, GraphTensor) is isinstance(other, GraphTensor)
     if (first.dtype, len(first.sizes)) != (other.dtype, len(other.sizes)):
         return False
-    sizes = [(ours, theirs) for ours, theirs in zip(first.sizes, other.sizes)]
     return all(
         ours.value == theirs.value
-        for ours, theirs in sizes
+        for ours, theirs in zip(first.sizes, other.sizes)
         if isinstance(ours, ast.Constant) and isinstance(theirs, ast.Constant)
     )
 
@@ -338,7 +328,11 @@ def _may_be_equal(first: GraphValue, other: GraphValue) -> bool:
 def _kernels(flow: GraphFlow, roots: Mapping[str, str], why_unknown: str) -> Iterator[CompiledKernel]:
     """The kernels of a graph that have events. A call of a library has the parameters that it works for as owners; of
     any other kernel it is known which layers work before and after it. ``roots``: of the parameters."""
-    repeated = _roots(flow.repeated, roots)
+
+    def roots_of(names: Set[str]) -> frozenset[str]:
+        return frozenset(roots[name] for name in names)
+
+    repeated = roots_of(flow.repeated)
     for index, kernel in enumerate(flow.source.kernels):
         if kernel.name and kernel.has_event:
             op = flow.node_of.get(index)
@@ -351,11 +345,5 @@ def _kernels(flow: GraphFlow, roots: Mapping[str, str], why_unknown: str) -> Ite
                 op is not None and flow.is_recomputed(op),
                 why_unknown=why_unknown,
                 repeated=repeated,
-                between=frozenset(
-                    Span(_roots(before, roots), _roots(after, roots), is_own) for before, after, is_own in between
-                ),
+                between=frozenset(Span(roots_of(before), roots_of(after), is_own) for before, after, is_own in between),
             )
-
-
-def _roots(names: Set[str], roots: Mapping[str, str]) -> frozenset[str]:
-    return frozenset(roots[name] for name in names)

@@ -1,8 +1,7 @@
 """Which operators and layers each kernel of torch.compile's graphs was made from: recorded while Inductor compiles. And
 the graphs that are called while a session records: their texts, the sizes of their inputs, the layers of their kernels.
 
-The functions of Inductor that are replaced while it compiles are private. ``_Inductor`` names them all and checks first
-that this torch has them.
+``_Inductor`` names all private functions that are replaced while it compiles, and checks that this torch has them.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class Provenance:
 
     @classmethod
     def if_supported(cls, warnings: list[RunWarning]) -> Provenance | None:
-        """A new object; None if this torch lacks the private API, and then the reason is added to ``warnings``."""
+        """A new object; None if this torch lacks the private API: the reason is added to ``warnings``."""
         try:
             return cls()
         except (ImportError, AttributeError) as missing:
@@ -254,8 +253,8 @@ def _template(lowering: Any) -> tuple[set[str], set[str]]:
 
 
 def replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -> None:
-    """Replace a function by one of ours, which gets the original as its first argument, until ``undo`` is closed. If
-    other code has replaced it meanwhile, its replacement stays and ours passes calls on to the original."""
+    """Replace a function by one of ours, which gets the original first, until ``undo`` is closed. If other code has
+    replaced it meanwhile, that stays, and ours passes calls on to the original."""
     owner, name = place
     original = getattr(owner, name)
     is_on = True
@@ -320,8 +319,7 @@ class CalledGraphs:
         return any(graph.taken for graph in self._kept.values())
 
     def layers(self, plan: Plan, provenance: Provenance | None) -> CompiledGraphs | None:
-        """The layers of all graphs, for the models of a profile; None if nothing is known and it was not requested.
-        ``provenance``: the one that was on."""
+        """The layers of all graphs for these models; None if nothing is known and no ``provenance`` was on."""
         is_known = self.knows_parameters or any(key in Provenance.known for key in self.by_key)
         if provenance is None and not is_known:
             return None

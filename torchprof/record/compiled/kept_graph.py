@@ -89,9 +89,8 @@ TANGENTS = "tangents_"
 class SourceKernel(NamedTuple):
     """A kernel that a graph calls: its ``name`` in the source, and the names of what it ``reads`` and ``writes``.
 
-    ``is_library``: whether it is a call of a library, else Inductor generated it. ``has_event``: whether a profile has
-    an event of it. ``given``: what it reads, in the order of its arguments. Without a name, it is not a kernel: the
-    memory of what it reads gets another name.
+    ``is_library``: it is a call of a library, else Inductor generated it. ``has_event``: a profile has an event of it.
+    ``given``: what it reads, in the order of its arguments. Without a name, it only renames the memory that it reads.
     """
 
     name: str
@@ -103,9 +102,8 @@ class SourceKernel(NamedTuple):
 
     @property
     def number(self) -> int | None:
-        """The number in the name of the buffer with the result of a call of a library; None if it writes into what
-        another one made. Inductor numbers buffers in the order of the nodes that they are for, and may then call the
-        kernels in another order."""
+        """The number of the buffer with the result of a call of a library; None if it writes into what another one
+        made. Inductor numbers buffers in the order of their nodes, and may call the kernels in another order."""
         numbers = [int(match[1]) for name in self.writes if (match := _BUFFER.fullmatch(name))]
         return numbers[0] if len(numbers) == 1 and self.writes.isdisjoint(self.reads) else None
 
@@ -125,11 +123,8 @@ class GraphSource(NamedTuple):
 
 @dataclass(frozen=True)
 class KeptGraph:
-    """A graph that was called. Its ``code`` and its ``nodes`` are text: ``source`` and ``text`` parse them.
-
-    ``taken``: its inputs that are parameters; after them, the tensors that are parts of the graph. ``frozen``: the
-    names of these, by node.
-    """
+    """A graph that was called. Its ``code`` and its ``nodes`` are text: ``source`` and ``text`` parse them. ``taken``:
+    its inputs that are parameters, then the tensors that are parts of the graph. ``frozen``: their names, by node."""
 
     code: str
     nodes: str

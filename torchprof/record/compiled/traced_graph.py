@@ -108,8 +108,7 @@ def _last_name(op: Any) -> str:
 
 
 class _Work(NamedTuple):
-    """The work of one node that a kernel was made from. ``owners``: the modules it works for. ``recomputes``: it
-    repeats work of the forward."""
+    """The work of a node for some modules (``owners``). ``recomputes``: it repeats work of the forward."""
 
     node: str
     owners: list[Owner | None]
@@ -119,9 +118,8 @@ class _Work(NamedTuple):
 class TracedGraph:
     """A graph that is being compiled, and the kernels made from it so far.
 
-    ``forward``: the graph whose backward this graph is, None if unknown. ``why_unknown``: why its kernels are unknown:
-    it could not be read, or it has nested graphs. ``written``: its kernels in the order in which Inductor writes them:
-    the name, the nodes of library ops, the work.
+    ``forward``: the graph whose backward this graph is, None if unknown. ``why_unknown``: why its kernels are unknown.
+    ``written``: its kernels in the order in which Inductor writes them: the name, the nodes of library ops, the work.
     """
 
     def __init__(self, forward: TracedGraph | None = None, is_backward: bool = False) -> None:
@@ -136,7 +134,8 @@ class TracedGraph:
         self._outputs: dict[Any, str] = {}  # without tensors that are only saved for backward
         self._summed: dict[str, str | None] = {}
         self._called: str | None = None  # Dynamo's name for the module whose forward this graph is
-        self._lowered: tuple[Any, dict[str, tuple[int, Any]]] = (None, {})
+        self._lowering: Any = None  # the graph that Inductor lowers, and its nodes by name, with their numbers
+        self._lowered: dict[str, tuple[int, Any]] = {}
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -167,24 +166,21 @@ class TracedGraph:
         """The nodes with these names in the graph that Inductor lowers, in the graph's order."""
         if hasattr(lowering, "parent"):
             self.why_unknown = NESTED_GRAPHS
-        if self._lowered[0] is not lowering:
-            self._lowered = (
-                lowering,
-                {node.name: (index, node) for index, node in enumerate(lowering.module.graph.nodes)},
-            )
-        lowered = {name: self._lowered[1][name] for name in names if name in self._lowered[1]}
+        if self._lowering is not lowering:
+            self._lowering = lowering
+            self._lowered = {node.name: (index, node) for index, node in enumerate(lowering.module.graph.nodes)}
+        lowered = {name: self._lowered[name] for name in names if name in self._lowered}
         return [node for _, node in sorted(lowered.values(), key=operator.itemgetter(0))]
 
     def forget_lowering(self) -> None:
         """Drop the reference to the graph that was lowered: it keeps tensors alive."""
-        self._lowered = None, {}
+        self._lowering, self._lowered = None, {}
 
     def add(self, name: str, nodes: Sequence[Any], template: Sequence[Any] = (), prologue: Sequence[Any] = ()) -> None:
         """Add a kernel that was made from some nodes of the graph. Views and constants are not work.
 
-        Inductor also lists the nodes that made the inputs of a library op. Only the last node, the op itself, counts.
-        The same holds for a ``template``, but the nodes that are computed in it before the template (``prologue``)
-        count.
+        Inductor also lists the nodes that made the inputs of a library op: only the last node, the op itself, counts.
+        So it is with a ``template``, but the nodes that are computed in it before (``prologue``) count, too.
         """
         plain_name = plain_kernel_name(name)
         called = [node for node in nodes if "." in name and _last_name(node.target) == plain_name][-1:]
@@ -231,8 +227,7 @@ class TracedGraph:
         return tuple(taken._replace(root=root_of(taken.root, self._called)) for taken in owner)
 
     def _is_recomputed(self, node: Any) -> bool:
-        """Whether a node of the lowered graph, or what it replaced, repeats work of the forward: it needs no gradients,
-        and the forward has it, too."""
+        """Whether a node of the lowered graph, or what it replaced, is of the forward, too, and needs no gradients."""
         known = {node.name} if node.name in self._nodes else self._replaced_by(node) or set()
         forward = {} if self._forward is None else self._forward._nodes
         repeated = {name for name in known if name in forward and not forward[name].is_given}
@@ -270,8 +265,7 @@ class TracedGraph:
         """The tensor of the forward graph whose gradients a node adds; None if unknown.
 
         Each gradient that the node adds may be that of several tensors. The sum belongs to the tensor with several uses
-        that all of them have in common. If they have several such tensors in common, it belongs to the one that all
-        others get their gradient from unchanged.
+        that all have in common; of several such tensors, to the one that all others get their gradient from unchanged.
         """
         if name not in self._summed:
             self._summed[name] = None
