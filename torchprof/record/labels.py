@@ -334,14 +334,9 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _are_same(first: tuple[tuple[int, ...], ...], now: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether the inputs of two calls have equal shapes; False if some are unknown, as those of nested tensors.
-
-    True for symbolic sizes (torch.export): to compare them would add a guard to the exported program.
-    """
-    is_known = True
-    for shape in (*first, *now):
-        for size in shape:
-            if type(size) is not int:
-                return True
-            is_known = is_known and size >= 0
-    return is_known and first == now
+    """Whether the inputs of two calls have equal shapes; False if some are unknown, as those of nested tensors. True
+    for symbolic sizes (torch.export): to compare them would add a guard to the exported program."""
+    sizes = [size for shape in (*first, *now) for size in shape]
+    if any(type(size) is not int for size in sizes):
+        return True
+    return min(sizes, default=0) >= 0 and first == now

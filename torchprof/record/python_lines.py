@@ -257,9 +257,7 @@ def _shown(file: str, folder: str) -> str:
     if file.startswith("<"):
         return file
     path = Path(os.path.normpath(file))
-    if path.is_relative_to(folder):
-        return str(path.relative_to(folder))
-    return str(Path(*path.parts[-2:]))
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else Path(*path.parts[-2:]))
 
 
 def _for_all(method: Callable[[Sampler], None]) -> None:

@@ -298,9 +298,8 @@ class CollectionRanges(SharedChange):
 
     The time of such a collection depends on the number of objects in the process, and it interrupts any code: it
     belongs to no layer. Collections of young objects have no range: their time depends on the objects that were made
-    just before, so it counts for the layer that made them.
-
-    Python runs one collection at a time, and calls back on its thread at start and end: at most one range is open.
+    just before, so it counts for the layer that made them. Python runs one collection at a time, and calls back on its
+    thread at start and end: at most one range is open.
     """
 
     _open: ClassVar[list[Any]] = []

@@ -247,11 +247,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 
 class Guard:
-    """While it is on, no other profiler session can start: it would end ours, or crash the process.
-
-    ``give_way``: if given, it is called instead of raising an error, and has to end our session; then the other one
-    starts. Guards may be nested; the last one must be turned off first.
-    """
+    """While it is on, no other profiler session can start: it would end ours, or crash the process. ``give_way``: if
+    given, it is called instead of raising an error, and has to end our session; then the other one starts. Guards may
+    be nested; the last one must be turned off first."""
 
     _giving_way: ClassVar[Callable[[], None] | None] = None
 
@@ -304,11 +302,9 @@ def refuse_if_profiled() -> None:
 
 
 def _is_prepared() -> bool:
-    """Whether a schedule in warm-up has prepared a session: to start ours then would crash the process.
-
-    torch has no flag for that. A ``torch.profiler.profile`` counts its steps from its creation to the end of its block.
-    Only while one does, the session is searched for among all objects of the process, which may be millions.
-    """
+    """Whether a schedule in warm-up has prepared a session: to start ours then would crash the process. torch has no
+    flag for that. A ``torch.profiler.profile`` counts its steps from its creation to the end of its block: only while
+    one does, the session is searched for among all objects of the process, which may be millions."""
     if Session._waiting:
         return True
     steps = optional("torch.autograd.profiler.KinetoStepTracker._step_dict")
@@ -329,6 +325,5 @@ def missing_device(device: str) -> RunWarning | None:
     if module is None or not module.is_available():
         return RunWarning.of("no_device", device=name)
     activity = getattr(torch.profiler.ProfilerActivity, name, torch.profiler.ProfilerActivity.CPU)
-    if activity not in torch.profiler.supported_activities():
-        return RunWarning.of("device_not_recordable", device=name)
-    return None
+    is_recordable = activity in torch.profiler.supported_activities()
+    return None if is_recordable else RunWarning.of("device_not_recordable", device=name)

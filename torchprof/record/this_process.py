@@ -1,5 +1,5 @@
-"""This process: which rank of which job it is; its environment: torch, its build, the devices, the threads, the machine
-and the script; the peak of its devices; and the memory that a profiler session does not record."""
+"""This process: the peak of its devices; which rank of which job it is; its environment: torch, its build, the devices,
+the threads, the machine and the script; and the memory that a profiler session does not record."""
 
 from __future__ import annotations
 
