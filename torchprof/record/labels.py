@@ -32,6 +32,10 @@ _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.d
 exchange inputs, outputs and parameters outside of forwards."""
 _STOP_RECOMPUTATION = "_StopRecomputationError"
 """The exception with which torch.utils.checkpoint stops a recomputation when backward has all tensors it needs."""
+_lock = RLock()
+"""Locked while labels are attached or detached. Reentrant: a module may be freed meanwhile on the same thread."""
+_OfClass = dict[tuple[type, bool], tuple[list[StandIn], bool]]
+"""By the class of a module and ``Target.inlined``: what its calls go through, and whether a forward has no label."""
 
 
 @dataclass
@@ -162,13 +166,6 @@ class Label:
         return STOPPED if type(error).__name__ == _STOP_RECOMPUTATION else RAISED
 
 
-_lock = RLock()
-"""Locked while labels are attached or detached. Reentrant: a module may be freed meanwhile on the same thread."""
-
-_OfClass = dict[tuple[type, bool], tuple[list[StandIn], bool]]
-"""By the class of a module and ``Target.inlined``: what its calls go through, and whether a forward has no label."""
-
-
 @dataclass(eq=False)
 class Labels:
     """The labels on some modules, and on garbage collections, from ``attach`` to ``detach``. Several ``Labels`` may be
@@ -242,9 +239,8 @@ class Labels:
         """The stand-ins that the calls of a module go through; missing ones are put in place."""
         stand_ins = []
         for stand_in in self._places(target, module, of_class):
-            if id(stand_in) not in self._stand_ins:
-                stand_in.join(self)
-                self._stand_ins[id(stand_in)] = stand_in
+            stand_in.join(self)
+            self._stand_ins[id(stand_in)] = stand_in
             stand_ins.append(stand_in)
         return stand_ins
 

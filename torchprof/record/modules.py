@@ -97,10 +97,8 @@ def is_exported(module: nn.Module) -> bool:
 
 
 def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
-    """The numbers of the entries of ``known`` that match some paths (see ``run.paths``).
-
-    Raises TorchprofError, with similar paths, for a path that matches nothing, and for what is not a list of paths.
-    """
+    """The numbers of the entries of ``known`` that match some paths. Raises TorchprofError, with similar paths, for a
+    path that matches nothing, and for what is not a list of paths."""
     one_path = isinstance(paths, tuple) and len(paths) > 1 and all(isinstance(path, str) for path in paths)
     if one_path and matching(tuple(paths), known):
         raise TorchprofError(f"paths={paths!r} is one path, but a list of paths is needed: write paths=[{paths!r}].")
@@ -271,10 +269,8 @@ def _memory_of(tensor: Tensor) -> tuple[int, int] | None:
 
 
 def _gathered_in(module: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
-    """The whole parameters that FSDP2 makes for calls of a sharded module, each with the module that it is of.
-
-    Private names of ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``; without them nothing is found.
-    """
+    """The whole parameters that FSDP2 makes for calls of a sharded module, each with the module that it is of, by the
+    private names of ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``; without these, none."""
     with suppress(Exception):
         state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
         groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]

@@ -148,10 +148,8 @@ def _forget_all() -> None:
 
 
 class PipelineRanges(SharedChange):
-    """From ``on`` to ``off``, each action of a stage, each step of a schedule and each wait in it is a range.
-
-    Nothing is done before torch.distributed.pipelining is imported: call ``on`` again when it may have been.
-    """
+    """From ``on`` to ``off``, each action of a stage, each step of a schedule and each wait in it is a range. Before
+    torch.distributed.pipelining is imported, nothing is done: call ``on`` again when it may have been."""
 
     def _make(self) -> None:
         base, schedules = _class_of_stages(), sys.modules.get(_SCHEDULES)

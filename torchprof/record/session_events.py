@@ -58,13 +58,11 @@ class Call(NamedTuple):
 
 
 class SessionEvents:
-    """The events of one session of torch's profiler, to be read after its end.
-
-    ``profiler``: a ``torch.autograd.profiler.profile``. ``device``: the kind of device whose kernels it recorded
-    ("cuda", "xpu", …), None for the CPU alone. ``loop_before``: the loop of the last session.
-    """
+    """The events of one session of torch's ``profiler``, to be read after its end. ``device``: the kind of device whose
+    kernels it recorded ("cuda", "xpu", …), None for the CPU alone. ``loop_before``: the loop of the last session."""
 
     def __init__(self, profiler: Any) -> None:
+        """``profiler``: a ``torch.autograd.profiler.profile``."""
         self._profiler = profiler
         self.device: str | None = profiler.use_device
         self.cpu_time: CpuTime | None = None

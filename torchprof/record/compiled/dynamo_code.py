@@ -284,11 +284,8 @@ class Taken(NamedTuple):
 
 def taken_by(graph: Any) -> list[Taken]:
     """The tensors that a compiled function takes from modules, one for each module that it names and for each child of
-    such a module.
-
-    A parameter is preferred to a buffer, because a forward may replace a buffer. The module to which the compiled
-    forward belongs is left out: its label is known from the range around the call.
-    """
+    such a module: a parameter rather than a buffer, which a forward may replace. The module to which the compiled
+    forward belongs is left out: its label is known from the range around the call."""
     called = called_module()
     tensors: dict[str, dict[tuple[str, tuple[str, ...]], Taken]] = {"parameters": {}, "buffers": {}}
     for number, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):

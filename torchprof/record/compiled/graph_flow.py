@@ -32,6 +32,79 @@ _MOST_NODES = 500
 """Of more nodes in one kernel nothing is known: it is not between layers, and the search would take long."""
 
 
+def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> tuple[_Kernels, set[str]]:
+    """The kernels of all graphs that were called, by key, or the reason if they are unknown; and the keys of graphs in
+    which some kernels have no events. ``why_unknown``: why the modules of the others are, see ``CompiledGraphs``."""
+    graphs = {key: graph for key, graph in called.items() if graph.is_readable}
+    kernels: _Kernels = {key: IN_CPP for key, graph in called.items() if _IN_CPP in graph.code}
+    hiding: set[str] = set()
+    forwards = {key: GraphFlow(graph) for key, graph in graphs.items() if not graph.source.is_backward}
+    for key, graph in graphs.items():
+        if any(kernel.name and not kernel.has_event for kernel in graph.source.kernels):
+            hiding.add(key)
+        if not graph.source.is_backward:
+            if graph.roots:
+                kernels[key] = tuple(_kernels(forwards[key], graph.roots, why_unknown))
+            continue
+        fitting = {
+            tuple(_kernels(GraphFlow(graph, forward), graphs[other].roots, why_unknown))
+            for other, forward in forwards.items()
+            if graphs[other].roots and _saves_for(graphs[other].text, graph.text)
+        }
+        if len(fitting) == 1:
+            kernels[key] = fitting.pop()
+    return kernels, hiding
+
+
+def _saves_for(forward: GraphText, backward: GraphText) -> bool:
+    """Whether a backward takes what a forward returns last, and returns gradients of its inputs, by types and sizes."""
+    saved = [(name, value) for name, value in backward.inputs.items() if not name.startswith(TANGENTS)]
+    saved.sort(key=lambda pair: not isinstance(pair[1], GraphTensor))  # a forward returns numbers last
+    returned = forward.outputs[len(forward.outputs) - len(saved) :]
+    if [name for name, _ in saved] != [name for name, _ in returned] or len(backward.outputs) != len(forward.inputs):
+        return False
+    pairs = [(value, other) for (_, value), (_, other) in zip(saved, returned)]
+    pairs += [(value, other) for (name, value), other in zip(backward.outputs, forward.inputs.values()) if name]
+    return all(_may_be_equal(first, other) for first, other in pairs)
+
+
+def _may_be_equal(first: GraphValue, other: GraphValue) -> bool:
+    """Whether two values of graphs have the same type and sizes, as far as these are numbers."""
+    if not isinstance(first, GraphTensor) or not isinstance(other, GraphTensor):
+        return isinstance(first, GraphTensor) is isinstance(other, GraphTensor)
+    if (first.dtype, len(first.sizes)) != (other.dtype, len(other.sizes)):
+        return False
+    return all(
+        ours.value == theirs.value
+        for ours, theirs in zip(first.sizes, other.sizes)
+        if isinstance(ours, ast.Constant) and isinstance(theirs, ast.Constant)
+    )
+
+
+def _kernels(flow: GraphFlow, roots: Mapping[str, str], why_unknown: str) -> Iterator[CompiledKernel]:
+    """The kernels of a graph that have events. A call of a library has the parameters that it works for as owners; of
+    any other kernel it is known which layers work before and after it. ``roots``: of the parameters."""
+
+    def roots_of(names: Set[str]) -> frozenset[str]:
+        return frozenset(roots[name] for name in names)
+
+    repeated = roots_of(flow.repeated)
+    for index, kernel in enumerate(flow.source.kernels):
+        if kernel.name and kernel.has_event:
+            op = flow.node_of.get(index)
+            names = frozenset() if op is None else flow.works_for(op)
+            owners = [(TracedModule(roots[name], (), ""),) for name in sorted(names)]
+            between = frozenset() if names else flow.of_kernel(index)
+            yield CompiledKernel(
+                plain_kernel_name(kernel.name),
+                tuple(owners) or (None,),
+                op is not None and flow.is_recomputed(op),
+                why_unknown=why_unknown,
+                repeated=repeated,
+                between=frozenset(Span(roots_of(before), roots_of(after), is_own) for before, after, is_own in between),
+            )
+
+
 class _Work(NamedTuple):
     """Work for parameters: the number of its node in the order of the text, and the parameters."""
 
@@ -271,79 +344,3 @@ def _inputs_of(text: GraphText) -> Mapping[str, Set[str]]:
         if node.operator in VIEWS:
             shown[name] = inputs[name]
     return inputs
-
-
-# The parameters that kernels work for
-
-
-def kernels_by_parameters(called: Mapping[str, KeptGraph], why_unknown: str) -> tuple[_Kernels, set[str]]:
-    """The kernels of all graphs that were called, by key, or the reason if they are unknown; and the keys of graphs in
-    which some kernels have no events. ``why_unknown``: why the modules of the others are, see ``CompiledGraphs``."""
-    graphs = {key: graph for key, graph in called.items() if graph.is_readable}
-    kernels: _Kernels = {key: IN_CPP for key, graph in called.items() if _IN_CPP in graph.code}
-    hiding: set[str] = set()
-    forwards = {key: GraphFlow(graph) for key, graph in graphs.items() if not graph.source.is_backward}
-    for key, graph in graphs.items():
-        if any(kernel.name and not kernel.has_event for kernel in graph.source.kernels):
-            hiding.add(key)
-        if not graph.source.is_backward:
-            if graph.roots:
-                kernels[key] = tuple(_kernels(forwards[key], graph.roots, why_unknown))
-            continue
-        fitting = {
-            tuple(_kernels(GraphFlow(graph, forward), graphs[other].roots, why_unknown))
-            for other, forward in forwards.items()
-            if graphs[other].roots and _saves_for(graphs[other].text, graph.text)
-        }
-        if len(fitting) == 1:
-            kernels[key] = fitting.pop()
-    return kernels, hiding
-
-
-def _saves_for(forward: GraphText, backward: GraphText) -> bool:
-    """Whether a backward takes what a forward returns last, and returns gradients of its inputs, by types and sizes."""
-    saved = [(name, value) for name, value in backward.inputs.items() if not name.startswith(TANGENTS)]
-    saved.sort(key=lambda pair: not isinstance(pair[1], GraphTensor))  # a forward returns numbers last
-    returned = forward.outputs[len(forward.outputs) - len(saved) :]
-    if [name for name, _ in saved] != [name for name, _ in returned] or len(backward.outputs) != len(forward.inputs):
-        return False
-    pairs = [(value, other) for (_, value), (_, other) in zip(saved, returned)]
-    pairs += [(value, other) for (name, value), other in zip(backward.outputs, forward.inputs.values()) if name]
-    return all(_may_be_equal(first, other) for first, other in pairs)
-
-
-def _may_be_equal(first: GraphValue, other: GraphValue) -> bool:
-    """Whether two values of graphs have the same type and sizes, as far as these are numbers."""
-    if not isinstance(first, GraphTensor) or not isinstance(other, GraphTensor):
-        return isinstance(first, GraphTensor) is isinstance(other, GraphTensor)
-    if (first.dtype, len(first.sizes)) != (other.dtype, len(other.sizes)):
-        return False
-    return all(
-        ours.value == theirs.value
-        for ours, theirs in zip(first.sizes, other.sizes)
-        if isinstance(ours, ast.Constant) and isinstance(theirs, ast.Constant)
-    )
-
-
-def _kernels(flow: GraphFlow, roots: Mapping[str, str], why_unknown: str) -> Iterator[CompiledKernel]:
-    """The kernels of a graph that have events. A call of a library has the parameters that it works for as owners; of
-    any other kernel it is known which layers work before and after it. ``roots``: of the parameters."""
-
-    def roots_of(names: Set[str]) -> frozenset[str]:
-        return frozenset(roots[name] for name in names)
-
-    repeated = roots_of(flow.repeated)
-    for index, kernel in enumerate(flow.source.kernels):
-        if kernel.name and kernel.has_event:
-            op = flow.node_of.get(index)
-            names = frozenset() if op is None else flow.works_for(op)
-            owners = [(TracedModule(roots[name], (), ""),) for name in sorted(names)]
-            between = frozenset() if names else flow.of_kernel(index)
-            yield CompiledKernel(
-                plain_kernel_name(kernel.name),
-                tuple(owners) or (None,),
-                op is not None and flow.is_recomputed(op),
-                why_unknown=why_unknown,
-                repeated=repeated,
-                between=frozenset(Span(roots_of(before), roots_of(after), is_own) for before, after, is_own in between),
-            )
