@@ -14,8 +14,6 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
-import torch
-
 from torchprof.errors import TorchprofError
 
 _MOST_RECURSION = 2**31 - 1  # a C int
@@ -187,6 +185,8 @@ def needed(name: str) -> Any:
     """The same for a part without which nothing can be recorded. Raises TorchprofError if it is missing."""
     value = optional(name)
     if value is None:
+        import torch  # not above: the sampler of lines is used before a script imports torch
+
         raise TorchprofError(
             f"torch {torch.__version__} has no {name} (for: {INTERNALS[name].purpose}), and torchprof cannot record "
             f"without it. Install torch {INTERNALS[name].since} to {INTERNALS[name].until}, or a newer torchprof."
