@@ -74,11 +74,11 @@ class RawEvents:
         self.names = [*numbers]
 
     @classmethod
-    def sorted(cls, raws: Sequence[Any]) -> RawEvents:
+    def in_order(cls, raws: Sequence[Any]) -> RawEvents:
         """torch's events usually come in the order of start. Of equal starts, the first one stays the first."""
         events = cls(raws)
-        is_in_order = all(map(operator.le, events.starts, islice(events.starts, 1, None)))
-        return events if is_in_order else cls(sorted(raws, key=_start_ns))
+        is_sorted = all(map(operator.le, events.starts, islice(events.starts, 1, None)))
+        return events if is_sorted else cls(sorted(raws, key=_start_ns))
 
 
 class InputSignatures:

@@ -182,7 +182,7 @@ class SessionEvents:
     def _read(self) -> RawEvents:
         results = self._profiler.kineto_results
         raws = [] if results is None else results.events()
-        return RawEvents.sorted([raw for raw in raws if _has_name(raw)] if self.with_stack else raws)
+        return RawEvents.in_order([raw for raw in raws if _has_name(raw)] if self.with_stack else raws)
 
 
 def ended_session(profiler: Any) -> SessionEvents:
