@@ -21,7 +21,7 @@ from torchprof.attribute.collectives import CollectiveOwners, layers_by_fqn, mes
 from torchprof.attribute.events import Attributed, Event, Kind, Site
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.warnings import about_buckets
-from torchprof.record import parameters
+from torchprof.record import modules as record_modules
 from torchprof.record.plan import Plan
 from torchprof.run.lockstep import NOT_RECORDED, GroupOfRanks
 from torchprof.run.meta import MeshDim
@@ -562,8 +562,8 @@ def test_the_wrapper_around_a_model_is_searched_until_it_is_found(monkeypatch: p
         looked.append(1)
         return actual(kind)
 
-    actual = parameters.instances_of
-    monkeypatch.setattr(parameters, "instances_of", instances_of)
+    actual = record_modules.instances_of
+    monkeypatch.setattr(record_modules, "instances_of", instances_of)
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     plan = Plan([first, second], None)
 

@@ -40,7 +40,7 @@ from torchprof.attribute.rule import Attribution
 from torchprof.measure.assemble import attribution_of
 from torchprof.measure.live_memory import NOT_MEASURED, Freed, LiveMemory, add_frees, allocators_between
 from torchprof.measure.memory import Allocations
-from torchprof.record.parameters import held_now
+from torchprof.record.this_process import held_now
 from torchprof.run.file import json_of_run, run_of
 from torchprof.run.layers import Layer
 from torchprof.run.samples import SampleKey, Spread

@@ -25,7 +25,7 @@ from torchprof import Profile, TorchprofError
 from torchprof.profile import cycle as cycle_module
 from torchprof.profile.program import Program
 from torchprof.profile.sigterm import DelayedSignals, uninterrupted
-from torchprof.record import parameters as model_memory
+from torchprof.record import this_process
 from torchprof.record import session
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
@@ -33,7 +33,7 @@ from torchprof.record.python_lines import Sampler
 PACKAGE = str(Path(torchprof.__file__).parent)
 UNDEFENDED = (
     uninterrupted.__code__,
-    model_memory._note_freed.__code__,
+    this_process._note_freed.__code__,
     Profile.__exit__.__code__,
     Program.__exit__.__code__,
     torchprof.annotate.__wrapped__.__code__,

@@ -42,8 +42,8 @@ import torchprof
 from torchprof.attribute.compiled_graphs import TracedModule
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.errors import TorchprofError
-from torchprof.record.compiled import fx_nodes, inductor, traced_graph
-from torchprof.record.compiled.fx_nodes import Taken, step_of
+from torchprof.record.compiled import inductor, traced_graph
+from torchprof.record.compiled.dynamo_code import Taken, module_of_source
 from torchprof.record.compiled.inductor import CalledGraphs, _noting_calls
 from torchprof.record.compiled.kept_graph import NotedCalls
 from torchprof.run.rows import Row
@@ -418,7 +418,7 @@ def check_by_classes(found: Recorded, *, untold: set[str]) -> None:
     ],
 )
 def test_what_dynamo_calls_where_a_module_comes_from(source: str, root: str, path: str) -> None:
-    assert step_of(source, nn.Linear) == TracedModule(root, tuple(filter(None, path.split("."))), "Linear")
+    assert module_of_source(source, nn.Linear) == TracedModule(root, tuple(filter(None, path.split("."))), "Linear")
 
 
 # One block
@@ -919,7 +919,7 @@ def ranges_of_calls(function: Callable[[Tensor], Any], inputs: list[Tensor]) -> 
 
 def test_what_a_block_compiled_tells_nothing_after_the_block() -> None:
     """A compiled function lives on: neither the user's traces nor our memory get anything from it."""
-    function = _noting_calls(lambda x: x, [Taken(0, "G['m']", ())])
+    function = _noting_calls(lambda x: x, (Taken(0, "G['m']", ()),))
     kept, fresh = torch.rand(2), [torch.rand(2) for _ in range(5)]
     assert ranges_of_calls(function, [kept, *fresh]) == []
     first, beside, second = CalledGraphs(), CalledGraphs(), CalledGraphs()
@@ -933,7 +933,7 @@ def test_what_a_block_compiled_tells_nothing_after_the_block() -> None:
     second.on()
     assert ranges_of_calls(function, [kept]) == [f"{COMPILED_INPUTS}0"]
     second.off()
-    told = [len(one._calls.given(lambda tensors: [None] * len(tensors))) for one in (first, beside, second)]
+    told = [len(one.calls.given(lambda tensors: [None] * len(tensors))) for one in (first, beside, second)]
     assert told == [3, 3, 1]  # a block's own are read after it, too
 
 
@@ -1374,7 +1374,7 @@ def test_what_goes_wrong_in_reading_a_graph_is_not_the_users(monkeypatch: pytest
     def fails(*args: Any, **kwargs: Any) -> None:
         raise LookupError("planted")
 
-    where = next(module for module in (inductor, fx_nodes, traced_graph) if hasattr(module, name))
+    where = next(module for module in (inductor, traced_graph) if hasattr(module, name))
     monkeypatch.setattr(where, name, fails)
     found = recorded(Small, train)
     assert {layers for _, _, layers in kernels_of(found.run)} == {UNKNOWN}

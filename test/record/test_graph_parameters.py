@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from examples.models import MLP, Bert, LeNet5
 from torchprof import Profile, Run
-from torchprof.record.compiled.fx_nodes import Taken
+from torchprof.record.compiled.dynamo_code import Taken
 from torchprof.record.compiled.graph_flow import GraphFlow, kernels_by_parameters
 from torchprof.record.compiled.kept_graph import KeptGraph, NotedCalls
 from torchprof.run.words import (

@@ -10,7 +10,7 @@ from torch import nn
 
 import torchprof
 from torchprof import Run
-from torchprof.record.parameters import Owners
+from torchprof.record.modules import Owners
 
 
 def owners(**modules: nn.Module | None) -> Owners:

@@ -58,6 +58,16 @@ def standing(*files: str) -> Iterator[int]:
         thread.join(60)
 
 
+@contextmanager
+def sampling(thread_ident: int, interval_s: float = 0.005) -> Iterator[Sampler]:
+    sampler = Sampler(thread_ident, interval_s)
+    sampler.start()
+    try:
+        yield sampler
+    finally:
+        sampler.stop()
+
+
 def wait_for(sampler: Sampler, count: int) -> None:
     until = time.monotonic() + 60
     while sum(1 for _ in sampler.samples()) < count:
@@ -117,7 +127,7 @@ def test_the_innermost_line_of_the_user(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__file__="/src/torch/__init__.py"))  # type: ignore[misc]
     files, (file, function, *called) = FRAMES[name]
-    with standing(*(one.format(cwd=tmp_path) for one in files)) as thread, Sampler(thread, 0.001) as sampler:
+    with standing(*(one.format(cwd=tmp_path) for one in files)) as thread, sampling(thread, 0.001) as sampler:
         monkeypatch.chdir("/")  # names stay as they were at the start
         wait_for(sampler, 2)
     assert lines(sampler) == {SourceLine(file.format(name=tmp_path.name), 2, function, *called)}
@@ -128,7 +138,7 @@ def test_the_innermost_line_of_the_user(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_line_whose_c_code_holds_the_gil_gets_all_its_time() -> None:
     began = time.perf_counter_ns()
-    with Sampler(threading.get_ident(), 0.001) as sampler:
+    with sampling(threading.get_ident(), 0.001) as sampler:
         wait_for(sampler, 1)
         sum(range(30_000_000))
         line = sys._getframe().f_lineno - 1
@@ -216,13 +226,14 @@ def test_started_again_it_goes_on_and_stopped_twice_it_stays_stopped() -> None:
     sampler.stop()
     assert threading.active_count() == threads
     first = list(sampler.samples())
-    with sampler:
-        wait_for(sampler, len(first) + 2)
+    sampler.start()
+    wait_for(sampler, len(first) + 2)
+    sampler.stop()
     assert list(sampler.samples())[: len(first)] == first
 
 
 def test_a_thread_that_does_not_exist_gives_no_samples() -> None:
-    with Sampler(0, 0.001) as sampler, Sampler(threading.get_ident(), 0.001) as other:
+    with sampling(0, 0.001) as sampler, sampling(threading.get_ident(), 0.001) as other:
         wait_for(other, 5)
     assert list(sampler.samples()) == []
 
@@ -238,7 +249,7 @@ def test_no_frame_is_kept_alive() -> None:
         wait_for(sampler, 2)
         return weakref.ref(big)
 
-    with Sampler(threading.get_ident(), 0.001) as sampler:
+    with sampling(threading.get_ident(), 0.001) as sampler:
         assert work()() is None
 
 
@@ -358,7 +369,7 @@ def test_frames_are_read_while_no_garbage_is_collected() -> None:
 
 def test_the_interval_of_the_gil_is_as_before_afterwards() -> None:
     before = sys.getswitchinterval()
-    with Sampler(threading.get_ident()):
+    with sampling(threading.get_ident()):
         assert sys.getswitchinterval() <= 0.0006
     assert sys.getswitchinterval() == before
 
@@ -366,7 +377,7 @@ def test_the_interval_of_the_gil_is_as_before_afterwards() -> None:
 def test_an_interval_that_the_script_sets_stays() -> None:
     before = sys.getswitchinterval()
     try:
-        with Sampler(threading.get_ident()):
+        with sampling(threading.get_ident()):
             sys.setswitchinterval(0.003)
         assert sys.getswitchinterval() == pytest.approx(0.003)
     finally:

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerAction
 
 from torchprof.errors import TorchprofError, suggest
 from torchprof.record.compiled.inductor import Provenance
-from torchprof.record.modules import all_modules
+from torchprof.record.modules import walk_modules
 from torchprof.record.torch_internals import optional
 from torchprof.run.warnings import RunWarning
 
@@ -121,7 +121,7 @@ def device_of(models: Iterable[nn.Module]) -> str:
     """
     known = _known_devices()
     for model in models:
-        for module in all_modules(model):
+        for _, _, module in walk_modules(model):
             for tensor in (*module._parameters.values(), *module._buffers.values()):
                 if tensor is None or tensor.is_cpu:  # faster than its device, and most are
                     continue

@@ -26,12 +26,11 @@ from torchprof.measure.warnings import about_clock
 from torchprof.record.compiled.dynamo_code import StackWarning, compilations, compiled_regions, forwards_under_compile
 from torchprof.record.compiled.inductor import CalledGraphs, Provenance
 from torchprof.record.labels import Labels, Target, label_of
-from torchprof.record.parameters import held_now
 from torchprof.record.plan import Plan
 from torchprof.record.python_lines import Sampler
 from torchprof.record.ranges import SplitRanges
 from torchprof.record.session import Session, is_profiled
-from torchprof.record.this_process import Job, this_job, this_process
+from torchprof.record.this_process import Job, held_now, this_job, this_process
 from torchprof.run.layers import Layer
 from torchprof.run.merge import add_cycle
 from torchprof.run.meta import Compilation, CompiledRegion
@@ -341,7 +340,7 @@ def _event_lists_by_path(session: Session, plan: Plan) -> defaultdict[tuple[str,
     paths = {}
     for item in attribution_of(plan).attribute(session.columns()):
         if isinstance(item, Attributed) and item.event.kind is Kind.LABEL:
-            path = plan.real_path(item.event.name, item.place.layer)
+            path = plan.real_paths.get((item.event.name, item.place.layer))
             if path is not None and path in plan.with_event_lists:
                 paths[item.event.thread, item.event.start_ns] = path
     calls = [call for call in session.calls() if call.finished and (call.thread, call.start_ns) in paths]

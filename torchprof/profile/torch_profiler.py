@@ -29,10 +29,9 @@ from torchprof.profile.sigterm import DelayedSignals, DelayedSigterm, uninterrup
 from torchprof.record.compiled.dynamo_code import compiled_regions
 from torchprof.record.labels import Labels
 from torchprof.record.modules import checked_models
-from torchprof.record.parameters import held_now
 from torchprof.record.plan import Plan
 from torchprof.record.session_events import SessionEvents, ended_session
-from torchprof.record.this_process import this_job, this_process
+from torchprof.record.this_process import held_now, this_job, this_process
 from torchprof.record.torch_internals import CustomOps
 from torchprof.run.formats import ranks_in_words
 from torchprof.run.merge import merge
@@ -88,8 +87,9 @@ def from_profiler(profiler: Any, model: nn.Module | Sequence[nn.Module], *, path
             "recorded code. With a schedule, read the profiler in on_trace_ready, before the next cycle begins."
         )
     if labels.isdisjoint(plan.sites):
+        models = ", ".join(path[0] for path in plan.layer_paths if len(path) == 1)
         raise TorchprofError(
-            f"This profiler recorded other modules than those of {', '.join(plan.names)}: "
+            f"This profiler recorded other modules than those of {models}: "
             f"{', '.join(sorted(labels)[:3])}. Give from_profiler the same model and paths as annotate."
         )
     has = session.has

@@ -28,11 +28,9 @@ backward_task: Callable[[], int] = optional("torch._C._current_graph_task_id", l
 
 
 class LabelsByModule(dict[int, Any]):
-    """The labels of modules, by the id of the module.
-
-    It is pickled as an empty dict. A class that is pickled by value, as cloudpickle does for classes of ``__main__``,
-    takes the stand-in of its forward along; in the other process the stand-in then calls the original.
-    """
+    """The labels of modules, by the id of the module. Pickled, it is empty: a class that is pickled by value, as
+    cloudpickle does for classes of ``__main__``, takes the stand-in of its forward along, which then calls the original
+    in the other process."""
 
     def __reduce__(self) -> Any:
         return dict, ()
@@ -74,8 +72,7 @@ class StandIn:
     def leave(self, user: object) -> None:
         """Remove a user; the last one restores the original. Does nothing the second time."""
         self._users.discard(id(user))
-        thing = self._thing()
-        if not self._users and thing is not None:
+        if not self._users and (thing := self._thing()) is not None:
             self._put_back(thing)
 
 
@@ -86,11 +83,8 @@ def on_class(owner: type) -> StandIn | None:
     if known is not None:
         return known
     labels = LabelsByModule()
-    thing: Any
-    if hasattr(original, "__code__"):
-        thing = _with_guarded_parts_of(original, _labelling(original, labels))
-    else:
-        thing = _DescriptorForward(original, labels)
+    is_function = hasattr(original, "__code__")
+    thing: Any = _labelling_function(original, labels) if is_function else _DescriptorForward(original, labels)
     try:
         owner.forward = thing  # type: ignore[attr-defined]
     except (AttributeError, TypeError):
@@ -132,12 +126,11 @@ def on_instance(module: nn.Module, name: str) -> StandIn:
 
     def put_back(ours: _InstanceForward) -> None:
         holder = weak_module()
-        if holder is None or holder.__dict__.get(name) is not ours:
-            return
-        if was_there:
-            holder.__dict__[name] = ours._original
-        else:
-            del holder.__dict__[name]
+        if holder is not None and holder.__dict__.get(name) is ours:
+            if was_there:
+                holder.__dict__[name] = ours._original
+            else:
+                del holder.__dict__[name]
 
     return StandIn(thing, labels, put_back)
 
@@ -221,10 +214,8 @@ def _labelling_in_backward(original: Callable[..., Any], labels: LabelsByModule)
 
 
 class _InstanceForward:
-    """The stand-in for an instance's own ``forward`` (``torch.compile`` and accelerate set one).
-
-    A copy or a pickle of the module that is made meanwhile gets the original.
-    """
+    """The stand-in for an instance's own ``forward`` (``torch.compile`` and accelerate set one). A copy or a pickle of
+    the module that is made meanwhile gets the original."""
 
     def __init__(self, original: Callable[..., Any], call: Callable[..., Any]) -> None:
         functools.update_wrapper(self, original)
@@ -268,13 +259,14 @@ def refers_to_itself(function: Any) -> bool:
     return any(_holds(cell, function) for cell in getattr(function, "__closure__", None) or ())
 
 
-def _with_guarded_parts_of(original: Any, wrapper: Any) -> Any:
-    """A function that does what the wrapper does, with the globals, the defaults and the closure of the original.
+def _labelling_function(original: Any, labels: LabelsByModule) -> Any:
+    """``_labelling``, with the globals, the defaults and the closure of the original.
 
     torch.compile has guards on the defaults and the closure of a class's ``forward``: if they changed, it would compile
     again. ``torch.jit.script`` looks up the names in the source of a forward first in its closure, then in its globals.
     If the original has no closure, the closure of the wrapper stays, under names that cannot occur in source code.
     """
+    wrapper = _labelling(original, labels)
     if original.__closure__:
         code, closure = _code_with_cells(wrapper, original.__code__.co_freevars), original.__closure__
     else:
@@ -347,12 +339,10 @@ def never_compiled(function: _Function) -> _Function:
     return cast(_Function, call)
 
 
-# The outermost calls of modules, which are not nested in the call of another module. They show a program's models.
-
-
 class OutermostCalls:
     """From ``attach`` to ``detach``, calls ``before(module)`` right before each outermost call of a module on this
-    thread, and ``elsewhere(module)`` before each one on another thread. ``inner``: the number of nested calls.
+    thread, which is not nested in the call of another module, and ``elsewhere(module)`` before each one on another
+    thread. ``inner``: the number of nested calls.
 
     It replaces ``nn.Module.__call__``, not a hook, because that runs before the forward of the module is looked up: a
     label that ``before`` attaches is already on this call. torch.compile has no guard on it and does not compile again.
@@ -379,10 +369,7 @@ class OutermostCalls:
             if here in inside:
                 self.inner += 1
                 return original(module, *args, **kwargs)
-            if here == home:
-                self._before(module)
-            else:
-                self._elsewhere(module)
+            (self._before if here == home else self._elsewhere)(module)
             inside.add(here)
             try:
                 return original(module, *args, **kwargs)

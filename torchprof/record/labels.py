@@ -32,6 +32,10 @@ _PARALLEL = ("torch.distributed.tensor.", "torch.distributed._tensor.", "torch.d
 exchange inputs, outputs and parameters outside of forwards."""
 _STOP_RECOMPUTATION = "_StopRecomputationError"
 """The exception with which torch.utils.checkpoint stops a recomputation when backward has all tensors it needs."""
+_lock = RLock()
+"""Locked while labels are attached or detached. Reentrant: a module may be freed meanwhile on the same thread."""
+_OfClass = dict[tuple[type, bool], tuple[list[StandIn], bool]]
+"""By the class of a module and ``Target.inlined``: what its calls go through, and whether a forward has no label."""
 
 
 @dataclass
@@ -39,9 +43,8 @@ class Target:
     """A module to be labelled, as a weak reference: its label, and its mode and shapes at its first call.
 
     ``inlined``: it is inside a compiled module, so that compiled code may run instead of its forward. ``is_model``: the
-    inputs of its later calls are compared, too. ``same_shapes``: whether all calls had inputs of the same shapes as the
-    first; None before the first call. ``grad_calls``: how many calls ran with gradients enabled; of a layer below a
-    model only the first call counts.
+    inputs of its later calls are compared, too. ``same_shapes``: whether all calls had inputs of the same shapes; None
+    before the first call. ``grad_calls``: how many calls ran with gradients enabled; below a model, of the first one.
     """
 
     module: ref[nn.Module]
@@ -87,11 +90,11 @@ class Label:
         self.key = id(module)
         self._target = target
         self._stand_ins = stand_ins
-        self._alive: Any = ref(module, self._forget)  # after its end, another object may get its id
+        self._alive: Any = ref(module, self.withdraw)  # after its end, another object may get its id
         Label._all.setdefault(self.key, []).append(self)
         Label._choose(self.key)
 
-    def withdraw(self) -> None:
+    def withdraw(self, _: object = None) -> None:
         """Remove this label; the module's next label, if any, takes its place. Does nothing the second time."""
         with _lock:
             labels = Label._all.get(self.key, [])
@@ -100,9 +103,6 @@ class Label:
                 self._leave_stand_ins()
                 self._alive = None
                 Label._choose(self.key)
-
-    def _forget(self, _: object) -> None:
-        self.withdraw()
 
     def _leave_stand_ins(self) -> None:
         for stand_in in self._stand_ins:
@@ -123,7 +123,7 @@ class Label:
         for stand_in in chosen._stand_ins:
             stand_in.labels[key] = chosen
 
-    # What the stand-ins call
+    # The stand-ins call what follows.
 
     @property
     def of_hooks(self) -> str:
@@ -166,14 +166,6 @@ class Label:
         return STOPPED if type(error).__name__ == _STOP_RECOMPUTATION else RAISED
 
 
-_lock = RLock()
-"""Locked while labels are attached or detached. Reentrant: a module may be freed meanwhile on the same thread."""
-
-
-_OfClass = dict[tuple[type, bool], tuple[list[StandIn], bool]]
-"""By the class of a module and ``Target.inlined``: what its calls go through, and whether a forward has no label."""
-
-
 @dataclass(eq=False)
 class Labels:
     """The labels on some modules, and on garbage collections, from ``attach`` to ``detach``. Several ``Labels`` may be
@@ -205,9 +197,8 @@ class Labels:
         self.home = get_ident()
         modules = [module for target in self.targets if (module := target.module()) is not None]
         one_of_each = {type(unwrapped(module)): module for module in modules}  # compiled code is that of a class
-        self._may_be_guarded = any(map(has_code, one_of_each.values())) or any(
-            target.inlined for target in self.targets
-        )
+        is_inlined = any(target.inlined for target in self.targets)
+        self._may_be_guarded = is_inlined or any(map(has_code, one_of_each.values()))
         self.is_waiting = self.before_first is not None
         if self.before_first is not None:
             self.before_first = never_compiled(self.before_first)
@@ -248,9 +239,8 @@ class Labels:
         """The stand-ins that the calls of a module go through; missing ones are put in place."""
         stand_ins = []
         for stand_in in self._places(target, module, of_class):
-            if id(stand_in) not in self._stand_ins:
-                stand_in.join(self)
-                self._stand_ins[id(stand_in)] = stand_in
+            stand_in.join(self)
+            self._stand_ins[id(stand_in)] = stand_in
             stand_ins.append(stand_in)
         return stand_ins
 
@@ -340,14 +330,9 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def _are_same(first: tuple[tuple[int, ...], ...], now: tuple[tuple[int, ...], ...]) -> bool:
-    """Whether the inputs of two calls have equal shapes; False if some are unknown, as those of nested tensors.
-
-    True for symbolic sizes (torch.export): to compare them would add a guard to the exported program.
-    """
-    is_known = True
-    for shape in (*first, *now):
-        for size in shape:
-            if type(size) is not int:
-                return True
-            is_known = is_known and size >= 0
-    return is_known and first == now
+    """Whether the inputs of two calls have equal shapes; False if some are unknown, as those of nested tensors. True
+    for symbolic sizes (torch.export): to compare them would add a guard to the exported program."""
+    sizes = [size for shape in (*first, *now) for size in shape]
+    if any(type(size) is not int for size in sizes):
+        return True
+    return min(sizes, default=0) >= 0 and first == now

@@ -1,15 +1,19 @@
-"""The modules of a model, by path; the arguments they are called with."""
+"""The modules of a model by path, and the arguments they are called with; copies of models without data; the tensors of
+modules: who owns one, whether it changes, which gradients DistributedDataParallel exchanges."""
 
 from __future__ import annotations
 
 import copy
 import gc
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+from weakref import ref
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 
@@ -18,18 +22,17 @@ from torchprof.record.torch_internals import needed
 from torchprof.run.layers import find, matching
 from torchprof.run.torch_names import WRAPPERS
 
+ON_DATA = "Profile it on data: torchprof.Profile(model, with_flops=True)."
+_Path = tuple[str, ...]
+_pytree = needed("torch.utils._pytree")
+
 Trace = namedtuple("Trace", ["path", "leaf", "module"])
-Trace.__doc__ = (
-    "A module of the model: ``path`` (tuple, root class name first), ``leaf`` (has no children), ``module``."
-)
+Trace.__doc__ = "A module of a model: ``path`` (tuple, root class name first), ``leaf`` (has no children), ``module``."
 
 
 def walk_modules(module: nn.Module, name: str = "", path: tuple[str, ...] = ()) -> Iterator[Trace]:
-    """This module and all modules below it, depth first, as ``Trace`` tuples.
-
-    ``name`` replaces the class name as the first step of the paths; ``path`` is put before it. A module that is its own
-    ancestor is not entered again.
-    """
+    """This module and all modules below it, depth first, as ``Trace`` tuples. ``name`` replaces the class name as the
+    first step of the paths; ``path`` is put before it. A module that is its own ancestor is not entered again."""
     waiting = [(module, (*path, name or root_name(module)), frozenset[int]())]
     while waiting:
         here, here_path, above = waiting.pop()
@@ -42,19 +45,6 @@ def walk_modules(module: nn.Module, name: str = "", path: tuple[str, ...] = ()) 
             ]
 
 
-def all_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """All modules of a model, each once, depth first."""
-    seen = {id(model)}
-    waiting = [model]
-    while waiting:
-        here = waiting.pop()
-        yield here
-        for child in reversed(here._modules.values()):
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
-                waiting.append(child)
-
-
 def instances_of(kind: type) -> list[Any]:
     """All objects of this process of a class or a subclass: they are among the objects that refer to the class."""
     classes = [kind]
@@ -65,11 +55,8 @@ def instances_of(kind: type) -> list[Any]:
 
 def wrapped_step(module: nn.Module) -> str | None:
     """The attribute in which a wrapper has the wrapped module (``_orig_mod``); None if it is not a wrapper."""
-    for cls in type(module).__mro__:
-        step = WRAPPERS.get(cls.__name__)
-        if step is not None and cls.__module__.startswith("torch."):
-            return step
-    return None
+    steps = (WRAPPERS.get(cls.__name__) for cls in type(module).__mro__ if cls.__module__.startswith("torch."))
+    return next(filter(None, steps), None)
 
 
 def with_wrapped(module: nn.Module) -> list[nn.Module]:
@@ -110,10 +97,8 @@ def is_exported(module: nn.Module) -> bool:
 
 
 def select(paths: Iterable[Any], known: Sequence[tuple[tuple[str, ...], ...]]) -> set[int]:
-    """The numbers of the entries of ``known`` that match some paths (see ``run.paths``).
-
-    Raises TorchprofError, with similar paths, for a path that matches nothing, and for what is not a list of paths.
-    """
+    """The numbers of the entries of ``known`` that match some paths. Raises TorchprofError, with similar paths, for a
+    path that matches nothing, and for what is not a list of paths."""
     one_path = isinstance(paths, tuple) and len(paths) > 1 and all(isinstance(path, str) for path in paths)
     if one_path and matching(tuple(paths), known):
         raise TorchprofError(f"paths={paths!r} is one path, but a list of paths is needed: write paths=[{paths!r}].")
@@ -153,7 +138,7 @@ def checked_models(model: Any) -> list[nn.Module]:
             elif isinstance(entry, type) and issubclass(entry, nn.Module):
                 hint = f" Make one first: {entry.__name__}(...)."
             raise TorchprofError(f"Profile needs a torch.nn.Module or a list of them, not {entry!r:.80}.{hint}")
-        for module in all_modules(entry):
+        for _, _, module in walk_modules(entry):
             if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
                 raise TorchprofError(
                     f"nn.DataParallel runs replicas of {type(module.module).__name__} on {len(module.device_ids)} "
@@ -178,10 +163,7 @@ def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-# A copy of a model on the meta device, whose tensors have shapes but no data.
-
-_pytree = needed("torch.utils._pytree")
-ON_DATA = "Profile it on data: torchprof.Profile(model, with_flops=True)."
+# Copies on the meta device, whose tensors have shapes but no data
 
 
 def without_data(model: nn.Module) -> nn.Module:
@@ -193,11 +175,9 @@ def without_data(model: nn.Module) -> nn.Module:
     if any(is_lazy(tensor) for tensor in model.parameters()):
         raise TorchprofError(f"{name} has lazy parameters without shapes: call the model once before.")
     # deepcopy takes a tensor's copy from the memo if it is there, so no data is copied.
-    memo: dict[int, Any] = {}
     try:
-        for tensor in {id(tensor): tensor for tensor in _tensors_of(model)}.values():
-            memo[id(tensor)] = shape_of(tensor)
-        twin = copy.deepcopy(model, memo)
+        tensors = {id(tensor): tensor for tensor in _tensors_of(model)}
+        twin = copy.deepcopy(model, {key: shape_of(tensor) for key, tensor in tensors.items()})
     except Exception as error:  # the user's classes may raise anything when they are copied
         raise TorchprofError(
             f"{name} cannot be copied without its data: {type(error).__name__}: {first_line(error)} {ON_DATA}"
@@ -207,20 +187,15 @@ def without_data(model: nn.Module) -> nn.Module:
     return twin
 
 
-def _tensors_of(model: nn.Module) -> Iterator[torch.Tensor]:
+def _tensors_of(model: nn.Module) -> Iterator[Tensor]:
     """Parameters, buffers, and tensors in plain attributes of modules."""
     for _, _, module in walk_modules(model):
-        yield from _tensors(module._parameters.values())
-        yield from _tensors(module._buffers.values())
-        yield from _tensors(value for name, value in vars(module).items() if name not in ("_parameters", "_buffers"))
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple, dict)) and not isinstance(value, nn.Module):
-            yield from (leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+        others = [value for name, value in vars(module).items() if name not in ("_parameters", "_buffers")]
+        for value in (*module._parameters.values(), *module._buffers.values(), *others):
+            if isinstance(value, (list, tuple, dict)):
+                yield from (leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+            elif isinstance(value, Tensor):
+                yield value
 
 
 def shape_of(value: Any) -> Any:
@@ -239,3 +214,137 @@ def first_line(error: BaseException) -> str:
     """The first line of the message of an error, as a sentence."""
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return text if text[-1] in ".!?" else f"{text}."
+
+
+# The tensors of modules
+
+
+class Owners:
+    """The modules of a profile by their own tensors. ``modules``: their real paths; None for one that was freed."""
+
+    def __init__(self, modules: Iterable[tuple[_Path, nn.Module | None]]) -> None:
+        self._by_tensor: defaultdict[int, list[_Path]] = defaultdict(list)
+        self._by_memory: defaultdict[tuple[int, int], list[_Path]] = defaultdict(list)
+        alive = [(path, module) for path, module in modules if module is not None]
+        path_of = {id(module): path for path, module in alive}
+        for path, module in alive:
+            for tensor in _own_tensors(module):
+                self._by_tensor[id(tensor)].append(path)
+                if memory := _memory_of(tensor):
+                    self._by_memory[memory].append(path)
+        for _, module in alive:
+            for of, tensor in _gathered_in(module):
+                if id(of) in path_of:
+                    self._by_tensor[id(tensor)].append(path_of[id(of)])
+        self._elsewhere: set[int] | None = None  # the tensors of all modules of the process
+
+    def of(self, tensor: Tensor | None) -> tuple[_Path, ...] | None:
+        """The paths of the modules that have a tensor as their own parameter or buffer; ``()`` if only other modules of
+        the process have it, None if none has it (a buffer that was replaced since). A parameter that FSDP2 gathered is
+        that of its module; a tensor of a graph with ``torch._inductor.config.freezing`` may have the memory of one."""
+        if tensor is None or id(tensor) in self._by_tensor:
+            return None if tensor is None else tuple(self._by_tensor[id(tensor)])
+        if self._elsewhere is None:
+            # torch.compile's own modules have the tensors that freezing made parts of graphs.
+            every = (value for value in gc.get_objects() if issubclass(type(value), nn.Module))
+            modules = [module for module in every if not issubclass(type(module), torch.fx.GraphModule)]
+            self._elsewhere = {id(tensor) for module in modules for tensor in _own_tensors(module)}
+        if id(tensor) in self._elsewhere:
+            return ()
+        return tuple(self._by_memory.get(_memory_of(tensor) or (0, 0), ())) or None
+
+
+def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """A module's own parameters and buffers, without those of its children."""
+    for name in ("_parameters", "_buffers"):
+        yield from (value for value in module.__dict__.get(name, {}).values() if value is not None)
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int] | None:
+    """Where the elements of a tensor begin, and their count; None if they are nowhere."""
+    try:
+        return (tensor.data_ptr(), tensor.numel()) if tensor.numel() and tensor.data_ptr() else None
+    except Exception:  # a lazy parameter, a layout or a subclass without memory of its own
+        return None
+
+
+def _gathered_in(module: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
+    """The whole parameters that FSDP2 makes for calls of a sharded module, each with the module that it is of, by the
+    private names of ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``; without these, none."""
+    with suppress(Exception):
+        state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for param in (param for group in groups for param in getattr(group, "fsdp_params", ())):
+            if hasattr(param, "_unsharded_param"):
+                yield param._module_info.module, param._unsharded_param
+
+
+class Replicas:
+    """The ``DistributedDataParallel`` modules among some modules or around them.
+
+    A model may be the module inside of a DistributedDataParallel, because training loops give that to callbacks. The
+    one around it is then searched among all objects of the process; again only while a model is in none of those found,
+    because it may be wrapped later. Methods take ``modules``, each with the number of its layer, None for a module that
+    was freed; and ``models``.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[ref[DistributedDataParallel]] = []
+        self._exchanged: dict[int, set[int]] = {}  # what ``exchanged_layers`` gave last
+
+    def exchanged_layers(
+        self, modules: Sequence[tuple[nn.Module | None, int]], models: Sequence[nn.Module]
+    ) -> dict[int, set[int]]:
+        """The layers whose gradients are exchanged. The value: the numbers of elements of those own parameters that
+        DistributedDataParallel ignores, without sizes that an exchanged parameter of the layer has, too. A layer is
+        left out if all its own parameters are ignored. A layer of a freed module keeps its last value."""
+        exchanged: dict[int, set[int]] = {}  # by the id of a module
+        for replica in self._replicas(modules, models):
+            exchanged[id(replica)] = set()
+            ignored: set[str] = set(getattr(replica, "parameters_to_ignore", ()))  # not public
+            for name, module in replica.module.named_modules():
+                params = {f"{name}.{key}": param for key, param in module._parameters.items() if param is not None}
+                sizes = {param.numel() for key, param in params.items() if key not in ignored}
+                if sizes or not params:
+                    exchanged[id(module)] = {param.numel() for param in params.values()} - sizes
+        freed = self._exchanged.keys() & {layer for module, layer in modules if module is None}
+        self._exchanged = {layer: self._exchanged[layer] for layer in freed}
+        self._exchanged.update((layer, exchanged[id(module)]) for module, layer in modules if id(module) in exchanged)
+        return self._exchanged
+
+    def layers_with_unordered_buckets(
+        self, modules: Sequence[tuple[nn.Module | None, int]], models: Sequence[nn.Module]
+    ) -> list[int]:
+        """The layers that are replicated models with several buckets of gradients, not in the order in which these
+        become ready. DistributedDataParallel rebuilds buckets in that order before its second forward, if at all."""
+        layer_of = {id(module): layer for module, layer in reversed(modules)}
+        ids: set[int] = set()
+        for replica in self._replicas(modules, models):
+            recorded: dict[str, Any] = {}
+            with suppress(AttributeError, AssertionError, RuntimeError):  # this torch or this module has none
+                recorded = replica._get_ddp_logging_data()  # not public
+            if not recorded.get("has_rebuilt_buckets") and "," in str(recorded.get("bucket_sizes", "")):
+                ids.add(next(layer_of[id(module)] for module in replica.modules() if id(module) in layer_of))
+        return sorted(ids)
+
+    def _replicas(
+        self, modules: Sequence[tuple[nn.Module | None, int]], models: Sequence[nn.Module]
+    ) -> list[DistributedDataParallel]:
+        known = [replica for alive in self._found if (replica := alive()) is not None]
+        inside = {id(module) for model in known for module in model.modules()}
+        if not known or any(id(model) not in inside for model in models):
+            known = [module for module, _ in modules if isinstance(module, DistributedDataParallel)]
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                known += instances_of(DistributedDataParallel)
+            ours = {id(module) for module, _ in modules}
+            built = {id(model): model for model in known if _is_built(model)}.values()
+            known = [model for model in built if any(id(module) in ours for module in model.modules())]
+            self._found = [ref(model) for model in known]
+        return known
+
+
+def _is_built(replica: DistributedDataParallel) -> bool:
+    """Whether its ``__init__`` ended without an error. After an error, the object may live on with the exception, but
+    exchanges nothing. ``__init__`` sets ``logger`` last, unless a hook does all of the exchange (neither is public)."""
+    is_by_hook: bool = getattr(replica, "_delay_all_reduce_all_params", False)
+    return is_by_hook or getattr(replica, "logger", None) is not None

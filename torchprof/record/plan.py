@@ -6,7 +6,6 @@ import gc
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 from weakref import ref
@@ -21,6 +20,8 @@ from torchprof.attribute.events import Site
 from torchprof.record.compiled.dynamo_code import is_under_compile
 from torchprof.record.labels import Target, label_of
 from torchprof.record.modules import (
+    Owners,
+    Replicas,
     Trace,
     class_name,
     is_exported,
@@ -31,7 +32,6 @@ from torchprof.record.modules import (
     with_wrapped,
     wrapped_step,
 )
-from torchprof.record.parameters import Owners, Replicas, Updates
 from torchprof.record.ranges import stages_given, stages_of_modules
 from torchprof.run.layers import Layer, root_of_stage
 
@@ -40,10 +40,9 @@ class ModuleAtPath(NamedTuple):
     """A module at one path in a model.
 
     ``path``: the real path. ``shown``: the path that users see, without wrappers; ``layer``: the number of the layer
-    with this path. ``module``: a weak reference, so that the plan does not keep the module alive. ``wrapper``: the
-    number of the spot of the module that only wraps this one. ``compiled``: whether it is inside a ScriptModule, a
-    module under torch.compile or a graph of torch.export, so that its code may run without a call of its forward.
-    ``callable``: whether it has a forward.
+    with this path. ``module``: a weak reference. ``wrapper``: the number of the spot of the module that only wraps this
+    one. ``compiled``: whether it is inside a ScriptModule, a module under torch.compile or a graph of torch.export, so
+    that its code may run without a call of its forward. ``callable``: whether it has a forward.
     """
 
     path: tuple[str, ...]
@@ -67,8 +66,8 @@ def _spots(
     if any(id(model) not in stages for model in models):
         stages = {**stages_of_modules(), **stages}
     roots = [spot for spot in spots if len(spot.path) == 1]
-    real = Counter(_unnumbered(spot.path[0]) for spot in roots)
-    shown = Counter(_unnumbered(spot.shown[0]) for spot in roots)
+    real = Counter(spot.path[0].partition("#")[0] for spot in roots)
+    shown = Counter(spot.shown[0].partition("#")[0] for spot in roots)
     no_forward = nn.Module.forward
     for model in models:
         stage = stages.get(id(model))
@@ -79,11 +78,8 @@ def _spots(
             wrapper, compiled = None, False
             if len(path) > 1:
                 number, wrapped, compiled = above[path[:-1]]
-                shown_path = spots[number].shown
-                if wrapped == path[-1]:
-                    wrapper = number
-                else:
-                    shown_path = (*shown_path, path[-1])
+                wrapper = number if wrapped == path[-1] else None
+                shown_path = spots[number].shown if wrapped == path[-1] else (*spots[number].shown, path[-1])
             if not leaf:
                 is_script = isinstance(module, torch.jit.ScriptModule)
                 may_inline = compiled or is_script or is_under_compile(module) or is_exported(module)
@@ -103,10 +99,6 @@ def _numbered(name: str, taken: Counter[str]) -> str:
     return name if taken[name] == 1 else f"{name}#{taken[name]}"
 
 
-def _unnumbered(name: str) -> str:
-    return name.partition("#")[0]
-
-
 class Plan:
     """Which modules are labelled, and as which layers they are shown.
 
@@ -114,6 +106,7 @@ class Plan:
     of ``layers``. ``layer_paths``: for each layer, the path that users see. ``targets``: the modules to label.
     ``sites``: by label, the layers it stands for. ``selected``: the selected layers, None for all.
     ``with_event_lists``: the real paths of the modules whose calls ``raw()`` lists. ``spots``: all modules by path.
+    ``real_paths``: by label and layer, the real path of the module that has the label and is shown as the layer.
     """
 
     def __init__(self, models: Sequence[nn.Module], paths: Iterable[Any] | None, given: Any = None) -> None:
@@ -126,10 +119,10 @@ class Plan:
         self.spots: list[ModuleAtPath] = []
         self._layers_chosen: set[int] = set()
         self._target_of: dict[int, Target] = {}  # by the id of a module, valid while that is alive
-        self._real_paths: dict[tuple[str, int], tuple[str, ...]] = {}
+        self.real_paths: dict[tuple[str, int], tuple[str, ...]] = {}
         self._layers: tuple[Layer, ...] = ()  # of the last call of layers()
         self._replicas = Replicas()
-        self._updates = Updates()
+        self._versions: dict[int, int | None] = {}  # of parameters, by id, when their model was added
         self._add(models, paths, stages_given(given))
 
     def add(self, model: nn.Module) -> list[Target]:
@@ -143,7 +136,7 @@ class Plan:
         """Whether a module is labelled."""
         return self._target(module) is not None
 
-    def _target(self, module: nn.Module) -> Target | None:
+    def _target(self, module: nn.Module | None) -> Target | None:
         target = self._target_of.get(id(module))
         return target if target is not None and target.module() is module else None
 
@@ -153,8 +146,9 @@ class Plan:
         spots = self.spots[first:]
         for spot in spots:
             module = spot.module()
-            own = {} if module is None else module.__dict__.get("_parameters", {})
-            self._updates.look(param for param in own.values() if param is not None and not is_lazy(param))
+            for param in () if module is None else module._parameters.values():
+                if param is not None and not is_lazy(param):
+                    self._versions.setdefault(id(param), _version(param))
             if spot.layer == len(self.layer_paths):
                 self.layer_paths.append(spot.shown)
         chosen = set(range(first, len(self.spots)))
@@ -189,24 +183,15 @@ class Plan:
                 continue  # the ScriptModule around it runs it: Python does not call its forward
             target = self._target(module)
             if target is None:
-                target = self._target_of[key] = Target(
-                    ref(module),
-                    label_of(spot.path),
-                    spot.compiled,
-                    training=_trains(module),
-                    is_model=len(spot.shown) == 1,
-                )
+                target = Target(ref(module), label_of(spot.path), spot.compiled)
+                target.training, target.is_model = _trains(module), len(spot.shown) == 1
+                self._target_of[key] = target
                 self.targets.append(target)
-            around = self._around(spot)
+            around = None if spot.wrapper is None else self._target(self.spots[spot.wrapper].module())
             before = self.sites.get(target.label, Site((), around.label if around else None))
             self.sites[target.label] = before._replace(layers=(*before.layers, *layers))
             for place in map(self.spots.__getitem__, reversed(numbers)):
-                self._real_paths[target.label, place.layer] = place.path
-
-    def _around(self, spot: ModuleAtPath) -> Target | None:
-        """The target of the module that only wraps this one."""
-        wrapper = self.spots[spot.wrapper].module() if spot.wrapper is not None else None
-        return self._target(wrapper) if wrapper is not None else None
+                self.real_paths[target.label, place.layer] = place.path
 
     def _alive(self) -> list[tuple[ModuleAtPath, nn.Module]]:
         """The spots whose modules are alive, each with its module."""
@@ -221,11 +206,6 @@ class Plan:
     def traces(self) -> tuple[Trace, ...]:
         """All modules that are alive."""
         return tuple(Trace(spot.path, spot.leaf, module) for spot, module in self._alive())
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the models that users see."""
-        return [path[0] for path in self.layer_paths if len(path) == 1]
 
     @property
     def callable_layers(self) -> set[int]:
@@ -244,20 +224,15 @@ class Plan:
         return [(spot.layer, module) for spot, module in self._alive() if is_under_compile(module)]
 
     def holders_of(self, tensors: Sequence[torch.Tensor | None]) -> list[tuple[tuple[str, ...], ...] | None]:
-        """For each tensor, the real paths of the modules that have it as their own parameter or buffer; ``()`` if only
-        other modules of the process have it. None if no module has it (a buffer that was replaced since), or if the
-        tensor was freed (None). A parameter that FSDP2 gathered is that of its module; a tensor of a graph with
-        ``torch._inductor.config.freezing`` may have the memory of a parameter."""
+        """For each tensor, the real paths of the modules that have it, see ``Owners``; None for one that was freed."""
         owners = Owners((spot.path, spot.module()) for spot in self.spots)
         return [owners.of(tensor) for tensor in tensors]
 
     def is_alone(self, path: tuple[str, ...]) -> bool:
         """Whether the module with this real path is the only instance of its class in this process."""
         module = next((module for spot, module in self._alive() if spot.path == path), None)
-        return (
-            module is not None
-            and sum(type(referrer) is type(module) for referrer in gc.get_referrers(type(module))) == 1
-        )
+        kind = type(module)
+        return module is not None and sum(type(referrer) is kind for referrer in gc.get_referrers(kind)) == 1
 
     @property
     def fqns(self) -> dict[str, list[int]]:
@@ -265,7 +240,9 @@ class Plan:
         root_of: dict[tuple[str, ...], tuple[str, ...]] = {}  # path → path of the outermost sharded module
         by_fqn: dict[str, list[int]] = {}
         for spot in self.spots:
-            root = root_of.get(spot.path[:-1], spot.path if _is_sharded(spot.module()) else None)
+            module = spot.module()
+            is_sharded = module is not None and user_class_of(module) is not type(module)  # by FSDP2's fully_shard
+            root = root_of.get(spot.path[:-1], spot.path if is_sharded else None)
             if root is not None:
                 root_of[spot.path] = root
                 layers = by_fqn.setdefault(".".join(spot.path[len(root) :]), [])
@@ -274,23 +251,17 @@ class Plan:
 
     @property
     def replicated(self) -> dict[int, set[int]]:
-        """The layers whose gradients DistributedDataParallel exchanges; see ``Replicas.exchanged_layers``. Those of a
-        freed module keep their last values."""
+        """The layers whose gradients DistributedDataParallel exchanges; see ``Replicas.exchanged_layers``."""
         return self._replicas.exchanged_layers(self._shown_modules(), self.models)
 
     def unordered(self) -> list[str]:
-        """The models whose buckets of gradients are not in the order in which the gradients become ready; see
-        ``Replicas.layers_with_unordered_buckets``."""
+        """The models of ``Replicas.layers_with_unordered_buckets``."""
         layers = self._replicas.layers_with_unordered_buckets(self._shown_modules(), self.models)
         return [".".join(self.layer_paths[layer]) for layer in layers]
 
     def _shown_modules(self) -> list[tuple[nn.Module | None, int]]:
         """The modules, None for those that were freed, each with the number of its layer."""
         return [(spot.module(), spot.layer) for spot in self.spots]
-
-    def real_path(self, label: str, layer: int) -> tuple[str, ...] | None:
-        """The real path of the module that has a label, as this layer; None if it is not shown as this layer."""
-        return self._real_paths.get((label, layer))
 
     @property
     def selected_paths(self) -> tuple[tuple[str, ...], ...] | None:
@@ -316,39 +287,33 @@ class Plan:
                 continue
             core = here[-1]
             params, buffers, tied = _uncounted_tensors(here, counted)
-            sizes: dict[torch.dtype, int] = {}
-            unknown = any(map(is_lazy, params)) or any(map(_is_packed, here))
-            numbers = [] if unknown else [param.numel() for param in params]
-            for param, number in zip(params, numbers):
-                sizes[param.dtype] = sizes.get(param.dtype, 0) + number * param.element_size()
+            sizes: Counter[str] = Counter()
+            # The packed parameters of a quantized module cannot be counted.
+            packed = any("_packed_params" in vars(module) or "_packed_params" in module._modules for module in here)
+            unknown = packed or any(map(is_lazy, params))
+            numbers = [] if unknown else [(param, param.numel()) for param in params]
+            for param, number in numbers:
+                sizes[str(param.dtype).removeprefix("torch.")] += number * param.element_size()
+            trainable = sum(number for param, number in numbers if param.requires_grad)
             made = [buffer for buffer in buffers if not is_lazy(buffer)]
-            target = self._target(core) or self._target(here[0])
-            inputs, outputs = (_plain(target.input_shapes), _plain(target.output_shapes)) if target else ((), ())
-            layers.append(
-                Layer(
-                    path=path,
-                    kind=class_name(core),
-                    params=None if unknown else sum(numbers),
-                    trainable_params=None
-                    if unknown
-                    else sum(number for param, number in zip(params, numbers) if param.requires_grad),
-                    param_bytes=None if unknown else sum(sizes.values()),
-                    dtype_bytes=tuple(sorted((_name_of(dtype), size) for dtype, size in sizes.items())),
-                    buffers=sum(buffer.numel() for buffer in made),
-                    buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in made),
-                    input_shapes=inputs,
-                    output_shapes=outputs,
-                    same_shapes=target.same_shapes if target and target.is_model else None,
-                    grad_calls=target.grad_calls if target and target.same_shapes is not None else None,
-                    settings=_settings(core),
-                    tied=tied,
-                    output_bytes=_bytes(outputs, target.output_types) if target else None,
-                    training=target.training if target else _trains(core),
-                    compiled=index in compiled,
-                    shared_with=tuple(self.layer_paths[place] for place in places[id(core)] if place != index),
-                )
+            layer = Layer(
+                path=path,
+                kind=class_name(core),
+                params=None if unknown else sum(number for _, number in numbers),
+                trainable_params=None if unknown else trainable,
+                param_bytes=None if unknown else sum(sizes.values()),
+                dtype_bytes=tuple(sorted(sizes.items())),
+                buffers=sum(buffer.numel() for buffer in made),
+                buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in made),
+                settings=_settings(core),
+                tied=tied,
+                training=_trains(core),
+                compiled=index in compiled,
+                shared_with=tuple(self.layer_paths[place] for place in places[id(core)] if place != index),
             )
-            updated[index] = sum(number for param, number in zip(params, numbers) if self._updates.changed(param))
+            target = self._target(core) or self._target(here[0])
+            layers.append(layer if target is None else _as_called(layer, target))
+            updated[index] = sum(number for param, number in numbers if self._has_changed(param))
         if any(updated.values()):
             layers = [
                 replace(layer, updated_params=updated.get(index, layer.updated_params))
@@ -356,6 +321,11 @@ class Plan:
             ]
         self._layers = tuple(layers)
         return self._layers
+
+    def _has_changed(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter changed since its model was added."""
+        version = _version(parameter)
+        return self._versions.get(id(parameter), version) != version
 
     def changes(self) -> tuple[list[str], list[str]]:
         """The paths of modules that were added or replaced, and of those that were removed, since the plan was made."""
@@ -369,6 +339,26 @@ class Plan:
         added = [".".join(path) for path, module in now.items() if before.get(path) is not module]
         roots = {path[0] for path in now}
         return added, [".".join(path) for path in before if path not in now and path[0] in roots]
+
+
+def _version(parameter: torch.Tensor) -> int | None:
+    """How often torch counted a change of a parameter in place, by an optimizer or by hand; None if it has no count.
+    Compiled code and the fused steps of torch's optimizers may change a parameter without it."""
+    return None if parameter.is_inference() else parameter._version
+
+
+def _as_called(layer: Layer, target: Target) -> Layer:
+    """A layer with what was noted at its first call."""
+    inputs, outputs = _plain(target.input_shapes), _plain(target.output_shapes)
+    return replace(
+        layer,
+        input_shapes=inputs,
+        output_shapes=outputs,
+        same_shapes=target.same_shapes if target.is_model else None,
+        grad_calls=target.grad_calls if target.same_shapes is not None else None,
+        output_bytes=_bytes(outputs, target.output_types),
+        training=target.training,
+    )
 
 
 def _uncounted_tensors(
@@ -390,11 +380,6 @@ def _uncounted_tensors(
     return params, buffers, tied
 
 
-def _is_sharded(module: nn.Module | None) -> bool:
-    """Whether FSDP2's ``fully_shard`` or a similar function was applied to a module."""
-    return module is not None and user_class_of(module) is not type(module)
-
-
 def _settings(module: nn.Module) -> str:
     """``extra_repr()`` of a module of torch, "" for others: their text may have any content and length."""
     if not user_class_of(module).__module__.startswith(("torch.nn.", "torch.ao.nn.")):
@@ -403,16 +388,6 @@ def _settings(module: nn.Module) -> str:
         return module.extra_repr()
     except Exception:  # a lazy or a broken module
         return ""
-
-
-def _is_packed(module: nn.Module) -> bool:
-    """Whether a quantized module has packed parameters, which cannot be counted."""
-    return "_packed_params" in vars(module) or "_packed_params" in module._modules
-
-
-@cache
-def _name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _trains(module: nn.Module) -> bool:
@@ -427,6 +402,5 @@ def _plain(shapes: Iterable[Iterable[Any]]) -> tuple[tuple[int, ...], ...]:
 
 def _bytes(shapes: Sequence[Sequence[int]], types: Sequence[torch.dtype]) -> int | None:
     """The bytes of all tensors with these shapes and types; None if there are none or if a size is unknown."""
-    if not shapes or any(-1 in shape for shape in shapes):
-        return None
-    return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, types))
+    is_known = shapes and not any(-1 in shape for shape in shapes)
+    return sum(prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, types)) if is_known else None

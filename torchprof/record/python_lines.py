@@ -57,11 +57,10 @@ class Sample(NamedTuple):
 
 
 class Sampler(SharedChange):
-    """Notes the current line of a thread every ``interval_s``, from ``start`` to ``stop``, or inside a ``with`` block.
+    """Notes the current line of a thread every ``interval_s``, from ``start`` to ``stop``.
 
-    The line is that of the innermost frame of the user's code. User code is in a file, and not in the standard library,
-    an installed package (site-packages), torch or torchprof. If no frame is user code, the line is that of the
-    innermost frame outside torchprof.
+    The line is that of the innermost frame of the user's code, which is in a file, and not in the standard library, an
+    installed package (site-packages), torch or torchprof; without one, of the innermost frame outside torchprof.
 
     What the line called is noted, too, as it is written there ("time.sleep"): a line that only calls
     ``trainer.train()`` says little. Without the source, with Python 3.10, and for a loop over an object it is the
@@ -78,8 +77,7 @@ class Sampler(SharedChange):
     is dropped, its intervals are added to the sample before it, and the interval between samples is doubled.
 
     The sampling thread is a daemon. It pauses while the process forks, does not run in the child, and ends before the
-    interpreter does. A sampler can be started again; new samples are added. Raises TorchprofError if the interval is
-    not positive.
+    interpreter does. Started again, a sampler adds samples. Raises TorchprofError if the interval is not positive.
     """
 
     def __init__(self, thread_ident: int, interval_s: float = 0.005) -> None:
@@ -101,7 +99,6 @@ class Sampler(SharedChange):
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to sample, or continue."""
         if self not in self._all_on:
             self.on()
             atexit.register(self.stop)
@@ -117,22 +114,7 @@ class Sampler(SharedChange):
 
     def _make(self) -> None:
         """Let threads that wait for the GIL get it sooner."""
-        before = sys.getswitchinterval()
-        sys.setswitchinterval(min(_SWITCH_S, before))
-        ours = sys.getswitchinterval()  # as Python rounded it
-
-        def restore() -> None:
-            if sys.getswitchinterval() == ours:  # else the script has set it meanwhile
-                sys.setswitchinterval(before)
-
-        self._undo.append(restore)
-
-    def __enter__(self) -> Sampler:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+        self._set(sys.getswitchinterval, sys.setswitchinterval, min(_SWITCH_S, sys.getswitchinterval()))
 
     def samples(self) -> Iterator[Sample]:
         """All samples until now in the order of time."""
@@ -146,7 +128,7 @@ class Sampler(SharedChange):
                 line,
                 code.co_name,
                 _called(code, offset, called),
-                caller is not None and _is_hook(*caller),
+                caller is not None and _called(*caller).endswith("hook"),  # else it calls the module's forward
             )
             for code, line, offset, called, caller in self._locations
         ]
@@ -177,29 +159,33 @@ class Sampler(SharedChange):
 
     def _note(self, intervals: int) -> None:
         with _frames_stay():
-            self._note_line(intervals)
+            index = self._location()
+        if index is None:
+            return
+        self._times.append(time.perf_counter_ns())
+        self._at.append(index)
+        self._intervals.append(intervals)
         if len(self._times) >= _MOST_SAMPLES:  # drop every second one
             self._times = self._times[::2]
             self._at = self._at[::2]
             self._intervals = array("q", map(add, self._intervals[::2], self._intervals[1::2]))
             self._every *= 2
 
-    def _note_line(self, intervals: int) -> None:
+    def _location(self) -> int | None:
+        """The index of the thread's location in ``_locations``; None if the thread has ended."""
         frame = sys._current_frames().get(self._ident)
         while frame is not None and frame.f_code.co_filename.startswith(OUR_FILES):
             frame = frame.f_back
         frame, called = self._users(frame)
-        if frame is None:  # the thread has ended
-            return
+        if frame is None:
+            return None
         caller = _calling_module(frame)
         key = id(frame.f_code), frame.f_lasti, id(called), caller
         index = self._indices.get(key)
         if index is None:
             index = self._indices[key] = len(self._locations)
             self._locations.append((frame.f_code, frame.f_lineno, frame.f_lasti, called, caller))
-        self._times.append(time.perf_counter_ns())
-        self._at.append(index)
-        self._intervals.append(intervals)
+        return index
 
     def _users(self, innermost: FrameType | None) -> tuple[FrameType | None, CodeType | None]:
         """The innermost frame of the user's code, or else the innermost one; and the library's function it called."""
@@ -236,11 +222,6 @@ def _calling_module(frame: FrameType) -> tuple[CodeType, int] | None:
     return (caller.f_code, caller.f_lasti) if is_torchs else None
 
 
-def _is_hook(code: CodeType, offset: int) -> bool:
-    """Whether ``nn.Module`` calls a hook there, and not the module's forward. Needs its source, and Python 3.11."""
-    return _called(code, offset, None).endswith("hook")
-
-
 def _owner_of(file: str) -> str:
     """Whose code a file is. The user's is a file, and not of torchprof, Python, torch or an installed package, nor the
     script of an installed command, such as ``bin/torchprof``."""
@@ -255,7 +236,7 @@ def _owner_of(file: str) -> str:
     return _LIBRARY if is_installed else _USER
 
 
-def _called(code: CodeType, offset: int, called: CodeType | None) -> str:
+def _called(code: CodeType, offset: int, called: CodeType | None = None) -> str:
     """What a call at this instruction calls, as it is written in the source; else the name of ``called``, if any."""
     positions = getattr(code, "co_positions", None)
     while offset > 0 and dis.opname[code.co_code[offset]] == "CACHE":  # the rest of the instruction before it
@@ -276,9 +257,7 @@ def _shown(file: str, folder: str) -> str:
     if file.startswith("<"):
         return file
     path = Path(os.path.normpath(file))
-    if path.is_relative_to(folder):
-        return str(path.relative_to(folder))
-    return str(Path(*path.parts[-2:]))
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else Path(*path.parts[-2:]))
 
 
 def _for_all(method: Callable[[Sampler], None]) -> None:

@@ -1,4 +1,5 @@
-"""torch.distributed.pipelining: ranges around the work of its stages, and the stages that call a module."""
+"""Ranges beside labels: the work of stages of torch.distributed.pipelining, calls of autograd's engine, collections of
+garbage; and the ranges that are open where a session ends."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -24,33 +26,33 @@ from torchprof.record.modules import instances_of, stages_in, with_wrapped
 from torchprof.record.session import is_observed, record
 from torchprof.record.torch_internals import SharedChange, optional
 
-# The ranges that are open where a session of torch's profiler ends and the next one begins are split there.
-#
-# torch writes the end of a range into the session in which the range began. If another session has begun meanwhile,
-# that memory is no longer there, and the process crashes, now or later (torch 2.13). So such ranges are closed before
-# the end and opened again in the next session.
+_STAGES = "torch.distributed.pipelining.stage"
+_SCHEDULES = "torch.distributed.pipelining.schedules"
+_ENTER_THE_ENGINE = ("torch.autograd", "torch.autograd.graph")
+"""The modules through whose ``_engine_run_backward`` ``backward()`` and ``grad()`` enter the engine."""
+_OLD = 1 if sys.version_info >= (3, 14) else 2
+"""The youngest generation whose collection also visits old objects; in Python 3.14, a part of them each time."""
+
+# Ranges that are open where a session of torch's profiler ends and the next one begins
 
 
-class _OfThread(threading.local):
-    """Whether a thread is closing ranges or opening them again just now."""
-
-    is_splitting = False
-
-
+@dataclass
 class _Open:
     """A range that is open. ``is_closed``: for a while, between ``close`` and ``reopen``."""
 
-    __slots__ = ("is_closed", "range")
-
-    def __init__(self, opened: Any) -> None:
-        self.range = opened
-        self.is_closed = False
+    range: Any
+    is_closed: bool = False
 
 
 class SplitRanges(SharedChange):
-    """From ``on`` to ``off``, open ranges of ``record_function`` are known; those that are ``Reopened``, always."""
+    """From ``on`` to ``off``, open ranges of ``record_function`` are known; those that are ``Reopened``, always.
 
-    _of_thread: ClassVar[_OfThread] = _OfThread()
+    torch writes the end of a range into the session in which the range began. If another session has begun meanwhile,
+    that memory is no longer there, and the process crashes, now or later (torch 2.13). So such ranges are closed before
+    the end and opened again in the next session.
+    """
+
+    _splitting: ClassVar[set[int]] = set()  # the threads that are closing ranges or opening them again just now
     _open: ClassVar[dict[tuple[int, int], _Open]] = {}  # by the thread and the id of a range; outer to inner
 
     def _make(self) -> None:
@@ -76,34 +78,30 @@ class SplitRanges(SharedChange):
 
     def close(self) -> None:
         """Close the open ranges of this thread, the inner ones first."""
-        with _splitting():
-            for opened in reversed(_of_this_thread()):
+        with _open_ranges() as ranges:
+            for opened in reversed(ranges):
                 if not opened.is_closed:
                     opened.is_closed = True
                     opened.range.__exit__(None, None, None)
 
     def reopen(self) -> None:
         """Open again what ``close`` has closed, except what has been left since."""
-        with _splitting():
-            for opened in _of_this_thread():
+        with _open_ranges() as ranges:
+            for opened in ranges:
                 if opened.is_closed:
                     opened.is_closed = False
                     opened.range.__enter__()
 
 
 @contextmanager
-def _splitting() -> Iterator[None]:
-    """A block in which ranges are entered and left, but not by the user."""
-    SplitRanges._of_thread.is_splitting = True
+def _open_ranges() -> Iterator[list[_Open]]:
+    """The open ranges of this thread, in a block in which they are entered and left, but not by the user."""
+    here = threading.get_ident()
+    SplitRanges._splitting.add(here)
     try:
-        yield
+        yield [opened for (thread, _), opened in SplitRanges._open.copy().items() if thread == here]
     finally:
-        SplitRanges._of_thread.is_splitting = False
-
-
-def _of_this_thread() -> list[_Open]:
-    thread = threading.get_ident()
-    return [opened for (of_thread, _), opened in SplitRanges._open.copy().items() if of_thread == thread]
+        SplitRanges._splitting.discard(here)
 
 
 class Reopened:
@@ -124,7 +122,7 @@ class Reopened:
 
 
 def _note(opened: Any) -> None:
-    if not SplitRanges._of_thread.is_splitting:
+    if threading.get_ident() not in SplitRanges._splitting:
         key = threading.get_ident(), id(opened)
         SplitRanges._open.pop(key, None)  # it may be open already: a decorated function that calls itself
         SplitRanges._open[key] = _Open(opened)
@@ -132,7 +130,7 @@ def _note(opened: Any) -> None:
 
 def _forget(opened: Any) -> None:
     """A range that was left is not open. It may have been entered on another thread."""
-    if SplitRanges._of_thread.is_splitting:
+    if threading.get_ident() in SplitRanges._splitting:
         return
     if SplitRanges._open.pop((threading.get_ident(), id(opened)), None) is None:
         for key in [key for key in SplitRanges._open.copy() if key[1] == id(opened)]:
@@ -146,15 +144,12 @@ def _forget_all() -> None:
             SplitRanges._open.pop(key, None)
 
 
-_STAGES = "torch.distributed.pipelining.stage"
-_SCHEDULES = "torch.distributed.pipelining.schedules"
+# Pipelines
 
 
 class PipelineRanges(SharedChange):
-    """From ``on`` to ``off``, each action of a stage, each step of a schedule and each wait in it is a range.
-
-    Nothing is done before torch.distributed.pipelining is imported: call ``on`` again when it may have been.
-    """
+    """From ``on`` to ``off``, each action of a stage, each step of a schedule and each wait in it is a range. Before
+    torch.distributed.pipelining is imported, nothing is done: call ``on`` again when it may have been."""
 
     def _make(self) -> None:
         base, schedules = _class_of_stages(), sys.modules.get(_SCHEDULES)
@@ -183,9 +178,7 @@ def _in_ranges(function: Any, label_of: Callable[..., str | None]) -> Any:
         if is_observed():
             with suppress(Exception):
                 label = label_of(*args, **kwargs)
-        if label is None:
-            return function(*args, **kwargs)
-        with Reopened(record(label)):
+        with nullcontext() if label is None else Reopened(record(label)):
             return function(*args, **kwargs)
 
     return in_a_range
@@ -253,11 +246,8 @@ def _class_of_stages() -> Any:
 
 
 def stages_of_modules() -> dict[int, int]:
-    """The number of the stage that calls a module, by the id of the module, and of the modules that it wraps.
-
-    Stages are searched among all objects of the process, once torch.distributed.pipelining is imported. Those that
-    ``gc.freeze`` has hidden are not found.
-    """
+    """The number of the stage that calls a module, by the id of the module, and of the modules that it wraps. Stages
+    are searched among all objects of the process, but for those that ``gc.freeze`` has hidden."""
     base = _class_of_stages()
     return _numbers_of([] if base is None else instances_of(base))
 
@@ -278,14 +268,7 @@ def _numbers_of(stages: Iterable[Any]) -> dict[int, int]:
     return {key: stage for key, (stage, *others) in numbers.items() if not others}
 
 
-# Ranges around what the process does for all layers, for the profiler of the thread on which it happens: calls of
-# autograd's engine, and collections of Python's garbage collector.
-
-_ENTER_THE_ENGINE = ("torch.autograd", "torch.autograd.graph")
-"""The modules through whose ``_engine_run_backward`` ``backward()`` and ``grad()`` enter the engine."""
-_OLD = 1 if sys.version_info >= (3, 14) else 2
-"""The youngest generation whose collection also visits old objects. In the incremental collector of Python 3.14, it
-visits a part of them each time."""
+# What the process does for all layers, in a range for the profiler of the thread on which it happens
 
 
 class EngineRanges(SharedChange):
@@ -295,16 +278,14 @@ class EngineRanges(SharedChange):
         for name in _ENTER_THE_ENGINE:
             run_backward = optional(f"{name}._engine_run_backward")
             if run_backward is not None:
-                self._put(importlib.import_module(name), "_engine_run_backward", _in_a_range(run_backward))
+                self._put(importlib.import_module(name), "_engine_run_backward", _in_range_of_engine(run_backward))
 
 
-def _in_a_range(run_backward: Any) -> Any:
+def _in_range_of_engine(run_backward: Any) -> Any:
     @never_compiled
     @functools.wraps(run_backward)
     def in_a_range(*args: Any, **kwargs: Any) -> Any:
-        if not is_observed():
-            return run_backward(*args, **kwargs)
-        with record(ENGINE_LABEL):
+        with record(ENGINE_LABEL) if is_observed() else nullcontext():
             return run_backward(*args, **kwargs)
 
     return in_a_range
@@ -315,9 +296,8 @@ class CollectionRanges(SharedChange):
 
     The time of such a collection depends on the number of objects in the process, and it interrupts any code: it
     belongs to no layer. Collections of young objects have no range: their time depends on the objects that were made
-    just before, so it counts for the layer that made them.
-
-    Python runs one collection at a time, and calls back on its thread at start and end: at most one range is open.
+    just before, so it counts for the layer that made them. Python runs one collection at a time, and calls back on its
+    thread at start and end: at most one range is open.
     """
 
     _open: ClassVar[list[Any]] = []

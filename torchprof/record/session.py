@@ -115,12 +115,9 @@ class Session(SessionEvents):
 
     def columns(self, detail: Callable[[str], Detail] | None = None, addresses: bool = False) -> EventColumns:
         columns = super().columns(detail, addresses)
-        keep_recorded(columns, self._note_wall_ns)
+        # On the clock of the events: it is that of the trace, too, and rows add up to it.
+        keep_recorded(columns, functools.partial(setattr, self, "_wall_ns"))
         return columns
-
-    def _note_wall_ns(self, ns: int) -> None:
-        """The recorded time on the clock of the events: it is that of the trace, too, and rows add up to it."""
-        self._wall_ns = ns
 
     def prepare(self) -> None:
         """Do what the first step should not pay for, after ``refuse_if_profiled``, before ``start`` or ``discard``."""
@@ -250,11 +247,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 
 class Guard:
-    """While it is on, no other profiler session can start: it would end ours, or crash the process.
-
-    ``give_way``: if given, it is called instead of raising an error, and has to end our session; then the other one
-    starts. Guards may be nested; the last one must be turned off first.
-    """
+    """While it is on, no other profiler session can start: it would end ours, or crash the process. ``give_way``: if
+    given, it is called instead of raising an error, and has to end our session; then the other one starts. Guards may
+    be nested; the last one must be turned off first."""
 
     _giving_way: ClassVar[Callable[[], None] | None] = None
 
@@ -263,30 +258,30 @@ class Guard:
         self._restores: list[Callable[[], None]] = []
 
     def on(self) -> None:
-        def refusing(original: Any) -> Any:
-            @functools.wraps(original)
-            def guarded(other: Any, *args: Any, **kwargs: Any) -> Any:
-                # A guard that is off may still be called by a nested one that has just given way.
-                if self._restores and not getattr(other, OURS, False):
-                    if Guard._giving_way is None:
-                        raise TorchprofError(f"A profiler was started inside a torchprof.Profile block. {_WAY_OUT}")
-                    Guard._giving_way()
-                return original(other, *args, **kwargs)
-
-            return guarded
-
         if self._give_way is not None:
             Guard._giving_way = self._give_way
         for cls, name in _STARTS:
             original = cls.__dict__.get(name)
             if original is not None:
-                self._restores.append(replaced(cls, name, refusing(original)))
+                self._restores.append(replaced(cls, name, self._guarded(original)))
 
     def off(self) -> None:
         if self._give_way is not None:
             Guard._giving_way = None
         while self._restores:
             self._restores.pop()()
+
+    def _guarded(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def guarded(other: Any, *args: Any, **kwargs: Any) -> Any:
+            # A guard that is off may still be called by a nested one that has just given way.
+            if self._restores and not getattr(other, OURS, False):
+                if Guard._giving_way is None:
+                    raise TorchprofError(f"A profiler was started inside a torchprof.Profile block. {_WAY_OUT}")
+                Guard._giving_way()
+            return original(other, *args, **kwargs)
+
+        return guarded
 
 
 def is_profiled() -> bool:
@@ -307,11 +302,9 @@ def refuse_if_profiled() -> None:
 
 
 def _is_prepared() -> bool:
-    """Whether a schedule in warm-up has prepared a session: to start ours then would crash the process.
-
-    torch has no flag for that. A ``torch.profiler.profile`` counts its steps from its creation to the end of its block.
-    Only while one does, the session is searched for among all objects of the process, which may be millions.
-    """
+    """Whether a schedule in warm-up has prepared a session: to start ours then would crash the process. torch has no
+    flag for that. A ``torch.profiler.profile`` counts its steps from its creation to the end of its block: only while
+    one does, the session is searched for among all objects of the process, which may be millions."""
     if Session._waiting:
         return True
     steps = optional("torch.autograd.profiler.KinetoStepTracker._step_dict")
@@ -332,6 +325,5 @@ def missing_device(device: str) -> RunWarning | None:
     if module is None or not module.is_available():
         return RunWarning.of("no_device", device=name)
     activity = getattr(torch.profiler.ProfilerActivity, name, torch.profiler.ProfilerActivity.CPU)
-    if activity not in torch.profiler.supported_activities():
-        return RunWarning.of("device_not_recordable", device=name)
-    return None
+    is_recordable = activity in torch.profiler.supported_activities()
+    return None if is_recordable else RunWarning.of("device_not_recordable", device=name)

@@ -1,4 +1,4 @@
-"""The events of a session of torch's profiler as columns."""
+"""The events of a session of torch's profiler as columns: what every event has, and the signatures of ops."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import marshal
 import operator
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress, islice
 from typing import Any
 
@@ -21,29 +21,34 @@ from torchprof.record.torch_internals import needed, optional
 from torchprof.run.collectives import RECORDS_COLLECTIVE, signature_of
 from torchprof.run.words import BEFORE, Signature, is_collective, is_runtime_call
 
-# The events of a session as torch gives them, in the order of start, with the fields that every event has as columns;
-# and what operators were called on: the shapes, types and scalars of their inputs, numbered.
-#
-# To call a method of torch by ``map`` takes less time than calling it in a loop.
-
 RawEvent = needed("torch._C._autograd._KinetoEvent")
-BACKWARD_SCOPE, USER_SCOPE = 1, 7  # that of a function is 0
+# To call a method of torch by ``map`` takes less time than calling it in a loop.
 end_ns: Callable[[Any], int] = getattr(RawEvent, "end_ns", lambda raw: raw.start_ns() + raw.duration_ns())  # torch 2.4
 _name, _scope, _start_ns = RawEvent.name, RawEvent.scope, RawEvent.start_ns
 _thread, _sequence, _forward_thread = RawEvent.start_thread_id, RawEvent.sequence_nr, RawEvent.fwd_thread_id
-
-# Source lines that are left out: Python's builtins, torch's marks of modules, the functions that every call of a module
-# goes through, and the labels and stand-ins of torchprof/record.
-_NO_SOURCE = ("<", "nn.Module: ", "torch/nn/modules/module.py(", "torchprof/record/")
+_correlation, _linked = RawEvent.correlation_id, RawEvent.linked_correlation_id
+_is_python_function: Callable[[Any], bool] = getattr(RawEvent, "is_python_function", lambda raw: False)
+_is_annotation: Callable[[Any], bool] | None = getattr(RawEvent, "is_user_annotation", None)
+# The stream of a kernel. In a torch that does not record it, all work of a device has one number.
+_stream: Callable[[Any], int] = getattr(RawEvent, "device_resource_id", RawEvent.start_thread_id)
 _shapes_of_lists: Callable[[Any], list[Any]] | None = optional(
     "torch._C._autograd._KinetoEvent.structured_input_shapes"
 )
+HAS_COLLECTIVE_METADATA = "expose_kineto_event_metadata" in (
+    getattr(optional("torch._C._profiler._ExperimentalConfig"), "__init__", None).__doc__ or ""
+)
+"""Whether this torch gives the metadata of events, as the shapes of collectives, not only in trace files."""
+
+BACKWARD_SCOPE, USER_SCOPE = 1, 7  # that of a function is 0
+# Source lines that are left out: Python's builtins, torch's marks of modules, the functions that every call of a module
+# goes through, and the labels and stand-ins of torchprof/record.
+_NO_SOURCE = ("<", "nn.Module: ", "torch/nn/modules/module.py(", "torchprof/record/")
 _BLOCK = 1024
 """How many events are read at a time: they fit in the cache of a processor, and the next method finds them there."""
 
 
 class RawEvents:
-    """``all``: the events. By index of an event:
+    """The events of a session in the order of start (``all``), and by index of an event:
 
     - ``names_of``: the index of its name in ``names``; ``scopes``.
     - ``starts``, ``ends``, in ns; ``threads``.
@@ -51,38 +56,34 @@ class RawEvents:
     """
 
     def __init__(self, raws: Sequence[Any]) -> None:
-        """``raws``: those of torch. They usually come sorted; of equal starts, the first one stays the first."""
-        starts, ends, sequences, forward_threads = (array("q") for _ in range(4))
-        threads: list[int] = []  # small numbers, of which Python has one object each
+        """``raws``: those of torch, in the order of start."""
+        self.all = raws
+        self.starts, self.ends, self.sequences, self.forward_threads = (array("q") for _ in range(4))
+        self.threads: list[int] = []  # small numbers, of which Python has one object each
+        self.scopes, self.names_of = bytearray(), array("l")
         numbers: Numbers[str] = Numbers()
-        scopes, names_of = bytearray(), array("l")
         for first in range(0, len(raws), _BLOCK):
             block = raws[first : first + _BLOCK]
-            starts.extend(map(_start_ns, block))
-            ends.extend(map(end_ns, block))
-            threads.extend(map(_thread, block))
-            sequences.extend(map(_sequence, block))
-            forward_threads.extend(map(_forward_thread, block))
-            scopes.extend(map(_scope, block))
-            names_of.extend(map(numbers.__getitem__, map(_name, block)))
-        columns: list[Any] = [starts, ends, threads, sequences, forward_threads, names_of, scopes]
-        if not all(map(operator.le, starts, islice(starts, 1, None))):
-            order = sorted(range(len(starts)), key=starts.__getitem__)
-            raws = [*map(raws.__getitem__, order)]
-            columns = [_in_order(column, order) for column in columns]
-        self.all = raws
-        self.starts, self.ends, self.threads, self.sequences, self.forward_threads, self.names_of, self.scopes = columns
+            self.starts.extend(map(_start_ns, block))
+            self.ends.extend(map(end_ns, block))
+            self.threads.extend(map(_thread, block))
+            self.sequences.extend(map(_sequence, block))
+            self.forward_threads.extend(map(_forward_thread, block))
+            self.scopes.extend(map(_scope, block))
+            self.names_of.extend(map(numbers.__getitem__, map(_name, block)))
         self.names = [*numbers]
 
-
-def _in_order(column: Any, order: Sequence[int]) -> Any:
-    values = map(column.__getitem__, order)
-    return array(column.typecode, values) if isinstance(column, array) else type(column)(values)
+    @classmethod
+    def in_order(cls, raws: Sequence[Any]) -> RawEvents:
+        """torch's events usually come in the order of start. Of equal starts, the first one stays the first."""
+        events = cls(raws)
+        is_sorted = all(map(operator.le, events.starts, islice(events.starts, 1, None)))
+        return events if is_sorted else cls(sorted(raws, key=_start_ns))
 
 
 class InputSignatures:
-    """The signatures of one session. Equal signatures share one number, which is an index in ``all``; number 0 is the
-    empty signature. ``with_stack``: whether signatures have source lines."""
+    """The shapes, types and scalars that the ops of one session were called on. Equal signatures share one number, an
+    index in ``all``; number 0 is the empty signature. ``with_stack``: whether signatures have source lines."""
 
     def __init__(self, with_stack: bool) -> None:
         self.all: list[Signature] = [Signature((), ())]
@@ -154,26 +155,16 @@ def _frozen(value: Any) -> Any:
     return None if isinstance(value, complex) else value
 
 
-_is_python_function: Callable[[Any], bool] = getattr(RawEvent, "is_python_function", lambda raw: False)
-_is_annotation: Callable[[Any], bool] | None = getattr(RawEvent, "is_user_annotation", None)
-# The stream of a kernel. In a torch that does not record it, all work of a device has one number.
-_stream: Callable[[Any], int] = getattr(RawEvent, "device_resource_id", RawEvent.start_thread_id)
-_correlation, _linked = RawEvent.correlation_id, RawEvent.linked_correlation_id
-
-HAS_COLLECTIVE_METADATA = "expose_kineto_event_metadata" in (
-    getattr(optional("torch._C._profiler._ExperimentalConfig"), "__init__", None).__doc__ or ""
-)
-"""Whether this torch gives the metadata of events, as the shapes of collectives, not only in trace files."""
-
-
 class SessionColumns:
     """The columns of one session. ``inputs``: numbers the inputs of ops. ``on_device``: a device was recorded, too."""
 
     def __init__(self, events: RawEvents, inputs: InputSignatures, on_device: bool) -> None:
         self._work: list[Any] = []
         if on_device:
-            cpu, self._work = _split(events.all)
-            events = RawEvents(cpu)
+            # The memory events of all devices are the CPU's.
+            of_cpu = [raw.device_type() == DeviceType.CPU or raw.name() == MEMORY for raw in events.all]
+            self._work = [*compress(events.all, map(operator.not_, of_cpu))]
+            events = RawEvents([*compress(events.all, of_cpu)])
         self._events = events
         self._inputs = inputs
         self._devices: dict[tuple[Any, int], str] = {}  # the names of devices
@@ -194,10 +185,10 @@ class SessionColumns:
         events = self._events
         self._number_kinds()
         nbytes, addresses = self._memory(address_of)
-        kinds = [*self._kinds]
-        self._shorten_async(kinds)
-        has_nodes = any(kind is not None and kind.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) for kind in kinds)
-        signatures = self._signatures(kinds, detail)
+        self._shorten_async()
+        kinds = [EventKind(Kind.OP, "") if kind is None else kind for kind in self._kinds]
+        has_nodes = any(kind.kind in (Kind.NODE, Kind.BACKWARD_FUNCTION) for kind in kinds)
+        signatures = self._signatures(detail)
         kept = compress(range(len(self._numbers)), self._numbers)  # 0 is the number of events that are left out
         threads, order = by_thread(kept, self._threads)
         is_in_order = len(threads) == 1 and len(order) == len(self._numbers)
@@ -206,7 +197,7 @@ class SessionColumns:
             return array(code, values if is_in_order else map(values.__getitem__, order))
 
         return EventColumns(
-            [EventKind(Kind.OP, "") if kind is None else kind for kind in self._kinds],
+            kinds,
             threads,
             column(self._numbers, "i"),
             column(events.starts),
@@ -278,16 +269,15 @@ class SessionColumns:
                 numbers[key] = number_of(*key)
             self._numbers[index] = numbers[key]
 
-    def _of(self, wanted: Iterable[bool]) -> list[int]:
+    def _of(self, is_wanted: Callable[[EventKind], bool]) -> list[int]:
         """The indices of the events whose kinds are wanted."""
-        is_wanted = [*wanted]
-        if not any(is_wanted):
-            return []
-        return [*compress(range(len(self._numbers)), map(is_wanted.__getitem__, self._numbers))]
+        wanted = [kind is not None and is_wanted(kind) for kind in self._kinds]
+        events = compress(range(len(self._numbers)), map(wanted.__getitem__, self._numbers))
+        return [*events] if any(wanted) else []
 
     def _memory(self, address_of: Mapping[tuple[int, int, int], int]) -> tuple[array[int] | None, array[int] | None]:
         """The bytes and the addresses of memory events. Each device has a kind of its own."""
-        of_memory = self._of(kind is not None and kind.kind is Kind.MEMORY for kind in self._kinds)
+        of_memory = self._of(lambda kind: kind.kind is Kind.MEMORY)
         if not of_memory:
             return None, None
         raws, starts, threads = self._events.all, self._events.starts, self._threads
@@ -304,31 +294,26 @@ class SessionColumns:
             self._ends[index] = start
         return nbytes, addresses
 
-    def _shorten_async(self, kinds: Sequence[EventKind | None]) -> None:
+    def _shorten_async(self) -> None:
         """A label that ends on another thread takes no time of its own thread."""
-        for index in self._of(kind is not None and kind.kind is Kind.USER_LABEL for kind in kinds):
+        for index in self._of(lambda kind: kind.kind is Kind.USER_LABEL):
             raw = self._events.all[index]
-            if self._events.scopes[index] == USER_SCOPE and (
-                raw.is_async() or raw.end_thread_id() != raw.start_thread_id()
-            ):
+            moves = raw.is_async() or raw.end_thread_id() != raw.start_thread_id()
+            if moves and self._events.scopes[index] == USER_SCOPE:
                 self._ends[index] = self._events.starts[index]
 
-    def _signatures(
-        self, kinds: Sequence[EventKind | None], detail: Callable[[str], Detail] | None
-    ) -> array[int] | None:
+    def _signatures(self, detail: Callable[[str], Detail] | None) -> array[int] | None:
         """The numbers of the inputs of ops; None if none were recorded."""
-        wanted = [_detail(kind, detail) for kind in kinds]
-        names_metadata = [
-            kind is not None and kind.name == RECORDS_COLLECTIVE and HAS_COLLECTIVE_METADATA for kind in kinds
-        ]
-        if detail is None and not any(names_metadata):
+        collectives = self._of(lambda kind: kind.name == RECORDS_COLLECTIVE) if HAS_COLLECTIVE_METADATA else []
+        if detail is None and not collectives:
             return None
+        wanted = [_detail(kind, detail) for kind in self._kinds]
         raws, number_of, nothing = self._events.all, self._inputs.number_of, Detail.NOTHING
         numbers = array("i", bytes(4 * len(raws)))
         for index, number in enumerate(self._numbers):
             if wanted[number] is not nothing:
                 numbers[index] = number_of(raws[index], wanted[number])
-        for index in self._of(names_metadata):
+        for index in collectives:
             numbers[index] = self._inputs.number_of_collective(raws[index]) or numbers[index]
         return numbers
 
@@ -355,15 +340,6 @@ class SessionColumns:
             device = _device(raw.device_type(), counted.get(index, index), devices)
             start, end = raw.start_ns(), end_ns(raw)
             yield Event(Kind.KERNEL, name, start, end, _stream(raw), correlation=launcher, device=device)
-
-
-def _split(raws: Iterable[Any]) -> tuple[list[Any], list[Any]]:
-    """The events of the CPU, among them the memory events of all devices; and the work of devices."""
-    cpu: list[Any] = []
-    work: list[Any] = []
-    for raw in raws:
-        (cpu if raw.device_type() == DeviceType.CPU or raw.name() == MEMORY else work).append(raw)
-    return cpu, work
 
 
 def _kind(name: str, scope: int) -> Kind | None:

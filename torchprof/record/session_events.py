@@ -9,12 +9,14 @@ import gzip
 import shutil
 import weakref
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 from itertools import compress
 from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -55,22 +57,12 @@ class Call(NamedTuple):
     finished: bool
 
 
-class _OpenCall(NamedTuple):
-    """A call that has not ended, and its number in the order of start."""
-
-    end_ns: int
-    number: int
-
-
 class SessionEvents:
-    """The events of one session of torch's profiler, to be read after its end.
-
-    ``profiler``: a ``torch.autograd.profiler.profile``. ``device``: the kind of device whose kernels it recorded
-    ("cuda", "xpu", …), None for the CPU alone. ``called_from``: see ``InputSignatures``. ``loop_before``: the last
-    session's loop.
-    """
+    """The events of one session of torch's ``profiler``, to be read after its end. ``device``: the kind of device whose
+    kernels it recorded ("cuda", "xpu", …), None for the CPU alone. ``loop_before``: the loop of the last session."""
 
     def __init__(self, profiler: Any) -> None:
+        """``profiler``: a ``torch.autograd.profiler.profile``."""
         self._profiler = profiler
         self.device: str | None = profiler.use_device
         self.cpu_time: CpuTime | None = None
@@ -82,11 +74,10 @@ class SessionEvents:
 
     @property
     def has(self) -> dict[str, bool]:
-        """Which options of the profiler have an effect on the events: ``profile_memory``, ``record_shapes``,
-        ``with_stack``. Without ``experimental_config=_ExperimentalConfig(verbose=True)`` events have no source lines,
-        even if ``with_stack`` is set."""
+        """Which options of the profiler have an effect: ``profile_memory``, ``record_shapes``, ``with_stack``. Without
+        ``experimental_config=_ExperimentalConfig(verbose=True)`` events have no source lines in spite of the last."""
         has = {name: bool(getattr(self._profiler, name)) for name in ("profile_memory", "record_shapes", "with_stack")}
-        has["with_stack"] = has["with_stack"] and any(raw.stack() for raw in self._raw())
+        has["with_stack"] = has["with_stack"] and any(raw.stack() for raw in self._read().all)
         return has
 
     @property
@@ -106,7 +97,7 @@ class SessionEvents:
     @property
     def torchs_steps(self) -> int:
         """The number of ranges that ``torch.profiler.profile`` recorded for its steps."""
-        return sum(is_torchs_step(raw.name()) for raw in self._raw() if raw.device_type() == DeviceType.CPU)
+        return sum(is_torchs_step(raw.name()) for raw in self._read().all if raw.device_type() == DeviceType.CPU)
 
     @property
     def start_ns(self) -> int | None:
@@ -131,11 +122,8 @@ class SessionEvents:
     def _addresses(self) -> dict[tuple[int, int, int], int]:
         """The address of each memory event, by its time, thread and bytes. Only torch's tree of events has it."""
         addresses: dict[tuple[int, int, int], int] = {}
-        results = self._profiler.kineto_results
-        waiting = [] if results is None else [results.experimental_event_tree()]
-        allocation = optional("torch._C._profiler._ExtraFields_Allocation")
-        if allocation is None:
-            return {}
+        results, allocation = self._profiler.kineto_results, optional("torch._C._profiler._ExtraFields_Allocation")
+        waiting = [] if results is None or allocation is None else [results.experimental_event_tree()]
         while waiting:
             for event in waiting.pop():
                 children = event.children
@@ -150,21 +138,21 @@ class SessionEvents:
     def calls(self) -> list[Call]:
         """The forward calls of labelled modules, in the order in which they ended."""
         calls: list[Call] = []
-        open_calls: OpenRanges[_OpenCall] = OpenRanges()
-        for raw in self._raw():
+        open_calls: OpenRanges[Call] = OpenRanges()
+        failed: set[int] = set()  # the ids of calls that an error ended
+        for raw in self._read().all:
             name = raw.name()
             if not name.startswith(PREFIX) or raw.device_type() != DeviceType.CPU:
                 continue
             start, thread = raw.start_ns(), raw.start_thread_id()
             around = open_calls.at(thread, start)
             if name in (RAISED, STOPPED) and around:
-                number = around[-1].number
-                calls[number] = calls[number]._replace(finished=False)
+                failed.add(id(around[-1]))
             elif is_of_a_call(name):
-                end = end_ns(raw)
-                around.append(_OpenCall(end, len(calls)))
-                calls.append(Call(name, start, end, thread, True))
-        return sorted(calls, key=lambda call: call.end_ns)
+                calls.append(Call(name, start, end_ns(raw), thread, True))
+                around.append(calls[-1])
+        calls.sort(key=lambda call: call.end_ns)
+        return [call._replace(finished=False) if id(call) in failed else call for call in calls]
 
     def event_list(self) -> EventList:
         """torch's own list of the whole session, without our labels."""
@@ -189,16 +177,12 @@ class SessionEvents:
             shutil.copyfileobj(trace, file)
 
     def _unlabelled(self) -> list[Any]:
-        return [raw for raw in self._raw() if not raw.name().startswith(PREFIX)]
-
-    def _raw(self) -> Sequence[Any]:
-        """The events of torch in the order of start."""
-        return self._read().all
+        return [raw for raw in self._read().all if not raw.name().startswith(PREFIX)]
 
     def _read(self) -> RawEvents:
         results = self._profiler.kineto_results
         raws = [] if results is None else results.events()
-        return RawEvents([raw for raw in raws if _has_name(raw)] if self.with_stack else raws)
+        return RawEvents.in_order([raw for raw in raws if _has_name(raw)] if self.with_stack else raws)
 
 
 def ended_session(profiler: Any) -> SessionEvents:
@@ -246,26 +230,14 @@ def _has_gradients(events: RawEvents, call: NamedRange) -> bool:
 # torch's own ``EventList``: of a whole session, and of some calls
 
 
-class _Results(NamedTuple):
-    """The part of torch's profiler result that its parser reads, for some of the events."""
-
-    raws: list[Any]
-    start_ns: int
-
-    def events(self) -> list[Any]:
-        return self.raws
-
-    def trace_start_ns(self) -> int:
-        return self.start_ns
-
-
 def _event_list_of(profiler: Any, raws: list[Any]) -> EventList:
     """The list that ``torch.autograd.profiler.profile`` makes of some of its raw events."""
-    results = profiler.kineto_results
-    if results is None:
+    if profiler.kineto_results is None:
         return empty_event_list()
     needed("torch.autograd.profiler.profile._parse_kineto_results")
-    parsed = profiler._parse_kineto_results(_Results(raws, results.trace_start_ns()))
+    # What its parser reads of a result
+    results = SimpleNamespace(events=lambda: raws, trace_start_ns=profiler.kineto_results.trace_start_ns)
+    parsed = profiler._parse_kineto_results(results)
     events = EventList(parsed, use_device=profiler.use_device, profile_memory=profiler.profile_memory)
     events._build_tree()
     return events
@@ -281,22 +253,20 @@ def empty_event_list() -> EventList:
 
 def _raws_in(calls: Iterable[Call], raws: Sequence[Any]) -> list[list[Any]]:
     """For each call, the raw events in it: ops, their kernels and their memory. ``raws``: in the order of start."""
-    by_thread: dict[int, list[Any]] = {}
-    kernels: dict[int, list[Any]] = {}  # by the correlation ID of the op
+    by_thread: defaultdict[int, list[Any]] = defaultdict(list)
+    kernels: defaultdict[int, list[Any]] = defaultdict(list)  # by the correlation ID of the op
     for raw in raws:
         launcher = raw.linked_correlation_id()
         if launcher:
-            kernels.setdefault(launcher, []).append(raw)
+            kernels[launcher].append(raw)
         elif raw.device_type() == DeviceType.CPU or raw.name() == MEMORY:
-            by_thread.setdefault(raw.start_thread_id(), []).append(raw)
+            by_thread[raw.start_thread_id()].append(raw)
     starts = {thread: [raw.start_ns() for raw in on_thread] for thread, on_thread in by_thread.items()}
     events = []
     for call in calls:
         on_thread = starts.get(call.thread, [])
         first, last = bisect_left(on_thread, call.start_ns), bisect_left(on_thread, call.end_ns)
-        inside = by_thread.get(call.thread, [])[first:last]
-        launched = [
-            kernel for raw in inside if raw.correlation_id() for kernel in kernels.get(raw.correlation_id(), ())
-        ]
-        events.append(inside + launched)
+        inside = by_thread[call.thread][first:last]
+        # The launcher of a kernel is never 0, the ID of events that launch nothing.
+        events.append(inside + [kernel for raw in inside for kernel in kernels.get(raw.correlation_id(), ())])
     return events

@@ -1,5 +1,5 @@
-"""This process: which rank of which job it is, and its environment: torch, its build, the devices, the threads, the
-machine and the script."""
+"""This process: the peak of its devices; which rank of which job it is; its environment: torch, its build, the devices,
+the threads, the machine and the script; and the memory that a profiler session does not record."""
 
 from __future__ import annotations
 
@@ -7,28 +7,40 @@ import json
 import os
 import platform
 import sys
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
+from threading import get_ident
 from timeit import default_timer
 from typing import Any, NamedTuple
+from weakref import finalize
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from torchprof.attribute.collectives import mesh_of_groups, sole_group
 from torchprof.errors import TorchprofError
+from torchprof.measure.live_memory import Freed, LiveMemory
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim, Meta, Peak, name_of_job
 from torchprof.run.processes import usable_cpus
 from torchprof.version import __version__
 
-# The peak of this device in FLOP/s and byte/s, measured with a matrix product and a copy, once in a process.
+_FIGURES = {
+    "allocated": "allocated_bytes.all.current",
+    "allocated at most": "allocated_bytes.all.peak",
+    "reserved": "reserved_bytes.all.current",
+    "reserved at most": "reserved_bytes.all.peak",
+}
 
 _SECONDS = 0.3  # for each of the two measurements
 _ENOUGH_SECONDS = 0.2  # for one product; a larger matrix would not be more exact
 _measured: dict[tuple[str, str, int], Peak] = {}
+
+# The peak of a device in FLOP/s and byte/s
 
 
 def peak(device: str | torch.device | None = None, dtype: torch.dtype = torch.float32) -> Peak:
@@ -134,10 +146,13 @@ def _fastest(statement: str, names: dict[str, object], now: Callable[[], float])
     return min(timer.blocked_autorange(min_run_time=_SECONDS).times)
 
 
+# The job
+
+
 class Job(NamedTuple):
     """``group``: the ranks of this rank's collectives; None if it is in groups of different ranks, or without a job.
-    ``in_traces``: the job as JSON, in the form that ``torch.profiler.profile`` writes into traces; None without a job.
-    ``name``: the job ID of torchrun or Slurm, "" without one."""
+    ``in_traces``: the job as JSON, as ``torch.profiler.profile`` writes it into traces; None without a job. ``name``:
+    the job ID of torchrun or Slurm, "" without one."""
 
     rank: int = 0
     world_size: int = 1
@@ -170,9 +185,8 @@ def this_job(models: Iterable[nn.Module], before: Job | None = None) -> Job:
 
 def _groups() -> list[Mapping[str, Any]]:
     """The process groups of this rank, as torch's profiler writes them into traces. Without the private API, none."""
-    world = getattr(torch.distributed.distributed_c10d, "_world", None)
     try:
-        return list(world.pg_config_info) if world is not None else []
+        return list(torch.distributed.distributed_c10d._world.pg_config_info)
     except (AttributeError, KeyError, TypeError):
         return []
 
@@ -184,16 +198,18 @@ def _mesh_of(models: Iterable[nn.Module]) -> tuple[MeshDim, ...]:
             mesh = getattr(param, "device_mesh", None)
             if mesh is None:
                 continue
-            find_root = getattr(mesh, "_get_root_mesh", None)
-            if find_root is None:  # torch 2.6 and before
-                resources: Any = getattr(torch.distributed.device_mesh, "_mesh_resources", None)
-                mesh = resources.get_root_mesh(mesh) if hasattr(resources, "get_root_mesh") else mesh
-            else:
-                mesh = find_root()
+            resources: Any = getattr(torch.distributed.device_mesh, "_mesh_resources", None)  # torch 2.9 and before
+            if hasattr(mesh, "_get_root_mesh"):
+                mesh = mesh._get_root_mesh()
+            elif hasattr(resources, "get_root_mesh"):
+                mesh = resources.get_root_mesh(mesh)
             names, positions = mesh.mesh_dim_names, mesh.get_coordinate()
             if names is not None and positions is not None:
                 return tuple(MeshDim(name, mesh.size(index), positions[index]) for index, name in enumerate(names))
     return ()
+
+
+# The environment
 
 
 def this_process(job: Job) -> Meta:
@@ -298,3 +314,65 @@ def _quota() -> float | None:
         return float(quota) / float(period) if float(quota) > 0 else None
     except (OSError, ValueError, ZeroDivisionError):  # "max": no limit
         return None
+
+
+# Memory that a session does not record: that of models, and the statistics of torch's allocators
+
+
+def held_now(models: Iterable[nn.Module], watch: bool = False) -> LiveMemory:
+    """The memory of parameters, buffers and gradients that is allocated now. A shared storage counts once.
+
+    ``watch``: note when each storage of the CPU is freed, until ``stop_watching``: torch's profiler does not record all
+    of that, as gradients that zero_grad frees; see ``add_frees``. Allocators of devices record all, with whole blocks.
+    """
+    blocks: dict[tuple[str, int], int] = {}
+    freed: list[Freed] = []
+    watches: list[finalize[Any, Any]] = []
+    sizes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    held: dict[tuple[str, int], str] = {}  # device and address → kind
+    home = get_ident()
+    for model in models:
+        params, buffers = (
+            [tensor for tensor in tensors if not is_lazy(tensor)] for tensors in (model.parameters(), model.buffers())
+        )
+        gradients = [param.grad for param in params if param.grad is not None]
+        for kind, tensors in (("parameters", params), ("buffers", buffers), ("gradients", gradients)):
+            for whole in tensors:
+                tensor = getattr(whole, "_local_tensor", whole)  # of a DTensor, the part that is on this rank
+                storage = _storage(tensor)
+                device = tensor.device.type  # as the profiler's events name it
+                device = device if device == "cpu" else f"{device}:{tensor.device.index or 0}"
+                if storage is None or (block := (device, storage.data_ptr())) in held:
+                    continue
+                held[block] = kind
+                sizes[device][kind] += storage.nbytes()
+                if device == "cpu":
+                    blocks[block] = storage.nbytes()
+                    if watch:  # not the tensor: views and autograd graphs may share its storage
+                        watches.append(finalize(storage, _note_freed, freed, home, block))
+                        watches[-1].atexit = False
+    by_device = {device: tuple(of_device.items()) for device, of_device in sizes.items()}
+    addresses = frozenset(block for block, kind in held.items() if kind != "gradients")
+    return LiveMemory(by_device, addresses, _allocators(), blocks, freed, watches)
+
+
+def _note_freed(freed: list[Freed], home: int, block: tuple[str, int]) -> None:
+    freed.append(Freed(time.perf_counter_ns(), get_ident() == home, block))
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """A tensor's storage; None if it has no address."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage if storage.data_ptr() else None
+    except RuntimeError:  # sparse, fake and wrapped tensors
+        return None
+
+
+def _allocators() -> dict[str, dict[str, int]]:
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {}
+    statistics = {f"cuda:{index}": torch.cuda.memory_stats(index) for index in range(torch.cuda.device_count())}
+    return {
+        device: {name: figures.get(key, 0) for name, key in _FIGURES.items()} for device, figures in statistics.items()
+    }

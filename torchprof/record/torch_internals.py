@@ -1,4 +1,5 @@
-"""Everything of torch that torchprof uses although it is not public, in one list.
+"""Everything of torch that torchprof uses although it is not public, in one list; and what changes the process while we
+record: functions of torch that are replaced.
 
 ``needed`` and ``optional`` look a part up. Some code asks an object or a module at hand instead, with ``getattr``: what
 it asks for is in the lists, too.
@@ -13,9 +14,9 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakSet
 
-import torch
-
 from torchprof.errors import TorchprofError
+
+_MOST_RECURSION = 2**31 - 1  # a C int
 
 
 class Use(NamedTuple):
@@ -120,7 +121,6 @@ _OF_MODULES: dict[str, dict[str, Use]] = {
 }
 INTERNALS = {f"{module}.{name}": use for module, uses in _OF_MODULES.items() for name, use in uses.items()}
 
-
 ATTRIBUTES: dict[str, Use] = {
     # Of modules and their wrappers
     "_modules": Use("the modules in a module"),
@@ -185,6 +185,8 @@ def needed(name: str) -> Any:
     """The same for a part without which nothing can be recorded. Raises TorchprofError if it is missing."""
     value = optional(name)
     if value is None:
+        import torch  # not above: the sampler of lines is used before a script imports torch
+
         raise TorchprofError(
             f"torch {torch.__version__} has no {name} (for: {INTERNALS[name].purpose}), and torchprof cannot record "
             f"without it. Install torch {INTERNALS[name].since} to {INTERNALS[name].until}, or a newer torchprof."
@@ -192,9 +194,7 @@ def needed(name: str) -> Any:
     return value
 
 
-# Changes of the whole process that several recordings share, as functions of torch that are replaced meanwhile.
-
-_MOST_RECURSION = 2**31 - 1  # a C int
+# Changes of the process
 
 
 class SharedChange:
@@ -227,6 +227,13 @@ class SharedChange:
     def _put(self, owner: Any, name: str, ours: Any) -> None:
         self._undo.append(replaced(owner, name, ours))
 
+    def _set(self, get: Callable[[], Any], put: Callable[[Any], object], value: Any) -> None:
+        """Change a setting of Python; it is restored unless other code has changed it meanwhile."""
+        before = get()
+        put(value)
+        ours = get()  # as Python rounded it
+        self._undo.append(lambda: put(before) if get() == ours else None)
+
 
 def replaced(owner: Any, name: str, ours: Any) -> Callable[[], None]:
     """Replace an attribute of a class or a module. Returns what restores it, unless others have replaced it."""
@@ -245,15 +252,8 @@ class RecursionLimit(SharedChange):
     fitted into the limit before must still fit."""
 
     def _make(self) -> None:
-        before = sys.getrecursionlimit()
-        raised = min(2 * before, _MOST_RECURSION)
-
-        def restore() -> None:
-            if sys.getrecursionlimit() == raised:  # else other code has set it meanwhile
-                sys.setrecursionlimit(before)
-
-        self._undo.append(restore)
-        sys.setrecursionlimit(raised)
+        raised = min(2 * sys.getrecursionlimit(), _MOST_RECURSION)
+        self._set(sys.getrecursionlimit, sys.setrecursionlimit, raised)
 
 
 class CustomOps(SharedChange):

@@ -1,4 +1,4 @@
-"""The code that torch.compile has compiled in this process, when and why, and the modules that it is yet to compile."""
+"""What torch.compile has compiled in this process, when and why; what it is yet to compile; its names for modules."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
+from torchprof.attribute.compiled_graphs import SELF, TracedModule
 from torchprof.measure.recording import CompiledForward
+from torchprof.record.torch_internals import optional
 from torchprof.run.meta import Compilation, CompiledRegion
 from torchprof.run.sentences import TOO_MUCH_FOR_STACKS
 from torchprof.run.warnings import RunWarning
@@ -36,13 +37,16 @@ _CACHE_HITS = tuple(
 
 
 def awaiting_compilation(models: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules of some models that torch.compile will compile at their next call. Modules that it is known to leave
-    uncompiled are left out."""
+    """The modules of some models that torch.compile will compile at their next call, without those that it leaves."""
     modules = dict.fromkeys(module for model in models for module in model.modules())
+    given_up: Any = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", ())
     return [
         module
         for module in modules
-        if is_under_compile(module) and has_code(module) is False and not _is_left_alone(module)
+        if is_under_compile(module)
+        and has_code(module) is False
+        and not _is_disabled(module)
+        and _code_of(module) not in given_up  # torch found nothing to compile in it before
     ]
 
 
@@ -57,11 +61,9 @@ def is_under_compile(module: nn.Module) -> bool:
 
 
 def has_code(module: nn.Module) -> bool | None:
-    """Whether torch.compile has compiled code for the forward of a module's class; None if this torch does not give
-    that."""
-    frames = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    entries: Any = getattr(frames, "_debug_get_cache_entry_list", None)
-    code = getattr(_forwards(module)[-1], "__code__", None)
+    """Whether torch.compile has compiled code for the forward of a module's class; None if this torch hides that."""
+    entries = optional("torch._C._dynamo.eval_frame._debug_get_cache_entry_list")
+    code = _code_of(module)
     return None if code is None or entries is None else bool(entries(code))
 
 
@@ -69,18 +71,11 @@ def forwards_under_compile(modules: Iterable[tuple[int, nn.Module]]) -> tuple[Co
     """The functions that torch.compile compiles for these layers."""
     regions = []
     for layer, module in modules:
-        code = getattr(_forwards(module)[-1], "__code__", None)
+        code = _code_of(module)
         if code is not None and not _is_disabled(module):
             name = getattr(code, "co_qualname", code.co_name)
             regions.append(CompiledForward(layer, name, code.co_filename, code.co_firstlineno))
     return tuple(regions)
-
-
-def _is_left_alone(module: nn.Module) -> bool:
-    """Whether torch.compile will not compile a forward without compiled code: because it is disabled for it, or because
-    it found nothing to compile in it before."""
-    seen: Any = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", ())
-    return _is_disabled(module) or getattr(_forwards(module)[-1], "__code__", None) in seen
 
 
 def _is_disabled(module: nn.Module) -> bool:
@@ -88,9 +83,13 @@ def _is_disabled(module: nn.Module) -> bool:
     return any(getattr(forward, "_torchdynamo_disable", False) for forward in (*_forwards(module), own))
 
 
+def _code_of(module: nn.Module) -> Any:
+    """The code that torch.compile compiles for a module; None if it has none in Python."""
+    return getattr(_forwards(module)[-1], "__code__", None)
+
+
 def _forwards(module: nn.Module) -> list[Any]:
-    """The forward of a module's class, followed by the forwards that torch.compile compiles instead (a stand-in names
-    its original)."""
+    """The forward of a module's class, and those that torch.compile compiles instead: a stand-in names its original."""
     forwards: list[Any] = [getattr(type(unwrapped(module)), "forward", None)]
     while hasattr(forwards[-1], "_torchdynamo_inline"):
         forwards.append(forwards[-1]._torchdynamo_inline)
@@ -107,16 +106,13 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 def about_left_out_stacks(modules: Sequence[nn.Module]) -> RunWarning:
     """The warning that source lines are not recorded, because these modules will be compiled meanwhile."""
-    return RunWarning.of(
-        "stacks_left_out", modules=tuple(dict.fromkeys(type(unwrapped(module)).__name__ for module in modules))
-    )
+    names = dict.fromkeys(type(unwrapped(module)).__name__ for module in modules)
+    return RunWarning.of("stacks_left_out", modules=tuple(names))
 
 
 class StackWarning:
-    """From ``on`` to ``off``, one warning when torch.compile begins to compile while source lines are recorded.
-
-    There is no warning if torch.compile was not used before ``on``.
-    """
+    """From ``on`` to ``off``, one warning when torch.compile begins to compile while source lines are recorded; none if
+    it was not used before ``on``."""
 
     def __init__(self) -> None:
         self._handler: Any = None
@@ -141,9 +137,11 @@ class StackWarning:
             )
 
 
+# Compiled code
+
+
 def compiled_regions() -> tuple[CompiledRegion, ...]:
-    """All code that torch.compile has compiled in this process and still has; empty if there is none, or if this torch
-    does not give it."""
+    """All code that torch.compile has compiled in this process and still has; empty if this torch does not give it."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return ()
     try:
@@ -181,48 +179,39 @@ def _region(
             line, reason = number, breaks[code.co_filename, code.co_name, number]
     if reason.startswith(_BRANCH):
         reason = _ON_A_VALUE
-    return CompiledRegion(
-        name,
-        getattr(code, "co_qualname", code.co_name),
-        code.co_filename,
-        code.co_firstlineno,
-        line,
-        _in_short(reason),
-        _hint(reason),
+    function = getattr(code, "co_qualname", code.co_name)
+    return CompiledRegion(name, function, code.co_filename, code.co_firstlineno, line, *_reason_and_hint(reason))
+
+
+def _reason_and_hint(message: str) -> tuple[str, str]:
+    """Of torch's message about a graph break, the first line with the first explanation, and the first hint; one to
+    report it to torch's authors only if there is no other. "" for what it does not have."""
+    lines = _lines(message)
+    explanations, hints = (
+        [line.removeprefix(start) for line in lines if line.startswith(start)] for start in ("Explanation: ", "Hint: ")
     )
+    hint = next((hint for hint in hints if "file an issue" not in hint), next(iter(hints), ""))
+    return ": ".join([*lines[:1], *explanations[:1]]).rstrip("."), hint
 
 
-def _in_short(reason: str) -> str:
-    """The first line and the explanations of torch's message about a graph break."""
-    lines = _lines(reason)
-    explanations = [line.removeprefix("Explanation: ") for line in lines[1:] if line.startswith("Explanation: ")]
-    return ": ".join([*lines[:1], *explanations[:1]]).rstrip(".")
-
-
-def _hint(reason: str) -> str:
-    """The first hint of torch's message about a graph break; one to report it to torch's authors only if there is no
-    other. "" if it has none."""
-    hints = [line.removeprefix("Hint: ") for line in _lines(reason) if line.startswith("Hint: ")]
-    return next((hint for hint in hints if "file an issue" not in hint), next(iter(hints), ""))
+# Compilations
 
 
 def compilations(step_starts: Sequence[int]) -> tuple[Compilation, ...]:
-    """The compilations of this process, in the order of time, as far as torch still has them: it keeps the last 64.
-
-    ``step_starts``: when the recording began, and each of its steps after the first, in ns since 1970. Empty if this
-    torch does not tell.
-    """
+    """The compilations of this process, in the order of time, as far as torch has them: it keeps the last 64. Empty if
+    it does not tell. ``step_starts``: when the recording, and each step after the first, began, in ns since 1970."""
     if "torch._dynamo.convert_frame" not in sys.modules:
         return ()
-    compilations: list[Compilation] = []
-    with suppress(Exception):  # these are private names of torch, which another version may change
+    try:
         from torch._dynamo.utils import get_compilation_metrics
 
-        compilations += _read(get_compilation_metrics(), step_starts)
-    return tuple(sorted(compilations, key=lambda compilation: compilation.began_ns))
+        metrics = _compilations_of(get_compilation_metrics(), step_starts)
+        return tuple(sorted(metrics, key=lambda compilation: compilation.began_ns))
+    except Exception:  # these are private names of torch, which another version may change
+        return ()
 
 
-def _read(metrics: Sequence[Any], step_starts: Sequence[int]) -> Iterator[Compilation]:
+def _compilations_of(metrics: Sequence[Any], step_starts: Sequence[int]) -> Iterator[Compilation]:
     functions: dict[str, tuple[str, str, int]] = {}  # by the first number of a compile id
     for metric in metrics:
         began, name = getattr(metric, "start_time", None), str(metric.compile_id)
@@ -238,20 +227,21 @@ def _read(metrics: Sequence[Any], step_starts: Sequence[int]) -> Iterator[Compil
         backend = min(_ns(metric, "backend_compile_time_s", 1e9), whole) if is_forward else whole
         inductor = min(inner, backend)
         kernels = min(_ns(metric, "triton_compile_time_us", 1e3), inductor)
+        cache_hits = [getattr(metric, count, None) for count in _CACHE_HITS]  # each None if this torch does not tell
         step = bisect_right(step_starts, began_ns) - 1
         yield Compilation(
             name,
             FORWARD if is_forward else BACKWARD,
             *functions.get(of, ("", "", 0)),
             None if step < 0 else step,
-            _reason_in_short(str(getattr(metric, "recompile_reason", None) or "")),
+            _without_addresses(str(getattr(metric, "recompile_reason", None) or "")),
             next(iter(_lines(str(metric.fail_reason))), "unknown") if metric.fail_type is not None else "",
             whole,
             whole - backend,
             backend - inductor,
             inductor - kernels,
             kernels or None,  # torch does not tell it where they are compiled in the same thread
-            _from_cache(metric),
+            None if all(hits is None for hits in cache_hits) else any(cache_hits),
             began_ns,
         )
 
@@ -261,16 +251,96 @@ def _ns(metric: Any, name: str, unit_ns: float) -> int:
     return round(unit_ns * (getattr(metric, name, None) or 0))
 
 
-def _from_cache(metric: Any) -> bool | None:
-    """Whether the graph of a compilation was in a cache of torch; None if this torch does not tell."""
-    counts = [getattr(metric, name, None) for name in _CACHE_HITS]
-    return None if all(count is None for count in counts) else any(counts)
-
-
-def _reason_in_short(reason: str) -> str:
+def _without_addresses(reason: str) -> str:
     """torch's reason without the version that it is about, the line of code, and the addresses of objects."""
     return _ADDRESS.sub("", _VERSION.sub("", " ".join(reason.split()), count=1).partition(" # ")[0])
 
 
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+# Names that Dynamo gives to modules while it traces a function, as paths of modules. Such a name is a source: an
+# expression that starts at a variable of the compiled function (``torch/_dynamo/source.py``).
+
+_SOURCE = re.compile(r"([LG]\['[^']*'\])(.*)")
+"""A source: a local or a global variable of the compiled function, and the steps from there."""
+_STEP = re.compile(r"""\.(\w+)|\[(\d+)\]|\[(?:'([^']*)'|"([^"]*)")\]""")
+"""A step of a source: an attribute, an index or a key."""
+_OWN_TENSOR = re.compile(r".*(\._|\['_)(parameters|buffers)('\])?\['[^']*'\]")
+"""A source that ends with a module's own parameter or buffer."""
+_NO_STEPS = frozenset({"__dict__", "_modules", "_parameters", "_buffers"})
+"""Steps that are not part of a module's path; Dynamo writes all for a class that defines ``__getattr__``."""
+
+
+class Taken(NamedTuple):
+    """A graph input of a compiled function that is a tensor of a module: the number of the input, and the function's
+    name for the module (see ``TracedModule``)."""
+
+    number: int
+    root: str
+    path: tuple[str, ...]
+
+
+def taken_by(graph: Any) -> list[Taken]:
+    """The tensors that a compiled function takes from modules, one for each module that it names and for each child of
+    such a module: a parameter rather than a buffer, which a forward may replace. The module to which the compiled
+    forward belongs is left out: its label is known from the range around the call."""
+    called = called_module()
+    tensors: dict[str, dict[tuple[str, tuple[str, ...]], Taken]] = {"parameters": {}, "buffers": {}}
+    for number, node in enumerate(node for node in graph.nodes if node.op == "placeholder"):
+        name = getattr(getattr(node, "_dynamo_source", None), "name", "")
+        source = str(name() if callable(name) else name)
+        if own := _OWN_TENSOR.fullmatch(source):
+            step = module_of_source(source, "")
+            taken = Taken(number, root_of(step.root, called), step.path[:-1])
+            if taken.root != SELF:
+                tensors[own[2]].setdefault((taken.root, taken.path[:1]), taken)
+    return [*{**tensors["buffers"], **tensors["parameters"]}.values()]
+
+
+def module_of_source(source: str, cls: Any) -> TracedModule:
+    """The module of a source, such as ``L['self'].layers.0`` or ``L['self'].__dict__['_modules']['fc']``. A source of
+    another form is a root without a path. ``cls``: the class of the module, or its qualified name."""
+    kind = (cls if isinstance(cls, str) else getattr(cls, "__name__", "")).rpartition(".")[2]
+    match = _SOURCE.fullmatch(source)
+    if match is None or _STEP.sub("", match[2]):
+        return TracedModule(source, (), kind)
+    path = (next(filter(None, step), "") for step in _STEP.findall(match[2]))
+    return TracedModule(match[1], tuple(step for step in path if step not in _NO_STEPS), kind)
+
+
+def root_of(root: str, called: str | None) -> str:
+    """``SELF`` if ``root`` is ``called``, the variable of the module whose forward is compiled. No other root stays
+    equal to ``SELF``: ``self`` may also be the argument of a function that is not the forward of a module."""
+    return SELF if root == called else f"{SELF} of a function" if root == SELF else root
+
+
+def called_module() -> str | None:
+    """The variable that holds the module whose forward is being compiled (``L['self']``); None if the function that is
+    being compiled is not the forward of exactly one of its variables."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    function = InstructionTranslator.current_tx().output.root_tx
+    names = [
+        name
+        for name, value in function.f_locals.items()
+        if hasattr(type(value), "forward") and _is_forward_of(value, function.f_code)
+    ]
+    return f"L['{names[0]}']" if len(names) == 1 else None
+
+
+def _is_forward_of(module: Any, code: CodeType) -> bool:
+    """Whether code belongs to a module's forward, to a function that it decorates, or to a part after a graph break."""
+    waiting = [cls.__dict__.get("forward") for cls in type(module).__mro__]
+    waiting.append(vars(module).get("forward"))
+    while waiting:
+        function = waiting.pop()
+        own = getattr(function, "__code__", None)
+        if own is not None and own.co_filename == code.co_filename:
+            last = max((line for _, _, line in own.co_lines() if line), default=0)
+            if own.co_firstlineno <= code.co_firstlineno <= last:
+                return True
+        if function is not None:
+            waiting.append(getattr(function, "__wrapped__", None))
+    return False

@@ -1,7 +1,7 @@
-"""Which operators and layers each kernel of torch.compile's graphs was made from: recorded while Inductor compiles.
+"""Which operators and layers each kernel of torch.compile's graphs was made from: recorded while Inductor compiles. And
+the graphs that are called while a session records: their texts, the sizes of their inputs, the layers of their kernels.
 
-The functions of Inductor that are replaced for that are private. ``_Inductor`` names them all and checks first that
-this torch has them.
+``_Inductor`` names all private functions that are replaced while it compiles, and checks that this torch has them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from threading import Lock, local
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -21,19 +21,20 @@ import torch
 from torchprof.attribute.compiled_graphs import CompiledGraphs, CompiledKernel
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.recording import CalledGraph
-from torchprof.record.compiled.fx_nodes import Taken, taken_by
+from torchprof.record.compiled.dynamo_code import Taken, taken_by
 from torchprof.record.compiled.graph_flow import kernels_by_parameters
 from torchprof.record.compiled.kept_graph import KeptGraph, NotedCalls
 from torchprof.record.compiled.traced_graph import TracedGraph
 from torchprof.record.plan import Plan
 from torchprof.record.session import is_observed, record
-from torchprof.record.torch_internals import optional
+from torchprof.record.torch_internals import optional, replaced
 from torchprof.run.warnings import RunWarning
 from torchprof.run.words import COMPILED_BEFORE, LAYERS_NOT_RECORDED
 
 _KEY = f"torchprof-{uuid4().hex[:8]}"
 """The prefix of the keys of graphs. It differs between processes, because a cache may bring graphs of another one."""
 _NUMBERS = itertools.count(1)
+_GRAPHS = "torch._inductor.output_code.CompiledFxGraph"
 _RANGE = re.compile(r'RAIIAtenRecordFunctionHandle \S+\("graph_\d+_(\S+)"')
 """The line in the source of a C++ kernel that opens its range in the profiler's events."""
 
@@ -78,21 +79,15 @@ class _Inductor:
         """Whether the code is compiled for other processes."""
         return bool(getattr(self._handlers, "aot_compilation", False))
 
-    def uncached(self) -> AbstractContextManager[Any]:
+    def uncached(self) -> Any:
         """A context without the caches of whole models."""
         names = ("enable_autograd_cache", "enable_remote_autograd_cache", "bundled_autograd_cache")
-        return self.functorch_config.patch(dict.fromkeys(names, False))  # type: ignore[no-any-return]
+        return self.functorch_config.patch(dict.fromkeys(names, False))
 
-    def with_provenance(self) -> AbstractContextManager[Any]:
+    def with_provenance(self) -> Any:
         """A context without the caches of graphs, with provenance tracking and with a range around each C++ kernel."""
-        return self.config.patch(  # type: ignore[no-any-return]
-            {
-                "fx_graph_cache": False,
-                "fx_graph_remote_cache": False,
-                "trace.provenance_tracking_level": 1,
-                "cpp.enable_kernel_profile": True,
-            }
-        )
+        caches = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+        return self.config.patch({**caches, "trace.provenance_tracking_level": 1, "cpp.enable_kernel_profile": True})
 
 
 class _State(local):
@@ -122,7 +117,7 @@ class Provenance:
 
     @classmethod
     def if_supported(cls, warnings: list[RunWarning]) -> Provenance | None:
-        """A new object; None if this torch lacks the private API, and then the reason is added to ``warnings``."""
+        """A new object; None if this torch lacks the private API: the reason is added to ``warnings``."""
         try:
             return cls()
         except (ImportError, AttributeError) as missing:
@@ -143,21 +138,21 @@ class Provenance:
     def off(self) -> None:
         self._undo.close()
 
-    # What runs in place of functions of Inductor. Each gets the original first, and calls it.
+    # Each of these runs in place of a function of Inductor, which it gets first, and calls it.
 
     def _compile_function(self, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         """Compile a function without the caches of whole models; its calls are noted if it takes tensors of modules."""
-        state, taken = self._state, list[Taken]()
-        if not state.is_in_function and not self._inductor.is_ahead_of_time:
+        taken: list[Taken] = []
+        around, self._state.is_in_function = self._state.is_in_function, True
+        if not around and not self._inductor.is_ahead_of_time:
             with suppress(Exception):  # a graph that cannot be read is no error of the user's program
                 taken = taken_by(module.graph)
-        around, state.is_in_function = state.is_in_function, True
         try:
             with self._inductor.uncached():
                 compiled = original(module, *args, **kwargs)
         finally:
-            state.is_in_function = around
-        return _noting_calls(compiled, taken) if taken and callable(compiled) else compiled
+            self._state.is_in_function = around
+        return _noting_calls(compiled, tuple(taken)) if taken and callable(compiled) else compiled
 
     def _compile_with_provenance(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Compile a graph without the caches of graphs and with provenance tracking."""
@@ -202,40 +197,37 @@ class Provenance:
     def _call_library(self, original: Callable[..., Any], scheduler: Any, node: Any) -> Any:
         """Note a library op, for some of which Inductor writes no provenance."""
         graph = self._state.graph
-        before = 0 if graph is None else graph.written
+        before = 0 if graph is None else len(graph.written)
         called = original(scheduler, node)
-        if graph is not None and graph.written == before:
+        if graph is not None and len(graph.written) == before:
             with graph.reading():
-                name = getattr(node.node, "python_kernel_name", None)
-                if name is not None and name.startswith("aten."):
+                name = getattr(node.node, "python_kernel_name", None) or ""
+                if name.startswith("aten."):
                     graph.add(name, graph.nodes_from(self._inductor.lowering, map(str, node.node.origins)))
         return called
 
 
-def _noting_calls(compiled: Callable[..., Any], taken: Sequence[Taken]) -> Callable[..., Any]:
-    """A function that calls the graphs of a compiled function and notes which tensors of modules it was called with.
-
-    That is needed because one graph serves all modules for which the guards hold. The function stays in the compiled
-    code; unless calls are noted, it only passes the call on.
-    """
-    taken = tuple(taken)
+def _noting_calls(compiled: Callable[..., Any], taken: tuple[Taken, ...]) -> Callable[..., Any]:
+    """A function that calls the graphs of a compiled function and notes which tensors of modules it was called with:
+    one graph serves all modules for which the guards hold. The function stays in the compiled code; unless calls are
+    noted, it only passes the call on."""
 
     @functools.wraps(compiled)
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        calls = NotedCalls.current()
-        if calls is None or not is_observed():
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        noting = CalledGraphs.all_on[-1:]
+        if not noting or not is_observed():
             return compiled(*args, **kwargs)
         try:
-            number = calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
+            number = noting[0].calls.number_of(taken, args[0] if len(args) == 1 and isinstance(args[0], list) else args)
         except (IndexError, TypeError):  # not the inputs of the compiled graph: nothing is noted
             return compiled(*args, **kwargs)
         with record(f"{COMPILED_INPUTS}{number}"):
             return compiled(*args, **kwargs)
 
     # With these attributes, copied from the inner function, Dynamo would trace through this one.
-    for name in [name for name in vars(noting) if name.startswith("_torchdynamo")]:
-        delattr(noting, name)
-    return noting
+    for name in [name for name in vars(noted) if name.startswith("_torchdynamo")]:
+        delattr(noted, name)
+    return noted
 
 
 def _range_of(wrapper: Any, kernel: str, is_called_by_name: bool) -> str:
@@ -261,8 +253,8 @@ def _template(lowering: Any) -> tuple[set[str], set[str]]:
 
 
 def replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -> None:
-    """Replace a function by one of ours, which gets the original as its first argument, until ``undo`` is closed. If
-    other code has replaced it meanwhile, its replacement stays and ours passes calls on to the original."""
+    """Replace a function by one of ours, which gets the original first, until ``undo`` is closed. If other code has
+    replaced it meanwhile, that stays, and ours passes calls on to the original."""
     owner, name = place
     original = getattr(owner, name)
     is_on = True
@@ -271,21 +263,17 @@ def replace(undo: ExitStack, place: tuple[Any, str], ours: Callable[..., Any]) -
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         return ours(original, *args, **kwargs) if is_on else original(*args, **kwargs)
 
-    def restore() -> None:
+    restore = replaced(owner, name, stand_in)
+
+    def switch_off() -> None:
         nonlocal is_on
         is_on = False
-        if getattr(owner, name, None) is stand_in:
-            setattr(owner, name, original)
+        restore()
 
-    setattr(owner, name, stand_in)
-    undo.callback(restore)
+    undo.callback(switch_off)
 
 
-# The graphs of torch.compile that are called while a session records: their texts, the sizes of their inputs, and the
-# layers of their kernels.
-
-_GRAPHS = "torch._inductor.output_code.CompiledFxGraph"
-_FORMATTED = itertools.count(1)
+# The graphs that are called while a session records
 
 
 class CalledGraphs:
@@ -293,37 +281,36 @@ class CalledGraphs:
     tells with which parameters it was called, unless a ``Provenance`` knows the layers of the graph.
 
     A method of Inductor's class of graphs is replaced for that, and restored by the last one that goes off. A process
-    that did not use torch.compile before ``on`` is left as it is.
+    that did not use torch.compile before ``on`` is left as it is. ``by_key``: the graphs by the key in the profiler's
+    range around each call.
     """
 
     _lock: ClassVar[Lock] = Lock()
-    _all_on: ClassVar[list[CalledGraphs]] = []
+    all_on: ClassVar[list[CalledGraphs]] = []
     _undo: ClassVar[ExitStack] = ExitStack()
 
     def __init__(self) -> None:
         self.by_key: dict[str, CalledGraph] = {}
-        """The graphs by the key in the profiler's range around each call."""
-        self._calls = NotedCalls()
+        self.calls = NotedCalls()
         self._kept: dict[str, KeptGraph] = {}  # by key, read when their kernels are asked for
 
     def on(self) -> None:
         with CalledGraphs._lock:
-            if not CalledGraphs._all_on:
+            if CalledGraphs.all_on:
+                self.calls = CalledGraphs.all_on[0].calls  # the numbers of calls stand in the events of all
+            else:
                 # A process without this module has compiled nothing: torch.compile imports it.
                 graphs: Any = optional(_GRAPHS) if _GRAPHS.rpartition(".")[0] in sys.modules else None
                 if graphs is not None and "__call__" in vars(graphs):
                     replace(CalledGraphs._undo, (graphs, "__call__"), _noting)
-            CalledGraphs._all_on.append(self)
-            self._calls = NotedCalls.current() or self._calls  # the numbers of calls stand in the events of all
-            self._calls.on()
+            CalledGraphs.all_on.append(self)
 
     def off(self) -> None:
         """Note no more calls. Does nothing the second time."""
         with CalledGraphs._lock:
-            if self in CalledGraphs._all_on:
-                CalledGraphs._all_on.remove(self)
-                self._calls.off()
-                if not CalledGraphs._all_on:
+            if self in CalledGraphs.all_on:
+                CalledGraphs.all_on.remove(self)
+                if not CalledGraphs.all_on:
                     CalledGraphs._undo.close()
 
     @property
@@ -332,23 +319,15 @@ class CalledGraphs:
         return any(graph.taken for graph in self._kept.values())
 
     def layers(self, plan: Plan, provenance: Provenance | None) -> CompiledGraphs | None:
-        """The layers of all graphs, for the models of a profile; None if nothing is known and it was not requested.
-
-        ``provenance``: the one that was on.
-        """
-        knows_layers = self.knows_parameters or any(key in Provenance.known for key in self.by_key)
-        if provenance is None and not knows_layers:
+        """The layers of all graphs for these models; None if nothing is known and no ``provenance`` was on."""
+        is_known = self.knows_parameters or any(key in Provenance.known for key in self.by_key)
+        if provenance is None and not is_known:
             return None
         why_unknown = LAYERS_NOT_RECORDED if provenance is None else COMPILED_BEFORE
         kernels, hiding = kernels_by_parameters(self._kept, why_unknown)
-        return CompiledGraphs(
-            {**kernels, **Provenance.known},
-            plan.modules,
-            plan.is_alone,
-            self._calls.given(plan.holders_of),
-            hiding,
-            why_unknown,
-        )
+        kernels |= Provenance.known
+        given = self.calls.given(plan.holders_of)
+        return CompiledGraphs(kernels, plan.modules, plan.is_alone, given, hiding, why_unknown)
 
     def _note(self, key: str, graph: Any, inputs: Sequence[Any]) -> int | None:
         """Note a call. Its number, for the range around it; None if the graph is known, or has no parameters."""
@@ -362,7 +341,7 @@ class CalledGraphs:
             return None
         if key not in self._kept:
             self._kept[key] = KeptGraph.of(graph, inputs)
-        return self._kept[key].number_of(graph, inputs, self._calls)
+        return self._kept[key].number_of(graph, inputs, self.calls)
 
 
 def _noting(original: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> Any:
@@ -370,7 +349,7 @@ def _noting(original: Callable[..., Any], graph: Any, inputs: Sequence[Any]) -> 
     key = getattr(graph, "_fx_graph_cache_key", "")
     if key is None:  # no cache has it; the range around the call needs a key
         key = graph._fx_graph_cache_key = f"torchprof-called-{next(_NUMBERS)}"
-    numbers = [noting._note(key, graph, inputs) for noting in CalledGraphs._all_on if isinstance(key, str)]
+    numbers = [noting._note(key, graph, inputs) for noting in CalledGraphs.all_on if isinstance(key, str)]
     number = numbers[-1] if numbers else None  # all have the same
     if number is None:
         return original(graph, inputs)

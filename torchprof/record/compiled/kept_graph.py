@@ -1,4 +1,5 @@
-"""A compiled graph as Inductor keeps it: the Python source of its calls, and the text of its nodes.
+"""A compiled graph as Inductor keeps it, the Python source of its calls and the text of its nodes; and the tensors of
+modules that compiled code was called with.
 
 The source has a function ``call`` with one statement for each kernel, such as
 ``extern_kernels.addmm(primals_2, primals_3, reinterpret_tensor(primals_1, …), out=buf0)``. It is parsed and never run.
@@ -10,6 +11,7 @@ import ast
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple
@@ -20,41 +22,26 @@ from torch import nn
 from torchprof.attribute.compiled_graphs import FROZEN, ModuleTensor
 from torchprof.attribute.events import COMPILED_INPUTS
 from torchprof.measure.flops.graph_text import GraphText, read_graph
-from torchprof.record.compiled.fx_nodes import Taken
-
-# The tensors of modules that compiled code was called with.
+from torchprof.record.compiled.dynamo_code import Taken
 
 
 class NotedCalls:
     """The tensors of modules that compiled functions were called with, as weak references.
 
     Calls with the same tensors share one number. After ``MOST`` numbers only parameters are noted, because a forward
-    may replace a buffer in each call. After ``2 * MOST`` numbers no tensors are noted: one number for each function.
+    may replace a buffer in each call; after ``2 * MOST``, no tensors: one number for each function.
     """
 
     MOST: ClassVar[int] = 10_000
-    _all_on: ClassVar[list[NotedCalls]] = []
 
     def __init__(self) -> None:
         self._free = itertools.count()  # atomic: threads that call at the same time get different numbers
         self._tensors: dict[int, list[tuple[Taken, Callable[[], Any]]]] = {}  # by number
         self._numbers: dict[tuple[tuple[Taken, ...], tuple[int, ...]], int] = {}  # by the ids of the tensors
 
-    @classmethod
-    def current(cls) -> NotedCalls | None:
-        """Where calls are noted now; None if none is on."""
-        return cls._all_on[-1] if cls._all_on else None
-
-    def on(self) -> None:
-        NotedCalls._all_on.append(self)
-
-    def off(self) -> None:
-        NotedCalls._all_on.remove(self)
-
     def number_of(self, taken: tuple[Taken, ...], inputs: Sequence[Any]) -> int:
         """The number of a call. Raises IndexError or TypeError if the inputs are not those of the compiled graph."""
-        tensors = [inputs[place.number] for place in taken]
-        noted: list[Any] = tensors
+        noted = tensors = [inputs[place.number] for place in taken]
         for most in (NotedCalls.MOST, 2 * NotedCalls.MOST, None):
             key = taken, tuple(map(id, noted))
             number = self._numbers.get(key)
@@ -68,7 +55,7 @@ class NotedCalls:
             noted = [None if is_full or not isinstance(tensor, nn.Parameter) else tensor for tensor in tensors]
         number = next(self._free)
         self._tensors[number] = [
-            (place, _nothing if tensor is None else ref(tensor)) for place, tensor in zip(taken, noted)
+            (place, (lambda: None) if tensor is None else ref(tensor)) for place, tensor in zip(taken, noted)
         ]
         self._numbers[key] = number
         return number
@@ -77,19 +64,17 @@ class NotedCalls:
         """The tensors taken in each call, by the name of its range. ``holders_of``: see ``Plan``."""
         calls = [*self._tensors.items()]
         tensors = [tensor() for _, call in calls for _, tensor in call]
-        holders = iter(holders_of(tensors))
-        alive = iter(tensors)
+        known = iter(zip(holders_of(tensors), tensors))  # call after call
         return {
             f"{COMPILED_INPUTS}{number}": [
-                ModuleTensor(place.root, place.path, next(holders), next(alive) is None) for place, _ in call
+                ModuleTensor(place.root, place.path, holders, tensor is None)
+                for (place, _), (holders, tensor) in zip(call, known)
             ]
             for number, call in calls
         }
 
 
-def _nothing() -> None:
-    """In place of a weak reference, for a tensor that was not noted."""
-
+# The source of a graph
 
 _FROZEN = re.compile(r"(\w+): \"[^\"]*\" = self\.(_frozen_param\d+)")
 """The line of a tensor that is a part of the graph, with ``torch._inductor.config.freezing``: its node, its name."""
@@ -105,9 +90,8 @@ TANGENTS = "tangents_"
 class SourceKernel(NamedTuple):
     """A kernel that a graph calls: its ``name`` in the source, and the names of what it ``reads`` and ``writes``.
 
-    ``is_library``: whether it is a call of a library, else Inductor generated it. ``has_event``: whether a profile has
-    an event of it. ``given``: what it reads, in the order of its arguments. Without a name, it is not a kernel: the
-    memory of what it reads gets another name.
+    ``is_library``: it is a call of a library, else Inductor generated it. ``has_event``: a profile has an event of it.
+    ``given``: what it reads, in the order of its arguments. Without a name, it only renames the memory that it reads.
     """
 
     name: str
@@ -119,9 +103,8 @@ class SourceKernel(NamedTuple):
 
     @property
     def number(self) -> int | None:
-        """The number in the name of the buffer with the result of a call of a library; None if it writes into what
-        another one made. Inductor numbers buffers in the order of the nodes that they are for, and may then call the
-        kernels in another order."""
+        """The number of the buffer with the result of a call of a library; None if it writes into what another one
+        made. Inductor numbers buffers in the order of their nodes, and may call the kernels in another order."""
         numbers = [int(match[1]) for name in self.writes if (match := _BUFFER.fullmatch(name))]
         return numbers[0] if len(numbers) == 1 and self.writes.isdisjoint(self.reads) else None
 
@@ -141,11 +124,8 @@ class GraphSource(NamedTuple):
 
 @dataclass(frozen=True)
 class KeptGraph:
-    """A graph that was called. Its ``code`` and its ``nodes`` are text: ``source`` and ``text`` parse them.
-
-    ``taken``: its inputs that are parameters; after them, the tensors that are parts of the graph. ``frozen``: the
-    names of these, by node.
-    """
+    """A graph that was called. Its ``code`` and its ``nodes`` are text: ``source`` and ``text`` parse them. ``taken``:
+    its inputs that are parameters, then the tensors that are parts of the graph. ``frozen``: their names, by node."""
 
     code: str
     nodes: str
@@ -195,17 +175,27 @@ class KeptGraph:
     @property
     def is_readable(self) -> bool:
         """Whether source and text can be read, and are of the same graph."""
-        try:
-            inputs, of_text = self.source.inputs, tuple(self.text.inputs)
-        except ValueError:
-            return False
-        return inputs == of_text and all(taken.number < len(inputs) + len(self.frozen) for taken in self.taken)
+        with suppress(ValueError):
+            count = len(self.source.inputs) + len(self.frozen)
+            return self.source.inputs == (*self.text.inputs,) and all(taken.number < count for taken in self.taken)
+        return False
 
     @cached_property
     def roots(self) -> dict[str, str]:
         """By the name of an input that is a parameter: its root, see ``TracedModule``."""
         names = [*self.source.inputs, *self.frozen]
         return {names[taken.number]: taken.root for taken in self.taken}
+
+
+def plain_kernel_name(kernel: str) -> str:
+    """The name of a kernel as in the profiler's events: ``addmm`` for ``extern_kernels.addmm`` or
+    ``torch.ops.aten.addmm.default``. The names of Inductor's own kernels have no dots and stay."""
+    steps = kernel.split(".")
+    if steps[0] in ("extern_kernels", "inductor_extern_kernels"):
+        return steps[-1]
+    if steps[:2] == ["torch", "ops"]:
+        return steps[3]
+    return steps[1] if len(steps) > 2 or steps[0] == "aten" else steps[-1]
 
 
 @lru_cache(maxsize=256)
