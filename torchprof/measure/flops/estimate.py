@@ -10,9 +10,8 @@ from typing import NamedTuple
 from torchprof.attribute.compiled_graphs import CALL
 from torchprof.attribute.events import Attributed, Detail, Kind, OpenRanges, Place
 from torchprof.attribute.op_groups import OpGroup, OpTree
-from torchprof.measure.flops.formulas import detail_of, formula_of, work_of
 from torchprof.measure.flops.graph_calls import Count, GraphCall, GraphCalls, GroupCounts
-from torchprof.measure.flops.operation import Operation, Work
+from torchprof.measure.flops.operation import Operation, Work, detail_of, formula_of, work_of
 from torchprof.measure.flops.torch_registry import (
     calls_only_ops,
     does_no_arithmetic,

@@ -15,8 +15,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from torchprof.measure.flops.formulas import formula_of, work_of
-from torchprof.measure.flops.operation import Operation, Unknown, Work
+from torchprof.measure.flops.operation import Operation, Unknown, Work, formula_of, work_of
 from torchprof.measure.flops.torch_registry import does_no_arithmetic, operator_of, registered_formula, registered_work
 from torchprof.run.torch_names import DTYPES
 from torchprof.run.words import Signature

@@ -93,11 +93,14 @@ class Operation:
         return any("qint" in dtype or "quint" in dtype for dtype in self._dtypes)
 
 
-Formula = Callable[[Operation], "tuple[int, int]"]
+Formula = Callable[[Operation], tuple[int, int]]
+Flops = Callable[[Operation], int]
+"""A formula without multiply-accumulates: the other operations."""
 
 _FLOATING = frozenset({"float", "double", "TensorList"})  # a TensorList has no recorded type
 _NO_TENSOR = frozenset({"", "Scalar", "ScalarList", "TensorList", "GenericList"})
-_formulas: dict[str, Formula] = {}
+FORMULAS: dict[str, Formula] = {}
+"""By the names of ops, as ``bare`` makes them."""
 _details: dict[str, Detail] = {}
 
 
@@ -119,12 +122,7 @@ def work_of(operation: Operation) -> Work | None:
 
 def formula_of(name: str) -> Formula | None:
     """The formula of an op by its name in a profile (``aten::add_``); None if there is none."""
-    return _formulas.get(bare(name))
-
-
-def operators_with_formula() -> frozenset[str]:
-    """The names of all operators that have a formula, as they are registered."""
-    return frozenset(_formulas)
+    return FORMULAS.get(bare(name))
 
 
 def detail_of(name: str) -> Detail:
@@ -137,7 +135,7 @@ def bare(name: str) -> str:
     namespace, _, op = name.rpartition("::")
     if namespace not in ("aten", "prims"):
         return name
-    return op if op in _formulas else op.removesuffix("_")
+    return op if op in FORMULAS else op.removesuffix("_")
 
 
 def broadcast(shapes: Iterable[Shape]) -> Shape:
@@ -159,7 +157,7 @@ def counts(*names: str, scalars: bool = False, ones: bool = False) -> Callable[[
 
     def register(formula: Formula) -> Formula:
         for name in names:
-            _formulas[name] = formula
+            FORMULAS[name] = formula
             if scalars or ones:
                 _details[name] = Detail.SCALARS if scalars else Detail.ONES
         return formula
@@ -167,14 +165,20 @@ def counts(*names: str, scalars: bool = False, ones: bool = False) -> Callable[[
     return register
 
 
-def per_element(index: int, times: int = 1, optional: Sequence[int] = ()) -> Formula:
+def counts_flops(*names: str, scalars: bool = False, ones: bool = False) -> Callable[[Flops], Flops]:
+    """The same for a formula without multiply-accumulates."""
+
+    def register(flops: Flops) -> Flops:
+        counts(*names, scalars=scalars, ones=ones)(lambda op: (0, flops(op)))
+        return flops
+
+    return register
+
+
+def per_element(index: int, times: int = 1, optional: Sequence[int] = ()) -> Flops:
     """The formula of ``times`` FLOPs for each element of an input, and of one more for each of these ``optional``
     inputs that exists."""
-
-    def formula(op: Operation) -> tuple[int, int]:
-        return 0, op.numel(index) * (times + sum(map(op.has, optional)))
-
-    return formula
+    return lambda op: op.numel(index) * (times + sum(map(op.has, optional)))
 
 
 def windows_along(length: int, kernel: int, stride: int, dilation: int = 1, round_up: bool = False) -> int:

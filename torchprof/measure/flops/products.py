@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from math import log2, prod
 
-from torchprof.measure.flops.elementwise import SOFTMAX
+from torchprof.measure.flops.elementwise import NORM, SOFTMAX
 from torchprof.measure.flops.operation import (
-    Formula,
+    Flops,
     Operation,
     Shape,
     Unknown,
     bare,
     broadcast,
     counts,
+    counts_flops,
     per_element,
     windows_along,
 )
-from torchprof.measure.flops.reductions import NORM
 from torchprof.run.torch_names import FORWARD_ATTENTION, without_aten
 
 # Matrix products. A bias is one addition for each element of the result.
@@ -52,9 +52,7 @@ def _bmm(op: Operation) -> tuple[int, int]:
     return prod(first) * second[-1] if first[-1] == second[-2] else 0, 0
 
 
-@counts("mv", "dot", "vdot")
-def _mv(op: Operation) -> tuple[int, int]:
-    return op.numel(0) if op.shape(0)[-1] == op.shape(1)[-1] else 0, 0
+counts("mv", "dot", "vdot")(lambda op: (op.numel(0) if op.shape(0)[-1] == op.shape(1)[-1] else 0, 0))
 
 
 @counts("_grouped_mm", "_scaled_grouped_mm")
@@ -156,25 +154,24 @@ def _convolution_backward(op: Operation) -> tuple[int, int]:
     return forward * (of_input + of_weight), prod(grad) if of_bias else 0
 
 
-# Formulas: distances, Fourier transforms and linear algebra.
+# Distances, Fourier transforms and linear algebra. Factorizations: counts of LAPACK Working Note 41. FFT: 5·n·log₂n,
+# the count that FFTW uses.
 
-# Factorizations: counts of LAPACK Working Note 41. FFT: 5·n·log₂n, the count that FFTW uses.
 
-
-@counts("_cdist_forward")
-def _cdist(op: Operation) -> tuple[int, int]:
+@counts_flops("_cdist_forward")
+def _cdist(op: Operation) -> int:
     first, second = op.shape(0), op.shape(1)
-    return 0, 3 * prod(broadcast([first[:-2], second[:-2]])) * first[-2] * second[-2] * first[-1]
+    return 3 * prod(broadcast([first[:-2], second[:-2]])) * first[-2] * second[-2] * first[-1]
 
 
-@counts("_pdist_forward")
-def _pdist(op: Operation) -> tuple[int, int]:
+@counts_flops("_pdist_forward")
+def _pdist(op: Operation) -> int:
     rows, width = op.shape(0)
-    return 0, 3 * rows * (rows - 1) // 2 * width
+    return 3 * rows * (rows - 1) // 2 * width
 
 
-@counts("_fft_c2c", "_fft_r2c", "_fft_c2r", scalars=True)
-def _fft(op: Operation) -> tuple[int, int]:
+@counts_flops("_fft_c2c", "_fft_r2c", "_fft_c2r", scalars=True)
+def _fft(op: Operation) -> int:
     shape = list(op.shape(0))
     dims = op.sizes(1, 1)
     kind = bare(op.name)
@@ -184,56 +181,49 @@ def _fft(op: Operation) -> tuple[int, int]:
     flops = 5 * prod(shape) * log2(points) if points > 1 else 0
     if kind != "_fft_c2c":
         flops /= 2  # half of the spectrum of a real signal mirrors the other half
-    return 0, round(flops) // (2 if op.is_complex else 1)  # the count is in real operations already
+    return round(flops) // (2 if op.is_complex else 1)  # the count is in real operations already
 
 
-def _factorization(cubic: float, batch_at: int = 0) -> Formula:
-    def formula(op: Operation) -> tuple[int, int]:
-        shape = op.shape(batch_at)
-        return 0, round(prod(shape[:-2]) * cubic * shape[-1] ** 3)
+def _factorization(cubic: float) -> Flops:
+    def flops(op: Operation) -> int:
+        shape = op.shape(0)
+        return round(prod(shape[:-2]) * cubic * shape[-1] ** 3)
 
-    return formula
-
-
-counts("linalg_cholesky_ex", "cholesky")(_factorization(1 / 3))
-counts("_linalg_det", "_linalg_slogdet")(_factorization(2 / 3))
-counts("linalg_inv_ex")(_factorization(2))
+    return flops
 
 
-@counts("linalg_lu_factor_ex")
-def _lu(op: Operation) -> tuple[int, int]:
+counts_flops("linalg_cholesky_ex", "cholesky")(_factorization(1 / 3))
+counts_flops("_linalg_det", "_linalg_slogdet")(_factorization(2 / 3))
+counts_flops("linalg_inv_ex")(_factorization(2))
+counts_flops("linalg_cross", "cross")(lambda op: 3 * op.broadcast(2))
+
+
+@counts_flops("linalg_lu_factor_ex")
+def _lu(op: Operation) -> int:
     *batch, rows, columns = op.shape(0)
     short = min(rows, columns)
     products = rows * columns * short - (rows + columns) * short**2 / 2 + short**3 / 3
-    return 0, round(2 * prod(batch) * products)
+    return round(2 * prod(batch) * products)
 
 
-@counts("_linalg_solve_ex")
-def _solve(op: Operation) -> tuple[int, int]:
+@counts_flops("_linalg_solve_ex")
+def _solve(op: Operation) -> int:
     matrix, right = op.shape(0), op.shape(1)
     columns = right[-1] if len(right) == len(matrix) else 1
-    return 0, round(prod(matrix[:-2]) * (2 / 3 * matrix[-1] ** 3 + 2 * matrix[-1] ** 2 * columns))
+    return round(prod(matrix[:-2]) * (2 / 3 * matrix[-1] ** 3 + 2 * matrix[-1] ** 2 * columns))
 
 
-@counts("linalg_solve_triangular", "triangular_solve")
-def _solve_triangular(op: Operation) -> tuple[int, int]:
+@counts_flops("linalg_solve_triangular", "triangular_solve")
+def _solve_triangular(op: Operation) -> int:
     matrix, right = (1, 0) if bare(op.name) == "triangular_solve" else (0, 1)
-    return 0, op.numel(right) * op.shape(matrix)[-1]
+    return op.numel(right) * op.shape(matrix)[-1]
 
-
-@counts("linalg_cross", "cross")
-def _cross(op: Operation) -> tuple[int, int]:
-    return 0, 3 * op.broadcast(2)
-
-
-# Formulas: recurrent layers.
 
 # Recurrent layers. For each token (a step of one sequence): weights · (input, state), then the gates.
 
 _LSTM_GATES = 13  # for each hidden unit: 4 sums, 4 gates, 3 products, 1 sum, 1 tanh
 _GRU_GATES = 10  # 2 sums, 2 gates; product, sum, tanh; and 3 to mix old state and new
-_RNN_GATES = 2  # a sum and the activation
-_GATES = {0: (_RNN_GATES, 1), 1: (_RNN_GATES, 1), 2: (_LSTM_GATES, 4), 3: (_GRU_GATES, 3)}  # mode: operations, gates
+_GATES = {0: (2, 1), 1: (2, 1), 2: (_LSTM_GATES, 4), 3: (_GRU_GATES, 3)}  # mode: operations, gates
 
 
 @counts("mkldnn_rnn_layer", scalars=True)
@@ -250,22 +240,6 @@ def _mkldnn_rnn_layer_backward(op: Operation) -> tuple[int, int]:
     return 2 * tokens * (op.numel(1) + op.numel(2)), 2 * tokens * op.shape(2)[-1] * _LSTM_GATES
 
 
-@counts("_cudnn_rnn", scalars=True)
-def _cudnn_rnn(op: Operation) -> tuple[int, int]:
-    return _library_rnn(op, mode=op.scalar(6), hidden=op.scalar(7))
-
-
-@counts("miopen_rnn", scalars=True)
-def _miopen_rnn(op: Operation) -> tuple[int, int]:
-    return _library_rnn(op, mode=op.scalar(5), hidden=op.scalar(6))
-
-
-@counts("_cudnn_rnn_backward", scalars=True)
-def _cudnn_rnn_backward(op: Operation) -> tuple[int, int]:
-    macs, others = _library_rnn(op, mode=op.scalar(10), hidden=op.scalar(11))
-    return macs * (1 + bool(op.scalar(21)[3])), 2 * others
-
-
 def _library_rnn(op: Operation, mode: int, hidden: int) -> tuple[int, int]:
     """All layers and directions at once. Input 0 is the data, input 1 the list of all weights and biases."""
     tokens = op.numel(0) // op.shape(0)[-1]
@@ -277,21 +251,20 @@ def _library_rnn(op: Operation, mode: int, hidden: int) -> tuple[int, int]:
     return tokens * sum(map(prod, matrices)), tokens * others
 
 
-@counts("_thnn_fused_lstm_cell")
-def _lstm_cell(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0) // 4 * (_LSTM_GATES + (8 if op.has(3) else 0))
+@counts("_cudnn_rnn_backward", scalars=True)
+def _cudnn_rnn_backward(op: Operation) -> tuple[int, int]:
+    macs, others = _library_rnn(op, mode=op.scalar(10), hidden=op.scalar(11))
+    return macs * (1 + bool(op.scalar(21)[3])), 2 * others
 
 
-@counts("_thnn_fused_gru_cell")
-def _gru_cell(op: Operation) -> tuple[int, int]:
-    return 0, op.numel(0) // 3 * (_GRU_GATES + (6 if op.has(3) else 0))
+counts("_cudnn_rnn", scalars=True)(lambda op: _library_rnn(op, mode=op.scalar(6), hidden=op.scalar(7)))
+counts("miopen_rnn", scalars=True)(lambda op: _library_rnn(op, mode=op.scalar(5), hidden=op.scalar(6)))
+counts_flops("_thnn_fused_lstm_cell")(lambda op: op.numel(0) // 4 * (_LSTM_GATES + (8 if op.has(3) else 0)))
+counts_flops("_thnn_fused_gru_cell")(lambda op: op.numel(0) // 3 * (_GRU_GATES + (6 if op.has(3) else 0)))
+counts_flops("_thnn_fused_lstm_cell_backward_impl")(per_element(2, 2 * _LSTM_GATES))
+counts_flops("_thnn_fused_gru_cell_backward")(per_element(0, 2 * _GRU_GATES))
 
-
-counts("_thnn_fused_lstm_cell_backward_impl")(per_element(2, 2 * _LSTM_GATES))
-counts("_thnn_fused_gru_cell_backward")(per_element(0, 2 * _GRU_GATES))
-
-
-# Formulas: attention.
+# Attention
 
 
 def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
@@ -363,9 +336,9 @@ def _multi_head(query: Shape, key: Shape, value: Shape, heads: int) -> tuple[int
     return macs, tokens * width + (SOFTMAX + 1) * scores + result
 
 
-@counts("_native_multi_head_attention", scalars=True)
-def _native_multi_head_attention(op: Operation) -> tuple[int, int]:
-    return _multi_head(op.shape(0), op.shape(1), op.shape(2), op.scalar(4))
+counts("_native_multi_head_attention", scalars=True)(
+    lambda op: _multi_head(op.shape(0), op.shape(1), op.shape(2), op.scalar(4))
+)
 
 
 @counts("_transformer_encoder_layer_fwd", scalars=True)
