@@ -296,7 +296,7 @@ class Replay:
         self.nodes = [  # those inside no other: layer, start, end
             (place.layer, event.start_ns, event.end_ns)
             for event, place, around, *_ in attributed
-            if place.is_node and (around is None or around.phase == FORWARD or not around.is_in_node)
+            if place.is_node and (around is None or around.phase == FORWARD or around.node is None)
         ]
         self.ranges = [
             (place.layer, event.start_ns, event.start_ns + ns)

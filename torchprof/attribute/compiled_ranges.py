@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
 
 from torchprof.attribute.compiled_graphs import (
@@ -15,7 +14,7 @@ from torchprof.attribute.compiled_graphs import (
     graph_of,
     region_of,
 )
-from torchprof.attribute.events import Event, Kind, Place, Places
+from torchprof.attribute.events import Event, Kind, OpenRanges, Place, Places
 from torchprof.run.layers import common_prefix
 from torchprof.run.words import (
     BACKWARD,
@@ -32,7 +31,8 @@ from torchprof.run.words import (
     FrameKind,
 )
 
-# Where work for several layers at once belongs: to their nearest common ancestor.
+_MOST_NAMED = 3
+"""How many of the layers before and after a kernel are named."""
 
 
 class CommonAncestor:
@@ -80,10 +80,6 @@ def nearest(paths: Sequence[tuple[str, ...]], layers: Sequence[int], caller: int
     return max(layers, key=lambda layer: len(common_prefix((paths[layer], paths[caller]))))
 
 
-_MOST_NAMED = 3
-"""How many of the layers before and after a kernel are named."""
-
-
 class CompiledRanges:
     """The places of ranges of torch.compile and of kernels of compiled graphs, in one walk over events."""
 
@@ -92,16 +88,15 @@ class CompiledRanges:
         self._common_ancestor = common_ancestor
         self._graphs = graphs
         self.has_inputs = False  # whether any COMPILED_INPUTS range has begun
-        # By thread: the end and the name of the open COMPILED_INPUTS ranges, outer to inner. A backward, which has the
-        # name of its forward, may have forwards inside it that a checkpoint runs again.
-        self._inputs: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
+        # COMPILED_INPUTS ranges, and backwards with the names of those of their forward. Inside a backward may be
+        # forwards that a checkpoint runs again.
+        self._inputs: OpenRanges[Event] = OpenRanges()
         self._inputs_of_node: dict[tuple[int, int], str] = {}  # (forward thread, sequence number) → that name
 
     def enter_call(self, event: Event, end: int) -> None:
         """A COMPILED_INPUTS range begins. Its name stands for the tensors that the function took from modules."""
         self.has_inputs = True
-        self._inputs_at(event.thread, event.start_ns)
-        self._inputs[event.thread].append((end, event.name))
+        self._inputs.at(event.thread, event.start_ns).append(event._replace(end_ns=end))
 
     def note_op(self, thread: int, sequence: int, start: int) -> None:
         """An op with a sequence number. Inside a COMPILED_INPUTS range, its backward is a call on the same tensors."""
@@ -111,15 +106,12 @@ class CompiledRanges:
     def enter_node(self, node: Event) -> None:
         """An autograd node begins. It may be the backward of a compiled function."""
         if name := self._inputs_of_node.get((node.forward_thread, node.sequence)):
-            self._inputs_at(node.thread, node.start_ns)
-            self._inputs[node.thread].append((node.end_ns, name))
+            self._inputs.at(node.thread, node.start_ns).append(node._replace(name=name))
 
-    def _inputs_at(self, thread: int, index: int) -> str:
+    def _inputs_at(self, thread: int, time: int) -> str:
         """The name of the COMPILED_INPUTS range around a time on a thread; "" if there is none."""
-        ranges = self._inputs[thread]
-        while ranges and ranges[-1][0] <= index:
-            ranges.pop()
-        return ranges[-1][1] if ranges else ""
+        ranges = self._inputs.at(thread, time)
+        return ranges[-1].name if ranges else ""
 
     def range(self, kind: Kind, name: str, outer: Place) -> Place:
         """The place of a range of torch.compile. Such a range is always a call."""
@@ -186,13 +178,3 @@ class CompiledRanges:
     def _in_backward(self, around: Place) -> Place:
         """The place of backward work that compiled autograd runs, without an autograd node around it."""
         return around if around.phase == BACKWARD else self._places.of_layer(around.layer, BACKWARD, around)
-
-
-def regions_around(place: Place | None) -> list[str]:
-    """The compiled regions around a place within its layer, outer to inner."""
-    ranges = []
-    while place is not None:
-        if place.frame is not None and place.frame.kind == FrameKind.REGION:
-            ranges.append(place.frame.name)
-        place = place.outer
-    return ranges[::-1]

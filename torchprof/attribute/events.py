@@ -19,9 +19,11 @@ of the module follows, without ``PREFIX``."""
 COMPILED_INPUTS = PREFIX + "!given:"
 """Prefix of the label around one call of a compiled function. A number follows: it stands for the tensors that the
 function took from modules."""
-
 PIPELINE = PREFIX + "!pipeline:"
 """Prefix of the labels around the steps of a pipeline's schedule, and around what a stage does in it."""
+ACCUMULATES = "AccumulateGrad"
+"""Suffix of the name of the autograd node that makes a gradient ready. There DistributedDataParallel fills its
+buckets."""
 
 
 class Kind(Enum):
@@ -98,7 +100,7 @@ class Site(NamedTuple):
     wrapper: str | None = None
 
 
-# Where events belong: a layer, a phase, and the frames around them; and the places of ops that created nodes.
+# Where events belong
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -126,12 +128,12 @@ class Place:
     _inner: dict[Any, Place] | None = None  # most places contain no others and need no dict
 
     @property
-    def is_in_node(self) -> bool:
-        """Whether it is an autograd node, or inside one."""
+    def node(self) -> Place | None:
+        """The autograd node that it is, or is inside of; None if there is none."""
         place: Place | None = self
         while place is not None and not place.is_node:
             place = place.outer
-        return place is not None
+        return place
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -149,9 +151,8 @@ class Attributed(NamedTuple):
 
     ``around``: the place that the event's time is taken from. ``calls``: 0 if the event only continues a call: an op
     directly inside an op of the same name, or a module inside its wrapper. ``ns``: the time of the event, cut at the
-    end of the range around it. ``outer``: the innermost range around it on its thread, None if there is none. So the
-    open ranges of a thread are the last one that began on it, the ``outer`` of that, and so on, as far as they have not
-    ended.
+    end of the range around it. ``outer``: the innermost range around it on its thread. So the open ranges of a thread
+    are the last one that began on it, the ``outer`` of that, and so on, as far as they have not ended.
     """
 
     event: Event
@@ -177,7 +178,7 @@ class Places:
         self.all: list[Place] = []
         self._layers: dict[tuple[int, str, Place | None, tuple[int, ...]], Place] = {}
         self._frames: dict[str | tuple[FrameKind, str], Frame] = {}
-        self.of_trees: dict[tuple[Place, Any], list[Place]] = {}  # see ``op_groups.places_of``
+        self.of_trees: dict[tuple[Place, Any], list[Place]] = {}  # see ``OpGroup.places``
 
     def of_layer(self, layer: int, phase: str, around: Place | None = None, shared: tuple[int, ...] = ()) -> Place:
         """The place of a layer's self time. ``around`` is the place around the layer's range."""
@@ -269,12 +270,10 @@ class NodeMakers:
         return self._last[index - 1] if index else None
 
 
-# Which ranges are open on a thread.
+# Which ranges are open on a thread
 
 
 class HasEnd(Protocol):
-    """A range: all that is needed of it here is when it ends."""
-
     @property
     def end_ns(self) -> float: ...
 
@@ -286,11 +285,8 @@ class OpenRanges(Generic[Range]):
     """The ranges that are open on each thread, while events pass by in the order of their start.
 
     Whoever opens a range appends it to the list that ``at`` returns. On a thread, an inner range ends no later than the
-    one around it: cut a range off at the end of the outer one (``Attributed.ns`` is cut already).
-
-    ``Attribution`` nests all events of a recording and has this loop inline. This class is for those who nest
-    something else: the ranges of a trace before its layers are known, the operators that count, or stretches of
-    backward, which are not events.
+    one around it: cut a range off at the end of the outer one (``Attributed.ns`` is cut already). ``Attribution``,
+    which nests all events of a recording, has this loop inline.
     """
 
     def __init__(self, close: Callable[[list[Range]], Any] = list.pop) -> None:

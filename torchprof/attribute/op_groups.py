@@ -14,10 +14,9 @@ from math import inf
 from operator import le, sub
 from typing import Any, NamedTuple
 
-from torchprof.attribute.collectives import ACCUMULATES
 from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.events import Attributed, Event, Kind, Place, Places
+from torchprof.attribute.events import ACCUMULATES, Attributed, Event, Kind, Place, Places
 from torchprof.run.words import BACKWARD, FrameKind, is_runtime_call
 
 _OP = FrameKind.OP  # members of an enum are found slowly before Python 3.12
@@ -177,7 +176,13 @@ class OpGroup(NamedTuple):
 
     def places(self) -> list[Place]:
         """The place of each path."""
-        return places_of(self.all_places, self.place, self.tree)
+        known = self.all_places.of_trees
+        places = known.get((self.place, self.tree))
+        if places is None:
+            places = known[self.place, self.tree] = [self.place]
+            for outer, name, signature in self.tree.paths[1:]:
+                places.append(self.all_places.inside(places[outer], _OP, name, signature))
+        return places
 
     def items(self) -> Iterator[Attributed]:
         """The events, one by one."""
@@ -190,16 +195,6 @@ class OpGroup(NamedTuple):
             outer, taken_from = (items[parent], items[parent].place) if parent >= 0 else (self.outer, around)
             items.append(Attributed(columns.event(index, thread), places[path], taken_from, is_call, ns, outer))
             yield items[-1]
-
-
-def places_of(all_places: Places, around: Place, tree: OpTree) -> list[Place]:
-    """The place of each path of a tree inside another place."""
-    places = all_places.of_trees.get((around, tree))
-    if places is None:
-        places = all_places.of_trees[around, tree] = [around]
-        for outer, name, signature in tree.paths[1:]:
-            places.append(all_places.inside(places[outer], FrameKind.OP, name, signature))
-    return places
 
 
 def times_within(parents: Sequence[int], starts: Sequence[int], ends: list[int], limit: int) -> list[int]:

@@ -12,14 +12,24 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import compress
 
-from torchprof.attribute.collectives import ACCUMULATES, CollectiveOwners
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.compiled_ranges import CommonAncestor, CompiledRanges, nearest, regions_around
+from torchprof.attribute.compiled_ranges import CommonAncestor, CompiledRanges, nearest
 from torchprof.attribute.engine_calls import NodeGaps
 from torchprof.attribute.event_columns import IN_NODE, EventColumns
 from torchprof.attribute.event_names import OF_THE_PROFILER
-from torchprof.attribute.events import HOOKS, PREFIX, Attributed, Event, Kind, NodeMakers, Place, Places, Site
-from torchprof.attribute.launches import Launches
+from torchprof.attribute.events import (
+    ACCUMULATES,
+    HOOKS,
+    PREFIX,
+    Attributed,
+    Event,
+    Kind,
+    NodeMakers,
+    Place,
+    Places,
+    Site,
+)
+from torchprof.attribute.launches import CollectiveOwners, Launches
 from torchprof.attribute.op_groups import LookAhead, OpGroup, OpTrees, ThreadWalk, next_walk, times_within
 from torchprof.run.collectives import C10D_OPS
 from torchprof.run.words import (
@@ -238,26 +248,21 @@ class Attribution:
         asks = name.startswith(C10D_OPS)
         if asks and around is not None:
             outer = self._requester(thread, around, name, signature)
-        kernels = self._ahead.kernels
+        kernels, frame, calls = self._ahead.kernels, outer.frame, 1
         if kernels and not outer.is_closed and (thread, event.start_ns, event.end_ns) in kernels:
             graph, number = kernels.pop((thread, event.start_ns, event.end_ns))
-            place, calls = self._compiled.kernel(event, outer, layer, graph, number), 1
+            place = self._compiled.kernel(event, outer, layer, graph, number)
+        elif outer.is_closed or (frame is not None and frame.name == name and frame.kind == _OP):
+            place, calls = outer, 0
         else:
-            place, calls = self._place_of_op(outer, name, signature)
+            if self._called_from is not None and outer.phase == BACKWARD:
+                signature = self._called_from(signature, outer.signature)
+            place = self.places.inside(outer, _OP, name, signature)
         if name in REPLAYS and not outer.is_closed:
             self._launches.note_replay(outer, place)
         if asks:
             self.collective_owners.note_request(event, place)
         return place, calls
-
-    def _place_of_op(self, outer: Place, name: str, signature: int) -> tuple[Place, int]:
-        """The place of an op directly inside another place, and 1 if it is a call, else 0."""
-        frame = outer.frame
-        if outer.is_closed or (frame is not None and frame.name == name and frame.kind == _OP):
-            return outer, 0
-        if self._called_from is not None and outer.phase == BACKWARD:
-            signature = self._called_from(signature, outer.signature)
-        return self.places.inside(outer, _OP, name, signature), 1
 
     # Events that open no range
 
@@ -326,11 +331,9 @@ class Attribution:
         self.labels += 1
         label = event.name
         layers, wrapper = self._sites[label]
-        layer = layers[0]
-        if len(layers) > 1:
-            if (label, caller) not in self._nearest_of:
-                self._nearest_of[label, caller] = nearest(self._paths, layers, caller)
-            layer = self._nearest_of[label, caller]
+        if (label, caller) not in self._nearest_of:
+            self._nearest_of[label, caller] = nearest(self._paths, layers, caller)
+        layer = self._nearest_of[label, caller]
         phase = FORWARD if around is None or around.phase == FORWARD else RECOMPUTE
         if self._selected is not None and layer not in self._selected:
             if around is not None and around.layer >= 0:
@@ -345,7 +348,7 @@ class Attribution:
 
     def _of_hooks(self, name: str, around: Place | None, caller: int) -> Place:
         """The place of hooks that exchange data for a module: they run outside its forward, but belong to it."""
-        outer = around or self.places.of_layer(OUTSIDE, FORWARD)
+        outer = around or self._outside
         site = self._sites.get(PREFIX + name.removeprefix(HOOKS))
         if site is None:
             return outer
@@ -379,8 +382,9 @@ class Attribution:
         layer = OUTSIDE if maker is None else maker.layer
         signature = 0 if maker is None or self._called_from is None else self._called_from(0, maker.signature)
         outer = self.places.of_layer(layer, BACKWARD, around)
-        for region in regions_around(maker):
-            outer = self.places.inside(outer, FrameKind.REGION, region)
+        for frame in () if maker is None else maker.frames:
+            if frame.kind == FrameKind.REGION:
+                outer = self.places.inside(outer, FrameKind.REGION, frame.name)
         place = self.places.inside(outer, FrameKind.OP, event.name, signature)
         place.is_node = True
         if event.name.endswith(ACCUMULATES):
@@ -421,10 +425,8 @@ class Attribution:
     def _requester(self, thread: int, around: Place, op: str, signature: int) -> Place:
         """The place in which an op requests a collective: usually the place around it. DistributedDataParallel requests
         one when the last gradient of a bucket is ready: it belongs to all layers with gradients in the bucket."""
-        outer: Place | None = around
-        while outer is not None and not outer.is_node:
-            outer = outer.outer
-        if outer is None or outer.frame is None or not outer.frame.name.endswith(ACCUMULATES):
+        node = around.node
+        if node is None or node.frame is None or not node.frame.name.endswith(ACCUMULATES):
             return around
         layers = self.collective_owners.layers_of_bucket(thread, op, signature)
         return self._common_ancestor.place(layers, BACKWARD, around) if layers else around

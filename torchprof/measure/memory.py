@@ -295,7 +295,7 @@ class Allocations:
             self._in_pass = True
             self._next_begins(start, ACTIVATIONS)
             self._passes.append(_Stage(GRADIENTS, start, end, has_graph=True))
-        is_inner = around is not None and around.phase != FORWARD and (not around.is_engine or around.is_in_node)
+        is_inner = around is not None and around.phase != FORWARD and (not around.is_engine or around.node is not None)
         if is_inner:  # a backward pass inside a node, as with checkpoints
             within = self._node_ends.get(thread, inf)
         else:

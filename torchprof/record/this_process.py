@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchprof.attribute.collectives import mesh_of_groups, sole_group
+from torchprof.attribute.launches import mesh_of_groups, sole_group
 from torchprof.errors import TorchprofError
 from torchprof.run.lockstep import GroupOfRanks
 from torchprof.run.meta import MeshDim, Meta, Peak, name_of_job

@@ -36,10 +36,7 @@ _OF_TWO = """
     special_zeta tanh_backward threshold_backward true_divide xlogy
 """
 # If the second operand of these is None, it is a tensor without a shape: a nested tensor.
-_TAKES_TWO = frozenset(
-    ("add", "sub", "subtract", "rsub", "div", "mul", "pow", "atan2", "maximum", "minimum")
-    + ("eq", "ne", "ge", "gt", "le", "lt")
-)
+_TAKES_TWO = """add sub subtract rsub div mul pow atan2 maximum minimum eq ne ge gt le lt"""
 
 
 def _elementwise(tensors: int, times: int = 1) -> Flops:
@@ -50,7 +47,7 @@ def _elementwise(tensors: int, times: int = 1) -> Flops:
     """
 
     def flops(op: Operation) -> int:
-        if op.is_missing(0) or (op.is_missing(1) and bare(op.name) in _TAKES_TWO):
+        if op.is_missing(0) or (op.is_missing(1) and bare(op.name) in _TAKES_TWO.split()):
             raise Unknown
         return times * op.broadcast(tensors)
 
@@ -188,7 +185,7 @@ counts_flops("cudnn_batch_norm_backward", "miopen_batch_norm_backward")(per_elem
 
 @counts_flops("_fused_rms_norm_backward", scalars=True)
 def _rms_norm_backward(op: Operation) -> int:
-    of_input, of_weight = op.scalar(5)
+    of_input, of_weight = map(bool, op.scalar(5))
     return op.numel(0) * (7 * of_input + 2 * of_weight)
 
 
@@ -261,7 +258,7 @@ _NEIGHBORS = {"upsample_linear1d": 2, "upsample_bilinear2d": 4, "upsample_trilin
 def _upsample(op: Operation) -> int:
     image, neighbors = op.shape(0), _NEIGHBORS[bare(op.name)]
     dims = _dims_of(op)
-    sizes = op.scalar(1)
+    sizes: Shape | None = op.scalar(1)
     if sizes is None:  # the overload with scale factors
         sizes = tuple(int(length * factor) for length, factor in zip(image[-dims:], op.scalar(3)))
     return prod(image[:-dims]) * prod(sizes) * (2 * neighbors - 1)
@@ -276,7 +273,7 @@ for _dims in (1, 2, 3):
 @counts_flops("grid_sampler_2d", "grid_sampler_3d", scalars=True)
 def _grid_sampler(op: Operation) -> int:
     image, grid = op.shape(0), op.shape(1)
-    neighbors = {0: 2 ** _dims_of(op), 1: 0, 2: 16}[op.scalar(2)]
+    neighbors: int = {0: 2 ** _dims_of(op), 1: 0, 2: 16}[op.scalar(2)]
     return prod(grid[:-1]) * image[1] * max(2 * neighbors - 1, 0)
 
 
