@@ -128,6 +128,16 @@ class Place:
     _inner: dict[Any, Place] | None = None  # most places contain no others and need no dict
 
     @property
+    def name(self) -> str:
+        """The name of its last frame; "" for the layer's self time between ops."""
+        return "" if self.frame is None else self.frame.name
+
+    @property
+    def kind(self) -> FrameKind | None:
+        """The kind of its last frame; None for the layer's self time between ops."""
+        return None if self.frame is None else self.frame.kind
+
+    @property
     def node(self) -> Place | None:
         """The autograd node that it is, or is inside of; None if there is none."""
         place: Place | None = self

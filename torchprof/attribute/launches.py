@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import accumulate, islice
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchprof.attribute.events import Attributed, Event, Place, Places
 from torchprof.attribute.op_groups import OpGroup
@@ -72,7 +72,7 @@ class Launches:
         """A collective begins. ``around``, ``outer``: the range around it."""
         if event.correlation:
             self._launched_by[event.correlation] = place
-        if around is None or outer is None or not _records_collective(around):
+        if around is None or outer is None or around.name != RECORDS_COLLECTIVE:
             return
         # The op launches the kernel, and the range that begins in the op names the collective. If two ranges begin in
         # one op, it is unknown which of the two a kernel belongs to.
@@ -95,28 +95,14 @@ class Launches:
     def _last_collective(self, thread: int, around: Place, end_ns: int) -> Place:
         """In an op that records collectives, the last collective launches the work of all calls."""
         until, collective = self._collectives.get(thread, (0, around))
-        return collective if until == end_ns and _records_collective(around) else around
-
-
-def _records_collective(place: Place) -> bool:
-    return place.frame is not None and place.frame.name == RECORDS_COLLECTIVE
+        return collective if until == end_ns and around.name == RECORDS_COLLECTIVE else around
 
 
 # The owners of collectives
 
 
-class _Request(NamedTuple):
-    """A collective that an op requested and that has not begun yet."""
-
-    name: str
-    place: Place
-    signature: int
-
-
 class CollectiveOwners:
     """Finds the owners of collectives in one walk over the events of a session.
-
-    It keeps the requested collectives that have not begun, and the gradients that are ready and not exchanged yet.
 
     ``fqns``: the layers by their names in FSDP, over all FSDP roots. ``signatures``: the inputs of ops, by number.
     ``replicated``: the layers whose gradients DistributedDataParallel exchanges, each with the sizes of the gradients
@@ -145,7 +131,7 @@ class CollectiveOwners:
         self._group = group
         self._is_one_group = is_one_group
         self._in_group: dict[tuple[str, int], int] = {}  # see ``signature_of``
-        self._requests: deque[_Request] = deque()
+        self._requests: deque[tuple[Event, Place]] = deque()  # of collectives that have not begun
         # By thread: the layer of each gradient, and its size if that was recorded.
         self._ready_gradients: defaultdict[int, list[tuple[int, int | None]]] = defaultdict(list)
         self._names_in_range: dict[str, list[str] | None] = {}  # by the label of a range: the module names in it
@@ -153,11 +139,11 @@ class CollectiveOwners:
     # Requests
 
     def note_request(self, event: Event, place: Place) -> None:
-        self._requests.append(_Request(event.name, place, event.signature))
+        self._requests.append((event, place))
 
     def note_started_inside(self, place: Place) -> None:
         """A collective begins inside this place, on the thread that requested it. So no other thread will run it."""
-        last = self._requests[-1].place if self._requests else None
+        last = self._requests[-1][1] if self._requests else None
         outer: Place | None = place
         while outer is not None and last is not None:
             if outer is last:
@@ -175,16 +161,14 @@ class CollectiveOwners:
         size = self._size(event.signature)
         fitting = [
             index
-            for index, request in enumerate(self._requests)
+            for index, (request, _) in enumerate(self._requests)
             if _requests_collective(request.name, event.name)
             and (size is None or size in (self._sizes(request.signature) or (size,)))
         ]
         if fitting:
-            requester = self._requests[fitting[0]].place
+            requester = self._requests[fitting[0]][1]
             is_certain = (
-                self._is_one_group
-                or size is not None
-                or {self._requests[index].place for index in fitting} == {requester}
+                self._is_one_group or size is not None or {self._requests[index][1] for index in fitting} == {requester}
             )
             del self._requests[fitting[0]]
             if is_certain:

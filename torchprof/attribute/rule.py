@@ -426,7 +426,7 @@ class Attribution:
         """The place in which an op requests a collective: usually the place around it. DistributedDataParallel requests
         one when the last gradient of a bucket is ready: it belongs to all layers with gradients in the bucket."""
         node = around.node
-        if node is None or node.frame is None or not node.frame.name.endswith(ACCUMULATES):
+        if node is None or not node.name.endswith(ACCUMULATES):
             return around
         layers = self.collective_owners.layers_of_bucket(thread, op, signature)
         return self._common_ancestor.place(layers, BACKWARD, around) if layers else around

@@ -166,7 +166,7 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     _note_end(recording, parts.pop("open", None))
     _note_observations(recording, plan, attribution)
 
-    regions = [place for place in places if place.frame is not None and place.frame.kind == FrameKind.REGION]
+    regions = [place for place in places if place.kind == FrameKind.REGION]
     regions_in = {place.layer for place in regions}
     called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls}
     recording.observations.warnings += _not_compiled(recording, regions_in, called)
@@ -271,7 +271,7 @@ def _meta(recording: Recording, plan: LayerPlan, options: Options) -> Meta:
 
 
 def _regions_that_ran(recording: Recording, places: Iterable[Place]) -> tuple[CompiledRegion, ...]:
-    ran = {place.frame.name for place in places if place.frame is not None}
+    ran = {place.name for place in places}
     return tuple(region for region in recording.regions if region.name in ran)
 
 

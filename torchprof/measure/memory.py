@@ -166,7 +166,7 @@ class Allocations:
                 if columns.sequence[index] >= 0 and columns.kinds[columns.number[index]].kind is Kind.OP:
                     self._on_graph(columns.start[index])
                     break
-        in_op = group.place.frame is not None and group.place.frame.kind == _OP
+        in_op = group.place.kind == _OP
         for start, path, device, address, nbytes in group.memory():
             self._on_memory(start, group.thread, group.place, path > 0 or in_op, device, address, nbytes)
 

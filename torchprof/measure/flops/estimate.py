@@ -222,8 +222,7 @@ class Estimate:
         uncounted.update(self._groups.uncounted_places())
         self._known |= self._groups.known_places
         for place, calls in self._kernels.items():
-            assert place.frame is not None
-            if kind_of_work(place.frame.name) is KernelWork.COMPUTING and not self._is_explained(place, uncounted):
+            if kind_of_work(place.name) is KernelWork.COMPUTING and not self._is_explained(place, uncounted):
                 self._add(place.index, Count(0, 0, calls))
         recorded = {around.outer for place in self._kernels for around in _around(place) if around.frame == _REPLAYED}
         for place, calls in self._replays.items():
@@ -236,11 +235,11 @@ class Estimate:
         without the op."""
         is_in_another_row = False
         for around in _around(kernel):
-            if around.index in self._known or (around.frame is not None and around.frame.kind == FrameKind.COLLECTIVE):
+            if around.index in self._known or around.kind == FrameKind.COLLECTIVE:
                 return True
             if around.index in uncounted and not is_in_another_row:
                 return True
-            is_in_another_row |= around.frame is None or around.frame.kind in RANGES
+            is_in_another_row |= around.kind is None or around.kind in RANGES
         return False
 
     def _add(self, place: int, count: Count) -> None:
