@@ -20,10 +20,10 @@ from torchprof.measure.fold import fold
 from torchprof.measure.live_memory import NOT_MEASURED, add_frees, allocators_between
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
+from torchprof.measure.pipelines import Pipelines
 from torchprof.measure.recording import CycleEnd, LayerPlan, Observations, Observer, OpenStep, Options, Recording
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.measure.timeline import DeviceTimes, OpenSpans
-from torchprof.measure.waiting import Pipelines
 from torchprof.measure.warnings import recorded_warnings
 from torchprof.run.cost import FIELDS
 from torchprof.run.layers import Layers

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any
 
 from torchprof.attribute.event_names import is_engine
@@ -14,13 +13,19 @@ from torchprof.attribute.events import Attributed, Event, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.measure.steps import RECORDING_END
-from torchprof.measure.waiting import Covered, Intervals, Waiting, covered_ns, is_communication
+from torchprof.measure.waiting import (
+    Covered,
+    Intervals,
+    LastStep,
+    RangesOfThread,
+    Waiting,
+    covered_ns,
+    is_communication,
+    open_until,
+)
 from torchprof.run.collectives import (
-    C10D_OPS,
     POINT_TO_POINT,
     Collective,
-    Entered,
-    Unfinished,
     collective_of,
     name_of_collective,
 )
@@ -64,7 +69,7 @@ class Locksteps:
         self._signatures = signatures
         self._group = group
         self._from_first_mark = from_first_mark
-        self._threads: dict[int, _Thread] = {}
+        self._threads: dict[int, RangesOfThread] = {}
         self._main = 0
         self._own: defaultdict[Place, int] = defaultdict(int)  # of the current step
         self._gap = 0  # of the current step: time in no range of any thread
@@ -83,7 +88,7 @@ class Locksteps:
         self._waiting = Waiting()
         self._elsewhere = Intervals()  # the outermost ranges of all threads but the one with the steps
         self._is_work: dict[Place, tuple[bool, bool]] = {}
-        self._last = _LastStep()
+        self._last = LastStep()
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
         """Pass all events on, and add up the work of each step."""
@@ -117,7 +122,7 @@ class Locksteps:
                 elif kind not in no_ranges:
                     thread = threads.get(number)
                     if thread is None:
-                        thread = threads[number] = _Thread(start)
+                        thread = threads[number] = RangesOfThread(start)
                         self._main = self._main or number
                     self._advance(number, start)
                     if thread.innermost is None and number != self._main:
@@ -132,7 +137,7 @@ class Locksteps:
 
     def _mark(self, time: int) -> None:
         """A step ends here, and the next begins."""
-        self._threads.setdefault(self._main, _Thread(time))
+        self._threads.setdefault(self._main, RangesOfThread(time))
         if self._marks:
             self._end_step(time)
         if self._marks or self._from_first_mark:
@@ -140,7 +145,7 @@ class Locksteps:
             self._own.clear()  # what was before does not belong to the current step
             self._gap = 0
             self._marks.append(time)
-            self._last = _LastStep()
+            self._last = LastStep()
         self._from_first_mark = True
 
     def _advance_all(self, until: int) -> None:
@@ -166,16 +171,9 @@ class Locksteps:
             if place.kind not in INTERRUPTIONS:
                 thread.has_requested = not self._kind_of(place)[0]
         thread.innermost = item
-        if until > time:
-            if item is not None:
-                self._share(number, item.place, time, until, thread.has_requested)
-            elif number == self._main:
-                if until - time > self._last.longest[0]:
-                    self._last.longest = until - time, time, None, thread.has_requested
-                waits = self._waiting.within(time, until, True)
-                self._gap += until - time - covered_ns([*waits, *self._elsewhere.within(time, until)])
-            time = until
-        thread.until = time
+        if until > time and (item is not None or number == self._main):
+            self._share(number, None if item is None else item.place, time, until, thread.has_requested)
+        thread.until = max(time, until)
 
     def _kind_of(self, place: Place) -> tuple[bool, bool]:
         """Whether time in a place is own work; and whether none of it is a wait, as in an op of torch."""
@@ -187,18 +185,24 @@ class Locksteps:
             known = self._is_work[place] = not is_communication(place.frames), never_waits
         return known
 
-    def _share(self, thread: int, place: Place, start: int, end: int, has_requested: bool) -> None:
+    def _share(self, thread: int, place: Place | None, start: int, end: int, has_requested: bool) -> None:
+        """Count an interval in which a thread began nothing new. ``place``: of its innermost range, if it is in one."""
         if thread == self._main:
             if end - start > self._last.longest[0]:
                 self._last.longest = end - start, start, place, has_requested
         elif end - start > self._last.longest_elsewhere[0]:
             self._last.longest_elsewhere = end - start, start, place, has_requested
+        if place is None:
+            waits = self._waiting.within(start, end, True)
+            self._gap += end - start - covered_ns([*waits, *self._elsewhere.within(start, end)])
+            return
         is_work, never_waits = self._kind_of(place)
-        if is_work:
+        if is_work and never_waits:
+            self._own[place] += end - start
+        elif is_work:
             is_of_loop = place.kind == FrameKind.LABEL and place.layer == OUTSIDE and place.phase == FORWARD
-            for_any = has_requested or is_of_loop or place.is_engine
-            waits = 0 if never_waits else covered_ns(self._waiting.within(start, end, for_any))
-            self._own[place] += end - start - waits
+            waits = self._waiting.within(start, end, has_requested or is_of_loop or place.is_engine)
+            self._own[place] += end - start - covered_ns(waits)
 
     def _note_kernel(self, event: Event, place: Place, ns: int) -> None:
         marks = self._launched.get(event.correlation)
@@ -268,7 +272,7 @@ class Locksteps:
             unfinished = tuple(replace(step, began_before=len(self._marks) < 2) for step in unfinished)
             self._end_step(self._cut_ns)
         elif len(self._marks) < 2:  # no step: the whole recording is one
-            self._end_step(max(map(_open_until, self._threads.values()), default=0))
+            self._end_step(max(map(open_until, self._threads.values()), default=0))
         work, calls = dict(self._work()), self._calls()
         results = self._of_cycle(work, calls) if self._is_cycle else {"lockstep": self._locksteps(work, calls)}
         return {**results, "unfinished": unfinished}
@@ -359,113 +363,3 @@ class Locksteps:
         """Whether all collectives of an unknown group may be of one. Each NCCL group has its own stream
         (ProcessGroupNCCL::ncclStreams_): several streams mean several groups."""
         return all(len(streams) == 1 for streams in self._streams.values())
-
-
-# What a rank did since its last step ended
-
-_Interval = tuple[int, int, "Place | None", bool]
-"""An interval in which a thread began nothing new: its length and start; the place of the thread (None: in no range);
-whether the last action of the thread was to request an exchange."""
-
-
-class _Thread:
-    """A thread. ``until``: its time is counted up to here. ``innermost``: its innermost range that has not ended then.
-    ``has_requested``: whether its last action was to request a collective. ``first`` and ``began``: the starts of its
-    first and of its last range."""
-
-    __slots__ = ("began", "first", "has_requested", "innermost", "until")
-
-    def __init__(self, until: int) -> None:
-        self.innermost: Attributed | None = None
-        self.first = self.began = self.until = until
-        self.has_requested = False
-
-
-class _LastStep:
-    """What a rank did since its last step ended: if the recording ends in a hang, this shows where.
-
-    ``longest`` is the longest time in which the thread with the steps began nothing new.
-    """
-
-    def __init__(self) -> None:
-        self.longest: _Interval = (0, 0, None, False)
-        self.longest_elsewhere: _Interval = (0, 0, None, False)  # the same on all other threads
-        self._entered: Counter[tuple[int, str, str]] = Counter()
-        self._request: Place | None = None  # the last one
-        self._exchanges: list[tuple[int, int, Place]] = []
-
-    def note_request(self, place: Place) -> None:
-        """An op or range of communication begins. torch's ops request a collective."""
-        if place.name.startswith(C10D_OPS):
-            self._request = place
-            name = name_of_collective(place.name)
-            if not name.startswith(POINT_TO_POINT):
-                self._entered[place.layer, place.phase, name] += 1
-
-    def note_exchange(self, place: Place, start: int, end: int) -> None:
-        self._exchanges.append((start, end, place))
-
-    def unfinished(
-        self, rank: int, threads: Mapping[int, _Thread], main: int, since: int | None, ended: int | None
-    ) -> tuple[Unfinished, ...]:
-        if main not in threads:
-            return ()
-        since = min(thread.first for thread in threads.values()) if since is None else since
-        ends = [*map(_open_until, threads.values()), *(end for _, end, _ in self._exchanges)]
-        ended = max([since, *ends, *([] if ended is None else [ended])])
-        longest, elsewhere = self.longest, self.longest_elsewhere
-        for number, thread in threads.items():
-            for interval in _intervals_at_end(thread, since, ended):
-                if number == main:
-                    longest = max(longest, interval, key=itemgetter(0))
-                elif interval[2] is not None:
-                    elsewhere = max(elsewhere, interval, key=itemgetter(0))
-        if longest[2] is None and 2 * elsewhere[0] > longest[0]:
-            longest = elsewhere  # autograd's thread, for example: the main thread waits for it
-        ns, start, place, has_requested = longest
-        waits = self._waits_for(ns, start, place, has_requested)
-        owner = waits or place
-        entered = tuple(Entered(*key, times) for key, times in self._entered.items())
-        layer, phase, name = (OUTSIDE, FORWARD, "") if owner is None else (owner.layer, owner.phase, owner.name)
-        name = name if waits is None else name_of_collective(name)
-        return (Unfinished(rank, ended - since, ns, layer, phase, name, waits is not None, entered),)
-
-    def _waits_for(self, ns: int, start: int, place: Place | None, has_requested: bool) -> Place | None:
-        """The exchange that the rank waits for: one that it called, or one that runs for most of this time. None if it
-        does not wait. Sends and receives that run do not count: they start ahead of time."""
-        if place is not None and is_communication(place.frames):
-            return place
-        if has_requested and self._request is not None:
-            return self._request
-        if place is not None and place.kind == FrameKind.OP and "::" in place.name:
-            return None
-        overlaps = [
-            (min(end, start + ns) - max(begun, start), number)
-            for number, (begun, end, of) in enumerate(self._exchanges)
-            if not name_of_collective(of.name).startswith(POINT_TO_POINT)
-        ]
-        most, number = max(overlaps, default=(0, 0))
-        return self._exchanges[number][2] if 2 * most > ns else None
-
-
-def _open_until(thread: _Thread) -> int:
-    """The latest end of the open ranges of a thread; 0 if there is none."""
-    end, item = 0, thread.innermost
-    while item is not None:
-        end, item = max(end, item.end_ns), item.outer
-    return end
-
-
-def _intervals_at_end(thread: _Thread, since: int, ended: int) -> Iterator[_Interval]:
-    """The intervals of a thread after its last range began: one for each range that was open then, inner to outer."""
-    time = max(thread.began, since)
-    has_requested = thread.has_requested
-    item = thread.innermost
-    while item is not None:
-        if item.end_ns > time:
-            yield item.end_ns - time, time, item.place, has_requested
-            time = item.end_ns
-        has_requested = is_communication(item.place.frames)
-        item = item.outer
-    if ended > time:
-        yield ended - time, time, None, has_requested
