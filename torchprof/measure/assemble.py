@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from math import inf
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
 from torchprof.attribute.engine_calls import add_engine_calls
 from torchprof.attribute.event_columns import EventColumns
-from torchprof.attribute.event_names import add_steps
-from torchprof.attribute.events import Detail, Event, Kind, Place
+from torchprof.attribute.event_names import MEMORY, add_steps
+from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.launches import CollectiveOwners
 from torchprof.attribute.pipeline_ranges import steps_in, with_folded_names
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.fold import fold
-from torchprof.measure.live_memory import NOT_MEASURED, add_frees, allocators_between
 from torchprof.measure.lockstep import Locksteps
 from torchprof.measure.memory import Allocations
 from torchprof.measure.pipelines import Pipelines
-from torchprof.measure.recording import CycleEnd, LayerPlan, Observations, Observer, OpenStep, Options, Recording
+from torchprof.measure.recording import (
+    NOT_MEASURED,
+    CycleEnd,
+    LayerPlan,
+    LiveMemory,
+    Observations,
+    Observer,
+    OpenStep,
+    Options,
+    Recording,
+    allocators_between,
+)
 from torchprof.measure.steps import Steps, with_marks
 from torchprof.measure.timeline import DeviceTimes, OpenSpans
 from torchprof.measure.warnings import recorded_warnings
@@ -39,12 +50,14 @@ if TYPE_CHECKING:
     from torchprof.measure.flops.estimate import Estimate
 
 
+_UNKNOWN_THREAD = -1
+"""A number that no thread has: an event with it is inside no range."""
 _LOOP = 2
 """At least this many passes are a loop, if it marks no steps."""
 
 
 def wanted_detail(options: Options) -> Callable[[str], Detail] | None:
-    """A function: name of an op → how much to read of its inputs. None to read nothing."""
+    """Name of an op → how much to read of its inputs. None to read nothing."""
     least = Detail.SHAPES if options.record_shapes or options.with_stack else Detail.NOTHING
     if options.with_flops:
         # It imports torch for its registry of operators. A trace is read without torch.
@@ -162,12 +175,16 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     attribution.places.close()
     if not options.on_cpu:
         busy.pop("cpu", None)
-    parts = _results_of((*observers, *of_steps), {"samples": samples | dict(_without_gradients(recording, plan))})
+    parts: dict[str, Any] = {"samples": samples | dict(_without_gradients(recording, plan))}
+    for observer in (*observers, *of_steps):
+        for name, value in observer.result().items():
+            parts[name] = parts[name] | value if name in parts else value
     _note_end(recording, parts.pop("open", None))
     _note_observations(recording, plan, attribution)
 
     regions = [place for place in places if place.kind == FrameKind.REGION]
-    regions_in = {place.layer for place in regions}
+    regions_in, names_of_regions = {place.layer for place in regions}, {place.name for place in regions}
+    regions_that_ran = tuple(region for region in recording.regions if region.name in names_of_regions)
     called = {layer for (layer, _), (_, calls) in rows.by_layer.items() if calls}
     recording.observations.warnings += _not_compiled(recording, regions_in, called)
     if regions:
@@ -179,18 +196,10 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
         steps=parts.pop("steps", 0),
         step_end=step_end or StepEnd.MARK,
         busy_ns=tuple(sorted(busy.items())),
-        regions=(ran := _regions_that_ran(recording, regions)),
-        compilations=_compilations_of(recording, ran),
+        regions=regions_that_ran,
+        compilations=_compilations_of(recording, regions_that_ran),
     )
     return Run((meta,), layers, rows, **parts)
-
-
-def _results_of(observers: Iterable[Observer], parts: dict[str, Any]) -> dict[str, Any]:
-    """These parts of a run with the results of observers, joined as ``Observer.result`` says."""
-    for observer in observers:
-        for name, value in observer.result().items():
-            parts[name] = parts[name] | value if name in parts else value
-    return parts
 
 
 def _columns_of(recording: Recording) -> EventColumns:
@@ -270,11 +279,6 @@ def _meta(recording: Recording, plan: LayerPlan, options: Options) -> Meta:
     )
 
 
-def _regions_that_ran(recording: Recording, places: Iterable[Place]) -> tuple[CompiledRegion, ...]:
-    ran = {place.name for place in places}
-    return tuple(region for region in recording.regions if region.name in ran)
-
-
 def _compilations_of(recording: Recording, ran: Sequence[CompiledRegion]) -> tuple[Compilation, ...]:
     """The compilations during the recording, and the last ones before it of the regions that ran: earlier ones of the
     same name are of code that torch.compile forgot meanwhile."""
@@ -335,6 +339,62 @@ def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine,
             for _ in range(intervals)
         ]
     )
+
+
+def add_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> None:
+    """Add the missing frees to the events of a recording: of the CPU's blocks that the model had at the start.
+
+    torch records few of these frees: its CPU allocator records a free only if a session recorded an allocation at that
+    address, and then with the size of that allocation. So a block counts as freed at the first of: its free event, its
+    entry in ``start.freed``, an allocation at its address. The free gets the true size. A later event of the same free
+    is omitted.
+
+    ``began_ns``: the end of the first STEP event of the recording on the clock of ``start.freed``.
+    """
+    live = dict(start.blocks)
+    noted: set[tuple[str, int]] = set()  # freed according to ``start.freed``; torch may record the free later
+    notes = deque(start.freed)
+    while notes and notes[0].at_ns < began_ns:
+        live.pop(notes.popleft().block, None)
+    main, offset_ns = _UNKNOWN_THREAD, 0  # the offset is from the clock of the notes to that of the events
+    marks = columns.of_kinds(Kind.STEP)
+    if marks:
+        index, main = marks[0]
+        offset_ns = columns.end[index] - began_ns
+    else:
+        notes.clear()
+    added: list[Event] = []
+    omitted: set[int] = set()
+
+    def note_until(time: float) -> None:
+        while notes and notes[0].at_ns + offset_ns <= time:
+            at_ns, on_same_thread, block = notes.popleft()
+            if block in live:
+                noted.add(block)
+                added.append(
+                    _free(block, live.pop(block), at_ns + offset_ns, main if on_same_thread else _UNKNOWN_THREAD)
+                )
+
+    for index, thread in columns.of_kinds(Kind.MEMORY):
+        event = columns.event(index, thread)
+        note_until(event.start_ns)
+        block = event.device, event.correlation
+        if block in live:
+            added.append(_free(block, live.pop(block), event.start_ns, event.thread))
+        elif block in noted:
+            noted.discard(block)
+        else:
+            continue
+        if event.nbytes < 0:
+            omitted.add(index)
+    note_until(inf)
+    if added:
+        columns.add(before=added, without=omitted)
+
+
+def _free(block: tuple[str, int], nbytes: int, at_ns: int, thread: int) -> Event:
+    device, address = block
+    return Event(Kind.MEMORY, MEMORY, at_ns, at_ns, thread, correlation=address, device=device, nbytes=-nbytes)
 
 
 def with_warnings(run: Run, observations: Observations) -> Run:

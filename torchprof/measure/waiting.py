@@ -144,7 +144,7 @@ whether the last action of the thread was to request an exchange."""
 
 
 class RangesOfThread:
-    """What a thread is in. ``until``: its time is counted up to here. ``innermost``: its innermost range that has not ended then.
+    """A thread. ``until``: its time is counted up to here. ``innermost``: its innermost range that has not ended then.
     ``has_requested``: whether its last action was to request a collective. ``first`` and ``began``: the starts of its
     first and of its last range."""
 

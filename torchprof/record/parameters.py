@@ -18,7 +18,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from torchprof.measure.live_memory import Freed, LiveMemory
+from torchprof.measure.recording import Freed, LiveMemory
 from torchprof.record.modules import instances_of
 
 _Path = tuple[str, ...]
