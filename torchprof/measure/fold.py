@@ -64,7 +64,7 @@ def fold(
     timed: bool = True,
     recorded_ns: int = 0,
 ) -> tuple[Rows, dict[SampleKey, Spread], dict[str, int]]:
-    """Sum events: rows; samples with the durations of calls; and the busy time of each device.
+    """Rows; samples with the durations of calls; and the busy time of each device.
 
     Self time: each event adds its time to its place and subtracts it from the place around it. The CPU is busy while
     any recorded thread is inside any op or range. Without ``timed``, all times are 0 and there are no samples.
@@ -91,11 +91,8 @@ def fold(
 
 
 def _sums_of(attributed: Iterable[Attributed | OpGroup], places: Sequence[Place], timed: bool) -> _Sums:
-    """The sums of all events.
-
-    This function is long because its loop runs for each of perhaps a million events: a call for each would cost more
-    than the additions.
-    """
+    """This function is long because its loop runs for each of perhaps a million events: a call for each would cost more
+    than the additions."""
     cpu_ns: list[int] = []  # by index of a place
     calls: list[int] = []
     other: _Values = {}  # what a place has beside CPU time and calls
@@ -193,9 +190,8 @@ def _add_counts(values: _Values, counts: Mapping[int, _Counts], places: Sequence
     """Add MACs, FLOPs and uncounted calls. Those of a kernel belong to its device: its place has no row of the CPU."""
     device_of: dict[int, str] = dict(values.keys())
     for index, counted in counts.items():
-        frame = places[index].frame
-        key = (index, device_of.get(index, "cpu") if frame is not None and frame.kind == FrameKind.KERNEL else "cpu")
-        values.setdefault(key, [0] * (len(FIELDS) + 1))[_MACS : _MACS + 3] = counted
+        device = device_of.get(index, "cpu") if places[index].kind == FrameKind.KERNEL else "cpu"
+        values.setdefault((index, device), [0] * (len(FIELDS) + 1))[_MACS : _MACS + 3] = counted
 
 
 def _by_thread(interruptions: Iterable[_Call]) -> dict[int, tuple[list[int], list[int]]]:

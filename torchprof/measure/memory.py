@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -81,7 +82,7 @@ def _leave(samples: _Samples, ranges: list[_Range]) -> None:
 class Allocations:
     """Observes memory events, and the calls, nodes and optimizer steps that they happen in.
 
-    The kind of a block follows from the times of its allocation and its free:
+    The kind of a block follows from when it was allocated and freed:
 
     - *activation*: allocated in a forward or recomputed call, and live when the outermost call ended: it was saved for
       backward, or returned. Also: allocated outside calls, and live when backward began (a loss). Also: allocated
@@ -95,8 +96,8 @@ class Allocations:
 
     A backward pass lasts from its first node to its last. A node after a forward op belongs to the next pass.
 
-    It has open ranges of its own: a stretch of backward is not an event, and it lasts longer than the node that
-    begins it. Also, a memory event counts for the ranges of all threads, not only for those around it.
+    It has open ranges of its own: a stretch of backward is not an event, and lasts longer than the node that begins
+    it. A memory event counts for the ranges of all threads.
     """
 
     def __init__(
@@ -110,10 +111,8 @@ class Allocations:
         allocators: Mapping[str, tuple[tuple[str, int, int], ...]] | None = None,
     ) -> None:
         """``parameters``: (device, address) of the model's parameters and buffers at the end. ``start_ns``: when the
-        recording began, used if no mark was recorded. ``before``: by device, (kind, bytes) of the model's live memory
-        at the start; None if it was not measured. ``with_timeline``: whether every event is kept. ``allocators``: by
-        device, ``Memory.allocator``.
-        """
+        recording began, if no mark was recorded. ``before``: by device, (kind, bytes) of the model's live memory at the
+        start; None if it was not measured. ``allocators``: by device, ``Memory.allocator``."""
         self._allocators = allocators or {}
         self._rank = rank
         self._before = before
@@ -150,7 +149,7 @@ class Allocations:
         self._frees_without_address: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on, and note memory events and the ranges around them."""
+        """Pass all events on."""
         for item in stream:
             yield item
             if isinstance(item, OpGroup):
@@ -264,10 +263,9 @@ class Allocations:
             call.has_graph = self._between.has_graph = True
 
     def _on_optimizer(self, item: Attributed) -> None:
-        event, place, _, _, _, _ = item
-        if place.phase == FORWARD:  # otherwise it runs inside backward, for a weight whose gradient is ready
+        if item.place.phase == FORWARD:  # otherwise it runs inside backward, for a weight whose gradient is ready
             self._end_pass()
-        self._optimizer = _Stage(OPTIMIZER_STATE, event.start_ns, event.end_ns)
+        self._optimizer = _Stage(OPTIMIZER_STATE, item.event.start_ns, item.event.end_ns)
 
     def _on_call(self, item: Attributed) -> None:
         event, place, _, _, ns, _ = item
@@ -309,9 +307,8 @@ class Allocations:
             first -= 1
         limit = min(within, ranges[first - 1].end_ns) if first else within
         open_already = {open_range.layer for open_range in ranges[:first] if open_range.stage is None}
-        lineage = [
-            layer for layer in (self._lineages[place.layer] if place.layer >= 0 else ()) if layer not in open_already
-        ]
+        of_layer = self._lineages[place.layer] if place.layer >= 0 else ()
+        lineage = [layer for layer in of_layer if layer not in open_already]
         same = 0
         while same < len(lineage) and first + same < len(ranges) and ranges[first + same].layer == lineage[same]:
             same += 1
@@ -402,8 +399,8 @@ class Allocations:
     @property
     def _zero(self) -> int:
         """When the session began, on the clock of the events."""
-        known = [start for start in (self._start_ns, self._recording_start_ns) if start is not None]
-        return known[0] if known else self._times[0]
+        known = (self._start_ns, self._recording_start_ns, self._times[0])
+        return next(start for start in known if start is not None)
 
     def _kept(self, ends: Sequence[float]) -> Iterator[tuple[SampleKey, Spread]]:
         """The bytes that each forward call saved for backward.
@@ -433,9 +430,7 @@ class Allocations:
         devices = {device: number for number, device in enumerate(sorted(self._live_bytes))}
         columns = {name: array("q") for name in Timeline.COLUMNS}
         limit = Timeline.LIMIT
-        for time, size, device, block in zip(
-            self._times[:limit], self._sizes[:limit], self._devices[:limit], self._blocks[:limit]
-        ):
+        for time, size, device, block in islice(zip(self._times, self._sizes, self._devices, self._blocks), limit):
             place = self._places[block] if block != _NONE else None
             columns["time_ns"].append(time - self._zero)
             columns["nbytes"].append(size)

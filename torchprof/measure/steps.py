@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from operator import add
@@ -14,7 +14,7 @@ from torchprof.attribute.events import Attributed, Event, Kind, Place
 from torchprof.attribute.op_groups import OpGroup
 from torchprof.measure.recording import OpenStep, Pieces
 from torchprof.run.layers import Layer, Layers
-from torchprof.run.samples import SampleKey, Spread, spreads_at
+from torchprof.run.samples import SampleKey, spreads_at
 from torchprof.run.torch_names import PURPOSES, WITHIN_DEVICES, purpose_of
 from torchprof.run.words import BEFORE, FORWARD, OUTSIDE, ZERO_GRAD
 
@@ -47,9 +47,9 @@ class Steps:
         is_cycle: bool = False,
         before: OpenStep | None = None,
     ) -> None:
-        """``from_first_mark``: whether the session begins with a step, and not in the middle of a step. ``is_cycle``:
-        whether it is a cycle of a recording without gaps, with marks at its start and end that are in the middle of
-        steps. ``before``: the step that was open at its start."""
+        """``from_first_mark``: whether the session begins with a step. ``is_cycle``: whether it is a cycle of a recording
+        without gaps, whose first and last marks are in the middle of steps. ``before``: the step that was open at its
+        start."""
         self._from_first_mark = from_first_mark
         self._is_cycle = is_cycle
         self._before = before
@@ -69,9 +69,8 @@ class Steps:
         return max(len(self._starts) - 1, 0)
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on, and add up the time of each step. It is one loop, because a call for each event would
-        take longer than the additions."""
-        self_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step; by place in ``alike``
+        """Pass all events on. It is one loop, because a call for each event would take longer than the additions."""
+        self_ns: defaultdict[Place, int] = defaultdict(int)  # of the current step, by place in ``alike``
         last: dict[int, Attributed] = {}  # by thread: the range that began last
         bare: set[Place] = set()  # the user's labels outside all layers: self time in them has no known purpose
         explained = 0  # time of the current step in which any thread is inside a range that is not bare
@@ -153,7 +152,6 @@ class Steps:
         return ()
 
     def _end_step(self, end: int, self_ns: dict[Place, int], bare: set[Place], explained: int, covered: int) -> None:
-        """Add up a step; its variables are those of ``observe``."""
         lasted = end - self._starts[-1]
         own_ns: defaultdict[tuple[int, str], int] = defaultdict(int)
         own_ns[OUTSIDE, FORWARD] = max(lasted - covered, 0)  # no range was open
@@ -214,13 +212,16 @@ class Steps:
         a cycle, the part of the step that is open at its end."""
         if not self.count:
             return {}
-        if not self._is_cycle:
-            return {"samples": _spreads(dict(self._values()), self._starts[: self.count]), "steps": self.count}
-        pieces = Pieces(self.count, self._before is not None)
-        whole, last = pieces.cut(dict(self._values()), self._before.samples if self._before else {})
-        starts = self._starts[pieces.whole]
-        of_cycle = {"samples": _spreads(whole, starts), "steps": len(starts)}
-        return {**of_cycle, "open": {"samples": last}} if pieces.has_open else of_cycle
+        values: Mapping[SampleKey, Sequence[int]] = dict(self._values())
+        starts, of_open = self._starts[: self.count], {}
+        if self._is_cycle:
+            pieces = Pieces(self.count, self._before is not None)
+            values, last = pieces.cut(values, self._before.samples if self._before else {})
+            starts = self._starts[pieces.whole]
+            of_open = {"open": {"samples": last}} if pieces.has_open else {}
+        spread_of = spreads_at(starts)
+        samples = {key: spread_of(of_key) for key, of_key in values.items()} if starts else {}
+        return {"samples": samples, "steps": len(starts), **of_open}
 
     def _values(self) -> Iterator[tuple[SampleKey, Sequence[int]]]:
         """By sample, a value for each step."""
@@ -248,14 +249,6 @@ class Steps:
             yield key(measure, device=device), values
 
 
-def _spreads(values: Mapping[SampleKey, Sequence[int]], starts: Sequence[int]) -> dict[SampleKey, Spread]:
-    """The distribution of the values of each sample over the steps that began at ``starts``."""
-    if not starts:
-        return {}
-    spread_of = spreads_at(starts)
-    return {key: spread_of(of_key) for key, of_key in values.items()}
-
-
 def _sum(first: array[int], other: array[int]) -> array[int]:
     return array("q", map(add, first, other))
 
@@ -266,19 +259,16 @@ def with_marks(
     """The events in their order, with a STEP mark where each pass of a loop on this thread ends. ``ended_ns``: where
     the recording ends, if it ends inside a step; that has a mark, too."""
     places = [*((time, _LOOP_END) for time in ends), *([] if ended_ns is None else [(ended_ns, RECORDING_END)])]
-    marks = (Attributed(Event(Kind.STEP, "", time, time, thread), place, None, 0, 0) for time, place in places)
-    mark = next(marks, None)
+    marks = deque(Attributed(Event(Kind.STEP, "", time, time, thread), place, None, 0, 0) for time, place in places)
     for item in stream:
-        if mark is not None:
-            is_kernel = isinstance(item, Attributed) and item.event.kind is Kind.KERNEL
-            start = item.start_ns
-            while mark is not None and (start >= mark.event.end_ns or is_kernel):
-                yield mark
-                mark = next(marks, None)
+        while marks and (item.start_ns >= marks[0].event.end_ns or _is_kernel(item)):
+            yield marks.popleft()
         yield item
-    if mark is not None:
-        yield mark
     yield from marks
+
+
+def _is_kernel(item: Attributed | OpGroup) -> bool:
+    return isinstance(item, Attributed) and item.event.kind is Kind.KERNEL
 
 
 class _Parts(dict[Place, str]):

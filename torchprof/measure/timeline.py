@@ -44,8 +44,7 @@ class OpenSpans:
     So two spans of one thread are either nested or do not overlap. A kernel that overlaps the one before it on its
     stream goes to another lane of the stream.
 
-    It has open spans of its own: a stretch of backward is not an event, and it lasts longer than the node that
-    begins it. So ``Attributed.outer`` does not show the open stretches.
+    It has open spans of its own: a stretch of backward is not an event, and lasts longer than the node that begins it.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class OpenSpans:
         self._dropped = 0
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on, and collect spans."""
+        """Pass all events on."""
         op, label, user_label, node, kernel = Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.KERNEL
         backward, step, interruption = Kind.BACKWARD_FUNCTION, Kind.STEP, Kind.INTERRUPTION
         region, compiling = Kind.REGION, Kind.COMPILING
@@ -99,8 +98,8 @@ class OpenSpans:
             elif kind is kernel:
                 self._on_kernel(item)
             elif kind is interruption:  # does not end a stretch of backward
-                assert place.frame is not None
-                name = self._number_of(range_in_words(place.frame.kind, place.frame.name))
+                assert place.kind is not None
+                name = self._number_of(range_in_words(place.kind, place.name))
                 lane = self._lane_of(event.thread)
                 self._add(event.start_ns, event.start_ns + item.ns, lane, place.layer, place.phase, name)
             elif kind is step:
@@ -189,9 +188,8 @@ class OpenSpans:
 
     def result(self) -> dict[str, Timeline]:
         """A timeline of the spans alone, with times in ns since the start of the session."""
-        starts = self._columns["start_ns"]
-        known = [start for start in (self._start_ns, self._recording_start_ns, *starts[:1]) if start is not None]
-        zero = known[0] if known else 0
+        known = (self._start_ns, self._recording_start_ns, *self._columns["start_ns"][:1], 0)
+        zero = next(start for start in known if start is not None)
         columns = {
             name: array("q", (time - zero for time in column)) if name.endswith("_ns") else column
             for name, column in self._columns.items()
@@ -211,11 +209,8 @@ _BESIDE = (KernelWork.COMMUNICATION.value, KernelWork.COMPUTING.value, None)
 
 
 class _Times:
-    """The busy time of a device or of one of its streams so far: lengths of unions of intervals, in ns.
-
-    ``busy_ns`` is the busy time of all work, and ``until`` is the end of that work. ``by_work`` and ``until_by_work``
-    are the same for each kind of work, in the order of ``KernelWork``.
-    """
+    """The busy time of a device or of one of its streams so far: the length of a union of intervals, and its end
+    ``until``. ``by_work`` and ``until_by_work``: the same for each kind of work, in the order of ``KernelWork``."""
 
     __slots__ = ("busy_ns", "by_work", "kernels", "overlap_ns", "start_ns", "until", "until_by_work")
 
@@ -252,11 +247,8 @@ class _Times:
 
 
 class DeviceTimes:
-    """Observes kernels: the busy time of each device and stream.
-
-    Kernels of one device must come in the order of their start. So it is enough to keep the latest end of each kind of
-    work on each stream.
-    """
+    """Observes kernels: the busy time of each device and stream. Kernels of one device must come in the order of their
+    start."""
 
     def __init__(self, rank: int = 0) -> None:
         self._rank = rank
@@ -265,7 +257,7 @@ class DeviceTimes:
         self._works: dict[str, int] = {}  # by name
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on, and add up the busy times of devices."""
+        """Pass all events on."""
         for item in stream:
             yield item
             if isinstance(item, Attributed) and item.event.kind is Kind.KERNEL:

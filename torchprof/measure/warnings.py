@@ -19,7 +19,6 @@ _LABELS_MATTER = 0.02  # warn if labels take more than this share of the recorde
 
 
 def recorded_warnings(run: Run, observations: Observations) -> Iterator[RunWarning]:
-    """The warnings that do not follow from the run itself."""
     yield from observations.warnings
     yield from about_modules(observations.added, observations.removed)
     if observations.unmatched:
@@ -48,7 +47,6 @@ def own_ns_of_layers(rows: Rows) -> int:
 
 
 def about_modules(added: Sequence[str], removed: Sequence[str]) -> Iterator[RunWarning]:
-    """Modules that changed inside the block."""
     if added:
         yield RunWarning.of("modules_added", added)
     if removed:
@@ -64,7 +62,7 @@ def about_buckets(unordered: Sequence[str]) -> Iterator[RunWarning]:
 def about_labels(
     layers: Sequence[Layer], unobserved: Mapping[int, int], unlabelled: Iterable[int]
 ) -> Iterator[RunWarning]:
-    """Calls that the profiler did not record, by layer, and layers that could not be labelled."""
+    """Calls that the profiler did not record, and layers that could not be labelled."""
     for index, calls in sorted(unobserved.items()):
         yield RunWarning.of("calls_not_recorded", [layers[index].name], calls=calls)
     bare = [layers[index].name for index in unlabelled]
@@ -146,8 +144,8 @@ def about_callers(
 
 
 def about_cost(calls: int, label_ns: float, own_ns: int, wall_ns: int) -> Iterator[RunWarning]:
-    """The time that the labels themselves took, if it is much of the recorded time. ``label_ns``: of one label, measured
-    right after the recording. ``own_ns``: of all labelled ranges, which includes the labels."""
+    """The time that the labels themselves took, if it is much of the recorded time. ``label_ns``: that of one label.
+    ``own_ns``: the self time of all labelled ranges, which includes the labels."""
     cost = min(calls * label_ns, own_ns)
     if cost > _LABELS_MATTER * wall_ns:
         yield RunWarning.of("label_cost", calls=calls, cost_ns=cost, is_at_most=cost >= own_ns, wall_ns=wall_ns)
