@@ -19,55 +19,6 @@ from torchprof.run.words import (
     UNKNOWN_MODULE,
 )
 
-# Which kernel of a graph each op is that ran in a call of it, by their names.
-
-_LARGEST_TABLE = 4_000_000
-"""The largest table for matching kernels with ops, in entries: it takes a second or two."""
-
-
-def kernels_of(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:
-    """For each op that ran, the number of its kernel; None if that is unknown."""
-    both = set(kernels) & set(ran)
-    ours = [index for index, name in enumerate(kernels) if name in both]
-    theirs = [index for index, name in enumerate(ran) if name in both]
-    pairs = _common_pairs([kernels[index] for index in ours], [ran[index] for index in theirs])
-    matches: list[int | None] = [None] * len(ran)
-    for index, other in pairs:
-        matches[theirs[other]] = ours[index]
-    return matches
-
-
-def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
-    """The pairs of equal items that are in all longest common subsequences, as pairs of indices.
-
-    A pair has a rank: the number of pairs before it in any longest subsequence that contains it. Each longest
-    subsequence has one pair of every rank. So a pair is in all of them if it is the only one of its rank.
-    """
-    if ours == theirs:
-        return [(index, index) for index in range(len(ours))]
-    if len(ours) * len(theirs) > _LARGEST_TABLE:
-        return []
-    before, after = _lengths(ours, theirs), _lengths(ours[::-1], theirs[::-1])
-    longest = before[-1][-1]
-    of_rank: dict[int, list[tuple[int, int]]] = {}
-    for index, name in enumerate(ours):
-        for other, called in enumerate(theirs):
-            if name == called and before[index][other] + 1 + after[-index - 2][-other - 2] == longest:
-                of_rank.setdefault(before[index][other], []).append((index, other))
-    return [pairs[0] for pairs in of_rank.values() if len(pairs) == 1]
-
-
-def _lengths(ours: Sequence[str], theirs: Sequence[str]) -> list[list[int]]:
-    """The lengths of the longest common subsequences of the first m items of one and the first n of the other."""
-    table = [[0] * (len(theirs) + 1)]
-    for name in ours:
-        row, above = [0], table[-1]
-        for other, called in enumerate(theirs):
-            row.append(above[other] + 1 if name == called else max(above[other + 1], row[other]))
-        table.append(row)
-    return table
-
-
 REGION = "Torch-Compiled Region"
 """Prefix of the range in which compiled code runs. Its compile ID follows (``torch/_dynamo/convert_frame.py``); in
 ``: 0/1`` it is the second version of the first function."""
@@ -97,6 +48,8 @@ _LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
 """Modules that call no products: if their parameter is in one, another module uses it, as for tied weights."""
 _PRODUCTS = without_aten(PRODUCTS)
 _PREFIX = re.compile(r"graph_\d+_")
+_LARGEST_TABLE = 4_000_000
+"""The largest table for matching kernels with ops, in entries: it takes a second or two."""
 
 
 class TracedModule(NamedTuple):
@@ -226,20 +179,16 @@ class CompiledGraphs:
         return self.why_unknown(graph) or (self._why_missing if graph in self._hiding else "")
 
     def called(self, graph: str, names: Sequence[str]) -> list[int | None]:
-        """For each op that ran in one call of a graph: the number of its kernel, or None if it is unknown.
-
-        Ops and kernels are both in the order of their calls. They are matched by name with a longest common
-        subsequence, as in a diff. If there are several longest ones, only the pairs that are in all of them count. So
-        the other matches stay correct if an op has the name of no kernel, or if a kernel ran under another name.
-        """
+        """For each op that ran in one call of a graph: the number of its kernel, or None if it is unknown. The other
+        matches stay correct if an op has the name of no kernel, or if a kernel ran under another name."""
         plain = tuple(map(_plain, names))
         if (graph, plain) not in self._called:
-            self._called[graph, plain] = kernels_of([kernel.name for kernel in self._graphs.get(graph, ())], plain)
+            self._called[graph, plain] = _kernels_of([kernel.name for kernel in self._graphs.get(graph, ())], plain)
         return self._called[graph, plain]
 
     def has_all(self, graph: str, kernels: Sequence[int | None]) -> bool:
         """Whether these are all kernels of a graph."""
-        return len(self._graphs[graph]) == sum(kernel is not None for kernel in kernels)
+        return len(self._graphs[graph]) == len(kernels) - kernels.count(None)
 
     def kernel(self, graph: str, number: int) -> CompiledKernel:
         return self._graphs[graph][number]
@@ -340,8 +289,7 @@ class CompiledGraphs:
         return path
 
     def _places_in(self, graph: str, around: int, inputs: str) -> RealPaths:
-        """The real path of each module that a graph was traced in, or the reason why it is unknown; by root and path.
-        ``around``: the layer in which the graph runs."""
+        """``around``: the layer in which the graph runs."""
         key = (graph, around, inputs)
         if key in self._places:
             return self._places[key]
@@ -454,3 +402,48 @@ def graph_of(name: str) -> str:
 def _plain(name: str) -> str:
     """The name of a kernel in an event, without the parts that depend on its graph or library."""
     return _PREFIX.sub("", name, count=1).rpartition("::")[2]
+
+
+# Which kernel of a graph each op is that ran in a call of it: by name, as in a diff
+
+
+def _kernels_of(kernels: Sequence[str], ran: Sequence[str]) -> list[int | None]:
+    """For each op that ran, the number of its kernel; None if that is unknown. Both are in the order of their calls."""
+    both = set(kernels) & set(ran)
+    ours = [index for index, name in enumerate(kernels) if name in both]
+    theirs = [index for index, name in enumerate(ran) if name in both]
+    matches: list[int | None] = [None] * len(ran)
+    for index, other in _common_pairs([kernels[index] for index in ours], [ran[index] for index in theirs]):
+        matches[theirs[other]] = ours[index]
+    return matches
+
+
+def _common_pairs(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[int, int]]:
+    """The pairs of equal items that are in all longest common subsequences, by their indices.
+
+    A pair has a rank: the number of pairs before it in any longest subsequence that contains it. Each longest
+    subsequence has one pair of every rank. So a pair is in all of them if it is the only one of its rank.
+    """
+    if ours == theirs:
+        return [(index, index) for index in range(len(ours))]
+    if len(ours) * len(theirs) > _LARGEST_TABLE:
+        return []
+    before, after = _lengths(ours, theirs), _lengths(ours[::-1], theirs[::-1])
+    longest = before[-1][-1]
+    of_rank: dict[int, list[tuple[int, int]]] = {}
+    for index, name in enumerate(ours):
+        for other, called in enumerate(theirs):
+            if name == called and before[index][other] + 1 + after[-index - 2][-other - 2] == longest:
+                of_rank.setdefault(before[index][other], []).append((index, other))
+    return [pairs[0] for pairs in of_rank.values() if len(pairs) == 1]
+
+
+def _lengths(ours: Sequence[str], theirs: Sequence[str]) -> list[list[int]]:
+    """The lengths of the longest common subsequences of the first m items of one and the first n of the other."""
+    table = [[0] * (len(theirs) + 1)]
+    for name in ours:
+        row, above = [0], table[-1]
+        for other, called in enumerate(theirs):
+            row.append(above[other] + 1 if name == called else max(above[other + 1], row[other]))
+        table.append(row)
+    return table

@@ -117,24 +117,24 @@ class OpTrees:
         key = around, place.is_closed, source, *columns.pattern(first, after)
         tree = self._known.get(key)
         if tree is None:
-            events = [self._event(index, source) for index in range(first, after)]
-            tree = self._known[key] = OpTree(events, around, place.is_closed)
+            tree = self._known[key] = OpTree(self._events(first, after, source), around, place.is_closed)
         return tree
 
-    def _event(self, index: int, source: int | None) -> tuple[Kind, str, int, int]:
+    def _events(self, first: int, after: int, source: int | None) -> Iterator[tuple[Kind, str, int, int]]:
         columns = self._columns
-        kind, name, _ = columns.kinds[columns.number[index]]
-        signature = columns.signature[index] if columns.signature and kind is Kind.OP else 0
-        if source is not None and self._called_from is not None:
-            signature = self._called_from(signature, source)
-        return kind, name, signature, columns.size[index]
+        for index in range(first, after):
+            kind, name, _ = columns.kinds[columns.number[index]]
+            signature = columns.signature[index] if columns.signature and kind is Kind.OP else 0
+            if source is not None and self._called_from is not None:
+                signature = self._called_from(signature, source)
+            yield kind, name, signature, columns.size[index]
 
 
 class OpGroup(NamedTuple):
     """The events of a thread from ``first`` up to ``first + len(ns)``.
 
-    ``place``: that of the range around them, or outside; ``outer``: this range, None if there is none. ``ns``: of each
-    event its time, cut at the end of the range around it. ``all_places``: of the attribution.
+    ``place``: that of the range ``outer`` around them, or outside. ``ns``: of each event its time, cut at the end of
+    the range around it. ``all_places``: of the attribution.
     """
 
     tree: OpTree
@@ -165,14 +165,9 @@ class OpGroup(NamedTuple):
         nbytes, addresses = columns.nbytes, columns.address
         for index in self.tree.memory:
             number = self.first + index
-            device = columns.kinds[columns.number[number]].device
-            yield (
-                columns.start[number],
-                path_of[index],
-                device,
-                addresses[number] if addresses else 0,
-                nbytes[number] if nbytes else 0,
-            )
+            start, device = columns.start[number], columns.kinds[columns.number[number]].device
+            address, size = addresses[number] if addresses else 0, nbytes[number] if nbytes else 0
+            yield start, path_of[index], device, address, size
 
     def places(self) -> list[Place]:
         """The place of each path."""
@@ -208,7 +203,7 @@ def times_within(parents: Sequence[int], starts: Sequence[int], ends: list[int],
     return [*map(sub, ends, starts)]
 
 
-# Walk over the events of several threads, in the order of time, and find groups of them.
+# The walk over the events of several threads, in the order of time
 
 
 @dataclass(slots=True, eq=False)
@@ -256,16 +251,15 @@ def next_walk(walks: Sequence[ThreadWalk], starts: Sequence[int]) -> tuple[Threa
     return first, horizon + 1 if starts[first.at] == horizon else horizon
 
 
-# Complete events with facts that only later events contain.
+# Facts that only later events contain
 
 
 class LookAhead:
-    """Reads the events that follow three kinds of events:
+    """Completes three kinds of events:
 
     - NODE: torch omits the sequence number from the engine's range around an autograd node if a hook of the user or of
-      FSDP runs an op or a range before the node. The BACKWARD_FUNCTION inside has the number, except for
-      AccumulateGrad.
-    - GUARDS belong to the compiled region right after them. They get the name of that region.
+      FSDP runs an op or a range before the node. The BACKWARD_FUNCTION inside has it, except for AccumulateGrad.
+    - GUARDS get the name of the compiled region right after them, to which they belong.
     - GRAPH: all ops in one call of a compiled graph are matched with the kernels of the graph. ``kernels`` is the
       result: (thread, start, end) of an op → the key of the graph and the number of the kernel (None: unknown).
     """
@@ -300,18 +294,17 @@ class LookAhead:
                 return True
         return False
 
-    def _outermost(self, first: int, after: int) -> tuple[list[int], list[int]]:
+    def _outermost(self, index: int, after: int) -> tuple[list[int], list[int]]:
         columns = self._columns
         starts, ends = [], []
-        index = first
         while index < after:
             kind = columns.kinds[columns.number[index]].kind
             if kind in (Kind.COLLECTIVE, Kind.COMPILED_INPUTS):  # no work of the thread
                 index += 1
-                continue
-            starts.append(columns.start[index])
-            ends.append(columns.end[index])
-            index += columns.size[index]
+            else:
+                starts.append(columns.start[index])
+                ends.append(columns.end[index])
+                index += columns.size[index]
         return starts, ends
 
     def _later(self, index: int, thread: int) -> Iterator[Event]:

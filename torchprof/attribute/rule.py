@@ -1,8 +1,7 @@
 """The rule of ownership: which layer an event worked for, and in which phase.
 
-``Attribution.attribute`` walks over the events and keeps the open ranges of each thread. Ops of which nothing else is
-to be known are attributed in groups. Each other kind of event has its own method: ``_op``, and those in the tables at
-the end of this file.
+``Attribution.attribute`` walks over the events and keeps the open ranges of each thread. Most ops are attributed in
+groups. Each other kind of event has its own method: ``_op``, and those in the tables at the end of this file.
 """
 
 from __future__ import annotations
@@ -58,11 +57,8 @@ _Opened = tuple[Place, int, "str | None", int]
 
 
 class Attribution:
-    """One walk over the events of one session, in the order of their start.
-
-    After the walk, ``callers`` has the time of calls by pair (calling layer, called layer) (OUTSIDE: code outside all
-    layers), ``labels`` is the number of labelled ranges, and ``places`` has all places.
-    """
+    """One walk over the events of one session. After it, ``callers`` has the time of calls by pair (calling layer,
+    called layer), where OUTSIDE is code outside all layers. ``labels``: the number of labelled ranges."""
 
     def __init__(
         self,
@@ -73,14 +69,12 @@ class Attribution:
         collective_owners: CollectiveOwners | None = None,
         graphs: CompiledGraphs | None = None,
     ) -> None:
-        """``sites``: by label. ``paths``: of the layers; for a module with several paths, they decide which path a call
-        belongs to. ``selected``: the layers with rows of their own, None for all. Work of other layers is part of the
-        selected layer around it, or of NOT_SELECTED if there is none.
+        """``sites``: by label. ``paths``: of the layers. ``selected``: the layers with rows of their own, None for all.
+        Work of other layers is part of the selected layer around it, or of NOT_SELECTED if there is none.
 
         ``called_from(signature, source)``, if source lines were recorded: the number of a signature like the first,
         with the source lines of the second. The ops of backward get the lines of the op that created their node, not
-        those of autograd's engine. ``collective_owners``: finds the owners of the session's collectives. ``graphs``:
-        the graphs that torch.compile made.
+        those of autograd's engine. ``graphs``: those that torch.compile made.
         """
         self.graphs = graphs or CompiledGraphs()
         self._called_from = called_from
@@ -140,7 +134,7 @@ class Attribution:
             yield self._launches.kernel(kernel)
 
     def _walk(self, walk: ThreadWalk, horizon: float, groupable: bytes) -> Iterator[Attributed | OpGroup]:
-        """Go on on one thread, as long as events begin before ``horizon``."""
+        """The events of one thread that begin before ``horizon``."""
         starts, thread, extra = self._columns.start, walk.thread, self._extra
         stack = self._stacks.setdefault(thread, [])
         while walk.at < walk.after and (start := starts[walk.at]) < horizon:
@@ -241,7 +235,7 @@ class Attribution:
     # Ops
 
     def _op(self, event: Event, open_range: _Open) -> tuple[Place, int]:
-        """The place of an op, and 1 if it is a call, else 0: inside an op of the same name it is part of that call."""
+        """The place of an op, and 1 if it is a call: inside an op of the same name it is part of that call."""
         thread, name, signature = event.thread, event.name, event.signature
         around, layer = open_range[1], open_range[3]
         outer = around or self._outside
@@ -273,9 +267,6 @@ class Attribution:
             return None  # if another thread works, it is that of autograd, and this one waits for it
         place = self.places.inside(around, FrameKind.PYTHON, event.name)
         return Attributed(event, place, open_range[1], 1, 0, open_range[4])
-
-    def _leave_out(self, event: Event, end: int, open_range: _Open) -> None:
-        """The ranges of pipelines are read in ``pipeline_ranges``. Here they would only split rows."""
 
     def _begin_call(self, event: Event, end: int, open_range: _Open) -> None:
         """A compiled function is called on tensors that it took from modules. The range may be inside the op of the
@@ -324,10 +315,8 @@ class Attribution:
     def _of_label(
         self, event: Event, around: Place | None, label_around: str | None, caller: int
     ) -> tuple[Place, int, int]:
-        """The forward range of a module: its place; 1 if it is a call, else 0; and its layer.
-
-        It is recompute if it is inside backward work. Directly inside its wrapper's range, it is part of that call.
-        """
+        """The forward range of a module: its place; 1 if it is a call, else 0; and its layer. Inside backward work it
+        is recompute. Directly inside its wrapper's range, it is part of that call."""
         self.labels += 1
         label = event.name
         layers, wrapper = self._sites[label]
@@ -438,7 +427,7 @@ _INSTANTS: Mapping[Kind, Callable[[Attribution, Event, int, _Open], Attributed |
     Kind.SAMPLE: Attribution._sample,
     Kind.COLLECTIVE: Attribution._begin_collective,
     Kind.COMPILED_INPUTS: Attribution._begin_call,
-    Kind.PIPELINE: Attribution._leave_out,
+    Kind.PIPELINE: lambda *_: None,  # read in ``pipeline_ranges``; here they would only split rows
 }
 """The methods for events that open no range."""
 _RANGES: Mapping[Kind, Callable[[Attribution, Event, _Open], _Opened]] = {

@@ -23,12 +23,7 @@ from torchprof.measure.waiting import (
     is_communication,
     open_until,
 )
-from torchprof.run.collectives import (
-    POINT_TO_POINT,
-    Collective,
-    collective_of,
-    name_of_collective,
-)
+from torchprof.run.collectives import POINT_TO_POINT, Collective, collective_of, name_of_collective
 from torchprof.run.layers import Layer, Layers
 from torchprof.run.lockstep import EXCHANGES, GAP, NOT_RECORDED, STEP, WORK, GroupOfRanks, Lockstep, LockstepKey
 from torchprof.run.words import BEFORE, FORWARD, INTERRUPTIONS, OUTSIDE, Frame, FrameKind, Signature, is_host_collective

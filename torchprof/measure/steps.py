@@ -47,9 +47,8 @@ class Steps:
         is_cycle: bool = False,
         before: OpenStep | None = None,
     ) -> None:
-        """``from_first_mark``: whether the session begins with a step. ``is_cycle``: whether it is a cycle of a recording
-        without gaps, whose first and last marks are in the middle of steps. ``before``: the step that was open at its
-        start."""
+        """``from_first_mark``: whether the session begins with a step. ``is_cycle``: whether it is a cycle of a
+        recording without gaps, whose first and last marks are inside steps. ``before``: the step open at its start."""
         self._from_first_mark = from_first_mark
         self._is_cycle = is_cycle
         self._before = before
