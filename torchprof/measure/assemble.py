@@ -61,9 +61,9 @@ def wanted_detail(options: Options) -> Callable[[str], Detail] | None:
     least = Detail.SHAPES if options.record_shapes or options.with_stack else Detail.NOTHING
     if options.with_flops:
         # It imports torch for its registry of operators. A trace is read without torch.
-        from torchprof.measure.flops.estimate import Estimate
+        from torchprof.measure.flops.torch_registry import detail_for
 
-        return lambda name: Estimate.detail(name) if Estimate.detail(name) is not Detail.NOTHING else least
+        return lambda name: detail_for(name, least)
     return None if least is Detail.NOTHING else lambda name: least
 
 
@@ -130,7 +130,7 @@ def _observers_of_steps(recording: Recording, options: Options, step_end: StepEn
 
 def _flops_of(recording: Recording) -> Estimate:
     from torchprof.measure.flops.estimate import Estimate
-    from torchprof.measure.flops.graph_calls import GraphCalls
+    from torchprof.measure.flops.graphs import GraphCalls
 
     return Estimate(recording.source.signatures, GraphCalls(recording.called, recording.graphs))
 

@@ -169,8 +169,8 @@ def about_shapes(rows: Rows) -> Iterator[RunWarning]:
         if kind != FrameKind.KERNEL and not (signature and signature.shapes)
     }
     if without:
-        from torchprof.measure.flops.estimate import Estimate  # imports torch
+        from torchprof.measure.flops.torch_registry import has_formula  # imports torch
 
-        names = tuple(filter(Estimate.has_formula, without))
+        names = tuple(filter(has_formula, without))
         if names:
             yield RunWarning.of(WITHOUT_SHAPES, names=names)

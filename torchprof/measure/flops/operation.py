@@ -23,6 +23,14 @@ class Work(NamedTuple):
     flops: int
 
 
+class Count(NamedTuple):
+    """The work of one place, and the number of its calls that are not counted."""
+
+    macs: int
+    flops: int
+    uncounted: int
+
+
 class Operation:
     """One call of an op with its recorded inputs: the argument of a formula."""
 

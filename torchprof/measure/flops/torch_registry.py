@@ -15,7 +15,8 @@ import torch
 from torch.utils import _python_dispatch
 from torch.utils.flop_counter import flop_registry
 
-from torchprof.measure.flops.operation import Work
+from torchprof.attribute.events import Detail
+from torchprof.measure.flops.operation import Work, detail_of, formula_of
 from torchprof.run.torch_names import DTYPES
 from torchprof.run.words import Signature
 
@@ -41,6 +42,22 @@ def has_users_formula(name: str) -> bool:
     """Whether the registered formula of an op is a user's, and not torch's."""
     formula = registered_formula(name)
     return formula is not None and getattr(formula, "__module__", None) != _TORCHS_OWN
+
+
+def has_formula(name: str) -> bool:
+    """Whether an op is counted if its shapes are recorded."""
+    return formula_of(name) is not None or registered_formula(name) is not None
+
+
+def detail_for(name: str, least: Detail) -> Detail:
+    """How much of an op's inputs to read; ``least`` if they do not count."""
+    if has_users_formula(name):
+        return Detail.SCALARS
+    if does_no_arithmetic(name) or "::" not in name:
+        return least
+    if formula_of(name) is None and registered_formula(name) is not None:
+        return Detail.SCALARS
+    return detail_of(name)
 
 
 def registered_work(name: str, signature: Signature) -> Work | None:

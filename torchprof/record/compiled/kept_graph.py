@@ -19,7 +19,7 @@ from torch import nn
 
 from torchprof.attribute.compiled_graphs import FROZEN, ModuleTensor
 from torchprof.attribute.events import COMPILED_INPUTS
-from torchprof.measure.flops.graph_text import GraphText, read_graph
+from torchprof.measure.flops.graphs import GraphText, read_graph
 from torchprof.record.compiled.fx_nodes import Taken
 
 # The tensors of modules that compiled code was called with.
