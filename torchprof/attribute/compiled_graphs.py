@@ -67,8 +67,6 @@ class TracedModule(NamedTuple):
 
 Owner = tuple[TracedModule, ...]
 """The modules that an operation was traced in, outer to inner. ``()``: the code of the compiled function itself."""
-
-
 RealPaths = dict[tuple[str, tuple[str, ...]], tuple[str, ...] | str]
 """The real path of each module that a graph was traced in, or the reason why it is unknown; by root and path."""
 
@@ -85,9 +83,8 @@ class Span(NamedTuple):
 class CompiledKernel(NamedTuple):
     """A kernel that a graph calls. ``owners``: those that it works for (None: unknown). ``recomputes``: whether it is
     in a backward graph only to repeat work of the forward. ``nodes``: those of the graph that it computes, by name.
-    ``why_unknown``: why its modules are unknown, if they are; then ``between`` tells where they are, as far as known.
-    ``repeated``: the roots of the parameters that the graph uses several times.
-    """
+    ``why_unknown``: why its modules are unknown; then ``between`` tells where they are, as far as known. ``repeated``:
+    the roots of the parameters that the graph uses several times."""
 
     name: str
     owners: tuple[Owner | None, ...]
@@ -99,12 +96,9 @@ class CompiledKernel(NamedTuple):
 
 
 class ModuleTensor(NamedTuple):
-    """A tensor that a compiled function took from a module.
-
-    ``root`` and ``path``: the function's name for that module (see ``TracedModule``). ``holders``: the real paths of
-    the profiled modules that have this tensor: ``()`` if only other modules have it, None if they are unknown.
-    ``is_gone``: whether the tensor was freed meanwhile, perhaps with its module.
-    """
+    """A tensor that a compiled function took from a module, ``root`` and ``path`` as in ``TracedModule``. ``holders``:
+    the real paths of the profiled modules that have it: ``()`` if only other modules do, None if they are unknown.
+    ``is_gone``: whether the tensor was freed meanwhile, perhaps with its module."""
 
     root: str
     path: tuple[str, ...]
@@ -134,14 +128,12 @@ reason."""
 
 
 class CompiledGraphs:
-    """The kernels of compiled graphs, and the modules of the profiled models.
-
-    ``graphs``: key of a graph → its kernels in the order of their calls, or the reason why they are unknown; None if
-    they were not looked for. ``modules``: by real path. ``hiding``: the keys of graphs in which some kernels have no
-    events, so that their time is in that of the call. ``is_alone(path)``: whether the module at this path is the only
-    one of its class in the process. ``inputs``: name of the COMPILED_INPUTS range of a call → the tensors that the
-    compiled function took from modules. ``why_missing``: why the other graphs are unknown.
-    """
+    """The kernels of compiled graphs, and the modules of the profiled models. ``graphs``: key of a graph → its kernels
+    in the order of their calls, or the reason why they are unknown; None if they were not looked for. ``modules``: by
+    real path. ``hiding``: the keys of graphs in which some kernels have no events, so that their time is in that of the
+    call. ``is_alone(path)``: whether the module at this path is the only one of its class in the process. ``inputs``:
+    name of the COMPILED_INPUTS range of a call → the tensors that the compiled function took from modules.
+    ``why_missing``: why the other graphs are unknown."""
 
     def __init__(
         self,
@@ -194,9 +186,8 @@ class CompiledGraphs:
         return self._graphs[graph][number]
 
     def layers_of(self, graph: str, kernel: int, around: int, inputs: str = "") -> KernelLayers:
-        """The layers that a kernel works for. ``around``: the layer in which the graph runs. It is negative for code
-        outside all layers, also in the result. ``inputs``: the name of the COMPILED_INPUTS range around the call, ""
-        if there is none."""
+        """The layers that a kernel works for. ``around``: the layer in which the graph runs; negative for code outside
+        all layers, also in the result. ``inputs``: the name of the COMPILED_INPUTS range around the call, if any."""
         key = (graph, kernel, around, inputs)
         if key not in self._layers:
             of_graph = self.kernel(graph, kernel), self._places_in(graph, around, inputs), around
@@ -266,8 +257,8 @@ class CompiledGraphs:
         return Block(layer, tuple(sorted(neighbors)), is_own and neighbors == {layer})
 
     def _known(self, roots: Iterable[str], places: RealPaths, looked_up: Set[str]) -> list[tuple[str, ...]]:
-        """The real paths of the modules of some parameters, as far as they are known. ``looked_up``: those of which a
-        module that only looks them up says nothing."""
+        """The real paths of the modules of some parameters, as far as they are known, without those of modules that
+        only look up a parameter in ``looked_up``."""
         known = [(root, place) for root in roots if not isinstance(place := places[root, ()], str)]
         return [path for root, path in known if root not in looked_up or self._modules[path].kind not in _LOOKUPS]
 
@@ -325,9 +316,8 @@ class CompiledGraphs:
 
         ``SELF`` is the module that owns the compiled forward: the layer ``around``. Any other module is identified by
         the tensors ``held`` in it: (path below it, real paths of the modules that have the tensor). Without such
-        tensors, it must be the only module of all models that fits. It must also be the only one of its class in the
-        process, because a function can be called with other modules. If another one ``may_be_gone``, this proves
-        nothing.
+        tensors, it must be the only module of all models that fits, and the only one of its class in the process,
+        because a function can be called with other modules. If another one ``may_be_gone``, this proves nothing.
         """
         if root == SELF:
             fitting = {self._path_of[around]} if around in self._path_of else set()

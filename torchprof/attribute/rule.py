@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import compress
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs
-from torchprof.attribute.compiled_ranges import CommonAncestor, CompiledRanges, nearest
-from torchprof.attribute.engine_calls import NodeGaps
 from torchprof.attribute.event_columns import IN_NODE, EventColumns
 from torchprof.attribute.event_names import OF_THE_PROFILER
 from torchprof.attribute.events import (
@@ -21,15 +19,18 @@ from torchprof.attribute.events import (
     HOOKS,
     PREFIX,
     Attributed,
+    CommonAncestor,
     Event,
     Kind,
     NodeMakers,
     Place,
     Places,
     Site,
+    nearest,
 )
 from torchprof.attribute.launches import CollectiveOwners, Launches
 from torchprof.attribute.op_groups import LookAhead, OpGroup, OpTrees, ThreadWalk, next_walk, times_within
+from torchprof.attribute.torch_ranges import CompiledRanges, NodeGaps
 from torchprof.run.collectives import C10D_OPS
 from torchprof.run.words import (
     BACKWARD,
@@ -181,18 +182,12 @@ class Attribution:
         makers, sequences = self._makers[group.thread], self._columns.sequence
         assert sequences is not None
         numbers = [*compress(sequences[first:after], self._made_by[first:after])]
-        if self._called_from is None:  # all ops of a group have the same layer
-            for number in sorted({*numbers}):
-                makers.add(number, group.place)
-        else:
+        made = dict.fromkeys(numbers, group.place)  # all ops of a group have the same layer
+        if self._called_from is not None:
             places = group.places()
-            made = {
-                sequences[first + index]: places[path]
-                for index, path in enumerate(group.tree.path_of)
-                if self._made_by[first + index]
-            }
-            for number in sorted(made):
-                makers.add(number, made[number])
+            made = dict(zip(numbers, map(places.__getitem__, compress(group.tree.path_of, self._made_by[first:after]))))
+        for number in sorted(made):
+            makers.add(number, made[number])
         if self._selected is not None:
             self._made_in.update(((group.thread, number), layer) for number in numbers)
 
@@ -269,8 +264,7 @@ class Attribution:
         return Attributed(event, place, open_range[1], 1, 0, open_range[4])
 
     def _begin_call(self, event: Event, end: int, open_range: _Open) -> None:
-        """A compiled function is called on tensors that it took from modules. The range may be inside the op of the
-        function, whose sequence number its backward has, too."""
+        """A compiled function is called. The range may be inside its op, whose sequence number its backward has."""
         self._compiled.enter_call(event, end)
         outer_range = open_range[4]
         if outer_range is not None and outer_range.event.sequence >= 0:
@@ -336,7 +330,7 @@ class Attribution:
         return place, 1, layer
 
     def _of_hooks(self, name: str, around: Place | None, caller: int) -> Place:
-        """The place of hooks that exchange data for a module: they run outside its forward, but belong to it."""
+        """Hooks that exchange data for a module run outside its forward, but belong to it."""
         outer = around or self._outside
         site = self._sites.get(PREFIX + name.removeprefix(HOOKS))
         if site is None:
@@ -351,8 +345,7 @@ class Attribution:
         return self._gaps.call(around), int(bool(event.name)), label, layer
 
     def _node(self, event: Event, open_range: _Open) -> _Opened:
-        """An autograd node with the engine's work around it: backward of the layer of the op that created the node.
-        The ranges around it do not matter."""
+        """An autograd node with the engine's work around it: backward of the layer of the op that created the node."""
         _, around, label, _, outer_range, _ = open_range
         if around is not None and around.is_engine and outer_range is not None:
             around = outer_range.around
@@ -391,11 +384,8 @@ class Attribution:
         return self.places.inside(around, FrameKind.OP, event.name, signature), 1, label, layer
 
     def _range(self, event: Event, open_range: _Open) -> _Opened:
-        """A range of the user or of torch: it belongs to the place around it.
-
-        A range of FSDP belongs to the layers that its name contains: in hooks, FSDP gathers the parameters of layers
-        that run next, and reduces and scatters the gradients of others.
-        """
+        """A range of the user or of torch belongs to the place around it; one of FSDP to the layers that its name
+        contains: in hooks, FSDP gathers the parameters of layers that run next, and reduces the gradients of others."""
         _, around, label, layer, _, _ = open_range
         name, outer = event.name, around or self._outside
         layers = self.collective_owners.layers_of_range(name, outer.layer)
@@ -436,10 +426,7 @@ _RANGES: Mapping[Kind, Callable[[Attribution, Event, _Open], _Opened]] = {
     Kind.NODE: Attribution._node,
     Kind.BACKWARD_FUNCTION: Attribution._backward_function,
     Kind.INTERRUPTION: Attribution._interruption,
-    Kind.GUARDS: Attribution._compiled_range,
-    Kind.REGION: Attribution._compiled_range,
-    Kind.GRAPH: Attribution._compiled_range,
-    Kind.COMPILING: Attribution._compiled_range,
+    **dict.fromkeys((Kind.GUARDS, Kind.REGION, Kind.GRAPH, Kind.COMPILING), Attribution._compiled_range),
     Kind.USER_LABEL: Attribution._range,
 }
 """The methods for events that open a range, but for ops."""

@@ -101,10 +101,16 @@ def _transposed(op: Operation) -> int:
     """The number of elements of the result of a transposed convolution."""
     image, weight = op.shape(0), op.shape(1)
     dims = len(weight) - 2
-    result = prod(image[: -dims - 1]) * weight[1] * int(op.scalar(8))
     sizes = (op.sizes(index, dims) for index in (3, 4, 5, 7))
-    for length, kernel, stride, padding, dilation, more in zip(image[-dims:], weight[2:], *sizes):
-        result *= (length - 1) * stride - 2 * padding + dilation * (kernel - 1) + more + 1
+    return prod(image[: -dims - 1]) * weight[1] * int(op.scalar(8)) * _upsampled(image[-dims:], weight[2:], *sizes)
+
+
+def _upsampled(image: Shape, kernel: Shape, *sizes: Shape) -> int:
+    """The number of positions in the result of a transposed convolution. ``sizes``: stride, padding, dilation, and the
+    additional size of the result."""
+    result = 1
+    for length, window, stride, padding, dilation, more in zip(image, kernel, *sizes):
+        result *= (length - 1) * stride - 2 * padding + dilation * (window - 1) + more + 1
     return result
 
 
@@ -127,10 +133,8 @@ def _frozen_transposed_convolution(op: Operation) -> tuple[int, int]:
     if op.scalar(7) != 1 or op.scalar(8) != "none":
         raise Unknown
     image, weight = op.shape(0), op.shape(1)
-    result = weight[0] * prod(image[: -len(weight) + 1])
     sizes = (op.sizes(index, len(weight) - 2) for index in (5, 3, 6, 4))
-    for length, kernel, stride, padding, dilation, more in zip(image[2:], weight[2:], *sizes):
-        result *= (length - 1) * stride - 2 * padding + dilation * (kernel - 1) + more + 1
+    result = weight[0] * prod(image[: -len(weight) + 1]) * _upsampled(image[2:], weight[2:], *sizes)
     return op.numel(0) * weight[0] * prod(weight[2:]), result if op.has(2) else 0
 
 
@@ -279,23 +283,25 @@ def _attention(query: Shape, key: Shape, value: Shape) -> tuple[int, int, int]:
     return scores * query[-1], scores * value[-1], scores
 
 
-@counts(*without_aten(FORWARD_ATTENTION))
-def _forward_attention(op: Operation) -> tuple[int, int]:
-    of_scores, of_values, scores = _attention(op.shape(0), op.shape(1), op.shape(2))
+def _attend(query: Shape, key: Shape, value: Shape) -> tuple[int, int]:
+    of_scores, of_values, scores = _attention(query, key, value)
     return of_scores + of_values, (SOFTMAX + 1) * scores
 
 
-@counts(
+def _attend_backward(query: Shape, key: Shape, value: Shape) -> tuple[int, int]:
+    # The scores again; the gradients of query and key from the scores; the gradients of value and probabilities.
+    of_scores, of_values, scores = _attention(query, key, value)
+    return 3 * of_scores + 2 * of_values, 7 * scores
+
+
+counts(*without_aten(FORWARD_ATTENTION))(lambda op: _attend(op.shape(0), op.shape(1), op.shape(2)))
+counts(
     "_scaled_dot_product_cudnn_attention_backward",
     "_scaled_dot_product_efficient_attention_backward",
     "_scaled_dot_product_flash_attention_backward",
     "_scaled_dot_product_flash_attention_for_cpu_backward",
     "_scaled_dot_product_fused_attention_overrideable_backward",
-)
-def _backward_attention(op: Operation) -> tuple[int, int]:
-    # The scores again; the gradients of query and key from the scores; the gradients of value and probabilities.
-    of_scores, of_values, scores = _attention(op.shape(1), op.shape(2), op.shape(3))
-    return 3 * of_scores + 2 * of_values, 7 * scores
+)(lambda op: _attend_backward(op.shape(1), op.shape(2), op.shape(3)))
 
 
 def _heads_first(shape: Shape) -> Shape:
@@ -310,16 +316,14 @@ def _forward_attention_heads_last(op: Operation) -> tuple[int, int]:
     lengths = {"_flash_attention_forward": (3, 4), "_efficient_attention_forward": (4, 5)}.get(bare(op.name), ())
     if any(op.has(index) for index in lengths):
         raise Unknown  # packed sequences: their lengths are in the data, which is not recorded
-    of_scores, of_values, scores = _attention(*(_heads_first(op.shape(index)) for index in range(3)))
-    return of_scores + of_values, (SOFTMAX + 1) * scores
+    return _attend(*(_heads_first(op.shape(index)) for index in range(3)))
 
 
 @counts("_flash_attention_backward", "flash_attn::_flash_attn_backward")
 def _backward_attention_heads_last(op: Operation) -> tuple[int, int]:
     if "flash_attn" not in op.name and (op.has(6) or op.has(7)):
         raise Unknown
-    of_scores, of_values, scores = _attention(*(_heads_first(op.shape(index)) for index in (1, 2, 3)))
-    return 3 * of_scores + 2 * of_values, 7 * scores
+    return _attend_backward(*(_heads_first(op.shape(index)) for index in (1, 2, 3)))
 
 
 def _multi_head(query: Shape, key: Shape, value: Shape, heads: int) -> tuple[int, int]:
@@ -330,10 +334,9 @@ def _multi_head(query: Shape, key: Shape, value: Shape, heads: int) -> tuple[int
     def split(shape: Shape) -> Shape:
         return shape[0], heads, shape[1], width // heads
 
-    of_scores, of_values, scores = _attention(split(query), split(key), split(value))
+    macs, others = _attend(split(query), split(key), split(value))
     result = prod(query)
-    macs = tokens * width * width + of_scores + of_values + result * width
-    return macs, tokens * width + (SOFTMAX + 1) * scores + result
+    return macs + (tokens + prod(query[:-1])) * width * width, others + tokens * width + result
 
 
 counts("_native_multi_head_attention", scalars=True)(
