@@ -201,8 +201,7 @@ class EventColumns:
     ) -> None:
         """Add events, and drop those with the indices ``without``. Of events of a thread that start at the same time,
         those of ``before`` come first, and those of ``after`` last. ``places``: by thread and start, the index that an
-        event of ``before`` comes before, if others that start at the same time stay before it.
-        """
+        event of ``before`` comes before, if others that start at the same time stay before it."""
         first, last = EventColumns.of(before), EventColumns.of(after)
         if not (len(first) or len(last) or without):
             return

@@ -311,8 +311,7 @@ class CycleEnd(NamedTuple):
 @dataclass(frozen=True)
 class Pieces:
     """A cycle of a recording without gaps, cut where steps end, into ``count`` pieces. The first is the rest of the
-    step that was open at its start, if ``goes_on``, else of no whole step; the last is open at its end.
-    """
+    step that was open at its start, if ``goes_on``, else of no whole step; the last is open at its end."""
 
     count: int
     goes_on: bool
