@@ -25,8 +25,7 @@ STARTED = PREFIX + "!started"
 ENDED = PREFIX + "!ended"
 """A label of length 0 at the end of a recording. What follows in its session is work of torchprof."""
 GARBAGE_COLLECTION_LABEL = PREFIX + "!gc"
-"""The label around a collection of Python's garbage collector, in the events. Reports show such a range under the name
-``GARBAGE_COLLECTION`` of ``run.words``."""
+"""The label around a collection of Python's garbage collector; reports show it as ``GARBAGE_COLLECTION``."""
 ENGINE_LABEL = PREFIX + "!engine"
 """The label around a call of autograd's engine."""
 MEMORY = "[memory]"
@@ -56,8 +55,6 @@ OVERHEAD = OF_THE_PROFILER | {
 }
 """All that it records as overhead. These are the driver's: it loads and compiles kernels, or waits for a full queue."""
 _TORCHS_STEP = re.compile(r"ProfilerStep#\d+")
-
-
 _KINDS: dict[str, Kind | None] = {
     **dict.fromkeys((*_BOOKKEEPING, RAISED)),
     **dict.fromkeys((GARBAGE_COLLECTION_LABEL, *OF_THE_PROFILER), Kind.INTERRUPTION),
@@ -91,8 +88,7 @@ def event_kind(name: str) -> Kind | None:
 
 
 def is_a_common_name(name: str) -> bool:
-    """Whether torch.compile or the profiler has a range with this name, and users may easily choose the same name for a
-    label."""
+    """Whether torch.compile or the profiler has a range with this name, and users may choose it for a label, too."""
     return name in COMPILES or name in OF_THE_PROFILER
 
 
@@ -127,10 +123,8 @@ def keep_recorded(columns: EventColumns, note: Callable[[int], object] = int) ->
     opened, ended = columns.of_kinds(Kind.OPENED), columns.of_kinds(Kind.ENDED)
     begin = end = None
     if opened:
-        begin = next(
-            (index for index, _ in columns.of_kinds(Kind.STEP) if columns.start[index] >= columns.start[opened[0][0]]),
-            None,
-        )
+        since, marks = columns.start[opened[0][0]], columns.of_kinds(Kind.STEP)
+        begin = next((index for index, _ in marks if columns.start[index] >= since), None)
         if begin is None:  # nothing was recorded
             columns.threads, columns.kernels = [], ()
             return
@@ -142,28 +136,20 @@ def keep_recorded(columns: EventColumns, note: Callable[[int], object] = int) ->
 
 
 def add_steps(columns: EventColumns, steps: int) -> None:
-    """Add a STEP mark where each step of ``torch.profiler.profile`` begins, and where the last of ``steps`` ends.
-
-    torch numbers the ranges of steps; here they all get the same name.
-    """
+    """Add a STEP mark where each step of ``torch.profiler.profile`` begins, and where the last of ``steps`` ends. torch
+    numbers their ranges; here they all get the same name."""
     ranges = [
         (index, thread)
         for index, thread in columns.of_kinds(Kind.USER_LABEL)
         if is_torchs_step(columns.kinds[columns.number[index]].name)
     ]
     columns.rename((index for index, _ in ranges), ANY_STEP)
-    marks = [_mark(columns.start[index], thread) for index, thread in ranges]
-    if len(ranges) >= steps:
-        index, thread = ranges[steps - 1]
-        marks.append(_mark(columns.end[index], thread))
-    columns.add(before=marks)
+    times = [(columns.start[index], thread) for index, thread in ranges]
+    times += [(columns.end[index], thread) for index, thread in ranges[steps - 1 : steps]]
+    columns.add(before=[Event(Kind.STEP, STEP_MARK, time, time, thread) for time, thread in times])
 
 
-def _mark(time: int, thread: int) -> Event:
-    return Event(Kind.STEP, STEP_MARK, time, time, thread)
-
-
-# The passes of a loop that marks no steps, and the calls without gradients, as in evaluation.
+# The passes of a loop that marks no steps, and the calls without gradients, as in evaluation
 
 
 class NamedRange(NamedTuple):
@@ -176,11 +162,11 @@ class NamedRange(NamedTuple):
 
 
 class OpenPass(NamedTuple):
-    """What is known of the loop at the end of a recording, for the recording that begins right there.
+    """What is known of the loop at the end of a recording, for the one that begins right there.
 
-    ``optimizers``: those seen so far, and ``missing`` of them in the pass that is open. ``has_backward``: whether any
-    backward pass was seen, and ``has_gradients``: any call with gradients. ``worked``: whether a backward pass was in
-    the open pass, and ``called``: a call of a model. ``model``: the label of the model that was called first.
+    ``optimizers``: those seen so far, and ``missing`` of them in the open pass. ``has_backward``: whether any backward
+    pass was seen; ``has_gradients``: any call with gradients. ``worked``: whether a backward pass was in the open pass;
+    ``called``: a call of a model. ``model``: the label of the one that was called first.
     """
 
     optimizers: frozenset[str] = frozenset()
@@ -236,7 +222,8 @@ def loop_of(
     if calls and last.has_backward and not any(name.startswith(REGION) for name in seen):
         without = [call for call in calls if not has_gradients(call)]
     if without and engine:  # reentrant checkpointing: the forward is without gradients, and runs again in backward
-        inside = _inside(_outermost(ranges_of(engine)), ranges_of(labels))
+        passes = _outermost(ranges_of(engine))
+        inside = {inner.name for inner in ranges_of(labels) if _is_inside(inner, passes)}
         without = [call for call in without if call.name not in inside]
     last = last._replace(has_gradients=last.has_gradients or len(without) < len(calls))
     if optimizers or before.step_end == StepEnd.OPTIMIZER:
@@ -303,12 +290,7 @@ def _outermost(ranges: Iterable[NamedRange]) -> list[NamedRange]:
     return outermost
 
 
-def _inside(outer: Sequence[NamedRange], ranges: Iterable[NamedRange]) -> set[str]:
-    """The names of the ranges that begin inside others."""
-    starts = [event.start_ns for event in outer]
-    names = set()
-    for event in ranges:
-        last = bisect_right(starts, event.start_ns) - 1
-        if last >= 0 and event.start_ns < outer[last].end_ns:
-            names.add(event.name)
-    return names
+def _is_inside(inner: NamedRange, ranges: Sequence[NamedRange]) -> bool:
+    """Whether a range begins inside one of others, which do not overlap and are in order."""
+    last = bisect_right(ranges, inner.start_ns, key=lambda event: event.start_ns) - 1
+    return last >= 0 and inner.start_ns < ranges[last].end_ns
