@@ -51,10 +51,9 @@ class Locksteps:
         is_cycle: bool = False,
         before: OpenStep | None = None,
     ) -> None:
-        """``group``: the group of the collectives that do not name one, as on the CPU; None if there are several,
-        ``NOT_RECORDED`` if no group is known. ``from_first_mark``: whether the session begins with a step.
-        ``ended_ns``: when the recording ended, None for the end of the last event. ``is_cycle`` and ``before``: as in
-        ``Steps``."""
+        """``group``: of the collectives that do not name one, as on the CPU; None if there are several,
+        ``NOT_RECORDED`` if no group is known. ``ended_ns``: when the recording ended, None for the end of the last
+        event. The others as in ``Steps``."""
         self._ended_ns = ended_ns
         self._is_cycle = is_cycle
         self._before = before
@@ -86,7 +85,7 @@ class Locksteps:
         self._last = LastStep()
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on, and add up the work of each step."""
+        """Pass all events on."""
         kernel, collective, step = Kind.KERNEL, Kind.COLLECTIVE, Kind.STEP
         no_ranges = (Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE)
         threads = self._threads
@@ -101,10 +100,11 @@ class Locksteps:
                 elif kind is collective:
                     name = name_of_collective(event.name)
                     is_of_all = not name.startswith(POINT_TO_POINT)
-                    if is_host_collective(event.name):
+                    is_on_host = is_host_collective(event.name)
+                    if is_on_host:
                         self._waiting.add(start, end, is_of_all)
-                        self._last.note_exchange(place, start, end)
-                    if is_host_collective(event.name) and is_of_all:
+                        self._last.exchanges.append((start, end, place))
+                    if is_on_host and is_of_all:
                         self._note_collective(self._key_of(place, name), start, end, bisect_right(self._marks, start))
                     elif correlation:
                         self._launched[correlation] = len(self._marks)
@@ -259,8 +259,8 @@ class Locksteps:
         return frames
 
     def result(self) -> dict[str, Any]:
-        """Own work, with one value for each step (0 if a layer did nothing in it), and collectives; the state of the
-        rank when the recording ended; and for a cycle, the part of the step that is open at its end."""
+        """Own work in each step, and collectives; the state of the rank when the recording ended; and for a cycle, the
+        part of the step that is open at its end."""
         since = self._marks[-1] if self._marks else None
         unfinished = self._last.unfinished(self._rank, self._threads, self._main, since, self._ended_ns)
         if self._is_cycle:
@@ -275,8 +275,7 @@ class Locksteps:
     def _of_cycle(
         self, work: dict[LockstepKey, list[int]], calls: dict[LockstepKey, list[_CallTimes]]
     ) -> dict[str, Any]:
-        """The lockstep of a cycle, and the part of the step that is open at its end. ``work`` and ``calls`` are of its
-        pieces. Without a whole step, the cycle counts as one."""
+        """``work`` and ``calls``: of the pieces of the cycle. Without a whole step, it counts as one."""
         count, before = len(self._steps), self._before or OpenStep(self._layers)
         pieces = Pieces(count, self._before is not None)
         whole = range(count)[pieces.whole]

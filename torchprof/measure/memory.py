@@ -27,11 +27,8 @@ _NONE = -1
 @dataclass(slots=True, eq=False)
 class _Stage:
     """The stage of a loop in which a block was allocated: a call of a model, a backward pass, an optimizer's step, or
-    the time between these, until the next call or pass begins.
-
-    ``keeps``: the kind of the blocks that are live when the stage ends. ``has_graph``: whether the stage made an
-    autograd graph: then its blocks that a later backward pass frees were part of the graph.
-    """
+    the time between these. ``keeps``: the kind of the blocks that are live when it ends. ``has_graph``: whether it made
+    an autograd graph: then its blocks that a later backward pass frees were part of the graph."""
 
     keeps: str
     start_ns: int
@@ -42,10 +39,8 @@ class _Stage:
 @dataclass(slots=True)
 class _Range:
     """An interval with a peak: a call, with its ``stage``; or a stretch of a layer's backward, without a stage.
-
-    ``within``: the end of the node around a stretch, infinity if there is none. By device, in bytes: ``base`` is the
-    live memory at the start; ``top`` is the largest live memory after that, if it was larger.
-    """
+    ``within``: the end of the node around a stretch. By device: ``base`` is the live memory at the start; ``top`` is
+    the largest after that, if it was larger."""
 
     start_ns: int
     end_ns: float
@@ -195,7 +190,7 @@ class Allocations:
     def _on_memory(
         self, time: int, thread: int, place: Place, in_op: bool, device: str, address: int, size: int
     ) -> None:
-        """Memory is allocated or freed, in an op or directly in a range. ``place`` has its layer and phase."""
+        """Memory is allocated or freed. ``in_op``: whether by an op, and not directly in a range."""
         if self._in_pass and place.phase == FORWARD and in_op:
             self._end_pass()  # frees of the engine between two nodes do not count: they are in no op
         block = self._live_blocks.pop((device, address), _NONE) if address else _NONE
@@ -334,18 +329,13 @@ class Allocations:
     # Results
 
     def result(self) -> dict[str, Any]:
-        """The peak of each device with the live memory at that time; peaks and saved bytes of calls; the timeline, if
-        requested.
-
-        Σ ``held`` is the peak. The kind "unknown" has the blocks without an address, and as negative bytes the blocks
-        that were allocated before the start and freed before the peak.
-        """
-        before = self._before
+        """The peak of each device with the live memory at that time, peaks and saved bytes of calls, the timeline. Σ
+        ``held`` is the peak: the kind "unknown" has the blocks without an address, and as negative bytes the blocks
+        that were allocated before the start and freed before the peak."""
         ends = [self._times[died] if died != _NONE else inf for died in self._died]
         kinds = self._kinds(ends)
-        devices = sorted({*self._live_bytes, *(before or ())})
-        known = {device: None if before is None else before.get(device, ()) for device in devices}
-        memory = tuple(self._memory(device, known[device], kinds) for device in devices)
+        devices = sorted({*self._live_bytes, *(self._before or ())})
+        memory = tuple(self._memory(device, kinds) for device in devices)
         samples = {
             SampleKey(layer, phase, self._rank, device, "peak_bytes"): Spread.of(values)
             for (layer, phase, device), values in sorted(self._samples.items())
@@ -377,7 +367,8 @@ class Allocations:
         index = bisect_right(starts, time) - 1
         return index >= 0 and time < self._passes[index].end_ns
 
-    def _memory(self, device: str, before: tuple[tuple[str, int], ...] | None, kinds: Sequence[str]) -> Memory:
+    def _memory(self, device: str, kinds: Sequence[str]) -> Memory:
+        before = None if self._before is None else self._before.get(device, ())
         allocator = self._allocators.get(device, ())
         if device not in self._peaks:
             return Memory(device, self._rank, before=before, allocator=allocator)

@@ -74,9 +74,8 @@ class Pipelines:
             self._called[self._forwards[number].stage].add(item.place.layer)
 
     def _root_of(self, stage: int) -> int:
-        """The layer of the model that a stage calls. A stage that calls several has none: they are parts of it."""
-        called = self._called[stage]
-        return next(iter(called)) if len(called) == 1 else OUTSIDE
+        """The model that a stage calls. A stage that calls several layers has none: they are parts of it."""
+        return next(iter(self._called[stage])) if len(self._called[stage]) == 1 else OUTSIDE
 
     def _note_kernel(self, item: Attributed) -> None:
         event, place = item.event, item.place
@@ -93,10 +92,8 @@ class Pipelines:
         if not self._steps:
             return {}
         times = {"cpu": [*map(_on_cpu, self._steps)]}
-        for device, on_device in sorted(self._devices.items()):
-            if on_device.steps:
-                times[device] = [*map(on_device.times, on_device.steps)]
-        return {"pipelines": tuple(itertools.starmap(self._pipeline, times.items()))}
+        times |= {name: [*map(device.times, device.steps)] for name, device in sorted(self._devices.items())}
+        return {"pipelines": tuple(self._pipeline(device, of_steps) for device, of_steps in times.items() if of_steps)}
 
     def _pipeline(self, device: str, times: Sequence[_StepTimes]) -> Pipeline:
         step = self._steps[-1]

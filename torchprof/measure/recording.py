@@ -134,12 +134,10 @@ class Observations:
 class EventSource(Protocol):
     """The source of events: a session of ours, a ``torch.profiler.profile``, or a trace file.
 
-    ``device``: the kind of device whose work was recorded, None for the CPU alone. ``start_ns``: when the recording
-    began, on the clock of the events; None if this is unknown. ``signatures``: the inputs of ops, by number.
-    ``cpu_time``: the processor time of the process during the recording, None if it is unknown.
-    ``called_from(signature, source)``: the number of a signature like the first, with the source lines of the second.
-    ``torchs_steps``: the number of events that are ranges of steps of ``torch.profiler.profile``. ``loop``: valid
-    after the events were asked for.
+    ``device``: the kind of device whose work was recorded, None for the CPU alone. ``signatures``: the inputs of ops,
+    by number. ``start_ns``: when the recording began, on the clock of the events; None if this is unknown.
+    ``torchs_steps``: the number of ranges of steps of ``torch.profiler.profile``. ``loop``: valid after the events were
+    asked for. ``cpu_time``: of the process during the recording, None if unknown. ``called_from``: see ``Attribution``.
     """
 
     device: str | None
@@ -224,11 +222,8 @@ class Recording:
 
 
 class LayerPlan(Protocol):
-    """The layers of the models, and the modules that labels stand for. ``Plan`` implements it for live modules.
-
-    ``fqns``: the layers by their names in FSDP. ``replicated``: the layers whose gradients DistributedDataParallel
-    exchanges, each with the sizes of the gradients that it ignores; None if this is unknown.
-    """
+    """The layers of the models, and the modules that labels stand for. ``fqns``, ``replicated``: as in
+    ``CollectiveOwners``."""
 
     @property
     def sites(self) -> Mapping[str, Site]: ...
@@ -253,10 +248,8 @@ class LayerPlan(Protocol):
 
 
 class Observer(Protocol):
-    """One walk over the attributed events of one session: for memory, steps, timeline, devices or lockstep.
-
-    ``observe`` passes every event on, unchanged and in order, and reads it. ``assemble`` lists the observers of a run.
-    """
+    """One walk over the attributed events of one session: for memory, steps, timeline, devices or lockstep. ``observe``
+    reads every event, and passes it on, unchanged and in order. ``assemble`` lists the observers of a run."""
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]: ...
 
@@ -301,8 +294,8 @@ class OpenStep:
 
 
 class CycleEnd(NamedTuple):
-    """Where a cycle of a recording without gaps ends: the ``loop`` so far, and the ``step`` that is open; None if none
-    has begun. The default is the start of the recording."""
+    """Where a cycle of a recording without gaps ends: the ``loop`` so far, and the ``step`` that is open, if any. The
+    default is the start of the recording."""
 
     loop: Loop = Loop()
     step: OpenStep | None = None
@@ -324,8 +317,8 @@ class Pieces:
     def cut(
         self, values: Mapping[_Key, Sequence[int]], before: Mapping[_Key, int]
     ) -> tuple[dict[_Key, list[int]], dict[_Key, int]]:
-        """Of values for each piece: those of the whole steps, and that of the last piece. ``before``: what was recorded
-        of the first step before. Keys without a value in whole steps are left out there."""
+        """Of values for each piece: those of the whole steps (without keys that have none), and that of the last piece.
+        ``before``: what was recorded of the first step before."""
         pieces = {key: list(of_pieces) for key, of_pieces in values.items()}
         for key, value in before.items():
             pieces.setdefault(key, [0] * self.count)[0] += value
@@ -345,8 +338,8 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class CpuTime(NamedTuple):
-    """``process_ns``: the CPU time of all threads of this process. ``run_delay_ns``: how long the calling thread was
-    ready to run without a processor; None if the system does not count it. ``thread``: the calling thread."""
+    """``process_ns``: the CPU time of all threads of this process. ``run_delay_ns``: how long ``thread``, the calling
+    one, was ready to run without a processor; None if the system does not count it."""
 
     process_ns: int
     run_delay_ns: int | None
@@ -364,8 +357,7 @@ class CpuTime(NamedTuple):
         return CpuTime(self.process_ns - before.process_ns, delay, self.thread)
 
     def without_delay_of(self, ns: int) -> CpuTime:
-        """The same with a run delay that is shorter by ``ns``, but not negative: a lower bound, if the thread may have
-        waited for up to ``ns`` outside of the recording."""
+        """The same with a run delay that is shorter by ``ns``, but not negative: a lower bound."""
         delay = None if self.run_delay_ns is None else max(0, self.run_delay_ns - ns)
         return self._replace(run_delay_ns=delay)
 

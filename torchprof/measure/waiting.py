@@ -27,15 +27,13 @@ _COMMUNICATION = (C10D_OPS, "_c10d_functional::", "_c10d_functional_autograd::",
 PROMPTLY_NS = 1_000_000
 """A thread that continues within this time after the end of an exchange has waited for the exchange."""
 _RECORDED_LATE_NS = 100_000
-"""The recorded end of a collective may be this much later than the time when the waiting thread continues. After a long
-wait it may be a tenth of that, up to ``PROMPTLY_NS``: gloo's thread ends its range last, once it gets a processor."""
+"""The recorded end of a collective may be this much later than the waiting thread continues; after a long wait a tenth
+of that, up to ``PROMPTLY_NS``: gloo's thread ends its range last, once it gets a processor."""
 
 
 def is_communication(frames: Sequence[Frame]) -> bool:
-    """Whether work in these frames (outer to inner) is communication, and not the rank's own work.
-
-    Communication is the range or kernel of a collective, and everything inside torch's ops and ranges around one.
-    """
+    """Whether work in these frames is communication, and not the rank's own work: the range or kernel of a collective,
+    and everything inside torch's ops and ranges around one."""
     return any(
         _has_communication_name(frame.kind, frame.name) or (frame.kind == FrameKind.KERNEL and shows_collective(frame))
         for frame in frames
@@ -167,7 +165,7 @@ class LastStep:
         self.longest_elsewhere: _Interval = (0, 0, None, False)  # the same on all other threads
         self._entered: Counter[tuple[int, str, str]] = Counter()
         self._request: Place | None = None  # the last one
-        self._exchanges: list[tuple[int, int, Place]] = []
+        self.exchanges: list[tuple[int, int, Place]] = []
 
     def note_request(self, place: Place) -> None:
         """An op or range of communication begins. torch's ops request a collective."""
@@ -177,16 +175,13 @@ class LastStep:
             if not name.startswith(POINT_TO_POINT):
                 self._entered[place.layer, place.phase, name] += 1
 
-    def note_exchange(self, place: Place, start: int, end: int) -> None:
-        self._exchanges.append((start, end, place))
-
     def unfinished(
         self, rank: int, threads: Mapping[int, RangesOfThread], main: int, since: int | None, ended: int | None
     ) -> tuple[Unfinished, ...]:
         if main not in threads:
             return ()
         since = min(thread.first for thread in threads.values()) if since is None else since
-        ends = [*map(open_until, threads.values()), *(end for _, end, _ in self._exchanges)]
+        ends = [*map(open_until, threads.values()), *(end for _, end, _ in self.exchanges)]
         ended = max([since, *ends, *([] if ended is None else [ended])])
         longest, elsewhere = self.longest, self.longest_elsewhere
         for number, thread in threads.items():
@@ -216,11 +211,11 @@ class LastStep:
             return None
         overlaps = [
             (min(end, start + ns) - max(begun, start), number)
-            for number, (begun, end, of) in enumerate(self._exchanges)
+            for number, (begun, end, of) in enumerate(self.exchanges)
             if not name_of_collective(of.name).startswith(POINT_TO_POINT)
         ]
         most, number = max(overlaps, default=(0, 0))
-        return self._exchanges[number][2] if 2 * most > ns else None
+        return self.exchanges[number][2] if 2 * most > ns else None
 
 
 def open_until(thread: RangesOfThread) -> int:
