@@ -21,8 +21,17 @@ import torchprof
 from torchprof.attribute.events import Detail, Event, Kind
 from torchprof.attribute.rule import Attribution
 from torchprof.measure.flops.estimate import Count, Estimate
-from torchprof.measure.flops.operation import FORMULAS, Operation, Work, detail_of, formula_of, work_of
-from torchprof.measure.flops.torch_registry import COMMUNICATION, NO_ARITHMETIC, does_no_arithmetic
+from torchprof.measure.flops.operation import (
+    COMMUNICATION,
+    FORMULAS,
+    NO_ARITHMETIC,
+    Operation,
+    Work,
+    detail_of,
+    does_no_arithmetic,
+    formula_of,
+    work_of,
+)
 from torchprof.run.words import Signature
 
 aten = torch.ops.aten

@@ -53,12 +53,9 @@ _LARGEST_TABLE = 4_000_000
 
 
 class TracedModule(NamedTuple):
-    """A module that an operation was traced in.
-
-    ``root``: the variable of the compiled function through which the module was reached ("L['self']"). ``path``: the
-    attribute names from there to the module. ``kind``: the name of its class. If that is unknown, it is "", and the
-    root is a parameter of the module.
-    """
+    """A module that an operation was traced in. ``root``: the variable of the compiled function through which it was
+    reached ("L['self']"). ``path``: the attribute names from there to it. ``kind``: the name of its class; "" if that
+    is unknown: then the root is a parameter of the module."""
 
     root: str
     path: tuple[str, ...]
@@ -221,10 +218,10 @@ class CompiledGraphs:
     def _block(self, kernel: CompiledKernel, places: RealPaths, around: int) -> Block | None:
         """The module that a kernel of unknown layers ran in, or in a module inside it; None if nothing is known.
 
-        After one layer and before another one, the program is in the module around both. So a value is computed in the
-        innermost of the modules around any layer before it and any after it. If both are one layer, the kernel may be
-        between two calls of it: the module around it counts. The same holds for a module all of whose parameters are
-        used several times. A list of modules is never called. The module that runs the graph is never left.
+        A value is computed in the innermost of the modules around any layer before it and any after it. If both are one
+        layer, the kernel may be between two calls of it: the module around it counts. The same holds for a module all
+        of whose parameters are used several times. A list of modules is never called. The module that runs the graph is
+        never left.
         """
         top = self._path_of.get(around)
         blocks: list[tuple[str, ...]] = []
@@ -241,9 +238,7 @@ class CompiledGraphs:
                 blocks.append(top)
             else:
                 return None
-        if not neighbors:
-            return None
-        path = common_prefix(blocks)
+        path = common_prefix(blocks) if neighbors else ()
         is_own = all(span.is_own for span in kernel.between)
         while path and path != top:
             module = self._modules.get(path)
@@ -266,9 +261,8 @@ class CompiledGraphs:
         """The module that multiplies with a parameter, which is at this place: not one that only looks it up."""
         if not isinstance(place, str):
             return SHARED_PARAMETER if self._modules[place].kind in _LOOKUPS else place
-        holders = {
-            path for tensor in self._inputs.get(inputs, ()) if tensor.root == root for path in tensor.holders or ()
-        }
+        taken = (tensor for tensor in self._inputs.get(inputs, ()) if tensor.root == root)
+        holders = {path for tensor in taken for path in tensor.holders or ()}
         known = {_unwrapped(path): self._modules.get(_unwrapped(path)) for path in holders}
         computing = [path for path, module in known.items() if module is not None and module.kind not in _LOOKUPS]
         return computing[0] if len(computing) == 1 else place

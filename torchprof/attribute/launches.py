@@ -285,7 +285,7 @@ def layers_by_fqn(paths: Iterable[tuple[str, ...]]) -> dict[str, list[int]]:
     return by_name
 
 
-# The process groups of a rank, read from the entries that torch keeps in a job and writes to a trace
+# The process groups of a rank, from the entries that torch keeps in a job and writes to a trace
 
 
 def sole_group(groups: Iterable[Mapping[str, Any]]) -> GroupOfRanks | None:
@@ -326,18 +326,16 @@ def _ranks(group: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(rank for rank in ranks if type(rank) is int) if isinstance(ranks, list) else ()
 
 
-# What the profilers of devices leave out
+# What the profiler does not record of launches
 
 
 def first_correlation_id(calls: Iterable[int], launched: Iterable[int]) -> int:
-    """The lowest correlation ID of a runtime call in a recording; 0 if it is unknown.
+    """The lowest correlation ID of a runtime call in a recording; 0 if it is unknown. A kernel without a recorded
+    launch and with a lower ID was launched before the recording began.
 
-    A kernel without a recorded launch and with a lower ID was launched before the recording began.
-
-    ``calls``: the IDs of all recorded calls of the CUDA runtime. The runtime counts them up over the life of a process
-    (CUPTI Activity API, "correlation ID"), and a kernel has the ID of the call that launched it. ``launched``: the IDs
-    of the kernels with a recorded launch. If none of them is the ID of a call, kernels are numbered in another way, and
-    the result is 0.
+    ``calls``: the IDs of all recorded calls of the CUDA runtime, which counts them up over the life of a process (CUPTI
+    Activity API, "correlation ID"); a kernel has the ID of the call that launched it. ``launched``: the IDs of the
+    kernels with a recorded launch. If none of them is that of a call, kernels are numbered in another way.
 
     The order on a stream does not show which kernels were launched before: some launches inside a recording are not
     recorded either, for example those of the CUDA driver before torch 2.1.
@@ -352,8 +350,7 @@ def first_correlation_id(calls: Iterable[int], launched: Iterable[int]) -> int:
 
 
 def threads_of_overhead(times: Sequence[int], operators: Iterable[tuple[int, int]]) -> list[int]:
-    """For each of some times, in their order: the thread on which the last operator before it started, 0 if there is
-    none.
+    """For each of some times, in their order: the thread on which the last operator before it started; 0 for none.
 
     The profiler records its overhead without a thread, or with that of the caller of autograd for what is in a backward
     pass. It is in an operator that launches work: no other operator starts meanwhile on the thread. ``operators``:

@@ -294,7 +294,7 @@ class Attribution:
         return self._compiled.range(event.kind, event.name, around or self._outside), 1, label, layer
 
     def _label(self, event: Event, open_range: _Open) -> _Opened:
-        """One of our labels: around the forward of a module, around its hooks, or of another active profile."""
+        """One of our labels: around a forward, around hooks, or of another active profile."""
         _, around, label, layer, _, _ = open_range
         name = event.name
         if name in self._sites:
@@ -333,10 +333,8 @@ class Attribution:
         """Hooks that exchange data for a module run outside its forward, but belong to it."""
         outer = around or self._outside
         site = self._sites.get(PREFIX + name.removeprefix(HOOKS))
-        if site is None:
-            return outer
-        layer = nearest(self._paths, site.layers, caller)
-        if self._selected is not None and layer not in self._selected:
+        layer = NOT_SELECTED if site is None else nearest(self._paths, site.layers, caller)
+        if layer == NOT_SELECTED or (self._selected is not None and layer not in self._selected):
             return outer
         return self.places.of_layer(layer, RECOMPUTE if outer.phase == BACKWARD else outer.phase, around)
 
@@ -402,8 +400,8 @@ class Attribution:
         return self.places.inside(outer, FrameKind.OP, name, event.signature), 1, label, layer
 
     def _requester(self, thread: int, around: Place, op: str, signature: int) -> Place:
-        """The place in which an op requests a collective: usually the place around it. DistributedDataParallel requests
-        one when the last gradient of a bucket is ready: it belongs to all layers with gradients in the bucket."""
+        """The place in which an op requests a collective: usually that around it. If DistributedDataParallel requests
+        it when the last gradient of a bucket is ready, it belongs to all layers with gradients in the bucket."""
         node = around.node
         if node is None or not node.name.endswith(ACCUMULATES):
             return around

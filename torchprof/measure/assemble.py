@@ -92,17 +92,8 @@ def _step_end(recording: Recording) -> StepEnd | None:
     return source.loop.step_end if is_loop else None
 
 
-def _open_step(recording: Recording) -> OpenStep | None:
-    """The step that was open at the start of a recording; None if something else than before ends the steps now."""
-    before = recording.before
-    if before is None or before.step is None or before.loop.step_end != recording.source.loop.step_end:
-        return None
-    return before.step.on_layers(Layers.of(recording.layers))
-
-
-def _observers(recording: Recording, plan: LayerPlan, options: Options) -> Iterator[Observer]:
-    """The observers of one recording, for the measures that were requested and that can be measured, without those
-    that count in steps."""
+def _observers(recording: Recording, plan: LayerPlan, options: Options, columns: EventColumns) -> Iterator[Observer]:
+    """The observers of the measures that were requested and that can be measured, but for those that count in steps."""
     source, layers, rank = recording.source, recording.layers, recording.origin.rank
     if options.profile_memory:
         start, end = recording.start, recording.end
@@ -113,6 +104,16 @@ def _observers(recording: Recording, plan: LayerPlan, options: Options) -> Itera
         yield OpenSpans(layers, plan.selected, source.start_ns, recording.from_first_mark, rank)
     if source.device:
         yield DeviceTimes(rank)
+    if options.timed and (steps := steps_in(columns)):
+        yield Pipelines(steps, columns, rank)
+
+
+def _open_step(recording: Recording) -> OpenStep | None:
+    """The step that was open at the start of a recording; None if something else than before ends the steps now."""
+    before = recording.before
+    if before is None or before.step is None or before.loop.step_end != recording.source.loop.step_end:
+        return None
+    return before.step.on_layers(Layers.of(recording.layers))
 
 
 def _observers_of_steps(recording: Recording, options: Options, step_end: StepEnd | None) -> Iterator[Observer]:
@@ -147,11 +148,9 @@ def assemble(recording: Recording, plan: LayerPlan, options: Options) -> Run:
     places = attribution.places.all
     flops = _flops_of(recording) if options.with_flops else None
     step_end = _step_end(recording)
-    observers = [*_observers(recording, plan, options)]
-    if options.timed and (steps := steps_in(columns)):
-        observers.append(Pipelines(steps, columns, origin.rank))
-    columns = with_folded_names(columns)
+    observers = [*_observers(recording, plan, options, columns)]
     of_steps = [*_observers_of_steps(recording, options, step_end)]
+    columns = with_folded_names(columns)
     stream = attribution.attribute(columns, source.loop.ends)
     if flops:
         stream = flops.observe(stream)
@@ -297,23 +296,15 @@ def _not_compiled(recording: Recording, regions_in: Set[int], called: Set[int]) 
         return
     for layer, function, file, line in recording.under_compile:
         path = layers[layer].path
-        around = [
-            layers[index].path[: len(path)] == path or path[: len(layers[index].path)] == layers[index].path
-            for index in regions_in
-        ]
-        if layer in called and not any(around):
-            where = f"{function} ({PurePath(file).name}:{line})"
-            yield RunWarning.of(
-                "no_compiled_code", [layers[layer].name], where=where, reason=failures.get((file, line), "")
-            )
+        compiled = (layers[index].path for index in regions_in)
+        if layer in called and not any(other[: len(path)] == path or path[: len(other)] == other for other in compiled):
+            where, reason = f"{function} ({PurePath(file).name}:{line})", failures.get((file, line), "")
+            yield RunWarning.of("no_compiled_code", [layers[layer].name], where=where, reason=reason)
 
 
 def _with_inlined(layers: Layers, regions_in: Set[int], called: Set[int]) -> Layers:
-    """Set ``compiled`` on the layers without calls that may have run inside compiled code.
-
-    These are the layers below a layer that compiled code ran in, or all layers if it ran outside all of them.
-    ``regions_in``: the layers that compiled code ran in.
-    """
+    """Set ``compiled`` on the layers without calls that may have run inside compiled code: those below one of
+    ``regions_in``, which it ran in, or all layers if it ran outside all of them."""
     anywhere = any(index < 0 for index in regions_in)
     inside = layers.at_or_below(regions_in)
     return Layers(
@@ -323,10 +314,7 @@ def _with_inlined(layers: Layers, regions_in: Set[int], called: Set[int]) -> Lay
 
 
 def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine, int]], began_ns: int) -> None:
-    """Add SAMPLE events on the thread that began the session.
-
-    This thread made the first STEP mark, which ended at ``began_ns`` on the clock of the samples.
-    """
+    """Add SAMPLE events on the thread that made the first STEP mark, which ended at ``began_ns`` on their clock."""
     marks = columns.of_kinds(Kind.STEP)
     if not marks:
         return
@@ -342,12 +330,11 @@ def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine,
 
 
 def add_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> None:
-    """Add the missing frees to the events of a recording: of the CPU's blocks that the model had at the start.
+    """Add the missing frees of the CPU's blocks that the model had at the start.
 
-    torch records few of these frees: its CPU allocator records a free only if a session recorded an allocation at that
-    address, and then with the size of that allocation. So a block counts as freed at the first of: its free event, its
-    entry in ``start.freed``, an allocation at its address. The free gets the true size. A later event of the same free
-    is omitted.
+    torch's CPU allocator records a free only if a session recorded an allocation at that address, and then with the
+    size of that allocation. So a block counts as freed at the first of: its free event, its entry in ``start.freed``,
+    an allocation at its address. The free gets the true size. A later event of the same free is omitted.
 
     ``began_ns``: the end of the first STEP event of the recording on the clock of ``start.freed``.
     """
@@ -371,9 +358,8 @@ def add_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> None:
             at_ns, on_same_thread, block = notes.popleft()
             if block in live:
                 noted.add(block)
-                added.append(
-                    _free(block, live.pop(block), at_ns + offset_ns, main if on_same_thread else _UNKNOWN_THREAD)
-                )
+                thread = main if on_same_thread else _UNKNOWN_THREAD
+                added.append(_free(block, live.pop(block), at_ns + offset_ns, thread))
 
     for index, thread in columns.of_kinds(Kind.MEMORY):
         event = columns.event(index, thread)

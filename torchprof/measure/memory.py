@@ -313,13 +313,13 @@ class Allocations:
             ranges.append(_Range(start, limit, layer, BACKWARD, dict(self._live_bytes), within=within))
 
     def _next_begins(self, time: int, keeps: str) -> None:
-        """The next call or pass begins. It uses the live blocks that were allocated between stages."""
+        """The next call or pass begins. It uses the live blocks that were allocated before."""
         self._between.end_ns = time
         self._between.keeps = keeps
         self._between = _Stage(TEMPORARIES, time, has_graph=self._between.has_graph and keeps == INPUTS)
 
     def _end_pass(self) -> None:
-        """Other work than backward begins: end the pass and all its stretches."""
+        """Other work than backward begins."""
         if self._in_pass:
             self._in_pass = False
             for ranges in self._ranges.by_thread.values():
@@ -354,7 +354,7 @@ class Allocations:
         for stage, end in zip(self._stages, ends):
             if end < stage.end_ns:
                 kinds.append(TEMPORARIES)
-            elif stage.has_graph and starts and self._in_a_pass(starts, end):
+            elif stage.has_graph and self._in_a_pass(starts, end):
                 kinds.append(ACTIVATIONS)
             else:
                 kinds.append(stage.keeps)

@@ -202,7 +202,7 @@ class OpenSpans:
         return {"timeline": Timeline.of_spans(spans, self._rank)}
 
 
-# The busy time of each device and of each of its streams, by kind of work: computing, communicating, copying.
+# The busy time of each device and of each of its streams, by kind of work
 
 _BESIDE = (KernelWork.COMMUNICATION.value, KernelWork.COMPUTING.value, None)
 """For each kind of work: the kind whose overlap with it is counted."""

@@ -11,10 +11,9 @@ from torchprof.attribute.compiled_graphs import CALL
 from torchprof.attribute.events import Attributed, Kind, OpenRanges, Place
 from torchprof.attribute.op_groups import OpGroup, OpTree
 from torchprof.measure.flops.graphs import GraphCall, GraphCalls
-from torchprof.measure.flops.operation import Count, Operation, Work, formula_of, work_of
+from torchprof.measure.flops.operation import Count, Operation, Work, does_no_arithmetic, formula_of, work_of
 from torchprof.measure.flops.torch_registry import (
     calls_only_ops,
-    does_no_arithmetic,
     has_users_formula,
     is_made_of_ops,
     registered_work,
@@ -38,9 +37,9 @@ _MAY_BE_EMPTY = ("aten::_trilinear", "Redistribute", "NestedRedistribute", "_Noo
 ``_NoopSaveInputs`` only saves the inputs of a checkpoint (torch.utils.checkpoint)."""
 _DISPATCHED = "PythonSubclass"
 """The range in which a tensor subclass runs an op in Python. For a ``DTensor``, the op has the shapes of the whole
-tensor, and the ops inside have the shapes of the part on this rank. Torch before 2.11 records no such range."""
+tensor, and the ops inside those of the part on this rank. Torch before 2.11 records no such range."""
 _IN_MODE = "PythonDispatchMode"
-"""The range in which a mode runs an op in Python, such as that of fake tensors, which have shapes but no data."""
+"""The range in which a mode runs an op in Python, such as that of fake tensors, which have no data."""
 _ATTENTION = "aten::scaled_dot_product_attention"
 _REPLAYED = Frame(FrameKind.KERNELS, REPLAY)
 
@@ -321,7 +320,7 @@ class Estimate:
         return work_of(Operation(name, inputs))
 
     def _close(self, stack: list[_Open]) -> None:
-        """An op has ended: add its count to the op around it, or to ``counts`` if there is none."""
+        """An op has ended: add its count to the op around it, if any."""
         done = stack.pop()
         counts, work = done.counts, None if done.is_dispatched else done.work
         is_part = self._is_on_a_part(done)

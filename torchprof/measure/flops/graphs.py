@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torchprof.attribute.compiled_graphs import CompiledGraphs, graph_of
-from torchprof.measure.flops.operation import Count, Operation, Unknown, Work, formula_of, work_of
-from torchprof.measure.flops.torch_registry import does_no_arithmetic, operator_of, registered_formula, registered_work
+from torchprof.measure.flops.operation import Count, Operation, Unknown, Work, does_no_arithmetic, formula_of, work_of
+from torchprof.measure.flops.torch_registry import operator_of, registered_formula, registered_work
 from torchprof.measure.recording import CalledGraph
 from torchprof.run.torch_names import DTYPES
 from torchprof.run.words import Signature, is_generated
