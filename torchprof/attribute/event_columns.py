@@ -139,26 +139,17 @@ class EventColumns:
     def event(self, index: int, thread: int) -> Event:
         """One event of a thread."""
         kind, name, device = self.kinds[self.number[index]]
-        start, end, signature = self.start[index], self.end[index], self.signature
+        start, end = self.start[index], self.end[index]
         if kind is Kind.MEMORY:
             address = self.address[index] if self.address else 0
             nbytes = self.nbytes[index] if self.nbytes else 0
             values: tuple[Any, ...] = (kind, name, start, end, thread, -1, 0, address, device, nbytes, 0)
         else:
-            sequence, forward, correlation = self.sequence, self.forward_thread, self.correlation
-            values = (
-                kind,
-                name,
-                start,
-                end,
-                thread,
-                sequence[index] if sequence else -1,
-                forward[index] if forward else 0,
-                correlation[index] if correlation else 0,
-                device,
-                0,
-                signature[index] if signature else 0,
-            )
+            maker = self.sequence[index] if self.sequence else -1
+            of_thread = self.forward_thread[index] if self.forward_thread else 0
+            launch = self.correlation[index] if self.correlation else 0
+            inputs = self.signature[index] if self.signature else 0
+            values = (kind, name, start, end, thread, maker, of_thread, launch, device, 0, inputs)
         return tuple.__new__(Event, values)  # takes a third of the time of Event(...)
 
     def events(self) -> Iterator[Event]:

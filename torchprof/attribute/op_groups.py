@@ -36,23 +36,20 @@ class OpTree:
     - ``paths``: the distinct chains of operators. Path 0 is the range around the group. A memory event has the path of
       the operator around it, and so has an operator directly inside one of the same name: it is part of that call.
     - ``calls``: how often each path is called in one such group.
+    - ``parents``, of each event: the index of the operator around it; -1 for the range around the group.
+    - ``path_of``, of each event: the index of its path.
+    - ``is_call``, of each event: 0 for memory, and for an operator that only continues a call, else 1.
 
-    And of each event, in the order of start:
-
-    - ``parents``: the index of the operator around it; -1 for the range around the group.
-    - ``path_of``: the index of its path.
-    - ``is_call``: 0 for memory, and for an operator that only continues a call, else 1.
-
-    ``memory``: the indices of memory events. ``outermost``: those of the operators that are in no other one.
-    ``last_op``: that of the last operator, -1 if there is none. ``functions``: those that may be autograd functions of
-    the user: their names have no namespace.
+    ``memory``: the indices of memory events. ``outermost``: of the operators that are in no other one. ``last_op``: of
+    the last operator, -1 for none. ``functions``: of those that may be autograd functions of the user: their names have
+    no namespace.
     """
 
     __slots__ = ("calls", "functions", "is_call", "last_op", "memory", "outermost", "parents", "path_of", "paths")
 
     def __init__(self, events: Iterable[tuple[Kind, str, int, int]], around: str, is_closed: bool) -> None:
-        """``events``: their kinds, names, signatures, and how many begin before each one ends, itself included.
-        ``around``: the name of the range if it is an operator, else "". ``is_closed``: whether all is a part of it."""
+        """``events``: kind, name, signature and size of each. ``around``: the name of the range if it is an operator,
+        else "". ``is_closed``: whether all is a part of it."""
         self.paths = [OpPath(0, around, 0)]
         self.calls = [0]
         self.parents: list[int] = []

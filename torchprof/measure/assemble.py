@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from torchprof.measure.flops.estimate import Estimate
 
 
+_FLAGS = ("profile_memory", "with_flops", "record_shapes", "with_stack", "compile_layers")
 _UNKNOWN_THREAD = -1
 """A number that no thread has: an event with it is inside no range."""
 _LOOP = 2
@@ -267,14 +268,7 @@ def _meta(recording: Recording, plan: LayerPlan, options: Options) -> Meta:
         wall_ns=source.wall_ns,
         process_cpu_ns=source.cpu_time.process_ns if source.cpu_time else None,
         run_delay_ns=source.cpu_time.run_delay_ns if source.cpu_time else None,
-        flags=(
-            ("use_cuda", options.device == "cuda"),
-            ("profile_memory", options.profile_memory),
-            ("with_flops", options.with_flops),
-            ("record_shapes", options.record_shapes),
-            ("with_stack", options.with_stack),
-            ("compile_layers", options.compile_layers),
-        ),
+        flags=(("use_cuda", options.device == "cuda"), *((flag, getattr(options, flag)) for flag in _FLAGS)),
     )
 
 

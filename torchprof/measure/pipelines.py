@@ -97,27 +97,14 @@ class Pipelines:
 
     def _pipeline(self, device: str, times: Sequence[_StepTimes]) -> Pipeline:
         step = self._steps[-1]
-        actions = tuple(
-            StageAction(
-                action.stage,
-                action.what,
-                action.microbatch,
-                tuple(of_step.took_ns[index] for of_step in times),
-                tuple(of_step.waited_ns[index] for of_step in times),
-            )
-            for index, action in enumerate(step.actions)
-        )
-        return Pipeline(
-            device,
-            self._rank,
-            step.schedule,
-            step.stages,
-            step.group,
-            tuple((stage, self._root_of(stage)) for stage in sorted({action.stage for action in actions})),
-            self._count - len(self._steps) + len(times),
-            tuple(of_step.ns for of_step in times),
-            actions,
-        )
+        actions = []
+        for index, action in enumerate(step.actions):
+            took, waited = zip(*((of_step.took_ns[index], of_step.waited_ns[index]) for of_step in times))
+            actions.append(StageAction(action.stage, action.what, action.microbatch, took, waited))
+        roots = tuple((stage, self._root_of(stage)) for stage in sorted({action.stage for action in actions}))
+        count, lasted = self._count - len(self._steps) + len(times), tuple(of_step.ns for of_step in times)
+        about = step.schedule, step.stages, step.group
+        return Pipeline(device, self._rank, *about, roots, count, lasted, tuple(actions))
 
 
 def _of_most(steps: Sequence[PipelineStep]) -> list[PipelineStep]:

@@ -22,10 +22,8 @@ DATA_NS, OPTIMIZER_NS, COPY_NS, WAIT_NS, GC_NS, BACKWARD_NS, OTHER_NS, GAP_NS, O
     f"step_{part}_ns" for part in (*PURPOSES, "overlap")
 )
 """The parts of a step outside all layers, by purpose; see ``SampleKey``."""
-
 _IN_RANGES = (COPY_NS, WAIT_NS)
 """The parts that also count inside layers that are only ranges of a trace: such a range may be around anything."""
-
 RECORDING_END = Place(-1, OUTSIDE, FORWARD, None, (), None, None, 0)
 """The place of the mark at the end of a recording that ends inside a step. No other place is this object."""
 _LOOP_END = Place(-1, OUTSIDE, FORWARD, None, (), None, None, 0)
@@ -33,10 +31,8 @@ _LOOP_END = Place(-1, OUTSIDE, FORWARD, None, (), None, None, 0)
 
 
 class Steps:
-    """Observes all events: the time of each step.
-
-    A step lasts from the end of one STEP mark to the end of the next. A range that is open at a mark is split there. A
-    kernel counts in the step that launched it. Events after the last mark are in no step.
+    """Observes all events: the time of each step, from the end of one STEP mark to the end of the next. A range that is
+    open at a mark is split there. A kernel counts in the step that launched it. Events after the last mark are in none.
     """
 
     def __init__(
@@ -59,7 +55,7 @@ class Steps:
         self._outside: list[defaultdict[str, int]] = []  # by step: part → time
         self._device: defaultdict[str, dict[tuple[int, str], array[int]]] = defaultdict(dict)
         self._device_outside: dict[tuple[str, str], array[int]] = {}  # (part, device) → time, by step
-        # Whether the layers are only ranges of a trace without a model. Such a range may be around any work.
+        # Whether the layers are only ranges of a trace without a model.
         self._are_ranges = not any(layer.kind for layer in layers if len(layer.path) == 1)
         self._parts = _Parts(self._are_ranges)
 
@@ -207,8 +203,8 @@ class Steps:
                 self._outside[step][OVERLAP_NS] -= took
 
     def result(self) -> dict[str, Any]:
-        """The samples, with one value for each step, 0 if a layer did nothing in it; how many steps there are; and for
-        a cycle, the part of the step that is open at its end."""
+        """The samples, with one value for each step; how many steps there are; and for a cycle, the part of the step
+        that is open at its end."""
         if not self.count:
             return {}
         values: Mapping[SampleKey, Sequence[int]] = dict(self._values())
@@ -272,10 +268,9 @@ def _is_kernel(item: Attributed | OpGroup) -> bool:
 
 class _Parts(dict[Place, str]):
     """The part of a step that the time of a place belongs to. Inside layers it is OTHER_NS, except for waits and copies
-    in layers that are only ranges of a trace."""
+    in layers that ``are_ranges`` of a trace."""
 
     def __init__(self, are_ranges: bool) -> None:
-        """``are_ranges``: whether the layers are such ranges."""
         self._are_ranges = are_ranges
 
     def __missing__(self, place: Place) -> str:

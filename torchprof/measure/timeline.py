@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from math import inf
@@ -21,8 +21,8 @@ _NONE = -1
 
 @dataclass(slots=True)
 class _Open:
-    """A span that is open on a thread: a call, a label or a node, until ``end_ns``; or a stretch of backward of a
-    ``layer``, with its ``row``. The ``end_ns`` of a stretch is that of the span around it: it may end earlier."""
+    """An open span: a call, a label or a node, until ``end_ns``; or a stretch of backward of a ``layer``, with its
+    ``row``: its ``end_ns`` is that of the span around it, and it may end earlier."""
 
     end_ns: float
     layer: int = _NONE
@@ -30,9 +30,8 @@ class _Open:
 
 
 class OpenSpans:
-    """Observes all events: the spans of the timeline.
-
-    These are spans: a call of a layer in forward or in recompute, a label of the user, a garbage collection, a kernel.
+    """Observes all events: the spans of the timeline, for calls of layers in forward or in recompute, labels of the
+    user, garbage collections and kernels.
 
     Backward has no calls. There, a span of a layer is a stretch: uninterrupted work on one thread. It begins with an
     autograd node of the layer or of a layer below it. It ends with the last such node before one of these begins: a
@@ -55,8 +54,8 @@ class OpenSpans:
         from_first_mark: bool = True,
         rank: int = 0,
     ) -> None:
-        """``selected``: the layers that have spans, None for all. ``start_ns``: when the recording began, used if no
-        mark was recorded. ``from_first_mark``: whether it began with a step, and not in the middle of a step."""
+        """``selected``: the layers that have spans, None for all. ``start_ns``: when the recording began, if no mark
+        was recorded. ``from_first_mark``: whether it began with a step."""
         lineages = map(Layers.of(layers).lineage, range(len(layers)))
         self._lineages = [[layer for layer in path if selected is None or layer in selected] for path in lineages]
         self._recording_start_ns = start_ns
@@ -236,8 +235,8 @@ class _Times:
         self.until_by_work[work] = max(end, until)
         other = _BESIDE[work]
         if other is not None:
-            # All earlier intervals have begun. So after this start, the other kind covers one piece, up to its end. A
-            # later interval of the other kind will add its own overlap with this interval.
+            # After this start, the other kind covers one piece, up to its end: all earlier intervals have begun. A
+            # later one of the other kind will add its own overlap with this one.
             self.overlap_ns += max(0, min(end, self.until_by_work[other]) - new_from)
 
     def kinds(self) -> tuple[int, int, int, int]:
@@ -277,19 +276,11 @@ class DeviceTimes:
 
     def result(self) -> dict[str, tuple[DeviceTime, ...]]:
         """The times of each device that ran any work."""
-        times = (
-            DeviceTime(
-                device,
-                self._rank,
-                whole.until - whole.start_ns,
-                *whole.kinds(),
-                whole.overlap_ns,
-                tuple(
-                    StreamTime(stream, times.kernels, *times.kinds())
-                    for (of_device, stream), (_, times) in sorted(self._streams.items(), key=itemgetter(0))
-                    if of_device == device
-                ),
-            )
-            for device, whole in sorted(self._devices.items(), key=itemgetter(0))
-        )
-        return {"device_times": tuple(times)}
+        streams: defaultdict[str, list[StreamTime]] = defaultdict(list)
+        for (device, number), (_, times) in sorted(self._streams.items(), key=itemgetter(0)):
+            streams[device].append(StreamTime(number, times.kernels, *times.kinds()))
+        device_times = []
+        for device, times in sorted(self._devices.items(), key=itemgetter(0)):
+            lasted, of_streams = times.until - times.start_ns, tuple(streams[device])
+            device_times.append(DeviceTime(device, self._rank, lasted, *times.kinds(), times.overlap_ns, of_streams))
+        return {"device_times": tuple(device_times)}

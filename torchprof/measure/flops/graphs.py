@@ -68,12 +68,10 @@ GraphValue = GraphTensor | ast.expr | None
 
 
 class GraphNode(NamedTuple):
-    """A node of a graph, and the names of the nodes that it ``reads``.
-
-    ``is_call``: whether it calls something, with the nodes ``given`` in its arguments, in their order. ``operator``:
-    the name of the operator that it calls, as in a profile; "" for anything else. ``inputs``: of that operator, in the
-    order of its schema: a ``GraphTensor``, a list of inputs, an expression of a number, or a constant.
-    """
+    """A node of a graph, and the names of the nodes that it ``reads``. ``is_call``: whether it calls something, with
+    the nodes ``given`` in its arguments, in their order. ``operator``: the name of the operator that it calls, as in a
+    profile; "" for anything else. ``inputs``: of that operator, in the order of its schema: a ``GraphTensor``, a list
+    of inputs, an expression of a number, or a constant."""
 
     name: str
     reads: frozenset[str]
@@ -148,7 +146,6 @@ def work_of_nodes(graph: GraphText, symbols: Mapping[str, int]) -> dict[str, Wor
 
 
 def _work_of(node: GraphNode, symbols: Mapping[str, int]) -> Work | None:
-    """The work of one operator; None if it is unknown."""
     if not node.operator:
         return None
     try:
@@ -267,11 +264,8 @@ def _number(expression: ast.expr, symbols: Mapping[str, int]) -> int:
 
 @dataclass
 class GraphCall:
-    """One call of a graph: the work of its nodes, and the ops that ``ran`` directly in it so far, in their order, each
-    with its place.
-
-    ``uncounted``: the names of the operators of nodes whose work is unknown. ``layers``: of the kernels, if known.
-    """
+    """One call of a graph: the work of its nodes, and the ops that ``ran`` directly in it so far, each with its place.
+    ``uncounted``: the operators of nodes whose work is unknown. ``layers``: of the kernels, if known."""
 
     key: str
     nodes: Mapping[str, Work | None]
@@ -315,8 +309,8 @@ class GraphCall:
         return [*(of_ops if known else [(place, whole)]), *of_unknown], known
 
     def _kernels(self, left: dict[str, Work | None]) -> Iterator[tuple[list[Work | None] | None, int]]:
-        """For each generated kernel that ran: the work of its nodes, which are taken out of ``left``; None if it is
-        unknown which kernel it is. And its place."""
+        """For each generated kernel that ran: the work of its nodes, which are taken out of ``left`` (None: it is
+        unknown which kernel it is), and its place."""
         assert self.layers is not None
         numbers = self.layers.called(self.key, [name for name, _ in self.ran])
         for (name, place), number in zip(self.ran, numbers):
