@@ -214,8 +214,8 @@ class Steps:
             values, last = pieces.cut(values, self._before.samples if self._before else {})
             starts = self._starts[pieces.whole]
             of_open = {"open": {"samples": last}} if pieces.has_open else {}
-        spread_of = spreads_at(starts)
-        samples = {key: spread_of(of_key) for key, of_key in values.items()} if starts else {}
+        spread_of = spreads_at(starts) if starts else None
+        samples = {key: spread_of(of_key) for key, of_key in values.items()} if spread_of else {}
         return {"samples": samples, "steps": len(starts), **of_open}
 
     def _values(self) -> Iterator[tuple[SampleKey, Sequence[int]]]:
