@@ -137,7 +137,6 @@ class EventColumns:
         return EventColumns([*numbers], of_threads, number_of, starts, ends, **columns, kernels=kernels)
 
     def event(self, index: int, thread: int) -> Event:
-        """One event of a thread."""
         kind, name, device = self.kinds[self.number[index]]
         start, end = self.start[index], self.end[index]
         if kind is Kind.MEMORY:
@@ -180,7 +179,6 @@ class EventColumns:
         return places
 
     def events_of(self, kind: Kind) -> Iterator[Event]:
-        """The events of a kind, in the order of start."""
         return (self.event(index, thread) for index, thread in self.of_kinds(kind))
 
     def add(
@@ -253,7 +251,6 @@ class EventColumns:
         self.threads = threads
 
     def rename(self, events: Iterable[int], name: str) -> None:
-        """Give these events another name."""
         self.kinds = [*self.kinds]
         numbers: dict[int, int] = {}
         for index in events:

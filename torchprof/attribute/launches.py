@@ -83,7 +83,6 @@ class Launches:
             self._launched_by[outer.event.correlation] = last
 
     def kernel(self, event: Event) -> Attributed:
-        """The work, with its place."""
         launcher = self._launched_by.get(event.correlation)
         if launcher is None:
             reason = LAUNCHED_BEFORE if event.correlation == BEFORE else LAUNCH_NOT_RECORDED

@@ -177,7 +177,6 @@ class OpGroup(NamedTuple):
         return places
 
     def items(self) -> Iterator[Attributed]:
-        """The events, one by one."""
         tree, columns, thread = self.tree, self.columns, self.thread
         places = self.places()
         around = None if self.outer is None else self.place
@@ -305,7 +304,6 @@ class LookAhead:
         return starts, ends
 
     def _later(self, index: int, thread: int) -> Iterator[Event]:
-        """The events of a thread after this one."""
         return (self._columns.event(later, thread) for later in range(index + 1, self._after[thread]))
 
     def _with_number(self, node: Event, index: int) -> Event:

@@ -227,7 +227,6 @@ class CompiledRanges:
         self._inputs_of_node: dict[tuple[int, int], str] = {}  # (forward thread, sequence number) → that name
 
     def enter_call(self, event: Event, end: int) -> None:
-        """A COMPILED_INPUTS range begins."""
         self.has_inputs = True
         self._inputs.at(event.thread, event.start_ns).append(event._replace(end_ns=end))
 

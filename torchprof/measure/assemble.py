@@ -118,7 +118,6 @@ def _open_step(recording: Recording) -> OpenStep | None:
 
 
 def _observers_of_steps(recording: Recording, options: Options, step_end: StepEnd | None) -> Iterator[Observer]:
-    """The observers that count in steps."""
     source, layers, rank = recording.source, recording.layers, recording.origin.rank
     is_cycle = recording.before is not None and step_end is not None
     from_first_mark = recording.from_first_mark or is_cycle

@@ -85,7 +85,6 @@ class Locksteps:
         self._last = LastStep()
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on."""
         kernel, collective, step = Kind.KERNEL, Kind.COLLECTIVE, Kind.STEP
         no_ranges = (Kind.MEMORY, Kind.STOPPED, Kind.SAMPLE)
         threads = self._threads

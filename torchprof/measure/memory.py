@@ -53,7 +53,6 @@ class _Range:
     top: dict[str, int] = field(default_factory=dict)
 
     def rise(self, device: str, live_bytes: int) -> None:
-        """Note the live memory now."""
         if live_bytes > self.top.get(device, self.base.get(device, 0)):
             self.top[device] = live_bytes
 
@@ -144,7 +143,6 @@ class Allocations:
         self._frees_without_address: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on."""
         for item in stream:
             yield item
             if isinstance(item, OpGroup):
@@ -348,7 +346,6 @@ class Allocations:
         return {"memory": memory, "samples": samples, **timeline}
 
     def _kinds(self, ends: Sequence[float]) -> list[str]:
-        """The kind of each block."""
         starts = [backward.start_ns for backward in self._passes]
         kinds = []
         for stage, end in zip(self._stages, ends):

@@ -54,7 +54,6 @@ class Pipelines:
         self._communicates: dict[Place, bool] = {}
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on."""
         label, kernel = Kind.LABEL, Kind.KERNEL
         for item in stream:
             yield item
@@ -176,7 +175,6 @@ class _OnDevice:
         self._until = max(self._until, end)
 
     def times(self, number: int) -> _StepTimes:
-        """The times of the step with this number."""
         since, end = self._spans[number]
         step_ns, took, waited = end - since, [], []
         for index in range(len(self._steps[number].actions)):

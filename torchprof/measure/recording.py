@@ -53,7 +53,6 @@ class LiveMemory:
     watches: list[finalize[Any, Any]] = field(default_factory=list)
 
     def stop_watching(self) -> None:
-        """Note no more frees."""
         for watch in self.watches:
             watch.detach()
         self.watches.clear()

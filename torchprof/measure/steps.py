@@ -314,13 +314,11 @@ class _Closure:
         self._called = self._in_backward = False
 
     def begin(self, place: Place, start: int) -> None:
-        """An optimizer's step begins."""
         self._end_closure()
         self._ranges.add(place)
         self._began, self._inside = start, 0
 
     def note(self, item: Attributed) -> None:
-        """An event inside an optimizer's step."""
         event, place, around, _, ns, _ = item
         is_outside = place.layer == OUTSIDE
         is_of_optimizer = is_outside and self._parts[place] == OPTIMIZER_NS

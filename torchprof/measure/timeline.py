@@ -74,7 +74,6 @@ class OpenSpans:
         self._dropped = 0
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on."""
         op, label, user_label, node, kernel = Kind.OP, Kind.LABEL, Kind.USER_LABEL, Kind.NODE, Kind.KERNEL
         backward, step, interruption = Kind.BACKWARD_FUNCTION, Kind.STEP, Kind.INTERRUPTION
         region, compiling = Kind.REGION, Kind.COMPILING
@@ -256,7 +255,6 @@ class DeviceTimes:
         self._works: dict[str, int] = {}  # by name
 
     def observe(self, stream: Iterable[Attributed | OpGroup]) -> Iterator[Attributed | OpGroup]:
-        """Pass all events on."""
         for item in stream:
             yield item
             if isinstance(item, Attributed) and item.event.kind is Kind.KERNEL:

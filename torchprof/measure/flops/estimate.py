@@ -267,7 +267,6 @@ class Estimate:
             setattr(around, kind, True)
 
     def _enter(self, stack: list[_Open], item: Attributed) -> None:
-        """An op begins: put it on the stack."""
         event = item[0]
         name, signature = event[1], event[10]
         if name == _DISPATCHED:
