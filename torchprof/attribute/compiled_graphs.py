@@ -31,13 +31,10 @@ COMPILES = frozenset({"dynamo", "entire_frame_compile", "entire_backward_compile
 """The ranges in which torch.compile compiles."""
 COMPILES_TOO = "(dynamo_timed)"
 """Suffix of the names of single steps of compilation. Older versions of torch record them without a range around."""
-
 OF_BACKWARD = "!"
-"""Prefix of the compile ID of a region that compiled autograd made of the backward of a whole model
-(``torch/_guards.py``, ``CompileId``)."""
+"""Prefix of the compile ID of what compiled autograd made of a whole backward (``torch/_guards.py``, ``CompileId``)."""
 SELF = "L['self']"
-"""The root of everything that was traced from the module that owns the compiled forward, whatever the forward's first
-argument is called."""
+"""The root of what was traced from the module that owns the compiled forward, whatever its argument is called."""
 FROZEN = "frozen "
 """Prefix of the root of a tensor that is a part of its graph. It counts only if it has the memory of a parameter: else
 the compiler may have made it of any."""

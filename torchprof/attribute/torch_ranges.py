@@ -187,8 +187,8 @@ class NodeGaps:
 
     def call(self, around: Place | None) -> Place:
         """The place of a call of the engine: backward of no layer. Inside a node it is a part of that node."""
-        is_in_node = around is not None and around.node is not None
-        outer = around if around is not None and is_in_node else self._places.of_layer(OUTSIDE, BACKWARD, around)
+        in_node = around is not None and around.node is not None
+        outer = around if around is not None and in_node else self._places.of_layer(OUTSIDE, BACKWARD, around)
         place = self._places.inside(outer, FrameKind.OP, AUTOGRAD_ENGINE)
         place.is_engine = True
         return place
