@@ -256,14 +256,13 @@ def with_marks(
     places = [*((time, _LOOP_END) for time in ends), *([] if ended_ns is None else [(ended_ns, RECORDING_END)])]
     marks = deque(Attributed(Event(Kind.STEP, "", time, time, thread), place, None, 0, 0) for time, place in places)
     for item in stream:
-        while marks and (item.start_ns >= marks[0].event.end_ns or _is_kernel(item)):
+        while marks and (
+            item.start_ns >= marks[0].event.end_ns
+            or (isinstance(item, Attributed) and item.event.kind is Kind.KERNEL)  # kernels come last
+        ):
             yield marks.popleft()
         yield item
     yield from marks
-
-
-def _is_kernel(item: Attributed | OpGroup) -> bool:
-    return isinstance(item, Attributed) and item.event.kind is Kind.KERNEL
 
 
 class _Parts(dict[Place, str]):

@@ -105,6 +105,7 @@ Formula = Callable[[Operation], tuple[int, int]]
 Flops = Callable[[Operation], int]
 """A formula without multiply-accumulates: the other operations."""
 
+_COMPLEX_PRODUCTS = frozenset({"mul", "multiply", "div", "divide", "true_divide", "_foreach_mul", "_foreach_div"})
 _FLOATING = frozenset({"float", "double", "TensorList"})  # a TensorList has no recorded type
 _NO_TENSOR = frozenset({"", "Scalar", "ScalarList", "TensorList", "GenericList"})
 FORMULAS: dict[str, Formula] = {}
@@ -193,9 +194,6 @@ def windows_along(length: int, kernel: int, stride: int, dilation: int = 1, roun
     """The number of windows along one dimension that is padded to ``length``."""
     free = length - dilation * (kernel - 1) - 1
     return (-(-free // stride) if round_up else free // stride) + 1
-
-
-_COMPLEX_PRODUCTS = frozenset({"mul", "multiply", "div", "divide", "true_divide", "_foreach_mul", "_foreach_div"})
 
 
 # The ops that do no floating-point arithmetic: views, moves, new tensors, random numbers, selection, logic, queries,
