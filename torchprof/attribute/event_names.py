@@ -117,9 +117,9 @@ def is_of_a_call(name: str) -> bool:
     return name.startswith(PREFIX) and not name.startswith(PREFIX + "!")
 
 
-def keep_recorded(columns: EventColumns, note: Callable[[int], object] = int) -> None:
+def keep_recorded(columns: EventColumns) -> int | None:
     """Keep the events between the marks at the start and the end of a recording; all events of a session without them.
-    ``note`` is called with the time between these marks, in ns."""
+    The time between the two, in ns; None if there is no such pair."""
     opened, ended = columns.of_kinds(Kind.OPENED), columns.of_kinds(Kind.ENDED)
     begin = end = None
     if opened:
@@ -127,12 +127,11 @@ def keep_recorded(columns: EventColumns, note: Callable[[int], object] = int) ->
         begin = next((index for index, _ in marks if columns.start[index] >= since), None)
         if begin is None:  # nothing was recorded
             columns.threads, columns.kernels = [], ()
-            return
+            return None
     if ended:
         end = ended[0][0]
-        if begin is not None:
-            note(columns.start[end] - columns.end[begin])
     columns.keep_between(begin, end)
+    return None if begin is None or end is None else columns.start[end] - columns.end[begin]
 
 
 def add_steps(columns: EventColumns, steps: int) -> None:

@@ -115,12 +115,10 @@ class Session(SessionEvents):
 
     def columns(self, detail: Callable[[str], Detail] | None = None, addresses: bool = False) -> EventColumns:
         columns = super().columns(detail, addresses)
-        keep_recorded(columns, self._note_wall_ns)
+        recorded_ns = keep_recorded(columns)
+        if recorded_ns is not None:  # on the clock of the events: it is that of the trace, too, and rows add up to it
+            self._wall_ns = recorded_ns
         return columns
-
-    def _note_wall_ns(self, ns: int) -> None:
-        """The recorded time on the clock of the events: it is that of the trace, too, and rows add up to it."""
-        self._wall_ns = ns
 
     def prepare(self) -> None:
         """Do what the first step should not pay for, after ``refuse_if_profiled``, before ``start`` or ``discard``."""
