@@ -232,7 +232,13 @@ def loop_of(
     if engine or before.step_end == StepEnd.BACKWARD:
         outermost = _outermost(ranges_of(engine | labels))
         of_evaluation = set(without) if last.has_gradients else set()  # in some models, no operator tells
-        ends, called = _of_backward(outermost, of_evaluation, last.called)
+        ends, called = [], last.called
+        for event in outermost:
+            if event.name != ENGINE_LABEL:
+                called |= event not in of_evaluation
+            elif called:
+                ends.append(event.end_ns)
+                called = False
         return Loop(ends, without, StepEnd.BACKWARD, _thread_of(outermost), last._replace(called=called))
     model = last.model or (calls[0].name if calls else "")
     ends = [call.end_ns for call in calls if call.name == model]
@@ -260,20 +266,6 @@ def _of_optimizers(
                 ends.append(event.end_ns)
                 missing, worked = {*every}, False
     return ends, _thread_of(steps), last._replace(optimizers=every, missing=frozenset(missing), worked=worked)
-
-
-def _of_backward(
-    outermost: Iterable[NamedRange], of_evaluation: Set[NamedRange], called: bool
-) -> tuple[list[int], bool]:
-    """The ends, and whether a model was called since the last one. ``called``: whether one was before the first."""
-    ends: list[int] = []
-    for event in outermost:
-        if event.name != ENGINE_LABEL:
-            called |= event not in of_evaluation
-        elif called:
-            ends.append(event.end_ns)
-            called = False
-    return ends, called
 
 
 def _thread_of(ranges: Sequence[NamedRange]) -> int:

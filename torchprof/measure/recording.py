@@ -101,7 +101,7 @@ class Options:
 
 @dataclass
 class Observations:
-    """Facts of one or more cycles from which warnings are made, and which are not in the run itself."""
+    """Facts of one or more cycles from which warnings are made, beside those in the run."""
 
     callers: Counter[tuple[int, int]] = field(default_factory=Counter)  # ns of calls by (calling, called layer)
     callable_layers: Set[int] = frozenset()  # as in the plan
