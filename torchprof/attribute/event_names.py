@@ -33,26 +33,17 @@ MEMORY = "[memory]"
 
 # Bookkeeping of record_function and of autograd. torch's EventList omits it, too (torch.autograd.profiler_util).
 _BOOKKEEPING = (
-    "profiler::_record_function_enter",
-    "profiler::_record_function_enter_new",
-    "profiler::_record_function_exit",
-    "aten::is_leaf",
-    "aten::output_nr",
-    "aten::_version",
-    "[OutOfMemory]",
+    *("profiler::_record_function_enter", "profiler::_record_function_enter_new", "profiler::_record_function_exit"),
+    *("aten::is_leaf", "aten::output_nr", "aten::_version", "[OutOfMemory]"),
 )
 OF_THE_PROFILER = frozenset(
     {"Activity Buffer Request", "Buffer Flush", "Instrumentation", "Resource", "UVM Activity Init"}
 )
 """What the CUDA profiler does inside the operators that it measures: it allocates memory for what it records, 2 ms at
 the first launch of each thread, and instruments kernels (CUPTI Activity API, ``CUpti_ActivityOverheadKind``)."""
-OVERHEAD = OF_THE_PROFILER | {
-    "Unknown",
-    "Driver Compiler",
-    "Runtime Triggered Module Loading",
-    "Lazy Function Loading",
-    "Command Buffer Full",
-}
+OVERHEAD = OF_THE_PROFILER.union(
+    ("Unknown", "Driver Compiler", "Runtime Triggered Module Loading", "Lazy Function Loading", "Command Buffer Full")
+)
 """All that it records as overhead. These are the driver's: it loads and compiles kernels, or waits for a full queue."""
 _TORCHS_STEP = re.compile(r"ProfilerStep#\d+")
 _KINDS: dict[str, Kind | None] = {

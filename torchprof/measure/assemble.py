@@ -313,13 +313,8 @@ def _add_samples(columns: EventColumns, samples: Iterable[tuple[int, SourceLine,
         return
     index, thread = marks[0]
     offset_ns = columns.end[index] - began_ns
-    columns.add(
-        after=[
-            Event(Kind.SAMPLE, line, at_ns + offset_ns, at_ns + offset_ns, thread)
-            for at_ns, line, intervals in samples
-            for _ in range(intervals)
-        ]
-    )
+    times = ((at_ns + offset_ns, line) for at_ns, line, intervals in samples for _ in range(intervals))
+    columns.add(after=(Event(Kind.SAMPLE, line, time, time, thread) for time, line in times))
 
 
 def add_frees(columns: EventColumns, start: LiveMemory, began_ns: int) -> None:

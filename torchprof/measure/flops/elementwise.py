@@ -237,17 +237,16 @@ for _dims in (2, 3):
 counts_flops("avg_pool2d_backward", "avg_pool3d_backward", scalars=True)(
     lambda op: op.numel(0) * prod(op.sizes(2, _dims_of(op)))
 )
-counts_flops(
-    "_adaptive_avg_pool2d",
-    "_adaptive_avg_pool3d",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool3d",
-    "mkldnn_adaptive_avg_pool2d",
-    scalars=True,
-)(lambda op: _adaptive(op.shape(0), op.sizes(1, _dims_of(op))))
 counts_flops("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")(
     lambda op: _adaptive(op.shape(1), op.shape(0)[-_dims_of(op) :])
 )
+
+
+@counts_flops("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "mkldnn_adaptive_avg_pool2d", scalars=True)
+@counts_flops("adaptive_max_pool2d", "adaptive_max_pool3d", scalars=True)
+def _adaptive_pool(op: Operation) -> int:
+    return _adaptive(op.shape(0), op.sizes(1, _dims_of(op)))
+
 
 # Interpolation between 2, 4, 8 or 16 neighbors: a product with each, and the sum of the products
 
