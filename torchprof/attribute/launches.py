@@ -158,19 +158,16 @@ class CollectiveOwners:
         order. Then a match counts only if it is the only one, or if sizes were recorded.
         """
         size = self._size(event.signature)
-        fitting = [
-            index
-            for index, (request, _) in enumerate(self._requests)
+        fitting = {
+            index: place
+            for index, (request, place) in enumerate(self._requests)
             if _requests_collective(request.name, event.name)
             and (size is None or size in (self._sizes(request.signature) or (size,)))
-        ]
+        }
         if fitting:
-            requester = self._requests[fitting[0]][1]
-            is_certain = (
-                self._is_one_group or size is not None or {self._requests[index][1] for index in fitting} == {requester}
-            )
-            del self._requests[fitting[0]]
-            if is_certain:
+            first, requester = next(iter(fitting.items()))
+            del self._requests[first]
+            if self._is_one_group or size is not None or {*fitting.values()} == {requester}:
                 return requester
         self.unmatched += 1
         return None
