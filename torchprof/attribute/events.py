@@ -1,4 +1,4 @@
-"""The events that attribution reads: their kinds, one event, and the module that a label stands for."""
+"""The events that attribution reads, the places where they belong, and the ranges that are open on a thread."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ class Pieces:
         return self.goes_on or self.count > 1
 
 
-# CPU time of this process, and the run delay of a thread: how long it was ready to run and waited for a processor
+# The CPU time of this process
 
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
