@@ -1,4 +1,4 @@
-"""The names of events in a session and in a trace: our labels and marks, torch's bookkeeping, and steps."""
+"""The names of events: our labels and marks, and torch's bookkeeping; and the passes of a loop that marks no steps."""
 
 from __future__ import annotations
 

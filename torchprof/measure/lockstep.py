@@ -17,7 +17,7 @@ from torchprof.measure.waiting import (
     Covered,
     Intervals,
     LastStep,
-    RangesOfThread,
+    ThreadState,
     Waiting,
     covered_ns,
     is_communication,
@@ -63,7 +63,7 @@ class Locksteps:
         self._signatures = signatures
         self._group = group
         self._from_first_mark = from_first_mark
-        self._threads: dict[int, RangesOfThread] = {}
+        self._threads: dict[int, ThreadState] = {}
         self._main = 0
         self._own: defaultdict[Place, int] = defaultdict(int)  # of the current step
         self._gap = 0  # of the current step: time in no range of any thread
@@ -116,7 +116,7 @@ class Locksteps:
                 elif kind not in no_ranges:
                     thread = threads.get(number)
                     if thread is None:
-                        thread = threads[number] = RangesOfThread(start)
+                        thread = threads[number] = ThreadState(start)
                         self._main = self._main or number
                     self._advance(number, start)
                     if thread.innermost is None and number != self._main:
@@ -131,7 +131,7 @@ class Locksteps:
 
     def _mark(self, time: int) -> None:
         """A step ends here, and the next begins."""
-        self._threads.setdefault(self._main, RangesOfThread(time))
+        self._threads.setdefault(self._main, ThreadState(time))
         if self._marks:
             self._end_step(time)
         if self._marks or self._from_first_mark:

@@ -1,4 +1,4 @@
-"""The spans of the timeline: calls of layers, stretches of their backward, labels and kernels."""
+"""The timeline: spans of calls, stretches of backward, labels and kernels; and the busy time of devices."""
 
 from __future__ import annotations
 

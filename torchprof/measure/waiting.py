@@ -141,7 +141,7 @@ _Interval = tuple[int, int, "Place | None", bool]
 whether the last action of the thread was to request an exchange."""
 
 
-class RangesOfThread:
+class ThreadState:
     """A thread. ``until``: its time is counted up to here. ``innermost``: its innermost range that has not ended then.
     ``has_requested``: whether its last action was to request a collective. ``first`` and ``began``: the starts of its
     first and of its last range."""
@@ -176,7 +176,7 @@ class LastStep:
                 self._entered[place.layer, place.phase, name] += 1
 
     def unfinished(
-        self, rank: int, threads: Mapping[int, RangesOfThread], main: int, since: int | None, ended: int | None
+        self, rank: int, threads: Mapping[int, ThreadState], main: int, since: int | None, ended: int | None
     ) -> tuple[Unfinished, ...]:
         if main not in threads:
             return ()
@@ -218,7 +218,7 @@ class LastStep:
         return self.exchanges[number][2] if 2 * most > ns else None
 
 
-def open_until(thread: RangesOfThread) -> int:
+def open_until(thread: ThreadState) -> int:
     """The latest end of the open ranges of a thread; 0 if there is none."""
     end, item = 0, thread.innermost
     while item is not None:
@@ -226,7 +226,7 @@ def open_until(thread: RangesOfThread) -> int:
     return end
 
 
-def _intervals_at_end(thread: RangesOfThread, since: int, ended: int) -> Iterator[_Interval]:
+def _intervals_at_end(thread: ThreadState, since: int, ended: int) -> Iterator[_Interval]:
     """The intervals of a thread after its last range began: one for each range that was open then, inner to outer."""
     time = max(thread.began, since)
     has_requested = thread.has_requested
